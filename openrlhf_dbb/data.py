@@ -8,9 +8,10 @@ from __future__ import annotations
 import codecs
 import csv
 import functools
+import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -29,8 +30,6 @@ _SHOWN = 5  # bad rows that an error names
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_FILES = (".json", ".jsonl", ".csv")
 """Suffixes of the files that :func:`records` reads."""
-Places = list[tuple[str, str | None]]
-"""Of each row the place in its file, such as "line 4", and why it is broken or None."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +106,13 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: st
     keys = [key for key in (data.input_key, data.label_key) if key is not None]
     rows, kinds = None, {}
     if Path(name).suffix in TEXT_FILES:
-        found = list(islice(records(Path(name), source), data.max_samples))
-        places: Places = [(place, fault) for place, _, fault in found]
-        read = [record for _, record, _ in found]
+        found = records(Path(name), source, data.max_samples)
+        places, read = list(found), list(found.values())
         names = {column for record in read for column in record}
     else:
         blend = upstream.load("openrlhf.datasets.utils", "blending_datasets")
         rows = blend(name, None, backend, args.train.seed, max_count=data.max_samples, dataset_split=split)
-        places = [(f"row {number}", None) for number in range(1, len(rows) + 1)]
+        places = [f"row {number}" for number in range(1, len(rows) + 1)]
         names, kinds = set(rows.column_names), rows.features
         tops = names & {part for key in keys for part in (key, key.partition(".")[0])}
         read = rows.select_columns(sorted(tops)).to_list()
@@ -133,7 +131,7 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: st
     return rows
 
 
-def _check(columns: dict[str, list[Any]], places: Places, names: set[str], args: SimpleNamespace, source: str) -> None:
+def _check(columns: dict[str, Any], places: list[str], names: set[str], args: SimpleNamespace, source: str) -> None:
     """Raise UsageError if a column of ``columns`` is not in the data set (``names``), or a row cannot be used."""
     prompt_key, label_key = args.data.input_key, args.data.label_key
     for key_flag, key in (("data.input_key", prompt_key), ("data.label_key", label_key)):
@@ -142,51 +140,47 @@ def _check(columns: dict[str, list[Any]], places: Places, names: set[str], args:
     prompts, labels = columns[prompt_key], columns[label_key] if label_key else ["-"] * len(places)
     kind = next((type(prompt) for prompt in prompts if prompt and isinstance(prompt, (str, list))), None)
     bad = {}
-    for (place, broken), prompt, label in zip(places, prompts, labels, strict=True):
-        fault = broken or _fault(prompt, label, kind)
-        if fault:
+    for place, prompt, label in zip(places, prompts, labels, strict=True):
+        if fault := _fault(prompt, label, kind):
             bad[place] = fault
     _refuse(bad, len(places), source)
 
 
-def records(path: Path, source: str) -> Iterator[tuple[str, dict[str, Any], str | None]]:
-    """Yield the rows of a JSON lines, JSON or CSV file, with numbers as they are written there.
-
-    Yields:
-        The place ("line 4", or "row 4" of a list or a CSV file), the record, and why it is broken or None.
+def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[str, Any]]:
+    """Return the first rows of a JSON lines, JSON or CSV file by place ("line 4"), with numbers as they are written.
 
     Raises:
-        UsageError: a list is broken, or the file is no CSV file in UTF-8.
+        UsageError: the file or a row is broken.
     """
-    if path.suffix == ".csv":
-        with path.open(encoding="utf-8-sig", newline="") as text:
-            try:
-                for number, record in enumerate(csv.DictReader(text, strict=True), 1):
-                    yield f"row {number}", record, "it has more fields than the header" if None in record else None
-            except (csv.Error, UnicodeDecodeError) as error:
-                raise UsageError(f"{source} is no CSV file in UTF-8: {error}") from error
-        return
-    # A number stays as it is written: 2.50 and 1e-5 are answers, and 23 digits are too many for a column of numbers.
+    # 2.50 and 1e-5 are answers as they stand, and 23 digits are too many for a column of numbers.
     load = functools.partial(json.loads, parse_float=str, parse_int=str)
+    found: dict[str, Any] = {}
+    bad = {}
     with path.open("rb") as file:
         is_list = file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
         file.seek(0)
-        if is_list:
-            try:
-                yield from ((f"row {number}", *_record(row)) for number, row in enumerate(load(file.read()), 1))
-            except ValueError as error:
-                raise UsageError(f"{source} is one JSON list, which is broken: {error}") from error
-            return
-        for number, line in enumerate(file, 1):
-            try:
-                if line.strip():
-                    yield f"line {number}", *_record(load(line))
-            except ValueError as error:
-                yield f"line {number}", {}, f"broken JSON: {error}"
-
-
-def _record(row: Any) -> tuple[dict[str, Any], str | None]:
-    return (row, None) if isinstance(row, dict) else ({}, "it is no JSON object")
+        try:
+            if path.suffix == ".csv":
+                rows: Any = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+                found = {f"row {number}": row for number, row in enumerate(islice(rows, most), 1)}
+            elif is_list:
+                found = {f"row {number}": row for number, row in enumerate(load(file.read())[:most], 1)}
+            else:
+                lines = ((f"line {number}", line) for number, line in enumerate(file, 1) if line.strip())
+                for place, line in islice(lines, most):
+                    try:
+                        found[place] = load(line)
+                    except ValueError as error:
+                        found[place], bad[place] = {}, f"broken JSON: {error}"
+        except (csv.Error, ValueError) as error:
+            raise UsageError(f"{source} is broken: {error}") from error
+    for place, row in found.items():
+        if not isinstance(row, dict):
+            bad[place] = "it is no JSON object"
+        elif None in row:
+            bad[place] = "it has more fields than the header"
+    _refuse(bad, len(found), source)
+    return found
 
 
 def _value(record: Any, key: str) -> Any:
@@ -215,16 +209,15 @@ def _fault(prompt: Any, label: Any, kind: type | None) -> str | None:
 
 def _messages_fault(messages: list[Any]) -> str | None:
     """Return why messages cannot be answered: all need a role and a text, and the user's come last."""
-    for number, message in enumerate(messages, 1):
-        role = message.get("role") if isinstance(message, dict) else None
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    for number, (role, message) in enumerate(zip(roles, messages, strict=True), 1):
         if role not in _ROLES:
             return f"its message {number} has the role {role!r}; allowed: {', '.join(_ROLES)}"
-        text = message.get("content")
-        if not isinstance(text, str) or (role == "user" and not text.strip()):
+        if not isinstance(message.get("content"), str) or (role == "user" and not message["content"].strip()):
             return f"its message {number} has no text as content (an image is <image> in the text)"
-    if messages[-1]["role"] not in ("user", "tool"):
-        return f"its last message is of role {messages[-1]['role']}; end with the user's, which the model is to answer"
-    return None if any(message["role"] == "user" for message in messages) else "it has no message of the user"
+    if "user" not in roles or roles[-1] not in ("user", "tool"):
+        return f"its last message is of role {roles[-1]}; end with the user's, which the model is to answer"
+    return None
 
 
 def label_text(label: Any, kind: str | None = None) -> str:

@@ -130,8 +130,8 @@ def test_a_float_of_parquet_is_the_shortest_decimal(tmp_path, kind):
     [
         ("input,label\na,1,2\nb,1\n", "1 of 2 rows cannot be used: row 1: it has more fields than the header"),
         ("input,label\na\nb,1\n", "1 of 2 rows cannot be used: row 1: no label"),
-        ('input,label\n"a,1\n', "is no CSV file in UTF-8: unexpected end of data"),
-        ("input,label\n\xff,1\n", "is no CSV file in UTF-8: 'utf-8' codec can't decode"),
+        ('input,label\n"a,1\n', "is broken: unexpected end of data"),
+        ("input,label\n\xff,1\n", "is broken: 'utf-8' codec can't decode"),
         ("", "has no rows"),
     ],
 )
@@ -163,13 +163,15 @@ def test_several_files_are_one_data_set(tmp_path):
     assert set(mixed["label"][:]) == {"0", "1", "2", "3", "4", "5"}
 
 
-def test_only_the_samples_that_are_used_are_checked(load):
+def test_only_the_samples_that_are_used_are_checked(load, tmp_path):
+    (tmp_path / "data.csv").write_text("input,label\na,1\nb,2\nc\n")
+    assert check(tmp_path / "data.csv", max_samples=2)["label"][:] == ["1", "2"]
     assert len(load(GOOD, row("a"), row("b", None), max_samples=2)) == 2
 
 
 def test_a_json_file_may_be_one_list(tmp_path):
     (tmp_path / "data.json").write_text(json.dumps([GOOD, row("a", None), 5], indent=1))
-    with pytest.raises(UsageError, match=r"row 2: no label; row 3: it is no JSON object"):
+    with pytest.raises(UsageError, match=r"1 of 3 rows cannot be used: row 3: it is no JSON object"):
         check(tmp_path / "data.json")
 
 
@@ -280,7 +282,7 @@ def test_the_schema_of_dapo_math_17k(choose):
     [
         ([*messages("a"), said("assistant", "b")], "its last message is of role assistant; end with the user's"),
         ([said("system", "a")], "its last message is of role system"),
-        ([said("tool", "a")], "it has no message of the user"),
+        ([said("tool", "a")], "its last message is of role tool"),
         ([said("User", "a")], "its message 1 has the role 'User'; allowed: system, developer, user, assistant, tool"),
         (["a"], "its message 1 has the role None"),
         (messages("a", None), "its message 2 has no text as content"),

@@ -1,7 +1,6 @@
 """A reward file is tried before a training: a broken one is refused, and one that pays for the prompt warns."""
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ def test_what_is_no_reward_is_refused_in_the_same_words(value):
     assert str(refused.value) == f'mine returned {shown}; return {{"rewards": [one number or None for each response]}}'
 
 
-@pytest.mark.parametrize("one", [1, [1.0], (True,), torch.tensor(1), [np.float32(1)], np.array([True]), Fraction(1)])
+@pytest.mark.parametrize("one", [1, [1.0], (True,), torch.tensor(1), [np.float32(1)], np.array([True])])
 def test_a_reward_may_be_a_number_or_hold_one(one):
     assert reward_file.checked({"rewards": one, "scores": None}, "mine") == (1.0, 1.0, {})
     assert reward_file.checked({"rewards": [-7.5], "scores": one, "extra_logs": {"a": 1}}, "") == (-7.5, 1.0, {"a": 1})
@@ -47,8 +46,7 @@ def check(tmp_path):
 
     def run(source, prompts=("5 or 7?",), labels=("6",), estimator="dbb"):
         (tmp_path / "mine.py").write_text(source)
-        used = estimator and estimators.build(estimator)
-        return reward_file.check(str(tmp_path / "mine.py"), prompts, labels, used)
+        return reward_file.check(str(tmp_path / "mine.py"), prompts, labels, estimators.build(estimator))
 
     return run
 
@@ -95,19 +93,20 @@ def test_a_file_that_works_is_accepted_whatever_else_it_does(check, tmp_path, mo
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "beside.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "library"))
-    assert check(source + CONTAINS) is None
+    assert check(source + CONTAINS) == []
 
 
 def test_a_reward_that_pays_for_the_prompt_is_named_with_the_share(check):
-    warning = check(CONTAINS, ["5 or 7?", "2 + 3 ="] * 2, ["5", "5"] * 2)
+    [warning] = check(CONTAINS, ["5 or 7?", "2 + 3 ="] * 2, ["5", "5"] * 2)
     assert warning.startswith("mine.py, given the prompt itself as the response, scores 50% of 4 sampled prompts")
     prompts = [f"{number}?" for number in range(1000)]
-    assert "100% of 16 sampled prompts" in check(CONTAINS, prompts, [str(number) for number in range(1000)])
+    assert "100% of 16 sampled prompts" in check(CONTAINS, prompts, [str(number) for number in range(1000)])[0]
 
 
 @pytest.mark.parametrize("name", ["math_answer", "exact_match"])
 def test_the_rewards_of_this_package_are_tried_too(name):
     file = MATH_FILE.with_name(f"{name}.py")
     asked = ["What is 2+1? (answer: 3)", "2+1="] if name == "math_answer" else ["yes", "2+1="]
-    warning = reward_file.check(str(file), asked, ["3" if name == "math_answer" else "yes"] * 2, None)
+    labels = ["3" if name == "math_answer" else "yes"] * 2
+    [warning] = reward_file.check(str(file), asked, labels, estimators.build("dbb"))
     assert warning.startswith(f"{name}.py, given the prompt itself as the response, scores 50% of 2 sampled prompts")

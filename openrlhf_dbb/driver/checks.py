@@ -64,7 +64,7 @@ def _check_run(settings: Settings) -> None:
     for flag in filter(settings.given, settings.values):
         if flag.partition(".")[0] in unread:
             raise UsageError(
-                "--{} is read neither by --estimator {} nor by --rollout.strategy {}; leave it out".format(flag, *used)
+                f"--{flag} is read neither by --estimator {used[0]} nor by strategy {used[1]}; leave it out"
             )
     if not re.fullmatch(r"[\w.+-]+", settings.run_name):
         raise UsageError(f"--run_name {settings.run_name!r}: use letters, digits and . _ + - only (it names folders)")

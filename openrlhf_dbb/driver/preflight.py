@@ -60,14 +60,14 @@ def prepare(
     for_loaders = settings.openrlhf_args()
     backend = LightBackend(for_loaders, on_cpu=settings.on_cpu)
     # The rows are read before torch is imported, and files of one's own before a preset's model is made.
-    names = {TRAINING: args.data.prompt_dataset, HELD_OUT: args.eval.dataset or ""}
-    loaded = {}
-    for flag in sorted(names, key=lambda flag: str(cache("")) in names[flag]):
-        _make(names[flag])
-        loaded[flag] = _loaded(flag, names[flag], for_loaders, backend) if names[flag] else None
+    names = {TRAINING: args.data.prompt_dataset, HELD_OUT: args.eval.dataset}
+    loaded: dict[str, Any] = {}
+    for flag, name in sorted(names.items(), key=lambda each: str(cache("")) in (each[1] or "")):
+        if name:
+            _make(name)
+            loaded[flag] = _loaded(flag, name, for_loaders, backend)
     _make(args.actor.model_name_or_path)
-    rows, held_out = loaded[TRAINING], loaded[HELD_OUT]
-    asked = [] if held_out is None else held_out[args.data.input_key][:]
+    asked = {flag: rows[args.data.input_key][:] for flag, rows in loaded.items()}
     with upstream.imports_for_driver():
         config, tokenizer = _load_model_files(args)
         shape = capacity.Shape.of(config)
@@ -79,18 +79,14 @@ def prepare(
             settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
             for_loaders.data.apply_chat_template = True
         with upstream.quiet():
-            prompts = choose(rows, for_loaders, backend, tokenizer, held_out)
-        url, estimator = (args.reward.remote_url or [""])[0], None
-        if settings.estimator != NO_ESTIMATOR:
-            estimator = estimators.build(settings.estimator, **settings.parameters)
-        warning = reward_file.check(url, prompts.texts, prompts.labels, estimator) if url.endswith(".py") else None
-        warnings = [
-            *([warning] if warning else []),
-            *control_tokens(
-                f"--{TRAINING}", rows[args.data.input_key][:], tokenizer, for_loaders.data.apply_chat_template
-            ),
-            *control_tokens(f"--{HELD_OUT}", asked, tokenizer, for_loaders.data.apply_chat_template),
-        ]
+            prompts = choose(loaded[TRAINING], for_loaders, backend, tokenizer, loaded.get(HELD_OUT))
+        url, warnings = (args.reward.remote_url or [""])[0], []
+        if url.endswith(".py"):
+            name = "point" if settings.estimator == NO_ESTIMATOR else settings.estimator  # takes any number
+            estimator = estimators.build(name, **settings.parameters)
+            warnings += reward_file.check(url, prompts.texts, prompts.labels, estimator)
+        for flag, questions in asked.items():
+            warnings += control_tokens(f"--{flag}", questions, tokenizer, for_loaders.data.apply_chat_template)
         evaluated = _benchmarks(settings, tokenizer)
     settings = complete(settings, resumed, prompts)
     if settings.estimator == NO_ESTIMATOR:
@@ -107,7 +103,7 @@ def prepare(
         before_the_run(settings)
     notes = [*begun.notes, *(capacity.checkpoint_warnings(shape, settings.args) if shape else [])]
     notes += [f"warning: {warning}" for warning in warnings]
-    return settings, dataclasses.replace(begun, benchmarks=evaluated, notes=notes, held_out=asked)
+    return settings, dataclasses.replace(begun, benchmarks=evaluated, notes=notes, held_out=asked.get(HELD_OUT, []))
 
 
 def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Prompts) -> Settings:

@@ -95,11 +95,6 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
 def resume(settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts) -> Start:
     """Return the start of a run that goes on. Raise UsageError if something differs from its first start."""
     identity, changed = _identity(settings, prompts), _changed(settings, record)
-    if record.dataset_digest != dataset_digest(prompts.texts, prompts.labels):
-        raise UsageError(
-            f"--resume {record.name}: the prompts or labels of {record.dataset} have changed since it began, or their "
-            f"order or number; restore them, or start a new run with --warm_start {record.name}"
-        )
     for what, stored, given in (
         ("model", record.model, identity["model"]),
         ("method", record.method, identity["method"]),
@@ -107,19 +102,23 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
         ("estimator parameters", record.parameters, settings.parameters),
         ("data set", record.dataset, identity["dataset"]),
         ("reward", record.reward, identity["reward"]),
-        *((what, before, now) for what, (before, now) in changed.items() if _must_stay(what, settings)),
+        *((flag, *changed[flag]) for flag in changed if _must_stay(flag, settings)),
     ):
         if stored != given:
             raise UsageError(
                 f"--resume {record.name}: it was trained with {what} {stored!r}, not {given!r}; "
                 f"give the same one, or start a new run with --warm_start {record.name}"
             )
+    if record.dataset_digest != dataset_digest(prompts.texts, prompts.labels):
+        raise UsageError(
+            f"--resume {record.name}: the prompts or labels of {record.dataset} have changed since it began, or their "
+            f"order or number; restore them, or start a new run with --warm_start {record.name}"
+        )
     checkpoint, notes = _checkpoint(Path(settings.args.ckpt.path), store, record)
     changed.pop("--ckpt.load_enable", None)  # every resume sets it
     if changed:
-        notes.append(
-            "note: changed since the run began: " + ", ".join(f"{f} {a} -> {b}" for f, (a, b) in changed.items())
-        )
+        said = ", ".join(f"{flag} {before} -> {now}" for flag, (before, now) in changed.items())
+        notes.append(f"note: changed since the run began: {said}")
         if checkpoint is not None and "--actor.adam.lr" in changed:
             notes[-1] += "; the checkpoint keeps its own learning rate, so that --actor.adam.lr has no effect"
     take_over = settings.args.store.take_over

@@ -78,17 +78,13 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
         return tasks.problems(benchmark.hub, benchmark.instruction)
     try:
         if path.suffix in data.TEXT_FILES:
-            found = list(data.records(path, f"benchmark {benchmark.name}: {path}"))
-            for place, _, fault in found:
-                if fault:
-                    raise _error(benchmark, f"{path} cannot be read: {place}: {fault}")
-            table = [record for _, record, _ in found]
+            table = list(data.records(path, f"benchmark {benchmark.name}: {path}").values())
             names = list(dict.fromkeys(column for record in table for column in record))
-        elif benchmark.file:
-            table = datasets.load_dataset("parquet", data_files=benchmark.file, split="train")
-            names = table.column_names
         else:
-            table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
+            if benchmark.file:
+                table = datasets.load_dataset("parquet", data_files=benchmark.file, split="train")
+            else:
+                table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
             names = table.column_names
     except (DatasetsError, OSError, ValueError) as error:
         raise _error(benchmark, _why_not_loaded(benchmark, error)) from error

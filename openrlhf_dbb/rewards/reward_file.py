@@ -8,6 +8,7 @@ Usage: python -m openrlhf_dbb.rewards.reward_file SECONDS    that process, as ``
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -16,7 +17,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def _number(value: Any) -> float | None:
         value = _plain(value[0])
     if value is None:
         return None
-    return float(value) if isinstance(value, Real) and abs(value) <= sys.float_info.max else math.nan
+    return float(value) if isinstance(value, (int, float)) and abs(value) <= sys.float_info.max else math.nan
 
 
 def _plain(value: Any) -> Any:
@@ -85,39 +85,33 @@ def _failure(error: BaseException, file: str) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ") + where
 
 
-def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator | None) -> str | None:
-    """Return a warning in one line if prompts are right as responses to themselves.
-
-    Args:
-        estimator: that must be able to take the scores; None: OpenRLHF's own advantages take any.
+def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator) -> list[str]:
+    """Return a warning if prompts are right as responses to themselves.
 
     Raises:
-        UsageError: the file cannot be imported, fails or hangs, or returns something that is not a reward.
+        UsageError: the file cannot be imported, fails or hangs, or returns what is no reward for the estimator.
     """
     name, step = Path(file).name, max(1, len(prompts) // TRIED_PROMPTS)
     rows = list(zip(prompts, labels, strict=True))[::step][:TRIED_PROMPTS]
-    pool = VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")
-    tried = pool.ask({"file": file, "rows": rows})
-    pool.close()
+    with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")) as pool:
+        tried = pool.ask({"file": file, "rows": rows})
     if "scores" not in tried:
         raise UsageError(tried.get("failed") or f"reward_func of {name}: {tried['unverified']}")
     if not tried["scores"]:
         raise UsageError(f"reward_func of {name} returned None for all responses that were tried")
     try:
-        if estimator is not None:
-            estimator.check(np.array([tried["scores"]]))
+        estimator.check(np.array([tried["scores"]]))
     except RewardSupportError as error:
         raise UsageError(
             f"reward_func of {name} returned the score {error.value:g}, and --estimator {estimator.name} needs "
             f"{error.allowed}; change it, or give --dbb.partial_credit or --estimator point (docs/rewards.md)"
         ) from error
-    if not tried["paid"]:
-        return None
-    return (
+    warning = (
         f"{name}, given the prompt itself as the response, scores {tried['paid'] / tried['prompts']:.0%} of "
         f"{tried['prompts']} sampled prompts as right: the model can learn to repeat the question; use a stricter "
         "reward, or ask for the answer in another form"
     )
+    return [warning] if tried["paid"] else []
 
 
 # The functions below run in the process.
