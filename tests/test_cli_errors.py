@@ -68,8 +68,8 @@ def no_engine_starts(monkeypatch):
     [
         (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: there is no such folder"),
         (["--actor.model_name_or_path", "a/b/c"], "--actor.model_name_or_path a/b/c: there is no such folder"),
-        (["--estimator", "point", "--dbb.discount", "0.9"], "--dbb.discount is read neither by --estimator point"),
-        (["--greso.target=0.5"], "--greso.target is read neither by --estimator dbb nor by strategy plain"),
+        (["--estimator", "point", "--dbb.discount", "0.9"], "--dbb.discount is not read by this run's plain and point"),
+        (["--greso.target=0.5"], "--greso.target is not read by this run's dbb and plain"),
         (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded"),
         (["--resume", "nobody"], "there is no run 'nobody'"),
         (["--warm_start", "nobody"], "there is no run 'nobody'"),

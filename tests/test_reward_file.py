@@ -68,7 +68,7 @@ def check(tmp_path):
         (
             returning("{'rewards': [0.5]}"),
             "reward_func of mine.py returned the score 0.5, and --estimator dbb needs 0 or 1; change it, or give "
-            "--dbb.partial_credit or --estimator point (docs/rewards.md)",
+            "--estimator gaussian, point, or dbb with --dbb.partial_credit",
         ),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from openrlhf_dbb import estimators, presets, upstream
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
@@ -59,13 +59,12 @@ def _check_run(settings: Settings) -> None:
     is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     if is_path and not model.startswith(str(cache(""))) and not Path(model).is_dir():
         raise UsageError(f"--actor.model_name_or_path {model}: there is no such folder")
-    used = settings.estimator, args.rollout.strategy
-    unread = {*estimators.available(), *strategies.available()} - {*used}
+    known, read = {*estimators.available(), *strategies.available()}, {settings.strategy.name}
+    if settings.estimator != NO_ESTIMATOR:
+        read.add(estimator_class(settings.estimator).name)
     for flag in filter(settings.given, settings.values):
-        if flag.partition(".")[0] in unread:
-            raise UsageError(
-                f"--{flag} is read neither by --estimator {used[0]} nor by strategy {used[1]}; leave it out"
-            )
+        if flag.partition(".")[0] in known - read:
+            raise UsageError(f"--{flag} is not read by this run's {' and '.join(sorted(read))}; leave it out")
     if not re.fullmatch(r"[\w.+-]+", settings.run_name):
         raise UsageError(f"--run_name {settings.run_name!r}: use letters, digits and . _ + - only (it names folders)")
     if args.resume is not None and args.warm_start is not None:

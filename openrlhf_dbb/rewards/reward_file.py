@@ -104,7 +104,7 @@ def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: R
     except RewardSupportError as error:
         raise UsageError(
             f"reward_func of {name} returned the score {error.value:g}, and --estimator {estimator.name} needs "
-            f"{error.allowed}; change it, or give --dbb.partial_credit or --estimator point (docs/rewards.md)"
+            f"{error.allowed}; change it, or give --estimator gaussian, point, or dbb with --dbb.partial_credit"
         ) from error
     warning = (
         f"{name}, given the prompt itself as the response, scores {tried['paid'] / tried['prompts']:.0%} of "
