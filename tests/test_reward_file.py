@@ -56,7 +56,7 @@ def check(tmp_path):
     [
         ("\ndef reward_func(queries:\n", "{} failed: SyntaxError: '(' was never closed (mine.py, line 2)"),
         ("import foo\n", "{} failed: ModuleNotFoundError: No module named 'foo' (mine.py, line 1)"),
-        ("import os\nos._exit(7)\n", "reward_func of mine.py: its process ended"),
+        ("import os\nos._exit(7)\n", "reward_func of mine.py: its process ended; call it by hand (docs/rewards.md)"),
         ("reward_func = 5\n", "{} has no function reward_func; define reward_func(queries, prompts, labels, **kwargs)"),
         (returning("1 / 0"), "reward_func of mine.py failed: ZeroDivisionError: division by zero (mine.py, line 3)"),
         (returning("sys.exit('no\\nkey')"), "reward_func of mine.py failed: SystemExit: no key (mine.py, line 3)"),
@@ -80,7 +80,7 @@ def test_a_broken_file_is_refused_in_one_line(check, tmp_path, source, problem):
 
 def test_a_function_that_hangs_is_refused_also_with_a_child_that_stays(check, monkeypatch):
     monkeypatch.setattr(reward_file, "LIMIT_S", 5.0)
-    with pytest.raises(UsageError, match=r"^reward_func of mine.py: no reply within 5.0 s$"):
+    with pytest.raises(UsageError, match=r"^reward_func of mine.py: no reply within 5.0 s; call it by hand"):
         check("import os, time\ndef reward_func(*_):\n    os.fork()\n    time.sleep(1000)\n")
 
 

@@ -96,7 +96,9 @@ def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: R
     with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")) as pool:
         tried = pool.ask({"file": file, "rows": rows})
     if "scores" not in tried:
-        raise UsageError(tried.get("failed") or f"reward_func of {name}: {tried['unverified']}")
+        raise UsageError(
+            tried.get("failed") or f"reward_func of {name}: {tried['unverified']}; call it by hand (docs/rewards.md)"
+        )
     if not tried["scores"]:
         raise UsageError(f"reward_func of {name} returned None for all responses that were tried")
     try:
