@@ -221,11 +221,7 @@ def _messages_fault(messages: list[Any]) -> str | None:
 
 
 def label_text(label: Any, kind: str | None = None) -> str:
-    """Return a label as text; a float as the shortest decimal, without exponent, and without ".0".
-
-    Args:
-        kind: the type of its column, such as "float32"; None: unknown.
-    """
+    """Return a label as text; a float, whose column is of this kind, as the shortest decimal, without ".0"."""
     if isinstance(label, float):  # a column of integers with gaps is one of floats
         number = np.float32(label) if kind == "float32" else label
         return f"{Decimal(str(number)):f}".removesuffix(".0")

@@ -166,7 +166,7 @@ def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(comma
     [
         (["--dbb.discount", "0.75"], "it was trained with estimator parameters {'discount': 0.5"),
         (["--estimator", "auto"], "it was trained with estimator 'dbb', not 'auto'"),
-        (["--data.max_samples", "4"], "data.jsonl have changed since it began, or their order or number"),
+        (["--data.max_samples", "4"], "it was trained with prompts and labels 'of other content or order', not"),
         (["--reward.remote_url", "http://127.0.0.1:1"], "it was trained with reward"),
         (["--method", "dapo"], "it was trained with method 'centered', not 'dapo'"),
         (["--replay.samples", "2"], "it was trained with --replay.samples 0, not 2"),

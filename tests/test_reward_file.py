@@ -57,7 +57,7 @@ def check(tmp_path):
         ("\ndef reward_func(queries:\n", "{} failed: SyntaxError: '(' was never closed (mine.py, line 2)"),
         ("import foo\n", "{} failed: ModuleNotFoundError: No module named 'foo' (mine.py, line 1)"),
         ("import os\nos._exit(7)\n", "reward_func of mine.py: its process ended; call it by hand (docs/rewards.md)"),
-        ("reward_func = 5\n", "{} has no function reward_func; define reward_func(queries, prompts, labels, **kwargs)"),
+        ("reward_func = 5\n", "{} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)"),
         (returning("1 / 0"), "reward_func of mine.py failed: ZeroDivisionError: division by zero (mine.py, line 3)"),
         (returning("sys.exit('no\\nkey')"), "reward_func of mine.py failed: SystemExit: no key (mine.py, line 3)"),
         ("def reward_func(a, b): ...\n",

@@ -62,11 +62,13 @@ def prepare(
     # The rows are read before torch is imported, and files of one's own before a preset's model is made.
     names = {TRAINING: args.data.prompt_dataset, HELD_OUT: args.eval.dataset}
     loaded: dict[str, Any] = {}
-    for flag, name in sorted(names.items(), key=lambda each: str(cache("")) in (each[1] or "")):
-        if name:
-            _make(name)
+    own_first = sorted(names.items(), key=lambda each: str(cache("")) in (each[1] or ""))
+    for flag, name in (*own_first, ("", args.actor.model_name_or_path)):
+        for made in (tiny, smollm2):
+            if str(made.default_folder()) in (name or ""):
+                made.prepare(made.default_folder())
+        if flag and name:
             loaded[flag] = _loaded(flag, name, for_loaders, backend)
-    _make(args.actor.model_name_or_path)
     asked = {flag: rows[args.data.input_key][:] for flag, rows in loaded.items()}
     with upstream.imports_for_driver():
         config, tokenizer = _load_model_files(args)
@@ -136,13 +138,6 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
         left_open = {flag: value for flag, value in every.items() if flag not in settings.origin}
         settings = settings.with_values(left_open, "a tenth of the run; checkpoints at least 10 steps apart")
     return settings
-
-
-def _make(files: str) -> None:
-    """Make the model and the data of the preset whose folder ``files`` names."""
-    for made in (tiny, smollm2):
-        if str(made.default_folder()) in files:
-            made.prepare(made.default_folder())
 
 
 def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:

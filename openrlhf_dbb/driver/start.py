@@ -95,12 +95,14 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
 def resume(settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts) -> Start:
     """Return the start of a run that goes on. Raise UsageError if something differs from its first start."""
     identity, changed = _identity(settings, prompts), _changed(settings, record)
+    same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
     for what, stored, given in (
         ("model", record.model, identity["model"]),
         ("method", record.method, identity["method"]),
         ("estimator", record.estimator, settings.estimator),
         ("estimator parameters", record.parameters, settings.parameters),
         ("data set", record.dataset, identity["dataset"]),
+        ("prompts and labels", "these" if same_rows else "of other content or order", "these"),
         ("reward", record.reward, identity["reward"]),
         *((flag, *changed[flag]) for flag in changed if _must_stay(flag, settings)),
     ):
@@ -109,11 +111,6 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
                 f"--resume {record.name}: it was trained with {what} {stored!r}, not {given!r}; "
                 f"give the same one, or start a new run with --warm_start {record.name}"
             )
-    if record.dataset_digest != dataset_digest(prompts.texts, prompts.labels):
-        raise UsageError(
-            f"--resume {record.name}: the prompts or labels of {record.dataset} have changed since it began, or their "
-            f"order or number; restore them, or start a new run with --warm_start {record.name}"
-        )
     checkpoint, notes = _checkpoint(Path(settings.args.ckpt.path), store, record)
     changed.pop("--ckpt.load_enable", None)  # every resume sets it
     if changed:

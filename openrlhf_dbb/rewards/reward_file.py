@@ -128,7 +128,12 @@ def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
     scores: list[float] = []
     paid, prompts, began = 0, 0, time.monotonic()
     try:
-        reward_func = _imported(file)
+        spec: Any = importlib.util.spec_from_file_location("reward_func", file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        reward_func: Any = getattr(module, "reward_func", None)
+        if not callable(reward_func):
+            return {"failed": f"{file} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)"}
         for prompt, label in rows:
             tried = [scored(reward_func, file, prompt + text, prompt, label) for text in (prompt, label, "")]
             scores += [score for _, score, _ in tried if score is not None]
@@ -141,16 +146,6 @@ def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         return {"failed": f"{file} failed: {_failure(error, file)}"}
     return {"scores": scores, "prompts": prompts, "paid": paid}
-
-
-def _imported(file: str) -> Any:
-    """Return the function ``reward_func`` of a file, imported as OpenRLHF does."""
-    spec: Any = importlib.util.spec_from_file_location("reward_func", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, "reward_func", None)):
-        raise RewardError(f"{file} has no function reward_func; define reward_func(queries, prompts, labels, **kwargs)")
-    return module.reward_func
 
 
 if __name__ == "__main__":
