@@ -52,13 +52,14 @@ def open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
     url = settings.args.store.url
     address = parse_url(choose_url(url))
     with contextlib.ExitStack() as stack:
-        if settings.args.dry_run and address.path and not Path(address.path).exists():
+        if settings.args.dry_run and address.path:
             check_sqlite_path(address.path, create=True)
             try:
                 tempfile.TemporaryFile(dir=Path(address.path).parent).close()  # which no folder ever shows
             except OSError as error:
                 raise UsageError(f"--store.url {address.location}: its folder takes no files; name another") from error
-            url = f"{stack.enter_context(tempfile.TemporaryDirectory())}/dry_run.db"
+            if not Path(address.path).exists():
+                url = f"{stack.enter_context(tempfile.TemporaryDirectory())}/dry_run.db"
         store = stack.enter_context(storage.open_store(url))
         store.location = address.location
         yield store
