@@ -6,15 +6,20 @@ A row that cannot be used is an error that names its file and line. Prompts that
 from __future__ import annotations
 
 import codecs
+import csv
 import functools
+import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from openrlhf_dbb import tasks, upstream
 from openrlhf_dbb.errors import UsageError
@@ -22,8 +27,9 @@ from openrlhf_dbb.rewards import MATH_FILE
 
 TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name data sets
 _SHOWN = 5  # bad rows that an error names
-Places = list[tuple[str, str | None]]
-"""Of each row the place in its file, such as "line 4", and why it is broken or None."""
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_FILES = (".json", ".jsonl", ".csv")
+"""Suffixes of the files that :func:`records` reads."""
 
 
 @dataclass(frozen=True)
@@ -98,27 +104,26 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: st
         problems = tasks.problems(name, data.task_instruction)
         return Dataset.from_list([{data.input_key: each["prompt"], data.label_key: each["label"]} for each in problems])
     keys = [key for key in (data.input_key, data.label_key) if key is not None]
-    if Path(name).suffix in (".json", ".jsonl"):
-        # The loader of datasets names no line of a broken file, and refuses labels that are numbers and text.
-        found = list(islice(_records(Path(name), source), data.max_samples))
-        places: Places = [(place, fault) for place, _, fault in found]
-        records = [record for _, record, _ in found]
-        names = {column for record in records for column in record}
-        rows = None
+    rows, kinds = None, {}
+    if Path(name).suffix in TEXT_FILES:
+        found = records(Path(name), source, data.max_samples)
+        places, read = list(found), list(found.values())
+        names = {column for record in read for column in record}
     else:
         blend = upstream.load("openrlhf.datasets.utils", "blending_datasets")
         rows = blend(name, None, backend, args.train.seed, max_count=data.max_samples, dataset_split=split)
-        places = [(f"row {number}", None) for number in range(1, len(rows) + 1)]
-        names = set(rows.column_names)
+        places = [f"row {number}" for number in range(1, len(rows) + 1)]
+        names, kinds = set(rows.column_names), rows.features
         tops = names & {part for key in keys for part in (key, key.partition(".")[0])}
-        records = rows.select_columns(sorted(tops)).to_list()
-    columns = {key: [_value(record, key) for record in records] for key in keys}
+        read = rows.select_columns(sorted(tops)).to_list()
+    columns = {key: [_value(record, key) for record in read] for key in keys}
     _check(columns, places, names, args, source)
     if data.label_key is not None:
-        columns[data.label_key] = [_label_text(label) for label in columns[data.label_key]]
+        kind = getattr(kinds.get(data.label_key), "dtype", None)
+        columns[data.label_key] = [label_text(label, kind) for label in columns[data.label_key]]
     if rows is None:
         for extra in names & {data.image_key, "datasource"}:
-            columns[extra] = [record.get(extra) for record in records]
+            columns[extra] = [record.get(extra) for record in read]
         return Dataset.from_dict(columns)
     for key in keys:
         if key not in names or key == data.label_key:
@@ -126,7 +131,7 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: st
     return rows
 
 
-def _check(columns: dict[str, list[Any]], places: Places, names: set[str], args: SimpleNamespace, source: str) -> None:
+def _check(columns: dict[str, Any], places: list[str], names: set[str], args: SimpleNamespace, source: str) -> None:
     """Raise UsageError if a column of ``columns`` is not in the data set (``names``), or a row cannot be used."""
     prompt_key, label_key = args.data.input_key, args.data.label_key
     for key_flag, key in (("data.input_key", prompt_key), ("data.label_key", label_key)):
@@ -135,37 +140,47 @@ def _check(columns: dict[str, list[Any]], places: Places, names: set[str], args:
     prompts, labels = columns[prompt_key], columns[label_key] if label_key else ["-"] * len(places)
     kind = next((type(prompt) for prompt in prompts if prompt and isinstance(prompt, (str, list))), None)
     bad = {}
-    for (place, broken), prompt, label in zip(places, prompts, labels, strict=True):
-        fault = broken or _fault(prompt, label, kind)
-        if fault:
+    for place, prompt, label in zip(places, prompts, labels, strict=True):
+        if fault := _fault(prompt, label, kind):
             bad[place] = fault
     _refuse(bad, len(places), source)
 
 
-def _records(path: Path, source: str) -> Iterator[tuple[str, dict[str, Any], str | None]]:
-    """Yield of each row the place ("line 4", or "row 4" of a list), the record, and why it is broken or None."""
+def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[str, Any]]:
+    """Return the first rows of a JSON lines, JSON or CSV file by place ("line 4"), with numbers as they are written.
+
+    Raises:
+        UsageError: the file or a row is broken.
+    """
+    # 2.50 and 1e-5 are answers as they stand, and 23 digits are too many for a column of numbers.
+    load = functools.partial(json.loads, parse_float=str, parse_int=str)
+    found: dict[str, Any] = {}
+    bad = {}
     with path.open("rb") as file:
         is_list = file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
         file.seek(0)
-        if is_list:
-            try:
-                rows = json.load(file)
-            except ValueError as error:
-                raise UsageError(f"{source} is one JSON list, which is broken: {error}") from error
-            for number, row in enumerate(rows, 1):
-                yield f"row {number}", *_record(row)
-            return
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                yield f"line {number}", *_record(json.loads(line))
-            except ValueError as error:
-                yield f"line {number}", {}, f"broken JSON: {error}"
-
-
-def _record(row: Any) -> tuple[dict[str, Any], str | None]:
-    return (row, None) if isinstance(row, dict) else ({}, "it is no JSON object")
+        try:
+            if path.suffix == ".csv":
+                rows: Any = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
+                found = {f"row {number}": row for number, row in enumerate(islice(rows, most), 1)}
+            elif is_list:
+                found = {f"row {number}": row for number, row in enumerate(load(file.read())[:most], 1)}
+            else:
+                lines = ((f"line {number}", line) for number, line in enumerate(file, 1) if line.strip())
+                for place, line in islice(lines, most):
+                    try:
+                        found[place] = load(line)
+                    except ValueError as error:
+                        found[place], bad[place] = {}, f"broken JSON: {error}"
+        except (csv.Error, ValueError) as error:
+            raise UsageError(f"{source} is broken: {error}") from error
+    for place, row in found.items():
+        if not isinstance(row, dict):
+            bad[place] = "it is no JSON object"
+        elif None in row:
+            bad[place] = "it has more fields than the header"
+    _refuse(bad, len(found), source)
+    return found
 
 
 def _value(record: Any, key: str) -> Any:
@@ -185,14 +200,50 @@ def _fault(prompt: Any, label: Any, kind: type | None) -> str | None:
         return f"its prompt is a {type(prompt).__name__}; all have to be texts, or all lists of messages"
     if label is None or (isinstance(label, float) and math.isnan(label)) or not str(label).strip():
         return "no label"
+    if isinstance(prompt, list) and (fault := _messages_fault(prompt)):
+        return fault
     if isinstance(label, (bool, list, dict)):
         return f"its label is a {type(label).__name__}; write it as text, or name a field of it, as in label.answer"
     return None
 
 
-def _label_text(label: Any) -> str:
-    """Return a label as text. A whole number has no ".0": a column of integers with gaps is one of floats."""
-    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+def _messages_fault(messages: list[Any]) -> str | None:
+    """Return why messages cannot be answered: all need a role and a text, and the user's come last."""
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    for number, (role, message) in enumerate(zip(roles, messages, strict=True), 1):
+        if role not in _ROLES:
+            return f"its message {number} has the role {role!r}; allowed: {', '.join(_ROLES)}"
+        if not isinstance(message.get("content"), str) or (role == "user" and not message["content"].strip()):
+            return f"its message {number} has no text as content (an image is <image> in the text)"
+    if "user" not in roles or roles[-1] not in ("user", "tool"):
+        return f"its last message is of role {roles[-1]}; end with the user's, which the model is to answer"
+    return None
+
+
+def label_text(label: Any, kind: str | None = None) -> str:
+    """Return a label as text; a float, whose column is of this kind, as the shortest decimal, without ".0"."""
+    if isinstance(label, float):  # a column of integers with gaps is one of floats
+        number = np.float32(label) if kind == "float32" else label
+        return f"{Decimal(str(number)):f}".removesuffix(".0")
+    return str(label)
+
+
+def control_tokens(source: str, prompts: Sequence[Any], tokenizer: Any, applied: bool) -> list[str]:
+    """Return a warning if questions of a data set contain control tokens of the model, such as an end of turn.
+
+    Without a chat template (``applied``) a token that all prompts have is the data's own template.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    texts = [p if isinstance(p, str) else "\n".join(message["content"] for message in p) for p in prompts]
+    first: dict[int, str] = {}
+    for token in (str(token) for token in added if token.special):
+        rows = [row for row, text in enumerate(texts, 1) if token in text]
+        first |= dict.fromkeys(rows, token) if applied or len(rows) < len(texts) else {}
+    return [
+        f"{source}: {len(first)} of {len(texts)} prompts contain a control token of the model, first row {row} "
+        f"{first[row]!r}: the model does not read it as text; take it out"
+        for row in sorted(first)[:1]
+    ]
 
 
 def _contradictions(prompts: list[Any], labels: list[str]) -> dict[str, str]:

@@ -205,7 +205,12 @@ def test_the_command_line_wins_over_the_preset():
         (["--actor.adam.lr", "x"], r"--actor.adam.lr: invalid float value: 'x'"),
         (
             ["--estimator", "none", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d"],
-            r"OpenRLHF cannot work with these flags: AttributeError: .*, at: .*args.reward.model_name_or_path",
+            r"OpenRLHF cannot work with --critic.model_name_or_path None.*: AttributeError: .*, at: .*args.reward",
+        ),
+        (
+            ["--preset", "tiny", "--rollout.micro_batch_size", "999"],
+            r"--rollout.n_samples_per_prompt 8, --rollout.batch_size 64, --rollout.micro_batch_size 999, .*: The "
+            r"number of sample batches must be greater than .* actor processes.; change one of them",
         ),
         (["--preset", "tiny", "--algo.advantage.is_correction_threshold", "1", "2", "3"], r"takes HIGH or LOW HIGH"),
     ],

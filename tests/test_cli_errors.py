@@ -66,12 +66,15 @@ def no_engine_starts(monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--actor.model_name_or_path", "/no/such"], "--actor.model_name_or_path /no/such cannot be loaded"),
+        (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: there is no such folder"),
+        (["--actor.model_name_or_path", "a/b/c"], "--actor.model_name_or_path a/b/c: there is no such folder"),
+        (["--estimator", "point", "--dbb.discount", "0.9"], "--dbb.discount is not read by this run's plain and point"),
+        (["--greso.target=0.5"], "--greso.target is not read by this run's dbb and plain"),
         (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded"),
         (["--resume", "nobody"], "there is no run 'nobody'"),
         (["--warm_start", "nobody"], "there is no run 'nobody'"),
         (["--estimator", "point", "--warm_start", "x"], "--warm_start: --estimator point keeps no history"),
-        (["--reward.remote_url", "/no/reward.py"], "--reward.remote_url /no/reward.py: FileNotFoundError"),
+        (["--reward.remote_url", "/no/reward.py"], "/no/reward.py failed: FileNotFoundError"),
         (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
         (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
     ],
@@ -163,7 +166,7 @@ def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(comma
     [
         (["--dbb.discount", "0.75"], "it was trained with estimator parameters {'discount': 0.5"),
         (["--estimator", "auto"], "it was trained with estimator 'dbb', not 'auto'"),
-        (["--data.max_samples", "4"], "it was trained with content of the data set"),
+        (["--data.max_samples", "4"], "it was trained with prompts and labels 'of other content or order', not"),
         (["--reward.remote_url", "http://127.0.0.1:1"], "it was trained with reward"),
         (["--method", "dapo"], "it was trained with method 'centered', not 'dapo'"),
         (["--replay.samples", "2"], "it was trained with --replay.samples 0, not 2"),
@@ -179,6 +182,18 @@ def test_a_run_is_resumed_only_with_what_it_was_trained_with(unfinished, command
     code, said = command("--resume", "mine", *argv)
     assert code == 2
     assert line in said and "--warm_start mine" in said
+
+
+@pytest.mark.parametrize("checkpoint", [None, "global_step1"])
+def test_flags_that_a_resume_may_change_are_said(unfinished, command, monkeypatch, capfd, checkpoint):
+    monkeypatch.setattr("openrlhf_dbb.core.checkpoints.newest_whole", lambda *_: (checkpoint, []))
+    start_until_launch(command, monkeypatch, "--resume", "mine")
+    assert "note: " not in capfd.readouterr().out
+    start_until_launch(command, monkeypatch, "--resume", "mine", "--actor.adam.lr", "0.5", "--train.seed", "7")
+    [note] = [line for line in capfd.readouterr().out.splitlines() if line.startswith("note: ")]
+    changes, _, effect = note.partition("; ")
+    assert changes == "note: changed since the run began: --train.seed 42 -> 7, --actor.adam.lr 1e-06 -> 0.5"
+    assert ("--actor.adam.lr has no effect" in effect) == (checkpoint is not None)
 
 
 def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypatch, tmp_path, capfd):

@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import AddedToken
 
 from openrlhf_dbb import data
 from openrlhf_dbb.core.step import dataset_digest
@@ -66,8 +67,12 @@ def row(prompt, label="1"):
     return {"input": prompt, "label": label}
 
 
+def said(role, content):
+    return {"role": role, "content": content}
+
+
 def messages(*contents):
-    return [{"role": "user", "content": content} for content in contents]
+    return [said("user", content) for content in contents]
 
 
 GOOD = row("good")
@@ -82,6 +87,7 @@ GOOD = row("good")
         (row("a", ["5"]), "its label is a list"),
         ({"label": "1"}, "no prompt"),
         (row(messages("a")), "its prompt is a list; all have to be texts"),
+        (row([]), "no prompt"),
         ('{"input": "a", label: 1}', "broken JSON: Expecting property name enclosed in double quotes"),
     ],
 )
@@ -92,22 +98,52 @@ def test_a_bad_row_is_refused_with_its_line(load, tmp_path, bad, fault):
     assert str(refused.value).startswith(start)
 
 
-def test_labels_become_text_and_other_columns_may_hold_anything(load):
-    labels = [5, 5.0, -3.0, 0.5, "5.0", 10**30]
-    rows = load(*(row(f"prompt {i}", label) | {"meta": [1, "x", None][i % 3]} for i, label in enumerate(labels)))
-    assert rows["label"][:] == ["5", "5", "-3", "0.5", "5.0", "1" + 30 * "0"]
+NUMBERS = ["5", "5.0", "-3.0", "2.50", "1e-5", "12345678901234567890123", "1E+400"]
+
+
+def test_labels_are_the_text_of_the_file_and_other_columns_may_hold_anything(load, tmp_path):
+    lines = [
+        f'{{"input": "{i}", "label": {label}, "meta": {["1", "[]", "null"][i % 3]}}}' for i, label in enumerate(NUMBERS)
+    ]
+    assert load(*lines)["label"][:] == NUMBERS
+    texts = [*NUMBERS, "007", "TRUE", "None", "NA", '"a, ""b"""']
+    (tmp_path / "data.csv").write_text("\ufeffinput,label\r\n" + "".join(f"{i},{t}\r\n" for i, t in enumerate(texts)))
+    rows = check(tmp_path / "data.csv")
+    assert rows["label"][:] == [*texts[:-1], 'a, "b"']
+    assert rows["input"][:3] == ["0", "1", "2"]
     rows = load(row("a"), row("b") | {"datasource": "sums"})
     assert rows["datasource"][:] == [None, "sums"]
 
 
-def test_csv_files_are_counted_by_rows_and_a_key_with_dots_reaches_into_parquet(tmp_path):
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+def test_a_float_of_parquet_is_the_shortest_decimal(tmp_path, kind):
+    from datasets import Dataset, Features, Value
+
+    labels = [1e-05, 2.5, 0.1, 7.0, -0.001]
+    kinds = Features({"input": Value("string"), "label": Value(kind)})
+    Dataset.from_dict({"input": list("abcde"), "label": labels}, kinds).to_parquet(tmp_path / "data.parquet")
+    assert check(tmp_path / "data.parquet")["label"][:] == ["0.00001", "2.5", "0.1", "7", "-0.001"]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ("input,label\na,1,2\nb,1\n", "1 of 2 rows cannot be used: row 1: it has more fields than the header"),
+        ("input,label\na\nb,1\nc,\n", "2 of 3 rows cannot be used: row 1: no label; row 3: no label"),
+        ('input,label\n"a,1\n', "is broken: unexpected end of data"),
+        ("input,label\n\xff,1\n", "is broken: 'utf-8' codec can't decode"),
+        ("", "has no rows"),
+    ],
+)
+def test_a_broken_csv_file_is_refused(tmp_path, content, fault):
+    (tmp_path / "data.csv").write_bytes(content.encode("latin-1"))
+    with pytest.raises(UsageError, match=f"data.csv:? {fault}"):
+        check(tmp_path / "data.csv")
+
+
+def test_a_key_with_dots_reaches_into_parquet(tmp_path):
     from datasets import Dataset
 
-    (tmp_path / "data.csv").write_text("input,label\na,5\nb,\nc,7\n")
-    with pytest.raises(UsageError, match=r"data.csv: 1 of 3 rows cannot be used: row 2: no label"):
-        check(tmp_path / "data.csv")
-    (tmp_path / "data.csv").write_text("input,label\na,5\nb,6.0\n")
-    assert check(tmp_path / "data.csv")["label"][:] == ["5", "6"]
     rows = [{"input": "a", "reward_model": {"ground_truth": 7}}]
     Dataset.from_list(rows).to_parquet(tmp_path / "data.parquet")
     key = "reward_model.ground_truth"
@@ -124,13 +160,15 @@ def test_several_files_are_one_data_set(tmp_path):
     assert set(mixed["label"][:]) == {"0", "1", "2", "3", "4", "5"}
 
 
-def test_only_the_samples_that_are_used_are_checked(load):
+def test_only_the_samples_that_are_used_are_checked(load, tmp_path):
+    (tmp_path / "data.csv").write_text("input,label\na,1\nb,2\nc\n")
+    assert check(tmp_path / "data.csv", max_samples=2)["label"][:] == ["1", "2"]
     assert len(load(GOOD, row("a"), row("b", None), max_samples=2)) == 2
 
 
 def test_a_json_file_may_be_one_list(tmp_path):
     (tmp_path / "data.json").write_text(json.dumps([GOOD, row("a", None), 5], indent=1))
-    with pytest.raises(UsageError, match=r"row 2: no label; row 3: it is no JSON object"):
+    with pytest.raises(UsageError, match=r"1 of 3 rows cannot be used: row 3: it is no JSON object"):
         check(tmp_path / "data.json")
 
 
@@ -212,6 +250,17 @@ def test_prompts_with_characters_that_the_model_does_not_know_are_counted(load, 
     assert kept.report == "3 of 3 prompts; 2 with characters that the model does not know"
 
 
+def test_control_tokens_in_questions_are_counted_with_their_first_row():
+    token = SimpleNamespace(added_tokens_decoder={1: AddedToken("<end>", special=True), 2: AddedToken("<b>")})
+    form = [f"<user>{text}<end>" for text in ("a", "b")]
+    assert data.control_tokens("f", ["a<b>", *form, messages("x<end>")], token, False) == [
+        "f: 3 of 4 prompts contain a control token of the model, first row 2 '<end>': the model does not read it as "
+        "text; take it out"
+    ]
+    assert data.control_tokens("f", form, token, False) == []  # their own template
+    assert data.control_tokens("f", form, token, True)[0].startswith("f: 2 of 2 prompts")
+
+
 def test_the_schema_of_dapo_math_17k(choose):
     """Chat prompts and an answer inside a struct, each row repeated, as in the hub's file."""
     rows = [
@@ -223,6 +272,25 @@ def test_the_schema_of_dapo_math_17k(choose):
     kept = choose(*rows, **columns, apply_chat_template=True, drop_duplicates=True)
     assert kept.texts == ["What is 1+1? Answer:", "What is 2+2? Answer:", "What is 3+3? Answer:"]
     assert kept.labels == ["2", "4", "6"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fault"),
+    [
+        ([*messages("a"), said("assistant", "b")], "its last message is of role assistant; end with the user's"),
+        ([said("system", "a")], "its last message is of role system"),
+        ([said("tool", "a")], "its last message is of role tool"),
+        ([said("User", "a")], "its message 1 has the role 'User'; allowed: system, developer, user, assistant, tool"),
+        (["a"], "its message 1 has the role None"),
+        (messages("a", None), "its message 2 has no text as content"),
+        (messages(" "), "its message 1 has no text as content"),
+        (messages([{"type": "text", "text": "a"}]), "its message 1 has no text as content"),
+    ],
+)
+def test_messages_that_a_model_cannot_answer_are_refused_with_their_row(load, prompt, fault):
+    fine = [said("system", ""), *messages("a"), said("assistant", "b"), *messages("c")]
+    with pytest.raises(UsageError, match=f"1 of 2 rows cannot be used: line 2: {fault}"):
+        load(row(fine), row(prompt))
 
 
 def test_messages_need_a_chat_template(choose):

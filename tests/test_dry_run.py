@@ -78,6 +78,16 @@ def test_a_dry_run_refuses_what_a_run_would_refuse(dry_run, own, tmp_path):
     assert line == f"error: --run_name mine: there is such a run in {tmp_path}/runs.db; give another name"
 
 
+def test_a_dry_run_refuses_a_store_that_cannot_be_written_and_a_broken_verifier(dry_run, own, tmp_path):
+    [line] = dry_run(*own, "--store.url", "/proc/x.db")
+    assert line == "error: --store.url /proc/x.db: its folder takes no files; name another"
+    (tmp_path / "none.py").write_text("def reward_func(queries, prompts, labels): ...\n")
+    [line] = dry_run(*own, "--reward.remote_url", "none.py")
+    assert line == (
+        'error: reward_func of none.py returned None; return {"rewards": [one number or None for each response]}'
+    )
+
+
 def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_batches(dry_run, own):
     lines = dry_run(*own)
     assert any("grpo: all prompts, all groups; estimator point; " in line for line in lines)

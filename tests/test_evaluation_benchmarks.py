@@ -175,7 +175,7 @@ def test_bbh_joins_its_tasks_and_asks_for_the_form_of_each_and_a_limit_takes_fro
     assert len(loading.load(entry, limit=100).ids) == 6
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
 def test_a_data_file_is_used_verbatim(tmp_path, suffix):
     path = write(tmp_path / f"mine{suffix}", [{"input": " 1+1=", "label": 2}, {"input": "2+2=", "label": 4}])
     benchmark = benchmarks.find(f"sums={path}")
@@ -221,7 +221,7 @@ def test_what_is_no_benchmark_is_refused(tmp_path, monkeypatch, text, message):
         ('{"input": "1+1=", "label": "2"}\n{"input": "2+2=", "label": null}\n', "row '1' has no label"),
         ('{"input": "1+1=", "label": " "}\n', r"row '0' \(1 such rows\): the label is empty"),
         ('{"input": "a", "label": 2}\n{"input": "b", "label": "$"}\n', r"row '1' \(1 such rows\): "),
-        ('{"input": \n', "cannot be read: JSON parse error"),
+        ('{"input": \n', "1 of 1 rows cannot be used: line 1: broken JSON: Expecting value"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_the_data_is_told_with_the_row(tmp_path, content, message):

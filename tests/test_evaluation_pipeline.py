@@ -48,7 +48,7 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
     noted = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    tried, noted = noted[:16], noted[16:]  # the start scores 16 prompts as their own responses
+    tried, noted = noted[:48], noted[48:]  # the start scores three responses to each of 16 prompts
     assert len({prompt for prompt, _ in tried}) == 16
     of_evaluation = {row["input"] for row in rows}
 

@@ -65,6 +65,12 @@ def test_responses_that_are_mostly_cut_are_named_with_the_limit():
     assert warned([StepOutcome(64, 32, 20)]) == {}
 
 
+def test_more_than_one_rollout_in_twenty_without_a_verdict_is_named():
+    assert warned([StepOutcome(76, 60, 0, missing=4)]) == {}
+    said = warned([StepOutcome(75, 60, 0, missing=5)])["missing"]
+    assert said.startswith("6.2 % of the last 80 rollouts could not be verified")
+
+
 def test_log_probs_far_apart_mean_other_weights_in_vllm():
     assert warned(difference=0.05) == {}
     assert "differ by 0.3 nats a token" in warned(difference=0.3)["weights"]

@@ -101,7 +101,7 @@ def files(tmp_path_factory):
     messages = [{"context_messages": [{"role": "user", "content": row["prompt"]}]} for row in questions]
     for name, rows in (("questions", questions), ("heldout", questions[:8]), ("messages", messages)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "reward.py").write_text("def reward_func(queries, prompts, labels): ...\n")
+    (folder / "reward.py").write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [0]}\n")
     (folder / "agent.py").write_text("class AgentExecutor: ...\n")
     return folder
 

@@ -41,6 +41,21 @@ def test_latex_thousands_separator_is_dropped_only_between_thousands():
     assert boxed(r"5\,\text{cm}") == r"\boxed{5\,\text{cm}}"
 
 
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        ("50\u00b0", r"50^\circ"),
+        ("5.", "5"),
+        ("$5.$", "5"),
+        (r"\boxed{1,234.}", "1234"),
+        ("\u20135", "-5"),
+        ("2 1/2", "5/2"),
+    ],
+)
+def test_a_label_that_is_a_value_is_boxed_as_math_verify_reads_it(label, value):
+    assert label_expression(label) == f"\\boxed{{{value}}}"
+
+
 @pytest.mark.parametrize("label", ["(0,1]", " (0,1] ", "$(0,1]$", r"\boxed{(0,1]}", r"Thus $x = \boxed{(0,1]}$."])
 def test_label_is_boxed_however_it_is_written(label):
     assert label_expression(label) == r"\boxed{(0,1]}"
@@ -48,7 +63,7 @@ def test_label_is_boxed_however_it_is_written(label):
 
 def test_label_with_dollars_inside_is_left_to_math_verify_and_money_is_not():
     assert label_expression("$1$ and $2$") == "$1$ and $2$"
-    assert label_expression(r"\$5") == r"\boxed{\$5}"
+    assert label_expression(r"\$5") == r"\boxed{5}"
 
 
 def test_only_plain_integers_are_compared_without_math_verify():

@@ -1,20 +1,52 @@
 """A reward file is tried before a training: a broken one is refused, and one that pays for the prompt warns."""
 
-import pytest
+import math
 
-from openrlhf_dbb.errors import UsageError
+import numpy as np
+import pytest
+import torch
+
+from openrlhf_dbb import estimators
+from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
 
 CONTAINS = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(labels[0] in queries[0])]}\n"
+
+
+def returning(value):
+    return f"import sys\ndef reward_func(queries, prompts, labels):\n    return {value}\n"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, [1.0], (1.0,), "1.0", 1.0, torch.ones(1), {"scores": [1.0]}, {"rewards": [1, 0]}, {"rewards": []},
+        {"rewards": ["1.0"]}, {"rewards": "1"}, {"rewards": [[1.0]]}, {"rewards": torch.ones(1, 1)}, {"rewards": [1j]},
+        {"rewards": np.ones(3)}, {"rewards": {1.0}}, {"rewards": [math.nan]}, {"rewards": -math.inf},
+        {"rewards": [10**400]}, {"rewards": 1, "scores": []}, {"rewards": 1, "extra_logs": [1]},
+    ],
+)  # fmt: skip
+def test_what_is_no_reward_is_refused_in_the_same_words(value):
+    with pytest.raises(RunError) as refused:
+        reward_file.checked(value, "mine")
+    shown = " ".join(repr(value).split())[:80]
+    assert str(refused.value) == f'mine returned {shown}; return {{"rewards": [one number or None for each response]}}'
+
+
+@pytest.mark.parametrize("one", [1, [1.0], (True,), torch.tensor(1), [np.float32(1)], np.array([True])])
+def test_a_reward_may_be_a_number_or_hold_one(one):
+    assert reward_file.checked({"rewards": one, "scores": None}, "mine") == (1.0, 1.0, {})
+    assert reward_file.checked({"rewards": [-7.5], "scores": one, "extra_logs": {"a": 1}}, "") == (-7.5, 1.0, {"a": 1})
+    assert reward_file.checked({"rewards": [None], "scores": one}, "mine") == (None, None, {})
 
 
 @pytest.fixture
 def check(tmp_path):
     """Function: try a file with this source on some prompts and labels."""
 
-    def run(source, prompts=("5 or 7?",), labels=("6",)):
-        (tmp_path / "my_reward.py").write_text(source)
-        return reward_file.check(str(tmp_path / "my_reward.py"), prompts, labels)
+    def run(source, prompts=("5 or 7?",), labels=("6",), estimator="dbb"):
+        (tmp_path / "mine.py").write_text(source)
+        return reward_file.check(str(tmp_path / "mine.py"), prompts, labels, estimators.build(estimator))
 
     return run
 
@@ -22,40 +54,59 @@ def check(tmp_path):
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("def reward_func(queries:\n", "SyntaxError: "),
-        ("import foo\n", "ModuleNotFoundError: No module named 'foo'"),
-        ("def rewards(queries, prompts, labels): ...\n", "KeyError: 'reward_func'"),
-        ("import os\nos._exit(7)\n", "its process ended with code 7"),
+        ("\ndef reward_func(queries:\n", "{} failed: SyntaxError: '(' was never closed (mine.py, line 2)"),
+        ("import foo\n", "{} failed: ModuleNotFoundError: No module named 'foo' (mine.py, line 1)"),
+        ("import os\nos._exit(7)\n", "reward_func of mine.py: its process ended; call it by hand (docs/rewards.md)"),
+        ("reward_func = 5\n", "{} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)"),
+        (returning("1 / 0"), "reward_func of mine.py failed: ZeroDivisionError: division by zero (mine.py, line 3)"),
+        (returning("sys.exit('no\\nkey')"), "reward_func of mine.py failed: SystemExit: no key (mine.py, line 3)"),
+        ("def reward_func(a, b): ...\n",
+         "reward_func of mine.py failed: TypeError: reward_func() takes 2 positional arguments but 3 were given"),
+        (returning("(1.0,)"),
+         'reward_func of mine.py returned (1.0,); return {"rewards": [one number or None for each response]}'),
+        (returning("{'rewards': None}"), "reward_func of mine.py returned None for all responses that were tried"),
+        (
+            returning("{'rewards': [0.5]}"),
+            "reward_func of mine.py returned the score 0.5, and --estimator dbb needs 0 or 1; change it, or give "
+            "--estimator gaussian, point, or dbb with --dbb.partial_credit",
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_broken_file_is_refused_in_one_line(check, tmp_path, source, problem):
     with pytest.raises(UsageError) as refused:
         check(source)
-    assert str(refused.value).startswith(f"--reward.remote_url {tmp_path}/my_reward.py: {problem}")
-    assert "\n" not in str(refused.value)
+    assert str(refused.value) == problem.replace("{}", f"{tmp_path}/mine.py", 1)
 
 
+def test_a_function_that_hangs_is_refused_also_with_a_child_that_stays(check, monkeypatch):
+    monkeypatch.setattr(reward_file, "LIMIT_S", 5.0)
+    with pytest.raises(UsageError, match=r"^reward_func of mine.py: no reply within 5.0 s; call it by hand"):
+        check("import os, time\ndef reward_func(*_):\n    os.fork()\n    time.sleep(1000)\n")
+
+
+FORK = "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\n"
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n"
 
 
-@pytest.mark.parametrize("source", ["print('hello')\n", "import beside\n", THREAD])
+@pytest.mark.parametrize("source", ["print('hello')\n", "import beside\n", THREAD, FORK])
 def test_a_file_that_works_is_accepted_whatever_else_it_does(check, tmp_path, monkeypatch, source):
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "beside.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "library"))
-    assert check(source + CONTAINS) is None
+    assert check(source + CONTAINS) == []
 
 
 def test_a_reward_that_pays_for_the_prompt_is_named_with_the_share(check):
-    warning = check(CONTAINS, ["5 or 7?", "2 + 3 ="] * 2, ["5", "5"] * 2)
-    assert warning.startswith("my_reward.py, given the prompt itself as the response, scores 50% of 4 sampled prompts")
+    [warning] = check(CONTAINS, ["5 or 7?", "2 + 3 ="] * 2, ["5", "5"] * 2)
+    assert warning.startswith("mine.py, given the prompt itself as the response, scores 50% of 4 sampled prompts")
     prompts = [f"{number}?" for number in range(1000)]
-    assert "100% of 16 sampled prompts" in check(CONTAINS, prompts, [str(number) for number in range(1000)])
-    assert reward_file.check(str(MATH_FILE), ["5"], ["5"]) is None  # the rewards of this package are not tried
+    assert "100% of 16 sampled prompts" in check(CONTAINS, prompts, [str(number) for number in range(1000)])[0]
 
 
-def test_a_function_that_fails_on_prompts_or_hangs_is_a_warning(check, monkeypatch):
-    failing = "def reward_func(queries, prompts, labels):\n    return {'rewards': [1 / 0]}\n"
-    assert check(failing).endswith("failed: ZeroDivisionError: division by zero")
-    monkeypatch.setattr(reward_file, "LIMIT_S", 0.5)
-    assert "no result within 0.5 s" in check("import time\ntime.sleep(1000)\n")
+@pytest.mark.parametrize("name", ["math_answer", "exact_match"])
+def test_the_rewards_of_this_package_are_tried_too(name):
+    file = MATH_FILE.with_name(f"{name}.py")
+    asked = ["What is 2+1? (answer: 3)", "2+1="] if name == "math_answer" else ["yes", "2+1="]
+    labels = ["3" if name == "math_answer" else "yes"] * 2
+    [warning] = reward_file.check(str(file), asked, labels, estimators.build("dbb"))
+    assert warning.startswith(f"{name}.py, given the prompt itself as the response, scores 50% of 2 sampled prompts")

@@ -107,6 +107,9 @@ def test_verdict_is_a_persons(reward, question, label, response, right):
         ("", "5", False),
         (r"\boxed{???}", "5", False),
         (r"\boxed{" + "1" * 10_000 + "}", "5", False),
+        (r"\boxed{" + "3" * 4301 + "/3}", "5", False),
+        (r"\boxed{1/" + "3" * 4301 + "}", "5", False),
+        (r"\boxed{" * 20_000 + "5" + "}" * 20_000, "5", False),
         (r"\boxed{" * 5_000, "5", False),
         ("$ " * 20_000, "5", False),
     ],
@@ -148,9 +151,10 @@ def test_comparison_without_math_verify_gives_math_verifys_verdict(module):
 
 def test_labels_that_math_verify_cannot_read_are_found_before_a_training(module, monkeypatch):
     no_answer = "no $ number"
-    labels = ["5", r"\frac{1}{2}", no_answer, r"\{1,2\}", "(0,1]", no_answer]
-    assert module.unreadable_labels(labels) == {no_answer: "understood as []"}
+    labels = ["5", r"\frac{1}{2}", no_answer, r"\{1,2\}", "(0,1]", no_answer, "50\u00b0", "\uff15"]
+    unreadable = {no_answer: "understood as []", "\uff15": "understood as ['\uff15']"}
+    assert module.unreadable_labels(labels) == unreadable
     asked = []
     monkeypatch.setattr(module._pool, "why_unreadable", asked.append)
-    assert module.unreadable_labels(["5", "-12", " 7 ", "1/2", r"5\text{ cm}", r"\sqrt{2}", r"\sqrt{2}"]) == {}
-    assert asked == [r"\boxed{\sqrt{2}}"]  # values need no check, and equal labels one
+    assert module.unreadable_labels(["5", "-12", " 7 ", r"\sqrt{2}", r"\sqrt{2}"]) == {}
+    assert asked == [r"\boxed{\sqrt{2}}"]  # plain integers need no check, and equal labels one

@@ -83,6 +83,27 @@ def test_worker_is_started_when_needed_and_then_reused(workers):
     assert workers() == []
 
 
+RESETS = "import signal\n    signal.setitimer(signal.ITIMER_REAL, 0)"
+FORKS = "import os\n    if os.fork() == 0: time.sleep(1000)"
+DOUBLES = "import os\n    os.fork()\n    return {'correct': os.getppid() == parent}"
+
+
+@pytest.mark.parametrize(
+    ("trick", "verdicts"), [(RESETS, [None, None]), (FORKS, [None, None]), (DOUBLES, [True, True])]
+)
+def test_a_verifier_without_its_alarm_or_with_children_does_not_hold_the_caller(tmp_path, monkeypatch, trick, verdicts):
+    (tmp_path / "worker.py").write_text(
+        "import os, sys, time\nfrom openrlhf_dbb.rewards import verifier_pool\nparent = os.getppid()\n"
+        f"def reply_to(label, answer):\n    {trick}\n    time.sleep(1000)\n"
+        "verifier_pool.serve(float(sys.argv[1]), 'json', reply_to)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = VerifierPool(size=1, time_limit_s=0.5, worker="worker")
+    assert [pool.verify("a", "b"), pool.verify("a", "b")] == verdicts
+    pool.close()
+    assert not [each for each in psutil.process_iter(["cmdline"]) if "worker" in (each.info["cmdline"] or ())]
+
+
 def test_a_worker_that_cannot_start_raises_every_time(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     pool = VerifierPool(size=1)

@@ -161,12 +161,15 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def test_a_broken_reward_function_stops_the_run_with_its_traceback(train, tmp_path):
-    (tmp_path / "broken.py").write_text("def reward_func(queries, prompts, labels):\n    return {'rewards': [1 / 0]}\n")
+def test_a_broken_reward_function_stops_the_run_with_one_line(train, tmp_path):
+    in_actors = "import sys\ndef reward_func(*_):\n    return {'rewards': [1.0 / ('ray' not in sys.modules)]}\n"
+    (tmp_path / "broken.py").write_text(in_actors)  # the start tries it in a process without Ray
     result = train(tmp_path, "--estimator", "dbb", *SMALL, "--reward.remote_url", str(tmp_path / "broken.py"))
     assert result.returncode == 1
-    assert "ZeroDivisionError" in result.stderr
-    assert 'broken.py", line 2, in reward_func' in result.stderr
+    [line] = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert (
+        line.startswith("error: reward_func of broken.py failed: ZeroDivisionError: ") and "(broken.py, line 3)" in line
+    )
     assert "has not finished, it has no checkpoint; start it over with --resume dbb-tiny-" in result.stderr
     assert rows(tmp_path, "SELECT count(*) FROM posterior_history") == [(0,)]
 

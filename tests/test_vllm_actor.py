@@ -13,7 +13,8 @@ cpu.prepare_driver()
 from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
-from openrlhf_dbb.actors.vllm_actor import RewardError, StrictRolloutActor  # noqa: E402
+from openrlhf_dbb.actors.vllm_actor import StrictRolloutActor  # noqa: E402
+from openrlhf_dbb.errors import RunError  # noqa: E402
 
 
 class Letters:
@@ -72,17 +73,10 @@ def execute(tmp_path, source):
     return groups(rewarded(tmp_path, source), Engine().generate, 1, prompts=PROMPTS[:1])[0][0]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        'return {"rewards": torch.tensor([1.0]), "scores": torch.tensor([1.0]), "extra_logs": {}}',
-        'return {"rewards": [1], "scores": [True]}',
-        'return {"rewards": float(queries[0] == "6*7=0")}',
-    ],
-)
-def test_rewards_in_the_shapes_people_return_them(tmp_path, source):
-    output = execute(tmp_path, source)
-    assert (output["reward"], output["scores"], output["extra_logs"]["missing"]) == (1.0, 1.0, 0.0)
+def test_a_reward_is_also_the_score_unless_there_is_another(tmp_path):
+    output = execute(tmp_path, 'return {"rewards": torch.tensor([1.0]), "scores": [0.5], "extra_logs": {"a": 2}}')
+    assert (output["reward"], output["scores"], output["extra_logs"]) == (1.0, 0.5, {"a": 2, "missing": 0.0})
+    assert execute(tmp_path, 'return {"rewards": float(queries[0] == "6*7=0")}')["scores"] == 1.0
 
 
 @pytest.mark.parametrize("source", ['return {"rewards": None}', 'return {"rewards": [None], "scores": [None]}'])
@@ -95,14 +89,16 @@ def test_none_means_missing_and_never_0(tmp_path, source):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("raise KeyError('gold')", "KeyError: 'gold'"),
-        ('return {"rewards": [float("nan")]}', "returned nan for prompt '6[*]7='"),
-        ('return {"rewards": ["yes"]}', "returned 'yes'"),
-        ("return None", "returned None; a dict with"),
+        (
+            "raise KeyError('gold')",
+            r"^reward_func of reward.py failed: KeyError: 'gold' \(reward.py, line 3\); on prompt '6[*]7='$",
+        ),
+        ("raise SystemExit", r"failed: SystemExit \(reward.py, line 3\); on prompt"),
+        ("return None", "^reward_func of reward.py returned None; return .*; on prompt '6[*]7='$"),
     ],
 )
 def test_anything_else_stops_the_run(tmp_path, source, message):
-    with pytest.raises(RewardError, match=message):
+    with pytest.raises(RunError, match=message):
         execute(tmp_path, source)
 
 

@@ -14,6 +14,7 @@ from openrlhf_dbb.core.best_model import Best
 LOG_PROBS, TRAINING, GENERATING, EVALUATING = "log-probs", "training", "generating", "evaluating"
 COUNTED_BY_ENGINES = (GENERATING, EVALUATING)
 
+_MANY_MISSING = 0.05  # of the rollouts
 _LAST_ROLLOUTS = 256  # fewer say little about a rare success
 _RARE = 0.02
 _DIFFERENCE = 0.1  # nats a token; rounding in bf16 makes 0.01 to 0.05
@@ -25,6 +26,7 @@ class StepOutcome(NamedTuple):
     rollouts: int  # with a reward
     right: float  # sum of their scores; NaN unless all are between 0 and 1
     cut: int  # whose response reached the limit of its length
+    missing: int = 0  # without a reward; not among the rollouts
 
 
 @dataclass
@@ -65,7 +67,7 @@ class Progress:
         An estimator ``learns_from_failures`` if it gives advantages to a group that all fails.
         """
         recent = _recent(list(self.outcomes))
-        rollouts, right, cut = (sum(column) for column in zip(*recent, strict=True)) if recent else (0, 0, 0)
+        rollouts, right, cut, missing = (sum(column) for column in zip((0, 0, 0, 0), *recent, strict=True))
         lines: dict[str, str] = {}
         if self.difference > _DIFFERENCE:
             lines["weights"] = (
@@ -80,6 +82,11 @@ class Progress:
         fallen = _fallen(dict(self.accuracy), held_out_samples)
         if fallen:
             lines["falling"] = f"{fallen}: lower --actor.adam.lr"
+        if missing > _MANY_MISSING * (rollouts + missing):
+            lines["missing"] = (
+                f"{_percent(missing / (rollouts + missing))} of the last {rollouts + missing} rollouts could not be "
+                "verified, and nothing is learned from them: look at the verifier"
+            )
         if cut > rollouts / 2:
             lines["cut"] = (
                 f"{cut / rollouts:.0%} of the last {rollouts} responses were cut at the limit of {max_new_tokens} "

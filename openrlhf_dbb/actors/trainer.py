@@ -426,4 +426,5 @@ def _outcome(rollouts: list[Any]) -> StepOutcome:
     known = np.array([]) if scores_R is None else scores_R[~np.isnan(scores_R)]
     graded = ((known >= 0) & (known <= 1)).all()
     cut = sum(bool(rollout.truncated) for rollout in rollouts if rollout.truncated is not None)
-    return StepOutcome(len(known), float(known.sum()) if graded else float("nan"), cut)
+    missing = 0 if scores_R is None else len(scores_R) - len(known)
+    return StepOutcome(len(known), float(known.sum()) if graded else float("nan"), cut, missing)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
-import traceback
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings,
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.machine import use_rays_interface
 from openrlhf_dbb.platform.weights import Parameter
+from openrlhf_dbb.rewards.reward_file import RewardError, checked, scored
 
 with cpu.lean_imports():
     import vllm
@@ -22,10 +23,6 @@ with cpu.lean_imports():
     from openrlhf.utils.agent import SingleTurnAgentExecutor
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
-
-
-class RewardError(RuntimeError):
-    """The reward function raised, or returned something that is not a reward."""
 
 
 class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
@@ -127,20 +124,23 @@ class StrictRolloutActor(PlatformRolloutActor):
 
     async def _reward(self, query: str, prompt: str, label: Any) -> dict[str, Any]:
         """Return reward, score and logs of one response."""
-        executor, request = self.executor, ([query], [prompt], [label])
+        executor = self.executor
         if not executor.reward_endpoints:
             return {"reward": None, "scores": None, "extra_logs": {}}
-        try:
+        call = functools.partial(scored, executor.reward_func, executor.reward_endpoints[0], query, prompt, label)
+        try:  # upstream's executor would log an error and go on without a reward
             if getattr(executor.reward_func, "quick", False):
-                result = executor.reward_func(*request)  # a thread switch would take longer
+                reward, score, logs = call()  # a thread switch would take longer
             elif executor.reward_func:
-                [result] = await executor._fetch_rewards_via_func(*request)
+                reward, score, logs = await asyncio.to_thread(call)
             else:
-                [result] = await executor._fetch_rewards_via_http(*request)
-        except Exception:  # upstream's executor would log it and go on without a reward
-            text = f"the reward function failed on prompt {prompt[:80]!r}:\n{traceback.format_exc()}"
-            raise RewardError(text) from None
-        return _checked(result, prompt)
+                [result] = await executor._fetch_rewards_via_http([query], [prompt], [label])
+                reward, score, logs = checked(result, "the reward server")
+        except (RewardError, RuntimeError) as error:  # the server's is a RuntimeError
+            raise RewardError(f"{error}; on prompt {prompt[:80]!r}") from error
+        # The reward is averaged for the log and so has to be finite. The score says that it is missing.
+        numbers = {"reward": reward or 0.0, "scores": math.nan if score is None else score}
+        return {**numbers, "extra_logs": {**logs, "missing": float(reward is None)}}
 
     async def _group_of_agents(
         self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], samples: int, max_length: int
@@ -174,28 +174,3 @@ def _rollout(prompt: list[int], response: Any) -> dict[str, Any]:
         "rollout_log_probs": log_probs,
         "truncated": response.finish_reason == "length",
     }
-
-
-def _checked(result: Any, prompt: str) -> dict[str, Any]:
-    """Return reward and score of one response as finite floats, with a missing reward marked."""
-    if not isinstance(result, dict) or "rewards" not in result:
-        raise RewardError(f'the reward function returned {result!r}; a dict with "rewards" (and "scores") is needed')
-    reward, score = _single(result["rewards"]), _single(result.get("scores"))
-    logs = {**(result.get("extra_logs") or {}), "missing": float(reward is None)}
-    if reward is None:
-        # The reward is averaged for the log and so has to be finite. The score says that it is missing.
-        return {"reward": 0.0, "scores": math.nan, "extra_logs": logs}
-    for value in (reward, score):
-        if isinstance(value, str) or (value is not None and not math.isfinite(value)):
-            raise RewardError(
-                f"the reward function returned {value!r} for prompt {prompt[:80]!r}; finite numbers are allowed, and "
-                "None for a rollout that could not be verified"
-            )
-    return {"reward": float(reward), "scores": float(reward if score is None else score), "extra_logs": logs}
-
-
-def _single(value: Any) -> Any:
-    """Return the number in a scalar, a list of one or a tensor of one; None stays None."""
-    while isinstance(value, (list, tuple)) and len(value) == 1:
-        value = value[0]
-    return value.item() if hasattr(value, "item") else value

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 
 from openrlhf_dbb import estimators, presets, upstream
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu, cuda
+from openrlhf_dbb.presets.made import cache
 
 _FORM = "algo.advantage.estimator"
 _LONGEST_NAME = 200  # bytes; a file's name may have 255, and trackers add to it
@@ -54,6 +56,16 @@ def _check_run(settings: Settings) -> None:
     for flag in ("actor.model_name_or_path", "data.prompt_dataset"):
         if not attrgetter(flag)(args):
             raise UsageError(f"--{flag} is missing; name one, or leave out --preset none to start from a preset")
+    model = args.actor.model_name_or_path
+    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if is_path and not model.startswith(str(cache(""))) and not Path(model).is_dir():
+        raise UsageError(f"--actor.model_name_or_path {model}: there is no such folder")
+    known, read = {*estimators.available(), *strategies.available()}, {settings.strategy.name}
+    if settings.estimator != NO_ESTIMATOR:
+        read.add(estimator_class(settings.estimator).name)
+    for flag in filter(settings.given, settings.values):
+        if flag.partition(".")[0] in known - read:
+            raise UsageError(f"--{flag} is not read by this run's {' and '.join(sorted(read))}; leave it out")
     name = settings.run_name
     if not re.fullmatch(r"(?!\.+$)[\w.+][\w.+-]*", name) or len(name.encode(errors="replace")) > _LONGEST_NAME:
         raise UsageError(
@@ -183,7 +195,10 @@ def _check_reward(settings: Settings, estimator: RewardEstimator) -> None:
     args = settings.args
     model, url = args.reward.model_name_or_path, args.reward.remote_url
     if not (model or url):
-        raise UsageError("--reward.remote_url is missing; name a reward, or with --preset none a reward model")
+        raise UsageError(
+            "--reward.remote_url is missing; give math_answer, exact_match, reasoning_gym, a FILE.py of yours, or a "
+            "server's http://...; or --preset none and --reward.model_name_or_path"
+        )
     if model and url:
         raise UsageError(
             f"--reward.model_name_or_path {model} is not asked where --reward.remote_url {','.join(url)} gives the "

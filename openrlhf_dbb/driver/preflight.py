@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import presets, storage, tiny, upstream
-from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, load
+from openrlhf_dbb import estimators, presets, storage, tiny, upstream
+from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
 from openrlhf_dbb.driver import capacity, checks, cluster, cpu_fit, start
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
@@ -20,6 +20,7 @@ from openrlhf_dbb.evaluation import benchmarks, loading, prompting
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
+from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.rewards import reward_file
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
@@ -56,14 +57,19 @@ def prepare(
         The complete settings, and the start; None for ``--estimator none``, which trains without a run.
     """
     args = settings.args
-    for made in (tiny, smollm2):
-        if args.actor.model_name_or_path.startswith(str(made.default_folder())):
-            made.prepare(made.default_folder())
     for_loaders = settings.openrlhf_args()
     backend = LightBackend(for_loaders, on_cpu=settings.on_cpu)
-    # The rows are read before torch is imported, which takes longer.
-    rows = _loaded(TRAINING, args.data.prompt_dataset, for_loaders, backend)
-    held_out = _loaded(HELD_OUT, args.eval.dataset, for_loaders, backend) if args.eval.dataset else None
+    # The rows are read before torch is imported, and files of one's own before a preset's model is made.
+    names = {TRAINING: args.data.prompt_dataset, HELD_OUT: args.eval.dataset}
+    loaded: dict[str, Any] = {}
+    own_first = sorted(names.items(), key=lambda each: str(cache("")) in (each[1] or ""))
+    for flag, name in (*own_first, ("", args.actor.model_name_or_path)):
+        for made in (tiny, smollm2):
+            if str(made.default_folder()) in (name or ""):
+                made.prepare(made.default_folder())
+        if flag and name:
+            loaded[flag] = _loaded(flag, name, for_loaders, backend)
+    asked = {flag: rows[args.data.input_key][:] for flag, rows in loaded.items()}
     with upstream.imports_for_driver():
         config, tokenizer = _load_model_files(args)
         shape = capacity.Shape.of(config)
@@ -75,9 +81,14 @@ def prepare(
             settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")
             for_loaders.data.apply_chat_template = True
         with upstream.quiet():
-            prompts = choose(rows, for_loaders, backend, tokenizer, held_out)
-        url = (args.reward.remote_url or [""])[0]
-        warning = reward_file.check(url, prompts.texts, prompts.labels) if url.endswith(".py") else None
+            prompts = choose(loaded[TRAINING], for_loaders, backend, tokenizer, loaded.get(HELD_OUT))
+        url, warnings = (args.reward.remote_url or [""])[0], []
+        if url.endswith(".py"):
+            name = "point" if settings.estimator == NO_ESTIMATOR else settings.estimator  # takes any number
+            estimator = estimators.build(name, **settings.parameters)
+            warnings += reward_file.check(url, prompts.texts, prompts.labels, estimator)
+        for flag, questions in asked.items():
+            warnings += control_tokens(f"--{flag}", questions, tokenizer, for_loaders.data.apply_chat_template)
         evaluated = _benchmarks(settings, tokenizer)
     settings = complete(settings, resumed, prompts)
     if settings.estimator == NO_ESTIMATOR:
@@ -93,9 +104,8 @@ def prepare(
     if resumed is not None:
         before_the_run(settings)
     notes = [*begun.notes, *(capacity.checkpoint_warnings(shape, settings.args) if shape else [])]
-    notes += [f"warning: {warning}"] if warning else []
-    asked = [] if held_out is None else held_out[args.data.input_key][:]
-    return settings, dataclasses.replace(begun, benchmarks=evaluated, notes=notes, held_out=asked)
+    notes += [f"warning: {warning}" for warning in warnings]
+    return settings, dataclasses.replace(begun, benchmarks=evaluated, notes=notes, held_out=asked.get(HELD_OUT, []))
 
 
 def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Prompts) -> Settings:
@@ -159,7 +169,7 @@ def _loaded(flag: str, name: str, args: SimpleNamespace, backend: LightBackend) 
     try:
         with upstream.quiet():
             return load(args, backend, flag)
-    except (DatasetsError, FileNotFoundError, ConnectionError) as error:
+    except (DatasetsError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--{flag} {name} cannot be loaded: {reason}") from error
 

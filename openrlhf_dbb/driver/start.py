@@ -52,9 +52,14 @@ def open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
     url = settings.args.store.url
     address = parse_url(choose_url(url))
     with contextlib.ExitStack() as stack:
-        if settings.args.dry_run and address.path and not Path(address.path).exists():
+        if settings.args.dry_run and address.path:
             check_sqlite_path(address.path, create=True)
-            url = f"{stack.enter_context(tempfile.TemporaryDirectory())}/dry_run.db"
+            try:
+                tempfile.TemporaryFile(dir=Path(address.path).parent).close()  # which no folder ever shows
+            except OSError as error:
+                raise UsageError(f"--store.url {address.location}: its folder takes no files; name another") from error
+            if not Path(address.path).exists():
+                url = f"{stack.enter_context(tempfile.TemporaryDirectory())}/dry_run.db"
         store = stack.enter_context(storage.open_store(url))
         store.location = address.location
         yield store
@@ -87,16 +92,17 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
 
 def resume(settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts) -> Start:
     """Return the start of a run that goes on. Raise UsageError if something differs from its first start."""
-    identity = _identity(settings, prompts)
+    identity, changed = _identity(settings, prompts), _changed(settings, record)
+    same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
     for what, stored, given in (
         ("model", record.model, identity["model"]),
         ("method", record.method, identity["method"]),
         ("estimator", record.estimator, settings.estimator),
         ("estimator parameters", record.parameters, settings.parameters),
         ("data set", record.dataset, identity["dataset"]),
-        ("content of the data set", record.dataset_digest, dataset_digest(prompts.texts, prompts.labels)),
+        ("prompts and labels", "these" if same_rows else "of other content or order", "these"),
         ("reward", record.reward, identity["reward"]),
-        *_changed_flags(settings, record),
+        *((flag, *changed[flag]) for flag in changed if _must_stay(flag, settings)),
     ):
         if stored != given:
             raise UsageError(
@@ -104,6 +110,12 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
                 f"give the same one, or {_new_run(record)}"
             )
     checkpoint, notes = _checkpoint(Path(settings.args.ckpt.path), store, record)
+    changed.pop("--ckpt.load_enable", None)  # every resume sets it
+    if changed:
+        said = ", ".join(f"{flag} {before} -> {now}" for flag, (before, now) in changed.items())
+        notes.append(f"note: changed since the run began: {said}")
+        if checkpoint is not None and "--actor.adam.lr" in changed:
+            notes[-1] += "; the checkpoint keeps its own learning rate, so that --actor.adam.lr has no effect"
     take_over = settings.args.store.take_over
     try:
         if settings.args.dry_run:
@@ -120,16 +132,19 @@ def _new_run(record: storage.RunRecord) -> str:
     return "start a new run" + f", with --warm_start {record.name} from its posteriors" * bool(record.state_fields)
 
 
-def _changed_flags(settings: Settings, record: storage.RunRecord) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what a run must keep, with the value of its first start and the value now."""
-    given = _plain(settings.flags)
+def _changed(settings: Settings, record: storage.RunRecord) -> dict[str, tuple[Any, Any]]:
+    """Return the flags, and the number of ranks, that differ from the first start, each with both values."""
+    now = _plain(settings.flags)
+    changed = {f"--{flag}": (record.config[flag], value) for flag, value in now.items() if flag in record.config}
     if set(_RANKS) <= record.config.keys():
-        before, now = (math.prod(flags[flag] for flag in _RANKS) for flags in (record.config, given))
-        yield "ranks (--actor.num_nodes x --actor.num_gpus_per_node)", before, now
-    for flag, value in given.items():
-        if flag in record.config and (flag in _FORMAT_OF_CHECKPOINTS or methods.is_piece(flag, settings.strategy)):
-            # JSON has made lists of tuples.
-            yield f"--{flag}", record.config[flag], list(value) if isinstance(value, tuple) else value
+        before, after = (math.prod(flags[flag] for flag in _RANKS) for flags in (record.config, now))
+        changed["ranks (--actor.num_nodes x --actor.num_gpus_per_node)"] = before, after
+    return {flag: (before, after) for flag, (before, after) in changed.items() if before != after}
+
+
+def _must_stay(flag: str, settings: Settings) -> bool:
+    name = flag.removeprefix("--")
+    return name.startswith("ranks ") or name in _FORMAT_OF_CHECKPOINTS or methods.is_piece(name, settings.strategy)
 
 
 def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.RunRecord) -> tuple[str | None, list[str]]:
@@ -191,8 +206,9 @@ def _create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts)
 
 
 def _plain(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags with infinities (OpenRLHF's "no limit") as text, which JSON can hold."""
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in flags.items()}
+    """Return the flags as JSON holds them: infinities (OpenRLHF's "no limit") as text, tuples as lists."""
+    values = {k: list(v) if isinstance(v, tuple) else v for k, v in flags.items()}
+    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 def _identity(settings: Settings, prompts: Prompts) -> dict[str, Any]:

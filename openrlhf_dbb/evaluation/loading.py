@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import tasks
+from openrlhf_dbb import data, tasks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import verifiers
-from openrlhf_dbb.evaluation.benchmarks import READERS, Benchmark
+from openrlhf_dbb.evaluation.benchmarks import FILES, Benchmark
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -63,34 +63,37 @@ def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, d
     in_turn = sorted((place, i) for i, table in enumerate(tables) for place in range(len(table)))[:limit]
     for i, place in sorted((i, place) for place, i in in_turn):
         row = tables[i][place]
-        name = str(row[benchmark.id] if benchmark.id else place)
+        name = str(row.get(benchmark.id) if benchmark.id else place)
         form = benchmark.forms[i] if benchmark.forms else ""
         yield f"{configs[i]}/{name}" if len(configs) > 1 else name, form, row
 
 
 def _table(benchmark: Benchmark, config: str | None) -> Any:
-    """Return one configuration as a ``datasets.Dataset`` with the columns that the benchmark names."""
+    """Return the rows of one configuration: a list or a ``datasets.Dataset`` of dictionaries."""
     import datasets
     from datasets.exceptions import DatasetsError
 
+    path = Path(benchmark.file)
     if tasks.is_spec(benchmark.hub):
-        return datasets.Dataset.from_list(tasks.problems(benchmark.hub, benchmark.instruction))
+        return tasks.problems(benchmark.hub, benchmark.instruction)
     try:
-        if benchmark.file:
-            reader = READERS[Path(benchmark.file).suffix]
-            table = datasets.load_dataset(reader, data_files=benchmark.file, split="train")
+        if path.suffix in data.TEXT_FILES:
+            table = list(data.records(path, f"benchmark {benchmark.name}: {path}").values())
+            names = list(dict.fromkeys(column for record in table for column in record))
         else:
-            table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
-    except (DatasetsError, OSError, ValueError, StopIteration) as error:  # the last of an empty file
+            if benchmark.file:
+                table = datasets.load_dataset("parquet", data_files=benchmark.file, split="train")
+            else:
+                table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
+            names = table.column_names
+    except (DatasetsError, OSError, ValueError) as error:
         raise _error(benchmark, _why_not_loaded(benchmark, error)) from error
     answer = "" if benchmark.choices else benchmark.answer
-    named = (benchmark.question, answer, benchmark.options, benchmark.id, *benchmark.choices)
-    columns = list(dict.fromkeys(filter(None, named)))
-    for column in columns:
-        if column not in table.column_names:
-            has = ", ".join(table.column_names)
-            raise _error(benchmark, f"{column!r} is not a column of {benchmark.file or benchmark.hub}; it has {has}")
-    return table.select_columns(columns)
+    for column in filter(None, (benchmark.question, answer, benchmark.options, benchmark.id, *benchmark.choices)):
+        if names and column not in names:
+            where = benchmark.file or benchmark.hub
+            raise _error(benchmark, f"{column!r} is not a column of {where}; it has {', '.join(names)}")
+    return table
 
 
 def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
@@ -106,7 +109,7 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
         return (
             f"{error}: no network, and not in the cache; load it once on a machine with network access and copy its "
             f"$HF_HOME/datasets to {datasets.config.HF_DATASETS_CACHE}, or give the data as {benchmark.name}=FILE "
-            f"({', '.join(READERS)}, with columns input and label)"
+            f"({', '.join(FILES)}, with columns input and label)"
         )
     reason = error if isinstance(error, DatasetNotFoundError) else error.__cause__ or error
     return f"{benchmark.file or benchmark.hub} cannot be read: {str(reason) or 'it is empty'}"
@@ -118,14 +121,14 @@ def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -
         # In the order of their hashes: a shuffle that is the same everywhere and does not depend on other rows.
         order = sorted(range(len(options)), key=lambda i: hashlib.sha256(f"{row_id}\n{i}".encode()).digest())
         return _listed([options[i] for i in order]), LETTERS[order.index(0)]
-    label = row[benchmark.answer]
+    label = row.get(benchmark.answer)
     if isinstance(label, list):
         label = label[0] if label else None
     if label is None:
         raise ValueError(f"has no label (column {benchmark.answer!r})")
     if not benchmark.options:
-        return "", str(label)
-    options = row[benchmark.options]
+        return "", data.label_text(label)
+    options = row.get(benchmark.options) or []
     if str(label) not in LETTERS[: len(options)]:
         raise ValueError(f"has {len(options)} options, but the label {label!r}")
     return _listed(options), str(label)
@@ -136,7 +139,7 @@ def _listed(options: list[str]) -> str:
 
 
 def _text(benchmark: Benchmark, row: dict[str, Any], column: str) -> str:
-    text = row[column]
+    text = row.get(column)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"has no text in column {column!r}: {text!r}")
     return text if benchmark.file else text.strip()

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from openrlhf_dbb.data import control_tokens
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.loading import Loaded
@@ -66,7 +67,8 @@ def prepare(
         chats = [[{"role": "user", "content": text}] for text in texts]
         texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    seen = {"texts": texts, "tokens": tokens, "max_new_tokens": max_new_tokens or benchmark.max_tokens}
+    notes = loaded.notes + control_tokens(f"benchmark {benchmark.name}", loaded.texts, tokenizer, applied)
+    seen = {"texts": texts, "tokens": tokens, "max_new_tokens": max_new_tokens or benchmark.max_tokens, "notes": notes}
     prompts = BenchmarkPrompts(**(vars(loaded) | seen), chat_template=applied)
     if model.context is not None and prompts.longest > model.context:
         raise UsageError(

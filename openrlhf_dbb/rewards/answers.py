@@ -13,7 +13,8 @@ SPECIAL_TOKENS = (
     "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|end|>", "<end_of_turn>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>", "<eos>", "<pad>",
 )  # fmt: skip
-# Only the end of a response without a box is read: on "$ $ $ ..." the patterns take quadratic time.
+# Only the end of a response without a box is read, and no box that is longer: on "$ $ $ ..." and on nested commands the
+# patterns take quadratic time, and Python reads no number of more than 4,300 digits.
 TAIL_CHARACTERS = 4000
 MINUS = "\u2212"
 _LATEX_SIGNS = str.maketrans(
@@ -139,13 +140,13 @@ def boxed(text: str) -> str:
 def label_expression(label: str) -> str:
     r"""Put a label into a box: of bare LaTeX such as ``2\sqrt{3}``, Math-Verify would read only the number 2."""
     text = label.strip()
-    content = last_box(text)
-    if content is not None:
-        return boxed(content)
-    inline = _INLINE_MATH.fullmatch(text)
-    if inline:
-        return boxed(inline[1])
-    return text if _DOLLAR.search(text) else boxed(text)
+    content, inline = last_box(text), _INLINE_MATH.fullmatch(text)
+    if content is None and inline:
+        content = inline[1]
+    value = _value(text if content is None else content)  # Math-Verify cannot read "5." or "50\u00b0"
+    if value is None and content is None and _DOLLAR.search(text):
+        return text
+    return boxed(value or content or text)
 
 
 def same_integer(answer: str, label: str) -> bool | None:
@@ -166,6 +167,8 @@ def final_answer(response: str, label: str, question: str = "") -> str | None:
     If the label is a value, only a value is an answer. A formula that is copied from the question is no answer.
     """
     box = last_box(response)
+    if len(box or "") > TAIL_CHARACTERS:
+        return None
     text = latex_signs(response[-TAIL_CHARACTERS:] if box is None else box)
     if is_value(label):
         answer = _value(text) or last_value(text)
@@ -197,6 +200,8 @@ def last_value(text: str) -> str | None:
 
 def _value(text: str) -> str | None:
     """Return a text that is one value and nothing else, in LaTeX; None for any other text."""
+    if len(text) > TAIL_CHARACTERS:
+        return None
     mixed = _MIXED.fullmatch(text.strip().strip("$"))
     if mixed:
         sign, whole, above, below = (part for part in mixed.groups() if part is not None)

@@ -57,14 +57,14 @@ def score(answer: str | None, label: str) -> float | None:
 
 
 def unreadable_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return the labels that Math-Verify cannot read, each with a reason. Values need no check.
+    """Return the labels that Math-Verify cannot read, each with a reason. Plain integers need no check.
 
     Raises:
         RuntimeError: no verifier process could start.
     """
-    formulas = [label for label in dict.fromkeys(labels) if not answers.is_value(label)]
+    asked = [label for label in dict.fromkeys(labels) if not answers.same_integer(label, label)]
     with ThreadPoolExecutor(_pool.size) as threads:
-        reasons = threads.map(_pool.why_unreadable, map(answers.label_expression, formulas))
-        unreadable = {label: why for label, why in zip(formulas, reasons, strict=True) if why is not None}
+        reasons = threads.map(_pool.why_unreadable, map(answers.label_expression, asked))
+        unreadable = {label: why for label, why in zip(asked, reasons, strict=True) if why is not None}
     _pool.close()
     return unreadable

@@ -1,75 +1,154 @@
-"""Tries a user's reward file before a training, in a process of its own.
+"""Checks reward functions: each result during a training, and the whole file before it, in a process of its own.
 
 The process imports the file as OpenRLHF does. Then it scores some prompts as if they were responses: a reward function
-that pays for a repeated question teaches the model to repeat it.
+that pays for a repeated question teaches the model to repeat it. Labels and empty responses are scored too.
 
-Usage: python -m openrlhf_dbb.rewards.reward_file FILE    [prompt, label] pairs in JSON on stdin; JSON on stdout
+Usage: python -m openrlhf_dbb.rewards.reward_file SECONDS    that process, as ``rewards.verifier_pool`` starts it
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import importlib.util
+import math
 import os
-import runpy
-import subprocess
 import sys
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb.errors import UsageError
+import numpy as np
 
-LIMIT_S = 120.0
+from openrlhf_dbb.errors import RunError, UsageError
+from openrlhf_dbb.estimators import RewardEstimator, RewardSupportError
+from openrlhf_dbb.rewards.verifier_pool import VerifierPool, serve
+
+LIMIT_S = 120.0  # for the import and the first verdicts
 TRIED_PROMPTS = 16
+_SCORING_S = 30.0  # a slow function is tried on fewer prompts
+Scored = tuple[float | None, float | None, dict[str, Any]]
 
 
-def check(file: str, prompts: Sequence[str], labels: Sequence[str]) -> str | None:
-    """Return a warning in one line if prompts are right as responses to themselves, or if the file fails on them.
+class RewardError(RunError):
+    """The reward function raised, or returned something that is not a reward."""
+
+
+def scored(reward_func: Callable[..., Any], file: str, query: str, prompt: str, label: Any) -> Scored:
+    """Call the reward function of a file for one response; return and raise the same as :func:`checked`."""
+    source = f"reward_func of {Path(file).name}"
+    try:
+        result = reward_func([query], [prompt], [label])
+    except (Exception, SystemExit) as error:  # asyncio would end its loop on SystemExit
+        raise RewardError(f"{source} failed: {_failure(error, file)}") from error
+    return checked(result, source)
+
+
+def checked(result: Any, source: str) -> Scored:
+    """Return reward, score and logs of one response; reward and score are finite, or both None for a missing one.
+
+    Args:
+        result: the return value of the reward function or server ``source`` for this response.
 
     Raises:
-        UsageError: the file cannot be imported, or has no reward_func.
+        RewardError: it is no dictionary with one finite number or None as "rewards" (and "scores").
     """
-    if Path(file).parent == Path(__file__).parent:  # the rewards of this package do not pay for a prompt
+    is_form = isinstance(result, dict) and "rewards" in result and isinstance(result.get("extra_logs"), dict | None)
+    reward, score = (_number(result.get(key)) for key in ("rewards", "scores")) if is_form else (math.nan, None)
+    if math.nan in (reward, score):
+        shown = " ".join(repr(result)[:200].split())[:80]
+        raise RewardError(f'{source} returned {shown}; return {{"rewards": [one number or None for each response]}}')
+    return reward, reward if reward is None or score is None else score, result.get("extra_logs") or {}
+
+
+def _number(value: Any) -> float | None:
+    """Return the number in a scalar, or in a list, array or tensor of one; None stays None, all else is math.nan."""
+    value = _plain(value)
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        value = _plain(value[0])
+    if value is None:
         return None
-    step = max(1, len(prompts) // TRIED_PROMPTS)
+    return float(value) if isinstance(value, (int, float)) and abs(value) <= sys.float_info.max else math.nan
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _failure(error: BaseException, file: str) -> str:
+    """Return an exception in one line, with the last line of the file that it came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)]
+    where = f" ({Path(file).name}, line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ") + where
+
+
+def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator) -> list[str]:
+    """Return a warning if prompts are right as responses to themselves.
+
+    Raises:
+        UsageError: the file cannot be imported, fails or hangs, or returns what is no reward for the estimator.
+    """
+    name, step = Path(file).name, max(1, len(prompts) // TRIED_PROMPTS)
     rows = list(zip(prompts, labels, strict=True))[::step][:TRIED_PROMPTS]
-    command = [sys.executable, "-m", "openrlhf_dbb.rewards.reward_file", file]
-    # Ray's workers have the driver's import path too.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(rows), env=environment, capture_output=True, text=True, timeout=LIMIT_S
+    with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")) as pool:
+        tried = pool.ask({"file": file, "rows": rows})
+    if "scores" not in tried:
+        raise UsageError(
+            tried.get("failed") or f"reward_func of {name}: {tried['unverified']}; call it by hand (docs/rewards.md)"
         )
-    except subprocess.TimeoutExpired:
-        return f"{Path(file).name} could not be tried: no result within {LIMIT_S:g} s"
-    if done.returncode != 0:
-        reason = (done.stderr.strip().splitlines() or [f"its process ended with code {done.returncode}"])[-1]
-        raise UsageError(f"--reward.remote_url {file}: {reason}")
-    scored = json.loads(done.stdout.splitlines()[-1])
-    about = f"{Path(file).name}, given the prompt itself as the response,"
-    if "failed" in scored:
-        return f"{about} failed: {scored['failed']}"
-    if not scored["paid"]:
-        return None
-    return (
-        f"{about} scores {scored['paid'] / len(rows):.0%} of {len(rows)} sampled prompts as right: the "
-        "model can learn to repeat the question; use a stricter reward, or ask for the answer in another form"
-    )
-
-
-def score_prompts(file: str, rows: list[list[str]]) -> dict[str, Any]:
-    """Import the file and return for how many prompts it pays as "paid", or an error as "failed"."""
-    reward_func = runpy.run_path(file)["reward_func"]
-    paid = 0
+    if not tried["scores"]:
+        raise UsageError(f"reward_func of {name} returned None for all responses that were tried")
     try:
+        estimator.check(np.array([tried["scores"]]))
+    except RewardSupportError as error:
+        raise UsageError(
+            f"reward_func of {name} returned the score {error.value:g}, and --estimator {estimator.name} needs "
+            f"{error.allowed}; change it, or give --estimator gaussian, point, or dbb with --dbb.partial_credit"
+        ) from error
+    warning = (
+        f"{name}, given the prompt itself as the response, scores {tried['paid'] / tried['prompts']:.0%} of "
+        f"{tried['prompts']} sampled prompts as right: the model can learn to repeat the question; use a stricter "
+        "reward, or ask for the answer in another form"
+    )
+    return [warning] if tried["paid"] else []
+
+
+# The functions below run in the process.
+
+
+def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Import the file and score some responses to prompts with labels.
+
+    Returns:
+        The "scores", the number of "prompts" tried, and of those whose repetition is "paid"; or why it "failed".
+    """
+    scores: list[float] = []
+    paid, prompts, began = 0, 0, time.monotonic()
+    try:
+        spec: Any = importlib.util.spec_from_file_location("reward_func", file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        reward_func: Any = getattr(module, "reward_func", None)
+        if not callable(reward_func):
+            return {"failed": f"{file} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)"}
         for prompt, label in rows:
-            (reward,) = reward_func([prompt + prompt], [prompt], [label])["rewards"]
-            paid += reward is not None and float(reward) >= 1
-    except Exception as error:
-        return {"failed": f"{type(error).__name__}: {error}".splitlines()[0]}
-    return {"paid": paid}
+            tried = [scored(reward_func, file, prompt + text, prompt, label) for text in (prompt, label, "")]
+            scores += [score for _, score, _ in tried if score is not None]
+            paid += (tried[0][0] or 0) >= 1
+            prompts += 1
+            if time.monotonic() - began > _SCORING_S:
+                break
+    except RewardError as error:
+        return {"failed": str(error)}
+    except (Exception, SystemExit) as error:
+        return {"failed": f"{file} failed: {_failure(error, file)}"}
+    return {"scores": scores, "prompts": prompts, "paid": paid}
 
 
 if __name__ == "__main__":
-    print(json.dumps(score_prompts(sys.argv[1], json.load(sys.stdin))), flush=True)
-    os._exit(0)  # threads of the file must not keep the process
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the file prints
+    with ThreadPoolExecutor(1) as thread:  # OpenRLHF calls reward functions in threads, where no signal can be handled
+        serve(float(sys.argv[1]), "json", lambda **tried: thread.submit(try_file, **tried).result(), memory=None)

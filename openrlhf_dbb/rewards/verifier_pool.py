@@ -17,15 +17,18 @@ import logging
 import os
 import queue
 import resource
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 MATH_WORKER, TASK_WORKER = "openrlhf_dbb.rewards.verifier_pool", "openrlhf_dbb.tasks"  # modules
 SECONDS_VARIABLE = "OPENRLHF_DBB_VERIFIER_SECONDS"
 START_LIMIT_S = 120.0  # the import of Math-Verify takes long while all other processes of a training start
+GRACE_S = 1.0  # for the process to end by its own alarm
 MEMORY_BYTES = 4 * 1024**3
 
 logger = logging.getLogger(__name__)
@@ -88,11 +91,12 @@ class VerifierPool:
         try:
             if process is None or process.poll() is not None:  # it may have been killed while it was idle
                 process = self._start()
-            reply = _exchange(process, json.dumps(request) + "\n")
+            began = time.monotonic()
+            reply = _exchange(process, json.dumps(request) + "\n", self.time_limit_s)
             if reply is not None:
                 reusable = process
                 return reply
-            limit = process.wait() == -signal.SIGALRM
+            limit = time.monotonic() - began >= self.time_limit_s
             return {"unverified": f"no reply within {self.time_limit_s} s" if limit else "its process ended"}
         finally:
             # After an interrupt too: a late reply must not answer the next request.
@@ -104,29 +108,40 @@ class VerifierPool:
         command = [sys.executable, "-m", self._worker, str(self.time_limit_s)]
         # With a fixed hash seed every process makes the same problems.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "0"}
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
-        if _exchange(process, "") is None:
+        # In a session of its own it is ended with its children, and Ctrl-C reaches the parent alone.
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        )
+        if _exchange(process, "", START_LIMIT_S) is None:
             _end(process)
             raise RuntimeError(f"{' '.join(command)} did not start, its error is on stderr; is its package installed?")
         return process
 
 
-def _exchange(process: subprocess.Popen[str], request: str) -> dict[str, Any] | None:
-    """Send a request, or nothing, and return the next reply; None if the process has ended."""
+def _exchange(process: subprocess.Popen[str], request: str, seconds: float) -> dict[str, Any] | None:
+    """Send a request, or nothing, and return the next reply; None if the process has ended or does not reply."""
     assert process.stdin is not None and process.stdout is not None
+    replies = select.poll()
+    replies.register(process.stdout, select.POLLIN)
     try:
         process.stdin.write(request)
         process.stdin.flush()
-        line = process.stdout.readline()
     except BrokenPipeError:
         return None
+    # Its own alarm ends the process first, unless a verifier has reset it or a child of the process keeps the pipe.
+    if not replies.poll(1000 * (seconds + GRACE_S)):
+        return None
+    line = process.stdout.readline()
     return json.loads(line) if line.endswith("\n") else None
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    with contextlib.suppress(BrokenPipeError):  # a request that the process has not read
-        process.communicate()  # closes the pipes
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in filter(None, (process.stdin, process.stdout)):
+        with contextlib.suppress(BrokenPipeError):  # a request that the process has not read
+            pipe.close()
 
 
 # The functions below run in the verifier process.
@@ -160,25 +175,28 @@ def reply_to(label: str, answer: str | None = None) -> dict[str, Any]:
         return {failed: repr(error)}
 
 
-def serve(seconds: float, library: str, reply_to: Callable[..., dict[str, Any]]) -> None:
+def serve(
+    seconds: float, library: str, reply_to: Callable[..., dict[str, Any]], memory: int | None = MEMORY_BYTES
+) -> None:
     """Import the library, then answer requests until stdin closes; stdin closes too when the parent is killed."""
     # Nobody handles the alarm, so it ends the process even within a computation in C, also after the parent's death.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-    signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     sys.set_int_max_str_digits(0)  # the time limit bounds long numbers
     # Only replies may go into the pipe. What a library prints goes to stderr.
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     importlib.import_module(library)  # before the first request, whose time it would take
     logging.disable(logging.WARNING)  # Math-Verify warns that it has no time limit
-    signal.setitimer(signal.ITIMER_REAL, 0)
     print("{}", file=replies, flush=True)
+    serving = os.getpid()
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         reply = reply_to(**json.loads(line))
+        if os.getpid() != serving:  # a child that the verifier has forked
+            os._exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(reply), file=replies, flush=True)
 

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import runpy
 import traceback
 import warnings
@@ -98,6 +99,7 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     Raises:
         UsageError: OpenRLHF refuses the arguments.
     """
+    flags = dict(vars(args))
     names: dict[str, Any] = {"args": args, "hierarchize": load("openrlhf.utils.config", "hierarchize")}
     form, attention = getattr(args, _FORM), getattr(args, _ATTENTION)
     # OpenRLHF asserts that a group has several rollouts, which our baselines do not need. It does not for "reinforce".
@@ -109,14 +111,15 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
         _run_main_block(before_parsing=False, names=names)
     except ModuleNotFoundError as error:  # --use_ms imports modelscope
         raise UsageError(f"--use_ms: the package {error.name} is not installed; install it, or leave it out") from error
-    except AssertionError as error:
-        raise UsageError(str(error) or "OpenRLHF cannot work with these flags") from error
     except Exception as error:
         line = max(call.lineno or 0 for call in traceback.extract_tb(error.__traceback__) if call.filename == COMMAND)
-        statement = _file(COMMAND).read_text(encoding="utf-8").splitlines()[line - 1].strip()
-        raise UsageError(
-            f"OpenRLHF cannot work with these flags: {type(error).__name__}: {error}, at: {statement}"
-        ) from error
+        nodes = ast.walk(ast.parse(_file(COMMAND).read_text(encoding="utf-8")))
+        [*_, innermost] = [n for n in nodes if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or line)]
+        statement = ast.unparse(innermost.test if isinstance(innermost, ast.Assert) else innermost).splitlines()[0]
+        named = dict.fromkeys(re.findall(r"args\.([\w.]+)", statement))
+        values = ", ".join(f"--{flag} {flags[flag]}" for flag in named if flag in flags) or "these flags"
+        why = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}, at: {statement}"
+        raise UsageError(f"OpenRLHF cannot work with {values}: {why or statement}; change one of them") from error
     names["args"].algo.advantage.estimator = form
     names["args"].ds.attn_implementation = attention
     return names["args"]

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import tasks
+from openrlhf_dbb import data, tasks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 from openrlhf_dbb.presets import read_toml
 
-READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-"""Name in ``datasets`` of the reader of a file, by suffix."""
+FILES = (*data.TEXT_FILES, ".parquet")
+"""Suffixes of data files."""
 
 NAMES = ("math500", "minerva", "aime24", "aime25", "amc24", "olympiad", "mmlu_pro", "gpqa_diamond", "bbh")
 """The columns of the paper's Table 1, in its order."""
@@ -32,7 +32,7 @@ class Benchmark:
     source: str = ""  # whose definition is followed
     hub: str = ""  # id on the Hugging Face hub, a local folder laid out like one, or a spec; "" with ``file``
     revision: str = "main"  # the hub's commit; "main" is the newest
-    file: str = ""  # a JSON lines, JSON or Parquet file; "" with ``hub``
+    file: str = ""  # a JSON lines, JSON, CSV or Parquet file; "" with ``hub``
     configs: tuple[str, ...] = ()  # of the hub data set, concatenated in this order; () for the default one
     forms: tuple[str, ...] = ()  # text for ``{form}`` in the template, one for each configuration
     split: str = "train"
@@ -84,7 +84,7 @@ def find(text: str) -> Benchmark:
     if not text.endswith(".toml"):
         raise UsageError(
             f"unknown benchmark {text!r}; available: {', '.join(NAMES)}; "
-            "or NAME=FILE (.jsonl, .json, .parquet), or the path of a benchmark's .toml file"
+            f"or NAME=FILE ({', '.join(FILES)}), or the path of a benchmark's .toml file"
         )
     return read(Path(text))
 
@@ -116,7 +116,7 @@ def check(benchmark: Benchmark, where: str) -> None:
     kinds = ", ".join(VERIFIERS)
     mistakes = (
         (bool(benchmark.hub) == bool(benchmark.file), "give either hub = (a data set's id) or file = (a data file)"),
-        (file and file.suffix not in READERS, f"the name of data file {file} must end in {', '.join(READERS)}"),
+        (file and file.suffix not in FILES, f"the name of data file {file} must end in {', '.join(FILES)}"),
         (file and not file.is_file(), f"there is no data file {file}"),
         (benchmark.verifier not in VERIFIERS, f"verifier must be one of {kinds}, got {benchmark.verifier!r}"),
         ("{question}" not in template, "the template has no {question}"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from openrlhf_dbb.rewards.answers import FONT, boxes
+from openrlhf_dbb.rewards.answers import FONT, TAIL_CHARACTERS, boxes
 
 SAID_CHARACTERS = 400
+_NESTED = 8  # fonts inside of each other; a pass takes time in proportion to the text
 
 _NOUN = r"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice))"
 _VERB = r"(?:\s+(?:is|are|was|would\s+be|should\s+be|must\s+be|will\s+be|has\s+to\s+be)\b\s*:?|\s*[:=])"
@@ -40,15 +41,15 @@ def plain(text: str) -> str:
         >>> plain(r"**Answer:** $\boxed{\textbf{\text{B}}}$")
         'Answer: \\boxed{B}'
     """
-    fonts = 1
-    while fonts:  # \textbf{\text{B}}
-        text, fonts = FONT.subn(r"\1", text)
+    for _ in range(_NESTED):  # \textbf{\text{B}}
+        text = FONT.sub(r"\1", text)
     return _MARKUP.sub("", text)
 
 
 def stated(text: str) -> list[Said]:
-    """Return the statements of an answer in plain ``text``, in order; unclosed boxes do not count."""
-    found = [(start, Said(text[start:end], True)) for start, end in boxes(text)]
+    """Return the statements of an answer in plain ``text``, in order, without boxes that are unclosed or very long."""
+    short = ((start, end) for start, end in boxes(text) if end - start <= TAIL_CHARACTERS)
+    found = [(start, Said(text[start:end], True)) for start, end in short]
     for statement in _STATEMENT.finditer(text):
         line = text[statement.end() : statement.end() + SAID_CHARACTERS].lstrip().split("\n", 1)[0].strip()
         if line and not line.startswith("\\boxed"):
