@@ -15,7 +15,7 @@ from openrlhf_dbb.terminal import shown
 
 PORT = 8642
 
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _GRACE_S = 1  # for answers under way when the server is to end
 
 
@@ -47,12 +47,15 @@ def _run(store: PosteriorStore, listener: socket.socket, host: str) -> None:
 
     api = Api(store, live=True)
     api.refresh()  # A store that cannot be read is an error now, not a page that shows nothing.
-    name = socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    machine = socket.gethostname().lower()
+    name = machine if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host.lower()
     url = f"http://{name}:{listener.getsockname()[1]}/"
     print(f"{shown(store.location, width=None)} is shown at {url} (Ctrl-C ends it)", flush=True)
+    local = name in _LOCAL_NAMES
+    app = application(api, _LOCAL_NAMES if local else (*_LOCAL_NAMES, machine, name), any_address=not local)
     config = uvicorn.Config(
-        application(api, _LOCAL_NAMES if host in _LOCAL_NAMES else ()), log_level="warning", access_log=False,
-        lifespan="off", timeout_graceful_shutdown=_GRACE_S, server_header=False,
+        app, http="h11", ws="none", log_level="warning", access_log=False, lifespan="off",
+        timeout_graceful_shutdown=_GRACE_S, server_header=False,
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to end.
         uvicorn.Server(config).run(sockets=[listener])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Collection
+from ipaddress import ip_address
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,10 +25,16 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
+_HOST = re.compile(r"(\[[^][]*\]|[^][:]*)(?::\d{1,5})?")  # name or address, then a port, which a tunnel may change
 
 
-def application(api: Api, hosts: Collection[str] = ()) -> Any:
-    """Return the ASGI application; ``hosts`` are the names by which a browser may call it, none: any."""
+def application(api: Api, names: Collection[str], *, any_address: bool = False) -> Any:
+    """Return the ASGI application.
+
+    Args:
+        names: by which a browser may call it, in lower case; IPv6 addresses in brackets.
+        any_address: a browser may also call it by any IPv4 or IPv6 address.
+    """
     html = page.render("openrlhf-dbb", {"live": True})
     policy = f"{page.policy(live=True)}; frame-ancestors 'none'"
 
@@ -43,9 +51,12 @@ def application(api: Api, hosts: Collection[str] = ()) -> Any:
         return Response(content, media_type="application/json")
 
     async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        name = request.url.hostname
-        # A page of another site that makes its own name resolve to this host calls it by that name.
-        if hosts and name not in hosts:
+        # A page of another site that makes its own name resolve to this host calls it by that name. Starlette's
+        # request.url takes a Host that it cannot parse as absent.
+        sent = request.headers.getlist("host")
+        found = _HOST.fullmatch(sent[0].lower()) if len(sent) == 1 else None
+        if found is None or not (found[1] in names or (any_address and _is_address(found[1]))):
+            name = ", ".join(sent)
             response = _refusal(403, f"this server is not called {name!r}; open the address that it printed")
         else:
             response = await call(request)
@@ -58,6 +69,14 @@ def application(api: Api, hosts: Collection[str] = ()) -> Any:
         routes=[Route("/", show_page, methods=["GET"]), Route("/api/{path:path}", answer, methods=["GET"])],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
     )
+
+
+def _is_address(host: str) -> bool:
+    """Return whether a host is an IP address, which no other site can make its own."""
+    try:
+        return ip_address(host.strip("[]")).version == (6 if host.startswith("[") else 4)
+    except ValueError:
+        return False
 
 
 def _refusal(status: int, text: str) -> Response:
