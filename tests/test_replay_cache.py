@@ -1,11 +1,13 @@
 """The cache of old rollouts, which of them are replayed, and their advantages."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
 
 from openrlhf_dbb.core.replay_cache import CachedRollout, ReplayCache, highest, replay_advantages
+from openrlhf_dbb.errors import RunError
 
 
 def rollout(reward, prompt=2, response=3, token=7):
@@ -61,6 +63,35 @@ def test_a_file_holds_everything(tmp_path):
         assert all(same(*pair) for pair in zip(loaded.rollouts_of(prompt), cache.rollouts_of(prompt), strict=True))
     loaded.add(17, rollout(5.0))
     assert rewards(loaded, 17) == [3, 4, 5]
+    filled(3, {}).save(tmp_path / "empty")
+    assert ReplayCache.load(tmp_path / "empty", 3).rollouts == 0
+
+
+class Bomb:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return self.path.touch, ()
+
+
+@pytest.mark.parametrize("kind", ["pickle", "npy", "npz", "other", "zip", "missing"])
+def test_a_file_runs_no_code(tmp_path, kind):
+    file, proof = tmp_path / "cache", tmp_path / "proof"
+    array = np.array([Bomb(proof)], dtype=object)
+    write = {
+        "pickle": lambda content: pickle.dump(Bomb(proof), content),
+        "npy": lambda content: np.save(content, array),
+        "npz": lambda content: np.savez(content, rows=array),
+        "other": lambda content: np.savez(content, rows=np.arange(3), tokens=np.arange(3)),
+        "zip": lambda content: content.write(b"PK\x03\x04"),
+    }
+    if kind != "missing":
+        with file.open("wb") as content:
+            write[kind](content)
+    with pytest.raises(RunError, match=rf"^{file} cannot be read: .* --warm_start"):
+        ReplayCache.load(file, 3)
+    assert not proof.exists()
 
 
 @pytest.mark.parametrize(("count", "expected"), [(2, [1, 3]), (4, [1, 3, 4, 5]), (5, [0, 1, 3, 4, 5])])

@@ -5,8 +5,8 @@ finished. The layout of the checkpoint folder:
 
     _actor/global_step8/                 the files of all ranks, written by DeepSpeed
     _actor/global_step8/manifest.json    step, run, and size and digest of every file
-    replay/global_step8.pickle           the replay cache, if there is one
-    drift/global_step8.pickle            each prompt's newest rollout, if the estimator reads the policy's drift
+    replay/global_step8.npz              the replay cache, if there is one
+    drift/global_step8.npz               each prompt's newest rollout, if the estimator reads the policy's drift
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def actor_folder(folder: Path, tag: str = "") -> Path:
 
 def replay_file(folder: Path, step: int) -> Path:
     """Return the path of the replay cache of a checkpoint."""
-    return folder / "replay" / f"global_step{step}.pickle"
+    return folder / "replay" / f"global_step{step}.npz"
 
 
 def drift_file(folder: Path, step: int) -> Path:
     """Return the path of each prompt's newest rollout at a checkpoint."""
-    return folder / "drift" / f"global_step{step}.pickle"
+    return folder / "drift" / f"global_step{step}.npz"
 
 
 _BESIDE = (replay_file, drift_file)
