@@ -12,6 +12,7 @@ from store_invariants import check
 from openrlhf_dbb import Posteriors, estimators
 from openrlhf_dbb.core.step import StepExtras
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
+from openrlhf_dbb.lab import recorded
 from openrlhf_dbb.storage import StoreError, open_store
 
 PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
@@ -171,6 +172,29 @@ def test_an_estimator_of_ones_own_is_an_object_and_is_found_again(new_url, monke
         assert posteriors.observe(1, *group(0, [1, 1])).mean.tolist() == [0.9, 0.9]
     with Posteriors.resume(url, "demo", *DATA) as posteriors:
         assert posteriors.estimator == Mine(discount=0.25)
+
+
+def test_a_module_that_a_database_names_is_imported_only_if_somebody_here_has_named_it(new_url, tmp_path, monkeypatch):
+    url, proof = new_url("sqlite"), tmp_path / "proof"
+    (tmp_path / "theirs.py").write_text(
+        f"open({str(proof)!r}, 'w')\nfrom openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli as Theirs\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("theirs:Theirs", "theirs.py:Theirs"):
+        with open_store(url) as store:
+            arguments = {"estimator_version": Mine.version, "parameters": {}, "state_fields": ("alpha", "beta")}
+            text = dict.fromkeys(("model", "dataset", "dataset_digest", "reward"), "")
+            run = store.create_run(name, estimator=name, **arguments, **text, config={})
+            run.release()
+        module = name.partition(":")[0]
+        with pytest.raises(ValueError, match=f"estimator '{name}', .* give --estimator {name}, or import {module}"):
+            Posteriors.resume(url, name, *DATA)
+        assert recorded.own_estimator(run.record) is None
+    assert not proof.exists()
+    estimators.get("theirs:Theirs")
+    with Posteriors.resume(url, "theirs:Theirs", *DATA) as posteriors:
+        assert posteriors.estimator == estimators.build("dbb") and proof.exists()
+    monkeypatch.delitem(sys.modules, "theirs")
 
 
 BAD = [

@@ -176,13 +176,15 @@ class Posteriors:
             take_over: continue a run whose owner is on another machine and known to be dead.
 
         Raises:
-            ValueError: the run's estimator is not installed, or its stored state is of another version.
+            ValueError: the run's estimator is not installed, the module of its ``package.module:Class`` is not
+                imported, or its stored state is of another version.
             storage.StoreError: the run does not exist, has finished, is owned by a living process, or has not reached
                 ``step``.
         """
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
+            estimators.check_stored(record.estimator)
             estimator = estimators.build(record.estimator, **record.parameters)
             if (record.estimator_version, record.state_fields) != (estimator.version, tuple(estimator.state_fields)):
                 raise ValueError(

@@ -17,7 +17,7 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading, prompting
-from openrlhf_dbb.evaluation.evaluated_model import Model
+from openrlhf_dbb.evaluation.evaluated_model import Model, refuse_code
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.rewards import reward_file
@@ -136,8 +136,11 @@ def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:
     from transformers import AutoConfig
 
     name = args.actor.model_name_or_path
+    for section in () if args.trust_remote_code else ("actor", "reward", "critic"):
+        if model := getattr(args, section).model_name_or_path:  # OpenRLHF would run a model's code without a question
+            refuse_code(f"--{section}.model_name_or_path", model)
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=True)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=args.trust_remote_code)
         tokenizer = get_tokenizer(name, None, "left", None, use_fast=not args.data.disable_fast_tokenizer)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -159,7 +162,7 @@ def _loaded(flag: str, name: str, args: SimpleNamespace, backend: LightBackend) 
     try:
         with upstream.quiet():
             return load(args, backend, flag)
-    except (DatasetsError, FileNotFoundError, ConnectionError) as error:
+    except (DatasetsError, FileNotFoundError, ConnectionError, RuntimeError) as error:  # the last: a loading script
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--{flag} {name} cannot be loaded: {reason}") from error
 

@@ -81,7 +81,7 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
             table = datasets.load_dataset(reader, data_files=benchmark.file, split="train")
         else:
             table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
-    except (DatasetsError, OSError, ValueError, StopIteration) as error:  # the last of an empty file
+    except (DatasetsError, OSError, ValueError, RuntimeError, StopIteration) as error:  # the last of an empty file
         raise _error(benchmark, _why_not_loaded(benchmark, error)) from error
     answer = "" if benchmark.choices else benchmark.answer
     named = (benchmark.question, answer, benchmark.options, benchmark.id, *benchmark.choices)

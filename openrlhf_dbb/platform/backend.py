@@ -37,7 +37,8 @@ class Backend(DeepspeedStrategy):
             if self.args.ckpt.save_adapter:
                 return super().save_model(model, tokenizer, output_dir, **kwargs)
             model = policy = MergedModel(policy, keep=self.is_rank_0())
-        original = AutoConfig.from_pretrained(self.args.actor.model_name_or_path, trust_remote_code=True).dtype
+        trusted = {"trust_remote_code": self.args.trust_remote_code}
+        original = AutoConfig.from_pretrained(self.args.actor.model_name_or_path, **trusted).dtype
         dtype = (getattr(torch, original) if isinstance(original, str) else original) or policy.dtype
         trained, save = policy.config.dtype, policy.save_pretrained
 
