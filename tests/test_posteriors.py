@@ -197,6 +197,17 @@ def test_a_module_that_a_database_names_is_imported_only_if_somebody_here_has_na
     monkeypatch.delitem(sys.modules, "theirs")
 
 
+def test_no_secret_is_stored(new_url):
+    url = "http://me:hunter2/x@h/a?token=hunter2,https://hunter2@h/b#hunter2"
+    config = {"a": [{"api_key": "hunter2"}, (url,)], "hub_token": "hunter2", "empty_token": None, "label_key": "answer"}
+    text = dict.fromkeys(("model", "dataset", "reward"), url)
+    with Posteriors.create(new_url("sqlite"), "demo", *DATA, **text, config=config) as posteriors:
+        record, masked = posteriors.run.record, "http://***@h/a?***,https://***@h/b#***"
+    assert (record.model, record.dataset, record.reward) == (masked,) * 3
+    hidden = {"a": [{"api_key": "***"}, [masked]], "hub_token": "***", "empty_token": None, "label_key": "answer"}
+    assert record.config == hidden
+
+
 BAD = [
     ((2, *group(0, [1])), "run 'demo' is at step 0; the next step is 1, not 2"),
     ((1, ["1+1="], ["2"], [1, 0]), r"rewards has shape \(2,\); pass one value for each of the 1 rollouts"),

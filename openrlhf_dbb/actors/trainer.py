@@ -76,6 +76,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # Upstream never lets vLLM end a response at once, although the trained policy may. A response that is never
         # sampled is never corrected: where advantages do not sum to zero, all-wrong groups push probability to it.
         generate_kwargs["min_new_tokens"] = 0
+        upstream.mask_trackers()
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         self._held_out, self._benchmarks = self.eval_dataloader, benchmarks
         self.eval_dataloader = self._held_out or self._benchmarks  # upstream asks only whether there is any data

@@ -14,6 +14,7 @@ from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings,
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.machine import use_rays_interface
 from openrlhf_dbb.platform.weights import Parameter
+from openrlhf_dbb.secrets import without_passwords
 
 with cpu.lean_imports():
     import vllm
@@ -139,7 +140,7 @@ class StrictRolloutActor(PlatformRolloutActor):
                 [result] = await executor._fetch_rewards_via_http(*request)
         except Exception:  # upstream's executor would log it and go on without a reward
             text = f"the reward function failed on prompt {prompt[:80]!r}:\n{traceback.format_exc()}"
-            raise RewardError(text) from None
+            raise RewardError(without_passwords(text)) from None
         return _checked(result, prompt)
 
     async def _group_of_agents(

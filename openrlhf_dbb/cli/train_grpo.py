@@ -34,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from openrlhf_dbb.driver import arguments, cluster, launch, preflight, printed
     from openrlhf_dbb.errors import RunError, UsageError
+    from openrlhf_dbb.secrets import without_passwords
     from openrlhf_dbb.storage import StoreError
 
     try:
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         ray_start = cluster.RayStart(settings)
         settings, start = preflight.prepare(settings, resumed, functools.partial(cluster.make_ready, ray_start))
     except (UsageError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(without_passwords(f"error: {error}"), file=sys.stderr)
         return REFUSED
     print(printed.plan(settings, start), flush=True)
     if ray_start.joins:
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
             return 130
         # Ray hands over the exceptions of an actor with the actor's traceback in their text.
         if isinstance(error, (UsageError, RunError, StoreError)):
-            print(f"error: {getattr(error, 'cause', error)}", file=sys.stderr)
+            print(without_passwords(f"error: {getattr(error, 'cause', error)}"), file=sys.stderr)
             return 1
         raise
     finally:

@@ -23,6 +23,7 @@ from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Sco
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_features import text_features
+from openrlhf_dbb.secrets import without_passwords, without_secrets
 
 _NO_EXTRAS = StepExtras()
 
@@ -119,7 +120,8 @@ class Posteriors:
                 label.
             warm_start_weight: in (0, 1], multiplies the imported counts.
             warm_start_store: the store of the other run, if it is not ``store``.
-            model, dataset, reward, method, config: stored with the run; must hold no secrets.
+            model, dataset, reward, method, config: stored with the run; passwords, queries of URLs, and entries of
+                ``config`` that are named as a key, token or password are masked.
 
         Raises:
             ValueError: the estimator is unknown, or a parameter is out of range.
@@ -137,11 +139,11 @@ class Posteriors:
                 estimator_version=estimator.version,
                 parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
                 state_fields=estimator.state_fields,
-                model=model,
-                dataset=dataset,
+                model=without_passwords(model),
+                dataset=without_passwords(dataset),
                 dataset_digest=steps.dataset_digest(prompts, labels),
-                reward=reward,
-                config=config or {},
+                reward=without_passwords(reward),
+                config=without_secrets(config or {}),
                 method=method,
             )
             undo.callback(run.discard)  # a later resume must not find a run that never began

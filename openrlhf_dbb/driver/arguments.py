@@ -25,7 +25,7 @@ from openrlhf_dbb.driver.settings import COMMAND_LINE, Settings
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.presets import smollm2
-from openrlhf_dbb.terminal import without_passwords
+from openrlhf_dbb.secrets import masked_words
 
 MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
@@ -74,9 +74,8 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
                 values[flag], origin[flag] = value, "--data.prompt_dataset"
     _fill_placeholders(values)
     _derive(values, origin)
-    key = values["logger.wandb.key"]
-    words = ["openrlhf-dbb", "train", *(word.replace(key, "KEY") if key else word for word in argv)]
-    settings = Settings(values, origin, on_cpu, machine.look(), without_passwords(shlex.join(words)))
+    command = shlex.join(["openrlhf-dbb", "train", *masked_words(argv)])
+    settings = Settings(values, origin, on_cpu, machine.look(), command)
     _ = settings.parameters, settings.strategy  # checks them
     args = upstream.finish_arguments(
         argparse.Namespace(**settings.values), group_baseline=chosen.estimator == NO_ESTIMATOR

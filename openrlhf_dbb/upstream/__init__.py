@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
 import runpy
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.secrets import masked_words, without_secrets
 from openrlhf_dbb.upstream.deferred import deferring
 
 CHECKED_VERSIONS = ("0.11.2",)
@@ -173,6 +176,21 @@ def replace(module: ModuleType, name: str, replacement: Any) -> None:
     if not hasattr(module, name):
         raise UsageError(f"openrlhf no longer has {module.__name__}.{name}; use {CHECKED_VERSIONS[-1]}")
     setattr(module, name, replacement)
+
+
+@functools.cache
+def mask_trackers() -> None:
+    """Keep secrets from W&B, to which OpenRLHF sends its arguments, and which reads the command line by itself."""
+    from openrlhf.utils.logging_utils import WandbLogger
+
+    begin = WandbLogger.__init__
+
+    def masked(logger: Any, args: SimpleNamespace) -> None:
+        os.environ.setdefault("WANDB_API_KEY", args.logger.wandb.key)
+        sys.argv[1:] = masked_words(sys.argv[1:])
+        begin(logger, without_secrets(args))
+
+    WandbLogger.__init__ = masked
 
 
 def _no_bar(*args: Any, **options: Any) -> Any:

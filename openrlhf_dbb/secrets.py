@@ -1,0 +1,56 @@
+"""Masks passwords, tokens and keys in whatever is stored, shown, or sent to a tracker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+MASK = "***"
+_REST = r"(?:(?!,[\w+.-]+://)\S)"  # a character of a URL, which ends at a space or at a comma and another URL
+_USER = re.compile(rf"(?<=://){_REST}*@")
+_QUERY = re.compile(rf"(://(?:(?![?#]){_REST})*[?#])(?!\*\*\*){_REST}+")
+_SECRET = re.compile(r"(^|\.)key$|(api|access|secret|private)_?key$|(token|password|secret|store\.url|warm_start_url)$")
+
+
+def without_passwords(text: str) -> str:
+    """Return the text with user, password, query and fragment of every URL in it masked.
+
+    Example:
+        >>> without_passwords("reward http://ann:p@ss/w@host/score?token=1,http://other/score#2")
+        'reward http://***@host/score?***,http://other/score#***'
+    """
+    return _QUERY.sub(rf"\1{MASK}", _USER.sub(f"{MASK}@", text))
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Return a value with its URLs masked, and what has the name of a key, a token or a store's URL as a whole.
+
+    Example:
+        >>> without_secrets({"hub_token": "hf_1", "input_key": "question", "files": ["s3://key:secret@bucket/a"]})
+        {'hub_token': '***', 'input_key': 'question', 'files': ['s3://***@bucket/a']}
+    """
+    if value and _SECRET.search(name):
+        return MASK
+    if isinstance(value, str):
+        return without_passwords(value)
+    if isinstance(value, SimpleNamespace):
+        return SimpleNamespace(**without_secrets(vars(value)))
+    if isinstance(value, Mapping):
+        return {key: without_secrets(entry, str(key)) for key, entry in value.items()}
+    return [without_secrets(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def masked_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line without secrets.
+
+    Example:
+        >>> masked_words(["--logger.wandb.key", "1", "--store.url=host=h password=1", "--eval.dataset", "a.jsonl"])
+        ['--logger.wandb.key', '***', '--store.url=***', '--eval.dataset', 'a.jsonl']
+    """
+    masked = []
+    for before, word in zip(("", *words), words, strict=False):
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        masked.append(f"{flag}{equals}{without_secrets(value, flag or before)}")
+    return masked
