@@ -55,31 +55,22 @@ def refuse_code(flag: str, name: str) -> None:
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
         return cast("str | None", cached_file(model, file, **quiet))
 
+    def values(path: str) -> Any:
+        return json.loads(Path(path).read_bytes())
+
     try:
-        models = {name}
-        if adapter := found(name, ADAPTER):
-            models.add(json.loads(Path(adapter).read_text())["base_model_name_or_path"])
-        for model in models:
-            paths = [path for file in _MAY_NAME_CODE if (path := found(model, file)) and _names_code(path)]
-            if paths := paths or list(filter(None, [found(model, "custom_generate/generate.py")])):
+        adapter = found(name, ADAPTER)
+        for model in (name, values(adapter)["base_model_name_or_path"]) if adapter else (name,):
+            configurations = [path for file in _MAY_NAME_CODE if (path := found(model, file))]
+            named = [path for path in configurations if '"auto_map": ' in json.dumps(values(path))]  # at any depth
+            if code := next(iter(named), None) or found(model, "custom_generate/generate.py"):
                 raise UsageError(
-                    f"{flag} {name} brings code along, named in {paths[0]}, which loading would run; read the code and "
+                    f"{flag} {name} brings code along, named in {code}, which loading would run; read the code and "
                     "give --trust_remote_code, or name another model"
                 )
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"{flag} {name} cannot be loaded: {reason}; name a folder, or OWNER/NAME") from error
-
-
-def _names_code(path: str) -> bool:
-    named: list[Any] = []
-
-    def look(entries: dict[str, Any]) -> dict[str, Any]:
-        named.append(entries.get("auto_map"))
-        return entries
-
-    json.loads(Path(path).read_bytes(), object_hook=look)
-    return any(named)
 
 
 def find(name: str, *, trusted: bool = False) -> Model:

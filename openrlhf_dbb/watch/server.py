@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection
-from ipaddress import ip_address
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,16 +24,10 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-_HOST = re.compile(r"(\[[^][]*\]|[^][:]*)(?::\d{1,5})?")  # name or address, then a port, which a tunnel may change
 
 
-def application(api: Api, names: Collection[str], *, any_address: bool = False) -> Any:
-    """Return the ASGI application.
-
-    Args:
-        names: by which a browser may call it, in lower case; IPv6 addresses in brackets.
-        any_address: a browser may also call it by any IPv4 or IPv6 address.
-    """
+def application(api: Api, hosts: re.Pattern[str]) -> Any:
+    """Return the ASGI application; ``hosts`` matches the Host headers by which a browser may call it."""
     html = page.render("openrlhf-dbb", {"live": True})
     policy = f"{page.policy(live=True)}; frame-ancestors 'none'"
 
@@ -51,13 +44,11 @@ def application(api: Api, names: Collection[str], *, any_address: bool = False) 
         return Response(content, media_type="application/json")
 
     async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        sent = request.headers.getlist("host")
         # A page of another site that makes its own name resolve to this host calls it by that name. Starlette's
         # request.url takes a Host that it cannot parse as absent.
-        sent = request.headers.getlist("host")
-        found = _HOST.fullmatch(sent[0].lower()) if len(sent) == 1 else None
-        if found is None or not (found[1] in names or (any_address and _is_address(found[1]))):
-            name = ", ".join(sent)
-            response = _refusal(403, f"this server is not called {name!r}; open the address that it printed")
+        if len(sent) != 1 or not hosts.fullmatch(sent[0]):
+            response = _refusal(403, f"this server is not called {', '.join(sent)!r}; open the address that it printed")
         else:
             response = await call(request)
         # The page sets its own policy; every other response gets the strict one.
@@ -69,14 +60,6 @@ def application(api: Api, names: Collection[str], *, any_address: bool = False) 
         routes=[Route("/", show_page, methods=["GET"]), Route("/api/{path:path}", answer, methods=["GET"])],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
     )
-
-
-def _is_address(host: str) -> bool:
-    """Return whether a host is an IP address, which no other site can make its own."""
-    try:
-        return ip_address(host.strip("[]")).version == (6 if host.startswith("[") else 4)
-    except ValueError:
-        return False
 
 
 def _refusal(status: int, text: str) -> Response:
