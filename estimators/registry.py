@@ -74,8 +74,8 @@ class Registry(Generic[_Base]):
         module, colon, _ = name.partition(":")
         if colon and module not in sys.modules:
             raise ValueError(
-                f"the database names {self._kind} {name!r}, whose module {module!r} is not imported here; if it is "
-                f"yours, give --{self._kind} {name}, or import {module} first"
+                f"the database names {self._kind} {name!r}, which would be imported: if it is yours, give "
+                f"--{self._kind} {name}, or import {module} first"
             )
 
     def build(self, name: str, **parameters: Any) -> _Base:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,17 +40,3 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         return {key: without_secrets(entry, str(key)) for key, entry in value.items()}
     return [without_secrets(entry) for entry in value] if isinstance(value, (list, tuple)) else value
-
-
-def masked_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line without secrets.
-
-    Example:
-        >>> masked_words(["--logger.wandb.key", "1", "--store.url=host=h password=1", "--eval.dataset", "a.jsonl"])
-        ['--logger.wandb.key', '***', '--store.url=***', '--eval.dataset', 'a.jsonl']
-    """
-    masked = []
-    for before, word in zip(("", *words), words, strict=False):
-        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        masked.append(f"{flag}{equals}{without_secrets(value, flag or before)}")
-    return masked

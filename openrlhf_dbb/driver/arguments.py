@@ -25,7 +25,7 @@ from openrlhf_dbb.driver.settings import COMMAND_LINE, Settings
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.presets import smollm2
-from openrlhf_dbb.secrets import masked_words
+from openrlhf_dbb.secrets import without_secrets
 
 MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
@@ -74,13 +74,21 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
                 values[flag], origin[flag] = value, "--data.prompt_dataset"
     _fill_placeholders(values)
     _derive(values, origin)
-    command = shlex.join(["openrlhf-dbb", "train", *masked_words(argv)])
-    settings = Settings(values, origin, on_cpu, machine.look(), command)
+    settings = Settings(values, origin, on_cpu, machine.look(), _command(given))
     _ = settings.parameters, settings.strategy  # checks them
     args = upstream.finish_arguments(
         argparse.Namespace(**settings.values), group_baseline=chosen.estimator == NO_ESTIMATOR
     )
     return dataclasses.replace(settings, values={flag: attrgetter(flag)(args) for flag in settings.values})
+
+
+def _command(given: Mapping[str, Any]) -> str:
+    """Return the command line that gives these flags, without secrets."""
+    words = ["openrlhf-dbb", "train"]
+    for flag, value in without_secrets(given).items():
+        words.append(f"--no-{flag}" if value is False else f"--{flag}")
+        words += [] if isinstance(value, bool) else map(str, value if isinstance(value, list) else [value])
+    return shlex.join(words)
 
 
 @dataclasses.dataclass

@@ -136,10 +136,10 @@ def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:
     from transformers import AutoConfig
 
     name = args.actor.model_name_or_path
-    for section in () if args.trust_remote_code else ("actor", "reward", "critic"):
-        if model := getattr(args, section).model_name_or_path:  # OpenRLHF would run a model's code without a question
-            refuse_code(f"--{section}.model_name_or_path", model)
     try:
+        for section in () if args.trust_remote_code else ("actor", "reward", "critic"):
+            if model := getattr(args, section).model_name_or_path:  # OpenRLHF would run its code without a question
+                refuse_code(f"--{section}.model_name_or_path", model)
         config = AutoConfig.from_pretrained(name, trust_remote_code=args.trust_remote_code)
         tokenizer = get_tokenizer(name, None, "left", None, use_fast=not args.data.disable_fast_tokenizer)
     except (OSError, ValueError) as error:

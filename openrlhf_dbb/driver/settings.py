@@ -12,6 +12,7 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb import upstream
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.driver.capacity import Shape
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
@@ -118,12 +119,5 @@ def _flag_named() -> Iterator[None]:
 
 def _nested(values: Mapping[str, Any]) -> SimpleNamespace:
     """Return namespaces in namespaces, by the dots in the flags' names."""
-    branches: dict[str, dict[str, Any]] = {}
-    leaves: dict[str, Any] = {}
-    for flag, value in values.items():
-        section, dot, rest = flag.partition(".")
-        if dot:
-            branches.setdefault(section, {})[rest] = value
-        else:
-            leaves[flag] = value
-    return SimpleNamespace(**leaves, **{section: _nested(branch) for section, branch in branches.items()})
+    nested: SimpleNamespace = upstream.load("openrlhf.utils.config", "hierarchize")(SimpleNamespace(**values))
+    return nested

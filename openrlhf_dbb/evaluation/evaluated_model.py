@@ -45,9 +45,10 @@ def choose(name: str) -> str:
 
 
 def refuse_code(flag: str, name: str) -> None:
-    """Raise UsageError if to load the model of a flag, or an adapter's base, would run code of it, or it is not there.
+    """Raise UsageError if to load the model of a flag, or an adapter's base, would run code that it brings along.
 
-    transformers runs the code that a configuration names under "auto_map", and ``custom_generate/generate.py``.
+    transformers runs the code that a configuration names under "auto_map", and ``custom_generate/generate.py``. Raises
+    OSError or ValueError if there is no such model.
     """
     from transformers.utils import cached_file
 
@@ -58,19 +59,15 @@ def refuse_code(flag: str, name: str) -> None:
     def values(path: str) -> Any:
         return json.loads(Path(path).read_bytes())
 
-    try:
-        adapter = found(name, ADAPTER)
-        for model in (name, values(adapter)["base_model_name_or_path"]) if adapter else (name,):
-            configurations = [path for file in _MAY_NAME_CODE if (path := found(model, file))]
-            named = [path for path in configurations if '"auto_map": ' in json.dumps(values(path))]  # at any depth
-            if code := next(iter(named), None) or found(model, "custom_generate/generate.py"):
-                raise UsageError(
-                    f"{flag} {name} brings code along, named in {code}, which loading would run; read the code and "
-                    "give --trust_remote_code, or name another model"
-                )
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"{flag} {name} cannot be loaded: {reason}; name a folder, or OWNER/NAME") from error
+    adapter = found(name, ADAPTER)
+    for model in (name, values(adapter)["base_model_name_or_path"]) if adapter else (name,):
+        configurations = [path for file in _MAY_NAME_CODE if (path := found(model, file))]
+        named = [path for path in configurations if '"auto_map": ' in json.dumps(values(path))]  # at any depth
+        if code := next(iter(named), None) or found(model, "custom_generate/generate.py"):
+            raise UsageError(
+                f"{flag} {name} brings code along, named in {code}, which loading would run; read the code and give "
+                "--trust_remote_code, or name another model"
+            )
 
 
 def find(name: str, *, trusted: bool = False) -> Model:
@@ -88,11 +85,11 @@ def find(name: str, *, trusted: bool = False) -> Model:
         name = str(folder.resolve())
         if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
             raise UsageError(f"--model {name} has no weights; name a run's folder, or one with a saved model")
-    if not trusted:
-        refuse_code("--model", name)
     from transformers import AutoConfig, AutoTokenizer
 
     try:
+        if not trusted:
+            refuse_code("--model", name)
         adapter = folder / ADAPTER
         base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else name
         config = AutoConfig.from_pretrained(base, trust_remote_code=trusted)

@@ -23,7 +23,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.secrets import masked_words, without_secrets
+from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.upstream.deferred import deferring
 
 CHECKED_VERSIONS = ("0.11.2",)
@@ -180,14 +180,14 @@ def replace(module: ModuleType, name: str, replacement: Any) -> None:
 
 @functools.cache
 def mask_trackers() -> None:
-    """Keep secrets from W&B, to which OpenRLHF sends its arguments, and which reads the command line by itself."""
+    """Keep secrets from W&B, to which OpenRLHF sends all its arguments."""
     from openrlhf.utils.logging_utils import WandbLogger
 
     begin = WandbLogger.__init__
 
     def masked(logger: Any, args: SimpleNamespace) -> None:
         os.environ.setdefault("WANDB_API_KEY", args.logger.wandb.key)
-        sys.argv[1:] = masked_words(sys.argv[1:])
+        del sys.argv[1:]  # W&B sends the command line too
         begin(logger, without_secrets(args))
 
     WandbLogger.__init__ = masked
