@@ -8,10 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 MASK = "***"
-_REST = r"(?:(?!,[\w+.-]+://)\S)"  # a character of a URL, which ends at a space or at a comma and another URL
-_USER = re.compile(rf"(?<=://){_REST}*@")
-_QUERY = re.compile(rf"(://(?:(?![?#]){_REST})*[?#])(?!\*\*\*){_REST}+")
-_SECRET = re.compile(r"(^|\.)key$|(api|access|secret|private)_?key$|(token|password|secret|store\.url|warm_start_url)$")
+_URL = re.compile(r"://((?:(?!,[\w+.-]+://)\S)*)")  # it ends at a space, or at a comma before another URL
+_QUERY = re.compile(r"([?#])(?!\*\*\*).+")
+_SECRET = re.compile(
+    r"(^|\.)key$|(api|access|secret|private)_?key$|(token|password|passwd|secret|credentials?|authorization)$"
+    r"|(store\.url|warm_start_url)$",
+    re.IGNORECASE,
+)
 
 
 def without_passwords(text: str) -> str:
@@ -21,7 +24,12 @@ def without_passwords(text: str) -> str:
         >>> without_passwords("reward http://ann:p@ss/w@host/score?token=1,http://other/score#2")
         'reward http://***@host/score?***,http://other/score#***'
     """
-    return _QUERY.sub(rf"\1{MASK}", _USER.sub(f"{MASK}@", text))
+
+    def masked(url: re.Match[str]) -> str:
+        user, at, place = url[1].rpartition("@")  # a password may hold an @
+        return "://" + (MASK + at if user else "") + _QUERY.sub(rf"\1{MASK}", place)
+
+    return _URL.sub(masked, text)
 
 
 def without_secrets(value: Any, name: str = "") -> Any:

@@ -275,7 +275,8 @@ def test_openrlhf_sends_no_secret_to_its_tracker_and_prints_none(monkeypatch, ca
     words = ["--preset", "tiny", "--logger.wandb.key", "hunter2", "--reward.remote_url", URLS, "--store.url", "hunter2"]
     args, sent = parse(*words).openrlhf_args(), []
     tracker = SimpleNamespace(
-        api=SimpleNamespace(api_key="set"), define_metric=lambda *_, **__: None, Table=lambda columns: None,
+        api=type("Api", (), {"api_key": property(lambda _: os.environ.get("WANDB_API_KEY"))})(),
+        define_metric=lambda *_, **__: None, Table=lambda columns: None,
         init=lambda config, **_: sent.append((os.environ["WANDB_API_KEY"], repr(config) + repr(sys.argv))),
     )  # fmt: skip
     monkeypatch.setenv("WANDB_API_KEY", "")

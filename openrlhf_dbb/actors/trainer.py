@@ -315,8 +315,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def _cache_files(self, step: int) -> list[tuple[Replays | PolicyDrift, Path]]:
         """Return what keeps earlier rollouts, each with the file of its cache."""
         maker = self.experience_maker
-        both = (maker.replays, checkpoints.replay_file), (maker.drift, checkpoints.drift_file)
-        return [(owner, file(self._folder, step)) for owner, file in both if owner is not None]
+        owners = zip(checkpoints.CACHES, (maker.replays, maker.drift), strict=True)
+        return [(owner, checkpoints.cache_file(self._folder, name, step)) for name, owner in owners if owner]
 
     def _complete(self, tag: str, step: int) -> None:
         """Make the store durable up to a checkpoint that has been saved, and only then let it count as whole."""

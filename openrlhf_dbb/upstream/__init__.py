@@ -186,7 +186,10 @@ def mask_trackers() -> None:
     begin = WandbLogger.__init__
 
     def masked(logger: Any, args: SimpleNamespace) -> None:
-        os.environ.setdefault("WANDB_API_KEY", args.logger.wandb.key)
+        import wandb
+
+        if not wandb.api.api_key:
+            os.environ["WANDB_API_KEY"] = args.logger.wandb.key
         del sys.argv[1:]  # W&B sends the command line too
         begin(logger, without_secrets(args))
 
