@@ -174,27 +174,14 @@ def test_an_estimator_of_ones_own_is_an_object_and_is_found_again(new_url, monke
         assert posteriors.estimator == Mine(discount=0.25)
 
 
-def test_a_module_that_a_database_names_is_imported_only_if_somebody_here_has_named_it(new_url, tmp_path, monkeypatch):
-    url, proof = new_url("sqlite"), tmp_path / "proof"
-    (tmp_path / "theirs.py").write_text(
-        f"open({str(proof)!r}, 'w')\nfrom openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli as Theirs\n"
-    )
+def test_a_module_that_only_a_database_names_is_not_imported(new_url, tmp_path, monkeypatch, fill):
+    (tmp_path / "theirs.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("theirs:Theirs", "theirs.py:Theirs"):
-        with open_store(url) as store:
-            arguments = {"estimator_version": Mine.version, "parameters": {}, "state_fields": ("alpha", "beta")}
-            text = dict.fromkeys(("model", "dataset", "dataset_digest", "reward"), "")
-            run = store.create_run(name, estimator=name, **arguments, **text, config={})
-            run.release()
-        module = name.partition(":")[0]
-        with pytest.raises(ValueError, match=f"estimator '{name}', .* give --estimator {name}, or import {module}"):
-            Posteriors.resume(url, name, *DATA)
-        assert recorded.own_estimator(run.record) is None
-    assert not proof.exists()
-    estimators.get("theirs:Theirs")
-    with Posteriors.resume(url, "theirs:Theirs", *DATA) as posteriors:
-        assert posteriors.estimator == estimators.build("dbb") and proof.exists()
-    monkeypatch.delitem(sys.modules, "theirs")
+    with open_store(url := new_url("sqlite")) as store:
+        run = fill.run(store, "demo", estimator="theirs:Theirs")
+    with pytest.raises(ValueError, match=r"'theirs:Theirs', .* give --estimator theirs:Theirs, or import theirs first"):
+        Posteriors.resume(url, "demo", *DATA)
+    assert recorded.own_estimator(run.record) is None
 
 
 def test_no_secret_is_stored(new_url):
