@@ -62,7 +62,7 @@ def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:
     lines = [
         f"run {record.name}: {len(visits.step)} visits of {visits.prompts} prompts, "
         f"{visits.rollouts.mean():.3g} rollouts a visit{variance}",
-        f"trained with {f'{record.estimator}, which --estimators can import' if own is None else specs.label(own)}",
+        f"trained with {f'{record.estimator}, unknown here without --estimators' if own is None else specs.label(own)}",
     ]
     if record.parent is not None:
         lines.append(
