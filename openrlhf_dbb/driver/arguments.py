@@ -163,7 +163,7 @@ def _check_preset_value(flag: str, value: Any, actions: Mapping[str, argparse.Ac
     fits = all(type(entry) in ((int, float) if kind is float else (kind,)) for entry in entries)
     if not fits or listed != isinstance(value, list) or (action.choices and value not in action.choices):
         allowed = ", ".join(map(str, action.choices)) if action.choices else f"{'a list of ' * listed}{kind.__name__}"
-        raise UsageError(f"{source} sets --{flag} to {value!r}; allowed: {allowed}")
+        raise UsageError(f"{source} sets --{flag} to {without_secrets(value, flag)!r}; allowed: {allowed}")
 
 
 def _use_all_gpus(values: dict[str, Any], gpus: Mapping[str, Any]) -> None:
