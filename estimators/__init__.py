@@ -35,7 +35,7 @@ Example:
 from openrlhf_dbb.estimators import closed_form
 from openrlhf_dbb.estimators.base import Estimate, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.forms import FORMS, Form, centered, standardized
-from openrlhf_dbb.estimators.registry import available, build, get, register
+from openrlhf_dbb.estimators.registry import available, build, check_stored, get, register
 
 __all__ = [
     "FORMS",
@@ -47,6 +47,7 @@ __all__ = [
     "available",
     "build",
     "centered",
+    "check_stored",
     "closed_form",
     "get",
     "register",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
@@ -69,6 +70,15 @@ class Registry(Generic[_Base]):
             raise ValueError(f"unknown {self._kind} {name!r}; known: {', '.join(known)}, or module:Class")
         return known[name]
 
+    def check_stored(self, name: str) -> None:
+        """Raise ValueError if a name from a database is a ``module:Class`` that is not imported: that runs its code."""
+        module, colon, _ = name.partition(":")
+        if colon and module not in sys.modules:
+            raise ValueError(
+                f"the database names {self._kind} {name!r}, which would be imported: if it is yours, give "
+                f"--{self._kind} {name}, or import {module} first"
+            )
+
     def build(self, name: str, /, **parameters: Any) -> _Base:
         """Return an object of the class by name, with its parameters.
 
@@ -94,3 +104,4 @@ class Registry(Generic[_Base]):
 
 ESTIMATORS: Registry[RewardEstimator] = Registry("estimator", RewardEstimator, __package__, __package__)
 register, available, get, build = ESTIMATORS.register, ESTIMATORS.available, ESTIMATORS.get, ESTIMATORS.build
+check_stored = ESTIMATORS.check_stored

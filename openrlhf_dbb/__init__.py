@@ -26,6 +26,7 @@ watch       shows runs in the browser, live or as a file
 lab         measures estimators without training
 terminal    makes text from a store safe for a terminal
 options     parses options that several commands have
+secrets     masks passwords, tokens and keys
 errors      ends a command in one line: UsageError, RunError
 """
 

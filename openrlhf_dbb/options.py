@@ -89,6 +89,12 @@ def add_store(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--store.url", dest="store_url", metavar="URL", default=argparse.SUPPRESS, help=url)
 
 
+def add_trust(parser: argparse._ActionsContainer) -> None:
+    """Add ``--trust_remote_code``."""
+    text = "run the code that a model brings along; without this flag such a model is refused"
+    parser.add_argument("--trust_remote_code", action="store_true", help=text)
+
+
 def add_json(parser: argparse._ActionsContainer) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document; what is not known is null")

@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from openrlhf_dbb.secrets import without_passwords
+
 TEXT_WIDTH = 60
 """The most characters of a text, such as a prompt, in a table."""
 
@@ -16,7 +18,6 @@ _WIDEST = 10_000  # characters; wider than any table
 _GAP = 2
 _SHORTEST_TEMPLATE = 10
 _common_start = os.path.commonprefix
-_PASSWORD = re.compile(r"(://[^\s/:@]*):[^\s/]*@")
 
 
 def shown(value: object, width: int | None = TEXT_WIDTH) -> str:
@@ -70,16 +71,6 @@ def apart(texts: Sequence[str]) -> list[str]:
 
 def _escaped(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
-
-
-def without_passwords(text: str) -> str:
-    """Return the text with the password of every URL in it masked.
-
-    Example:
-        >>> without_passwords("reward http://ann:p@ss@host/score")
-        'reward http://ann:***@host/score'
-    """
-    return _PASSWORD.sub(r"\1:***@", text)
 
 
 def safe(text: str) -> str:

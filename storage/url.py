@@ -17,7 +17,10 @@ URL_VARIABLE = "OPENRLHF_DBB_STORE_URL"
 DEFAULT_URL = "sqlite:///openrlhf_dbb.db"
 """Used if neither an argument nor the variable gives a URL: a file in the working directory."""
 
-FORMS = "the name of a file (runs.db), sqlite:///relative.db, sqlite:////absolute.db or postgresql://user:password@host:5432/database"
+FORMS = (
+    "the name of a file (runs.db), sqlite:///relative.db, sqlite:////absolute.db or postgresql://host:5432/database, "
+    "with user:password@ before the host"
+)
 
 
 class StoreError(Exception):

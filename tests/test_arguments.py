@@ -3,7 +3,10 @@
 import argparse
 import os
 import runpy
+import shlex
+import sys
 from operator import attrgetter
+from types import SimpleNamespace
 
 import pytest
 
@@ -252,17 +255,54 @@ def test_the_configuration_marks_what_differs_from_the_paper():
     assert "   --rollout.batch_size 128  [command line]" in eight_b.splitlines()
 
 
-def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration():
+URLS = "https://hunter2@h/score,http://u:se/hunter2@x@h/score?token=hunter2&n=1,http://h/score#hunter2"
+
+
+@pytest.mark.parametrize("store", ["postgresql://u:hunter2@h/db", "postgresql://u:a hunter2@h/db", "password=hunter2"])
+@pytest.mark.parametrize("key", [["--logger.wandb.key", "hunter2"], ["--logger.wandb.key=hunter2"]])
+def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store, key):
     settings = parse(
-        "--preset", "tiny", "--store.url", "postgresql://u:hunter2@h/db", "--warm_start", "x",
-        "--warm_start_url", "postgresql://u:hunter2@h/other", "--logger.wandb.key", "wandb-hunter2",
+        "--preset", "tiny", "--store.url", store, "--warm_start", "x", f"--warm_start_url={store}", *key,
+        "--reward.remote_url", URLS, "--data.prompt_dataset", "s3://k:hunter2@b/a.jsonl",
+        "--eval.dataset", "https://h/b.jsonl?sig=hunter2", "--data.task_instruction", "?x=1 to me@h & co",
     )  # fmt: skip
-    assert "hunter2" not in repr(settings.openrlhf_args().__dict__ | {"logger": None})
+    assert "store" not in settings.openrlhf_args().__dict__
     assert "hunter2" not in repr(settings.flags) + settings.command
-    assert settings.command.startswith("openrlhf-dbb train --preset tiny --store.url postgresql://u:***@h/db ")
-    assert "postgresql" not in repr(settings)
+    words = shlex.split(settings.command)
+    assert words[2:10] == ["--preset", "tiny", "--store.url", "***", "--warm_start", "x", "--warm_start_url", "***"]
+    assert words[-7:] == [
+        "https://***@h/score,http://***@h/score?***,http://h/score#***", "--data.prompt_dataset", "s3://***@b/a.jsonl",
+        "--eval.dataset", "https://h/b.jsonl?***", "--data.task_instruction", "?x=1 to me@h & co",
+    ]  # fmt: skip
+    assert settings.flags["data.task_instruction"] == words[-1] and settings.flags["data.input_key"] == "input"
+    assert "hunter2" not in repr(settings)
     assert "hunter2" not in printed.configuration(settings) + printed.plan(settings, None)
-    assert settings.args.store.url == "postgresql://u:hunter2@h/db"
+    assert settings.args.store.url == store and settings.args.reward.remote_url == URLS.split(",")
+
+
+def test_openrlhf_sends_no_secret_to_its_tracker_and_prints_none(monkeypatch, capsys):
+    from openrlhf.utils.logging_utils import WandbLogger
+
+    from openrlhf_dbb.driver.light_backend import LightBackend
+
+    words = ["--preset", "tiny", "--logger.wandb.key", "hunter2", "--reward.remote_url", URLS, "--store.url", "hunter2"]
+    args, sent = parse(*words).openrlhf_args(), []
+    tracker = SimpleNamespace(
+        api=type("Api", (), {"api_key": property(lambda _: os.environ.get("WANDB_API_KEY"))})(),
+        define_metric=lambda *_, **__: None, Table=lambda columns: None,
+        init=lambda config, **_: sent.append((os.environ["WANDB_API_KEY"], repr(config) + repr(sys.argv))),
+    )  # fmt: skip
+    monkeypatch.setenv("WANDB_API_KEY", "")
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setitem(sys.modules, "wandb", tracker)
+    monkeypatch.setattr(sys, "argv", ["train", *words])
+    upstream.mask_trackers()
+    upstream.mask_trackers()
+    WandbLogger(args)
+    [(key, config)] = sent
+    assert key == "hunter2" and "hunter2" not in config and "https://***@h/score" in config
+    LightBackend(args, on_cpu=True).print(args)
+    assert "hunter2" not in capsys.readouterr().out and args.logger.wandb.key == "hunter2"
 
 
 def test_openrlhf_gets_a_copy_of_the_settings():
@@ -286,8 +326,8 @@ def test_our_flags_are_few():
     theirs = {action.dest for action in upstream.build_parser()._actions}
     ours = {action.dest for action in flags.build_parser()._actions} - theirs
     own = {flag for flag in ours if flag.partition(".")[0] not in {*estimators.available(), *strategies.available()}}
-    assert len({flag for flag in own if not flag.startswith(("replay.", "help"))}) <= 23
-    assert len(ours) <= 47
+    assert len({flag for flag in own if not flag.startswith(("replay.", "help"))}) <= 24
+    assert len(ours) <= 48
 
 
 def test_other_values_make_other_settings_in_which_everything_follows():

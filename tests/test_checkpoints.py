@@ -21,7 +21,7 @@ def save(folder, step, run="mine", *, finish=True, replays=False):
     for shard in SHARDS:
         (actor / shard).write_bytes(f"{tag:>24} {shard:>32} {run:>8}".encode())
     if replays:
-        replay = checkpoints.replay_file(folder, step)
+        replay = checkpoints.cache_file(folder, "replay", step)
         replay.parent.mkdir(exist_ok=True)
         replay.write_bytes(f"replays of {tag:>24}".encode())
     if finish:
@@ -73,7 +73,9 @@ def test_a_checkpoint_with_any_fault_in_any_file_is_passed_over_and_the_file_nam
         save(tmp_path, step, replays=True)
     assert newest_whole(tmp_path, "mine", 7) == ("global_step6", [])
     path, older = (
-        checkpoints.replay_file(tmp_path, step) if name == "replays" else tmp_path / f"_actor/global_step{step}/{name}"
+        checkpoints.cache_file(tmp_path, "replay", step)
+        if name == "replays"
+        else tmp_path / f"_actor/global_step{step}/{name}"
         for step in (6, 4)
     )
     FAULTS[fault](path, older)

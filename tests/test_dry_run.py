@@ -10,6 +10,8 @@ from sqlalchemy import text
 from openrlhf_dbb import Posteriors, storage, tiny
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, preflight
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation import evaluated_model
 
 PROMPTS = 64  # of the tiny task
 
@@ -86,6 +88,36 @@ def test_a_dry_run_refuses_a_store_that_cannot_be_written_and_a_broken_verifier(
     assert line == (
         'error: reward_func of none.py returned None; return {"rewards": [one number or None for each response]}'
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("config.json", {"auto_map": {"AutoConfig": "brought.Config"}}),
+        ("config.json", {"text_config": {"auto_map": {"AutoModel": "theirs/model--brought.Model"}}}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["brought.Slow", None]}}),
+        ("processor_config.json", {"auto_map": {"AutoProcessor": "brought.Processor"}}),
+        ("custom_generate/generate.py", {}),
+        ("base/config.json", {"auto_map": {"AutoModelForCausalLM": "brought.Model"}}),
+    ],
+)
+def test_the_code_that_a_model_brings_along_runs_only_where_that_is_asked_for(dry_run, own, tmp_path, file, values):
+    path = (model := tmp_path / "model") / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
+    (model / "brought.py").write_text("raise RuntimeError('code has run')")
+    if file == "base/config.json":
+        (model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(path.parent)}))
+    refused = f"{model} brings code along, named in {path}, which loading would run; read the code and give --trust"
+    [line] = dry_run(*own)
+    assert line.startswith(f"error: --actor.model_name_or_path {refused}")
+    with pytest.raises(UsageError, match=f"^--model {refused}"):
+        evaluated_model.find(str(model))
+    if "AutoConfig" in values.get("auto_map", ()):
+        with pytest.raises(RuntimeError, match="code has run"):
+            dry_run(*own, "--trust_remote_code")
+        with pytest.raises(RuntimeError, match="code has run"):
+            evaluated_model.find(str(model), trusted=True)
 
 
 def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_batches(dry_run, own):

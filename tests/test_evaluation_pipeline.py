@@ -137,7 +137,7 @@ def check_card(folder, model, step):
     card = ModelCard.load(folder / "runs/run" / model / "README.md")
     assert f"# run, step {step}\n" in card.text and f": {step} steps, {128 * step} rollouts\n" in card.text
     assert ("chosen for its eval_sums_mean@4, the highest" in card.text) == (model == "best")
-    assert "--logger.wandb.key KEY\n" in card.text and "--estimator dbb" in card.text
+    assert "--logger.wandb.key '***'\n" in card.text and "--estimator dbb" in card.text
 
 
 def check_tables(media, folder):

@@ -24,7 +24,7 @@ LAYERS = (
     ),
     ("core",),
     ("estimators", "storage"),
-    ("errors",),
+    ("errors", "secrets"),
 )
 """Parts of openrlhf_dbb, upper ones first; a part may import those of its own layer and of lower ones."""
 

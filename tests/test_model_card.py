@@ -40,7 +40,7 @@ def test_a_card_by_hand(store, fill):
     assert "Means of 4 prompts x 4 samples, equal weight on each data set; 95 % intervals." in lines
     assert {
         "# mine, step 1",
-        "- training data: `http://me:***@host/train.jsonl`",
+        "- training data: `http://***@host/train.jsonl`",
         "- held-out data: `held_out.jsonl`, `mine=b.jsonl`",
         "- method: centered",
         "- estimator: dbb (discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0)",

@@ -12,6 +12,7 @@ from store_invariants import check
 from openrlhf_dbb import Posteriors, estimators
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
+from openrlhf_dbb.lab import recorded
 from openrlhf_dbb.storage import StoreError, open_store
 
 PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
@@ -171,6 +172,27 @@ def test_an_estimator_of_ones_own_is_an_object_and_is_found_again(new_url, monke
         assert posteriors.observe(1, *group(0, [1, 1])).mean.tolist() == [0.9, 0.9]
     with Posteriors.resume(url, "demo", *DATA) as posteriors:
         assert posteriors.estimator == Mine(discount=0.25)
+
+
+def test_a_module_that_only_a_database_names_is_not_imported(new_url, tmp_path, monkeypatch, fill):
+    (tmp_path / "theirs.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with open_store(url := new_url("sqlite")) as store:
+        run = fill.run(store, "demo", estimator="theirs:Theirs")
+    with pytest.raises(ValueError, match=r"'theirs:Theirs', .* give --estimator theirs:Theirs, or import theirs first"):
+        Posteriors.resume(url, "demo", *DATA)
+    assert recorded.own_estimator(run.record) is None
+
+
+def test_no_secret_is_stored(new_url):
+    url = "http://me:hunter2/x@h/a?token=hunter2,https://hunter2@h/b#hunter2"
+    config = {"a": [{"api_key": "hunter2"}, (url,)], "hub_token": "hunter2", "empty_token": None, "label_key": "answer"}
+    text = dict.fromkeys(("model", "dataset", "reward"), url)
+    with Posteriors.create(new_url("sqlite"), "demo", *DATA, **text, config=config) as posteriors:
+        record, masked = posteriors.run.record, "http://***@h/a?***,https://***@h/b#***"
+    assert (record.model, record.dataset, record.reward) == (masked,) * 3
+    hidden = {"a": [{"api_key": "***"}, [masked]], "hub_token": "***", "empty_token": None, "label_key": "answer"}
+    assert record.config == hidden
 
 
 BAD = [

@@ -78,6 +78,7 @@ def test_a_preset_of_ones_own_is_a_file(tmp_path):
         ("[flags]\ntrain.colocate_all = 1", r"sets --train.colocate_all to 1; allowed: bool"),
         ("[flags]\nactor.adam.betas = 0.9", r"sets --actor.adam.betas to 0.9; allowed: a list of float"),
         ("[flags]\nactor.optim = 'adm'", r"sets --actor.optim to 'adm'; allowed: adam, muon"),
+        ("[flags]\nlogger.wandb.key = 7", r"sets --logger.wandb.key to '\*\*\*'; allowed: str"),
     ],
 )
 def test_a_faulty_preset_file_gets_one_clear_line(tmp_path, text, line):

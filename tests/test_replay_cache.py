@@ -1,11 +1,14 @@
 """The cache of old rollouts, which of them are replayed, and their advantages."""
 
+import io
 import math
+import pickle
 
 import numpy as np
 import pytest
 
 from openrlhf_dbb.core.replay_cache import CachedRollout, ReplayCache, highest, replay_advantages
+from openrlhf_dbb.errors import RunError
 
 
 def rollout(reward, prompt=2, response=3, token=7):
@@ -61,6 +64,36 @@ def test_a_file_holds_everything(tmp_path):
         assert all(same(*pair) for pair in zip(loaded.rollouts_of(prompt), cache.rollouts_of(prompt), strict=True))
     loaded.add(17, rollout(5.0))
     assert rewards(loaded, 17) == [3, 4, 5]
+    filled(3, {}).save(tmp_path / "empty")
+    assert ReplayCache.load(tmp_path / "empty", 3).rollouts == 0
+
+
+class Bomb:
+    def __reduce__(self):
+        return pytest.fail, ("code has run",)
+
+
+def saved(save, *arrays, **named):
+    save(content := io.BytesIO(), *arrays, **named)
+    return content.getvalue()
+
+
+BOMBS = np.array([Bomb()], dtype=object)
+OTHERS = {
+    "pickle": pickle.dumps(Bomb()),
+    "npy": saved(np.save, BOMBS),
+    "npz": saved(np.savez, rows=BOMBS),
+    "other": saved(np.savez, rows=np.arange(3), tokens=np.arange(3)),
+    "zip": b"PK\x03\x04",
+}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "missing"])
+def test_a_file_of_another_kind_is_one_error_and_runs_no_code(tmp_path, name):
+    for kind, content in OTHERS.items():
+        (tmp_path / kind).write_bytes(content)
+    with pytest.raises(RunError, match=rf"^{tmp_path / name} cannot be read: .* --warm_start"):
+        ReplayCache.load(tmp_path / name, 3)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(2, [1, 3]), (4, [1, 3, 4, 5]), (5, [0, 1, 3, 4, 5])])

@@ -24,7 +24,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noq
 
 from openrlhf_dbb.actors.drift import PolicyDrift  # noqa: E402
 from openrlhf_dbb.actors.replays import Replays, cached_rollouts, replay_row  # noqa: E402
-from openrlhf_dbb.core.checkpoints import delete_stale, drift_file, replay_file  # noqa: E402
+from openrlhf_dbb.core.checkpoints import CACHES, cache_file, delete_stale  # noqa: E402
 from openrlhf_dbb.core.replay_cache import ReplayCache  # noqa: E402
 
 NAN = math.nan
@@ -214,14 +214,14 @@ def test_caches_go_with_their_checkpoints(tmp_path):
     assert list(tmp_path.iterdir()) == []
     made = filled((A, [1, 0]))
     for step in (2, 4, 6, 60):
-        for place in (replay_file, drift_file):
-            file = place(tmp_path, step)
+        for cache in CACHES:
+            file = cache_file(tmp_path, cache, step)
             file.parent.mkdir(exist_ok=True)
             made.cache.save(file)
     for folder in ("_actor/global_step4", "_actor/global_step60"):
         (tmp_path / folder).mkdir(parents=True)
     delete_stale(tmp_path)
-    for folder in ("replay", "drift"):
+    for folder in CACHES:
         names = sorted(file.stem for file in (tmp_path / folder).iterdir())
         assert names == ["global_step4", "global_step60"]
-    assert ReplayCache.load(replay_file(tmp_path, 4), 4).rollouts == 2
+    assert ReplayCache.load(cache_file(tmp_path, "replay", 4), 4).rollouts == 2

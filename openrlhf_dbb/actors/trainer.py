@@ -76,6 +76,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # Upstream never lets vLLM end a response at once, although the trained policy may. A response that is never
         # sampled is never corrected: where advantages do not sum to zero, all-wrong groups push probability to it.
         generate_kwargs["min_new_tokens"] = 0
+        upstream.mask_trackers()
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         self._held_out, self._benchmarks = self.eval_dataloader, benchmarks
         self.eval_dataloader = self._held_out or self._benchmarks  # upstream asks only whether there is any data
@@ -314,8 +315,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def _cache_files(self, step: int) -> list[tuple[Replays | PolicyDrift, Path]]:
         """Return what keeps earlier rollouts, each with the file of its cache."""
         maker = self.experience_maker
-        both = (maker.replays, checkpoints.replay_file), (maker.drift, checkpoints.drift_file)
-        return [(owner, file(self._folder, step)) for owner, file in both if owner is not None]
+        owners = zip(checkpoints.CACHES, (maker.replays, maker.drift), strict=True)
+        return [(owner, checkpoints.cache_file(self._folder, name, step)) for name, owner in owners if owner]
 
     def _complete(self, tag: str, step: int) -> None:
         """Make the store durable up to a checkpoint that has been saved, and only then let it count as whole."""

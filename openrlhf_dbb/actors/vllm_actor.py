@@ -15,6 +15,7 @@ from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.machine import use_rays_interface
 from openrlhf_dbb.platform.weights import Parameter
 from openrlhf_dbb.rewards.reward_file import RewardError, checked, scored
+from openrlhf_dbb.secrets import without_passwords
 
 with cpu.lean_imports():
     import vllm
@@ -137,7 +138,7 @@ class StrictRolloutActor(PlatformRolloutActor):
                 [result] = await executor._fetch_rewards_via_http([query], [prompt], [label])
                 reward, score, logs = checked(result, "the reward server")
         except (RewardError, RuntimeError) as error:  # the server's is a RuntimeError
-            raise RewardError(f"{error}; on prompt {prompt[:80]!r}") from error
+            raise RewardError(without_passwords(f"{error}; on prompt {prompt[:80]!r}")) from None
         # The reward is averaged for the log and so has to be finite. The score says that it is missing.
         numbers = {"reward": reward or 0.0, "scores": math.nan if score is None else score}
         return {**numbers, "extra_logs": {**logs, "missing": float(reward is None)}}

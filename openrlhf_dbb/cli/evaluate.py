@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(benchmarks.NAMES)
     known = f"any of {names}; NAME=FILE (prompts verbatim); a .toml file; or reasoning_gym:TASK"
     parser.add_argument("--benchmarks", metavar="NAME,...", help=known)
+    options.add_trust(parser)
     sampled = parser.add_argument_group("what is sampled")
     sampled.add_argument("--n", type=int, default=8, help="samples per prompt in each run (default: %(default)s)")
     sampled.add_argument("--runs", type=int, default=4, help="independent runs (default: %(default)s)")

@@ -45,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         from openrlhf_dbb.storage import StoreError  # imported here, so that the help does not wait for SQLAlchemy
-        from openrlhf_dbb.terminal import shown
+        from openrlhf_dbb.terminal import safe
 
         if not isinstance(error, (UsageError, StoreError)):
             raise
-        print(f"error: {shown(error, width=None)}", file=sys.stderr)
+        print(f"error: {safe(str(error))}", file=sys.stderr)
         return REFUSED
 
 

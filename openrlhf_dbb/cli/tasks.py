@@ -12,7 +12,7 @@ from typing import Any
 
 from openrlhf_dbb import tasks
 from openrlhf_dbb.cli import evaluate
-from openrlhf_dbb.options import Parser
+from openrlhf_dbb.options import Parser, add_trust
 from openrlhf_dbb.terminal import print_table, shown
 
 _FIRST = (
@@ -26,6 +26,7 @@ def add_commands(add: Any) -> None:
     """Declare the command; ``add`` is that of ``cli.main``."""
     parser = add("tasks", command, opens_store=False)
     parser.add_argument("--model", help=f"try this model on them: a folder, one on the hub, or {_SMOLLM2}")
+    add_trust(parser)
     some = "only these, as chain_sum?max_terms=2 with settings (default: all; with --model ten of arithmetic)"
     parser.add_argument("--tasks", metavar="TASK,...", help=some)
     number = "problems of each task, with 8 answers each (default: %(default)s)"
@@ -56,4 +57,5 @@ def command(arguments: argparse.Namespace) -> None:
         "name": f"tasks-{name.rstrip('/').rpartition('/')[2]}-{datetime.now():%Y%m%d-%H%M%S}",
         **{"n": 8, "runs": 1, "temperature": 1, "top_p": 1},  # groups as in training
     }
-    evaluate.evaluate(parser.parse_args([f"--{flag}={value}" for flag, value in flags.items()]))
+    trust = ["--trust_remote_code"] * arguments.trust_remote_code
+    evaluate.evaluate(parser.parse_args([*trust, *(f"--{flag}={value}" for flag, value in flags.items())]))

@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     from openrlhf_dbb.driver import arguments, cluster, launch, preflight, printed
     from openrlhf_dbb.driver.progress_line import waiting
     from openrlhf_dbb.errors import RunError, UsageError
+    from openrlhf_dbb.secrets import without_passwords
     from openrlhf_dbb.storage import StoreError
 
     try:
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         with waiting("reading data and model"):
             settings, start = preflight.prepare(settings, resumed, functools.partial(cluster.make_ready, ray_start))
     except (UsageError, StoreError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(without_passwords(f"error: {error}"), file=sys.stderr)
         return 1 if isinstance(error, RunError) else REFUSED
     if start is not None:
         interrupt.say(functools.partial(printed.unfinished, start, settings))
@@ -81,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
             return error.args[0] if error.args else 130
         # Ray hands over the exceptions of an actor with the actor's traceback in their text.
         if isinstance(error, (UsageError, RunError, StoreError)):
-            print(f"error: {getattr(error, 'cause', error)}", file=sys.stderr)
+            print(without_passwords(f"error: {getattr(error, 'cause', error)}"), file=sys.stderr)
             return 1
         raise
     finally:

@@ -5,8 +5,8 @@ finished. The layout of the checkpoint folder:
 
     _actor/global_step8/                 the files of all ranks, written by DeepSpeed
     _actor/global_step8/manifest.json    step, run, and size and digest of every file
-    replay/global_step8.pickle           the replay cache, if there is one
-    drift/global_step8.pickle            each prompt's newest rollout, if the estimator reads the policy's drift
+    replay/global_step8.npz              the replay cache, if there is one
+    drift/global_step8.npz               each prompt's newest rollout, if the estimator reads the policy's drift
 """
 
 from __future__ import annotations
@@ -39,17 +39,12 @@ def actor_folder(folder: Path, tag: str = "") -> Path:
     return folder / "_actor" / tag
 
 
-def replay_file(folder: Path, step: int) -> Path:
-    """Return the path of the replay cache of a checkpoint."""
-    return folder / "replay" / f"global_step{step}.pickle"
+CACHES = ("replay", "drift")
 
 
-def drift_file(folder: Path, step: int) -> Path:
-    """Return the path of each prompt's newest rollout at a checkpoint."""
-    return folder / "drift" / f"global_step{step}.pickle"
-
-
-_BESIDE = (replay_file, drift_file)
+def cache_file(folder: Path, cache: str, step: int) -> Path:
+    """Return the path of one of the CACHES of a checkpoint."""
+    return folder / cache / f"global_step{step}.npz"
 
 
 def step_of(tag: str) -> int:
@@ -81,7 +76,7 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
     """
     ranks, step = actor_folder(folder, tag), step_of(tag)
     paths = [ranks / name for name in wait_for(ranks, f"checkpoint {tag}", listings)]
-    paths += [file(folder, step) for file in _BESIDE if file(folder, step).is_file()]
+    paths += [path for cache in CACHES if (path := cache_file(folder, cache, step)).is_file()]
     files = {}
     for path in sorted(paths):
         with path.open("rb") as file:
@@ -181,9 +176,9 @@ def delete_after(folder: Path, run: str, step: int) -> None:
 def delete_stale(folder: Path) -> None:
     """Delete the files beside checkpoints whose checkpoint OpenRLHF has deleted."""
     steps = [step_of(tag) for tag in tags(folder)]
-    for file in _BESIDE:
-        kept = {file(folder, step) for step in steps}
-        for path in file(folder, 0).parent.glob("global_step*"):
+    for cache in CACHES:
+        kept = {cache_file(folder, cache, step) for step in steps}
+        for path in (folder / cache).glob("global_step*"):
             if path not in kept:
                 path.unlink()
 

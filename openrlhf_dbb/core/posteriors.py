@@ -23,6 +23,7 @@ from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Sco
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_features import text_features
+from openrlhf_dbb.secrets import without_passwords, without_secrets
 
 _NO_EXTRAS = StepExtras()
 
@@ -120,7 +121,8 @@ class Posteriors:
                 label.
             warm_start_weight: in (0, 1], multiplies the imported counts.
             warm_start_store: the store of the other run, if it is not ``store``.
-            model, dataset, reward, method, config: stored with the run; must hold no secrets.
+            model, dataset, reward, method, config: stored with the run; passwords, queries of URLs, and entries of
+                ``config`` that are named as a key, token or password are masked.
 
         Raises:
             ValueError: the estimator is unknown, or a parameter is out of range.
@@ -138,11 +140,11 @@ class Posteriors:
                 estimator_version=estimator.version,
                 parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
                 state_fields=estimator.state_fields,
-                model=model,
-                dataset=dataset,
+                model=without_passwords(model),
+                dataset=without_passwords(dataset),
                 dataset_digest=steps.dataset_digest(prompts, labels),
-                reward=reward,
-                config=config or {},
+                reward=without_passwords(reward),
+                config=without_secrets(config or {}),
                 method=method,
             )
             undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began
@@ -177,8 +179,8 @@ class Posteriors:
             take_over: continue a run whose owner is on another machine and known to be dead.
 
         Raises:
-            ValueError: the run's estimator is not installed, its stored state is of another version, or there are no
-                prompts.
+            ValueError: the run's estimator is not installed, the module of its ``package.module:Class`` is not
+                imported, its stored state is of another version, or there are no prompts.
             storage.StoreError: the run does not exist, has finished, is owned by a living process, or has not reached
                 ``step``.
         """
@@ -186,6 +188,7 @@ class Posteriors:
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
+            estimators.check_stored(record.estimator)
             estimator = estimators.build(record.estimator, **record.parameters)
             if (record.estimator_version, record.state_fields) != (estimator.version, tuple(estimator.state_fields)):
                 raise ValueError(

@@ -9,18 +9,22 @@ rewards, normalised among themselves.
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb import estimators
+from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.estimators.base import Floats
+
+_ROW = [("prompt", np.int64), ("reward", np.float64), ("tokens", np.int64)]
+_TOKEN = [("id", np.int32), ("action", np.bool_), ("log_prob", np.float32)]
 
 
 class CachedRollout(NamedTuple):
@@ -61,15 +65,31 @@ class ReplayCache:
 
     def save(self, path: Path) -> None:
         """Write all rollouts to one file. The checkpoint's manifest, written later, has its digest."""
+        kept = [(prompt, rollout) for prompt, rollouts in self._kept.items() for rollout in rollouts]
+        rows = np.array([(prompt, rollout.reward, len(rollout.tokens)) for prompt, rollout in kept], dtype=_ROW)
+        tokens = np.zeros(rows["tokens"].sum(), dtype=_TOKEN)
+        for (_, rollout), own in zip(kept, np.split(tokens, rows["tokens"].cumsum()), strict=False):
+            own["id"], own["action"][1:] = rollout.tokens, rollout.actions
+            own["log_prob"][1:][rollout.actions] = rollout.log_probs
         with path.open("wb") as file:
-            pickle.dump(self._kept, file, protocol=pickle.HIGHEST_PROTOCOL)
+            np.savez(file, rows=rows, tokens=tokens)
 
     @classmethod
     def load(cls, path: Path, size: int) -> ReplayCache:
-        """Return the saved cache, bit for bit."""
+        """Return the saved cache, bit for bit. Raise RunError if :meth:`save` has not written the file."""
         cache = cls(size)
-        with path.open("rb") as file:
-            cache._kept = pickle.load(file)
+        try:
+            with np.load(path) as file:  # refuses pickles, which can run code
+                rows, tokens = file["rows"], file["tokens"]
+            for row, own in zip(rows, np.split(tokens, rows["tokens"].cumsum()), strict=False):
+                actions = own["action"][1:].copy()
+                rollout = own["id"].copy(), actions, own["log_prob"][1:][actions], float(row["reward"])
+                cache.add(int(row["prompt"]), CachedRollout(*rollout))
+        except (OSError, ValueError, LookupError, BadZipFile) as error:
+            raise RunError(
+                f"{path} cannot be read: {error}; a pickle of an earlier release is not loaded, since it can run code: "
+                "start a new run, with --warm_start RUN for its posteriors"
+            ) from error
         return cache
 
 

@@ -26,7 +26,7 @@ from openrlhf_dbb.driver.settings import COMMAND_LINE, Settings
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.presets import smollm2
-from openrlhf_dbb.terminal import without_passwords
+from openrlhf_dbb.secrets import without_secrets
 
 MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
@@ -75,14 +75,21 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
                 values[flag], origin[flag] = value, "--data.prompt_dataset"
     _fill_placeholders(values)
     _derive(values, origin)
-    key = values["logger.wandb.key"]
-    words = ["openrlhf-dbb", "train", *(word.replace(key, "KEY") if key else word for word in argv)]
-    settings = Settings(values, origin, on_cpu, machine.look(), without_passwords(shlex.join(words)))
+    settings = Settings(values, origin, on_cpu, machine.look(), _command(given))
     _ = settings.parameters, settings.strategy  # checks them
     args = upstream.finish_arguments(
         argparse.Namespace(**settings.values), group_baseline=chosen.estimator == NO_ESTIMATOR
     )
     return dataclasses.replace(settings, values={flag: attrgetter(flag)(args) for flag in settings.values})
+
+
+def _command(given: Mapping[str, Any]) -> str:
+    """Return the command line that gives these flags, without secrets."""
+    words = ["openrlhf-dbb", "train"]
+    for flag, value in without_secrets(given).items():
+        words.append(f"--no-{flag}" if value is False else f"--{flag}")
+        words += [] if isinstance(value, bool) else map(str, value if isinstance(value, list) else [value])
+    return shlex.join(words)
 
 
 @dataclasses.dataclass
@@ -161,7 +168,7 @@ def _check_preset_value(flag: str, value: Any, actions: Mapping[str, argparse.Ac
     fits = all(type(entry) in ((int, float) if kind is float else (kind,)) for entry in entries)
     if not fits or listed != isinstance(value, list) or (action.choices and value not in action.choices):
         allowed = ", ".join(map(str, action.choices)) if action.choices else f"{'a list of ' * listed}{kind.__name__}"
-        raise UsageError(f"{source} sets --{flag} to {value!r}; allowed: {allowed}")
+        raise UsageError(f"{source} sets --{flag} to {without_secrets(value, flag)!r}; allowed: {allowed}")
 
 
 def _use_all_gpus(values: dict[str, Any], gpus: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from openrlhf_dbb import estimators, methods, presets, tasks, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators.parameters import parameter_fields
-from openrlhf_dbb.options import Parser
+from openrlhf_dbb.options import Parser, add_trust
 from openrlhf_dbb.platform import machine
 
 NO_ESTIMATOR = "none"
@@ -144,6 +144,7 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
     for flag, options, text in _OURS:
         default = f" (default {options['default']})" if "default" in options and "action" not in options else ""
         group.add_argument(flag, help=text + default, **options)
+    add_trust(group)
     text = "check everything, print the effective configuration, and start nothing"
     group.add_argument("--dry_run", "--dry-run", help=text, **_SWITCH)
 

@@ -252,7 +252,8 @@ class Engines:
             limits = cpu_fit.engine_arguments(settings)
         else:
             limits = {} if settings.preset == presets.NONE else cuda.engine_limits(args)
-        self._class, self._arguments = actor_class, {"param_dtype": args.ds.param_dtype, **limits}
+        ours = {"param_dtype": args.ds.param_dtype, "trust_remote_code": args.trust_remote_code}
+        self._class, self._arguments = actor_class, {**ours, **limits}
         self._environment = actor_environment(settings)
         self.made: list[Any] = []
 
@@ -261,6 +262,6 @@ class Engines:
         return SimpleNamespace(remote=functools.partial(self._make, options))
 
     def _make(self, options: dict[str, Any], **kwargs: Any) -> Any:
-        engine = self._class.options(**options, **self._environment).remote(**self._arguments, **kwargs)
+        engine = self._class.options(**options, **self._environment).remote(**{**kwargs, **self._arguments})
         self.made.append(engine)
         return engine

@@ -7,9 +7,11 @@ import socket
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb import upstream
 from openrlhf_dbb.core.checkpoints import LOADED
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.platform.machine import use_rays_interface
+from openrlhf_dbb.secrets import without_secrets
 
 NEWEST = "newest"
 
@@ -31,7 +33,7 @@ class LightBackend:
         return backend, (self.args, self._on_cpu, self._loads)
 
     def print(self, *msg: Any) -> None:
-        print(*msg)
+        print(*map(without_secrets, msg))  # OpenRLHF prints all its arguments
 
     def is_rank_0(self) -> bool:
         return True
@@ -58,6 +60,7 @@ def backend(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> 
     from openrlhf.utils import get_strategy
 
     use_rays_interface()
+    upstream.mask_trackers()  # with --estimator none the trainer is an actor
     model_backend = get_strategy(args)
     from openrlhf_dbb.platform.backend import Backend, CpuBackend
 

@@ -17,7 +17,7 @@ from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading, prompting
-from openrlhf_dbb.evaluation.evaluated_model import Model
+from openrlhf_dbb.evaluation.evaluated_model import Model, refuse_code
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.presets.made import cache
@@ -147,7 +147,10 @@ def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:
 
     name = args.actor.model_name_or_path
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=True)
+        for section in () if args.trust_remote_code else ("actor", "reward", "critic"):
+            if model := getattr(args, section).model_name_or_path:  # OpenRLHF would run its code without a question
+                refuse_code(f"--{section}.model_name_or_path", model)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=args.trust_remote_code)
         tokenizer = get_tokenizer(name, None, "left", None, use_fast=not args.data.disable_fast_tokenizer)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -169,7 +172,7 @@ def _loaded(flag: str, name: str, args: SimpleNamespace, backend: LightBackend) 
     try:
         with upstream.quiet():
             return load(args, backend, flag)
-    except (DatasetsError, OSError) as error:
+    except (DatasetsError, OSError, RuntimeError) as error:  # the last: a loading script
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--{flag} {name} cannot be loaded: {reason}") from error
 

@@ -23,6 +23,7 @@ from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.overview import usage_in_words
 from openrlhf_dbb.lab import recorded
+from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
 from openrlhf_dbb.storage.url import choose_url, parse_url
 from openrlhf_dbb.terminal import shown
@@ -42,7 +43,7 @@ def plan(settings: Settings, start: Start | None) -> str:
         *(_run(settings, start) if start is not None else []),
     ]
     warnings = [line for line in lines if line.startswith("warning:")]
-    return "\n".join([line for line in lines if line not in warnings] + warnings)
+    return without_passwords("\n".join([line for line in lines if line not in warnings] + warnings))
 
 
 def _run(settings: Settings, start: Start) -> list[str]:

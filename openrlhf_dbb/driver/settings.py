@@ -12,12 +12,14 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb import upstream
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.driver.capacity import Shape
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.parameters import parameter_fields
 from openrlhf_dbb.platform.machine import Machine
+from openrlhf_dbb.secrets import without_secrets
 
 COMMAND_LINE = "command line"
 # OpenRLHF does not see these flags. It sends its arguments to trackers, and some of these hold passwords.
@@ -37,7 +39,7 @@ class Settings:
     origin: Mapping[str, str] = field(repr=False)  # of each value that is not OpenRLHF's default
     on_cpu: bool  # train without CUDA
     machine: Machine
-    command: str = field(repr=False)  # that was given, without W&B's key
+    command: str = field(repr=False)  # that was given, without secrets
     shape: Shape | None = None  # of a dense model; known once its configuration has been read
 
     def with_values(self, flags: Mapping[str, Any], origin: str) -> Settings:
@@ -83,7 +85,7 @@ class Settings:
     def flags(self) -> dict[str, Any]:
         """The values that are printed and stored; passwords are not among them."""
         first = {flag: self.values[flag] for flag in _SHOWN}
-        return first | {flag: value for flag, value in self.values.items() if flag not in _HIDDEN}
+        return dict(without_secrets(first | {k: value for k, value in self.values.items() if k not in _HIDDEN}))
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -117,12 +119,5 @@ def _flag_named() -> Iterator[None]:
 
 def _nested(values: Mapping[str, Any]) -> SimpleNamespace:
     """Return namespaces in namespaces, by the dots in the flags' names."""
-    branches: dict[str, dict[str, Any]] = {}
-    leaves: dict[str, Any] = {}
-    for flag, value in values.items():
-        section, dot, rest = flag.partition(".")
-        if dot:
-            branches.setdefault(section, {})[rest] = value
-        else:
-            leaves[flag] = value
-    return SimpleNamespace(**leaves, **{section: _nested(branch) for section, branch in branches.items()})
+    nested: SimpleNamespace = upstream.load("openrlhf.utils.config", "hierarchize")(SimpleNamespace(**values))
+    return nested

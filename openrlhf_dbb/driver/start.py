@@ -19,6 +19,7 @@ from openrlhf_dbb.data import Prompts
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
+from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage.engine import check_sqlite_path
 from openrlhf_dbb.storage.url import choose_url, parse_url
 
@@ -104,7 +105,7 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
         ("reward", record.reward, identity["reward"]),
         *((flag, *changed[flag]) for flag in changed if _must_stay(flag, settings)),
     ):
-        if stored != given:
+        if without_secrets(stored) != given:
             raise UsageError(
                 f"--resume {record.name}: it was trained with {what} {stored!r}, not {given!r}; "
                 f"give the same one, or {_new_run(record)}"
@@ -213,9 +214,10 @@ def _plain(flags: dict[str, Any]) -> dict[str, Any]:
 
 def _identity(settings: Settings, prompts: Prompts) -> dict[str, Any]:
     args = settings.args
-    return {
+    identity = {
         "method": settings.method,
         "model": args.actor.model_name_or_path,
         "dataset": args.data.prompt_dataset,
         "reward": ",".join(args.reward.remote_url or []) or str(args.reward.model_name_or_path),
     }
+    return dict(without_secrets(identity))

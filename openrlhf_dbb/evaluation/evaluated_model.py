@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
@@ -18,6 +18,10 @@ LAST = "model"
 """Folder of the trained model in the folder of its run."""
 ADAPTER = "adapter_config.json"
 """PEFT's file in the folder of an adapter."""
+_MAY_NAME_CODE = (
+    "config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,40 @@ def choose(name: str) -> str:
     return name
 
 
-def find(name: str) -> Model:
+def refuse_code(flag: str, name: str) -> None:
+    """Raise UsageError if to load the model of a flag, or an adapter's base, would run code that it brings along.
+
+    transformers runs the code that a configuration names under "auto_map", and ``custom_generate/generate.py``. Raises
+    OSError or ValueError if there is no such model.
+    """
+    from transformers.utils import cached_file
+
+    def found(model: str, file: str) -> str | None:
+        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        return cast("str | None", cached_file(model, file, **quiet))
+
+    def values(path: str) -> Any:
+        return json.loads(Path(path).read_bytes())
+
+    adapter = found(name, ADAPTER)
+    for model in (name, values(adapter)["base_model_name_or_path"]) if adapter else (name,):
+        configurations = [path for file in _MAY_NAME_CODE if (path := found(model, file))]
+        named = [path for path in configurations if '"auto_map": ' in json.dumps(values(path))]  # at any depth
+        if code := next(iter(named), None) or found(model, "custom_generate/generate.py"):
+            raise UsageError(
+                f"{flag} {name} brings code along, named in {code}, which loading would run; read the code and give "
+                "--trust_remote_code, or name another model"
+            )
+
+
+def find(name: str, *, trusted: bool = False) -> Model:
     """Return the model of ``--model``; from the hub, its configuration and tokenizer are downloaded.
 
+    Args:
+        trusted: run the code that the model brings along.
+
     Raises:
-        UsageError: there is no such model, or it cannot be loaded.
+        UsageError: there is no such model, it cannot be loaded, or it brings code along and is not trusted.
     """
     folder = Path(name).expanduser()
     is_folder = folder.is_dir()
@@ -55,11 +88,13 @@ def find(name: str) -> Model:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
+        if not trusted:
+            refuse_code("--model", name)
         adapter = folder / ADAPTER
         base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else name
-        config = AutoConfig.from_pretrained(base)
+        config = AutoConfig.from_pretrained(base, trust_remote_code=trusted)
         revision = None if is_folder else config._commit_hash
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main")
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main", trust_remote_code=trusted)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--model {name} cannot be loaded: {reason}; name a folder, or OWNER/NAME") from error
@@ -73,7 +108,7 @@ def find(name: str) -> Model:
 
 
 @contextmanager
-def merged(name: str, parent: Path) -> Iterator[str]:
+def merged(name: str, parent: Path, *, trusted: bool = False) -> Iterator[str]:
     """Yield the model as vLLM loads it: an adapter merged into its base, in a folder that is deleted afterwards."""
     if not (Path(name) / ADAPTER).is_file():
         yield name
@@ -82,8 +117,9 @@ def merged(name: str, parent: Path) -> Iterator[str]:
     from transformers import AutoTokenizer
 
     with TemporaryDirectory(prefix="merged-", dir=parent) as folder:
-        AutoPeftModelForCausalLM.from_pretrained(name, dtype="auto").merge_and_unload().save_pretrained(folder)
-        AutoTokenizer.from_pretrained(name).save_pretrained(folder)
+        model = AutoPeftModelForCausalLM.from_pretrained(name, dtype="auto", trust_remote_code=trusted)
+        model.merge_and_unload().save_pretrained(folder)
+        AutoTokenizer.from_pretrained(name, trust_remote_code=trusted).save_pretrained(folder)
         yield folder
 
 

@@ -86,7 +86,7 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
             else:
                 table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
             names = table.column_names
-    except (DatasetsError, OSError, ValueError) as error:
+    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         raise _error(benchmark, _why_not_loaded(benchmark, error)) from error
     answer = "" if benchmark.choices else benchmark.answer
     for column in filter(None, (benchmark.question, answer, benchmark.options, benchmark.id, *benchmark.choices)):

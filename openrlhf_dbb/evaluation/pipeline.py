@@ -78,7 +78,7 @@ def check(arguments: argparse.Namespace) -> None:
 def prepare(arguments: argparse.Namespace) -> tuple[Model, dict[str, BenchmarkPrompts]]:
     """Return the model and the prompts of each benchmark, or refuse what cannot be evaluated."""
     entries = benchmarks.find_all(arguments.benchmarks)
-    evaluated = evaluated_model.find(evaluated_model.choose(arguments.model))
+    evaluated = evaluated_model.find(evaluated_model.choose(arguments.model), trusted=arguments.trust_remote_code)
     prompts = {}
     for entry in entries:
         loaded = loading.load(entry, limit=arguments.limit)
@@ -133,7 +133,7 @@ def _generate(
 
     done, n = len(responses.keys), settings["n"]
     with (
-        evaluated_model.merged(settings["model"], arguments.output) as model,
+        evaluated_model.merged(settings["model"], arguments.output, trusted=arguments.trust_remote_code) as model,
         ray_started(arguments.engines, arguments.tensor_parallel_size, arguments.verbose) as count,
     ):
         # An engine with a used seed would draw the same responses again.
@@ -142,6 +142,7 @@ def _generate(
             "model": model,
             "revision": settings["revision"],
             "tokenizer_revision": settings["revision"],
+            "trust_remote_code": arguments.trust_remote_code,
             "dtype": "bfloat16",  # as in training with CUDA
             "tensor_parallel_size": arguments.tensor_parallel_size,
             "gpu_memory_utilization": arguments.gpu_memory_utilization,

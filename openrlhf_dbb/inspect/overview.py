@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.owner import has_ended
 from openrlhf_dbb.storage.read import SUMS, held_out
-from openrlhf_dbb.terminal import Styled, without_passwords
+from openrlhf_dbb.terminal import Styled
 
 FATES = ("trained", "filtered", "skipped", "replayed")
 """The totals that say where rollouts (or prompts) went."""

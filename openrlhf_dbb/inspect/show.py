@@ -11,6 +11,7 @@ from typing import Any
 
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, parameters, state, status, usage_in_words
 from openrlhf_dbb.options import add_json, add_run, chosen
+from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import extremes, find_prompts, progress, prompt_history, shared_state
 from openrlhf_dbb.terminal import (
@@ -23,7 +24,6 @@ from openrlhf_dbb.terminal import (
     safe,
     shown,
     template_of,
-    without_passwords,
 )
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
@@ -48,11 +48,11 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         numbers = overview(store, run) | {
             "progress": progress(store, run),
             "reward": without_passwords(run.reward),
-            "began_from": run.parent and run.parent | {"database": without_passwords(run.parent["database"])},
+            "began_from": without_secrets(run.parent),
             "database": store.location,
             "hardest": extremes(store, run, hardest=True, limit=_PROMPTS),
             "easiest": extremes(store, run, hardest=False, limit=_PROMPTS),
-            "configuration": json.loads(without_passwords(json.dumps(run.config, ensure_ascii=False))),
+            "configuration": without_secrets(run.config),
         }
         print(json_text(numbers))
     else:
@@ -136,7 +136,7 @@ def _lineage(run: RunRecord) -> str:
 def configuration(run: RunRecord) -> Iterator[tuple[str, str]]:
     """Yield the run's flags and their values as JSON, by name, safe to print."""
     for key in sorted(run.config):
-        yield safe(key), safe(json.dumps(run.config[key], ensure_ascii=False))
+        yield safe(key), shown(json.dumps(without_secrets(run.config[key], key), ensure_ascii=False), width=None)
 
 
 def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:

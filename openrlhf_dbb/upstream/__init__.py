@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
 import re
 import runpy
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.upstream.deferred import deferring
 
 CHECKED_VERSIONS = ("0.11.2",)
@@ -176,6 +179,24 @@ def replace(module: ModuleType, name: str, replacement: Any) -> None:
     if not hasattr(module, name):
         raise UsageError(f"openrlhf no longer has {module.__name__}.{name}; use {CHECKED_VERSIONS[-1]}")
     setattr(module, name, replacement)
+
+
+@functools.cache
+def mask_trackers() -> None:
+    """Keep secrets from W&B, to which OpenRLHF sends all its arguments."""
+    from openrlhf.utils.logging_utils import WandbLogger
+
+    begin = WandbLogger.__init__
+
+    def masked(logger: Any, args: SimpleNamespace) -> None:
+        import wandb
+
+        if not wandb.api.api_key:
+            os.environ["WANDB_API_KEY"] = args.logger.wandb.key
+        del sys.argv[1:]  # W&B sends the command line too
+        begin(logger, without_secrets(args))
+
+    WandbLogger.__init__ = masked
 
 
 def _no_bar(*args: Any, **options: Any) -> Any:

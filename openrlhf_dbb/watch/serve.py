@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import socket
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +16,8 @@ from openrlhf_dbb.terminal import shown
 
 PORT = 8642
 
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_LOCAL = r"localhost|127\.0\.0\.1|\[::1\]"
+_ADDRESSES = r"[0-9.]+|\[[0-9a-f:.]+\]"  # no other site can make these its own
 _GRACE_S = 1  # for answers under way when the server is to end
 
 
@@ -47,12 +49,16 @@ def _run(store: PosteriorStore, listener: socket.socket, host: str) -> None:
 
     api = Api(store, live=True)
     api.refresh()  # A store that cannot be read is an error now, not a page that shows nothing.
-    name = socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    machine = socket.gethostname()
+    name = machine if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     url = f"http://{name}:{listener.getsockname()[1]}/"
     print(f"{shown(store.location, width=None)} is shown at {url} (Ctrl-C ends it)", flush=True)
+    everywhere = f"{_LOCAL}|{_ADDRESSES}|{re.escape(machine)}|{re.escape(name)}"
+    hosts = _LOCAL if re.fullmatch(_LOCAL, name, re.IGNORECASE) else everywhere
+    app = application(api, re.compile(f"({hosts})(:[0-9]+)?", re.IGNORECASE))  # a tunnel may change the port
     config = uvicorn.Config(
-        application(api, _LOCAL_NAMES if host in _LOCAL_NAMES else ()), log_level="warning", access_log=False,
-        lifespan="off", timeout_graceful_shutdown=_GRACE_S, server_header=False,
+        app, http="h11", ws="none", log_level="warning", access_log=False, lifespan="off",
+        timeout_graceful_shutdown=_GRACE_S, server_header=False,
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to end.
         uvicorn.Server(config).run(sockets=[listener])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -25,8 +26,8 @@ HEADERS = {
 }
 
 
-def application(api: Api, hosts: Collection[str] = ()) -> Any:
-    """Return the ASGI application; ``hosts`` are the names by which a browser may call it, none: any."""
+def application(api: Api, hosts: re.Pattern[str]) -> Any:
+    """Return the ASGI application; ``hosts`` matches the Host headers by which a browser may call it."""
     html = page.render("openrlhf-dbb", {"live": True})
     policy = f"{page.policy(live=True)}; frame-ancestors 'none'"
 
@@ -43,10 +44,11 @@ def application(api: Api, hosts: Collection[str] = ()) -> Any:
         return Response(content, media_type="application/json")
 
     async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        name = request.url.hostname
-        # A page of another site that makes its own name resolve to this host calls it by that name.
-        if hosts and name not in hosts:
-            response = _refusal(403, f"this server is not called {name!r}; open the address that it printed")
+        sent = request.headers.getlist("host")
+        # A page of another site that makes its own name resolve to this host calls it by that name. Starlette's
+        # request.url takes a Host that it cannot parse as absent.
+        if len(sent) != 1 or not hosts.fullmatch(sent[0]):
+            response = _refusal(403, f"this server is not called {', '.join(sent)!r}; open the address that it printed")
         else:
             response = await call(request)
         # The page sets its own policy; every other response gets the strict one.
