@@ -141,7 +141,8 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
             processes |= {each: each.name() for each in psutil.Process(started.pid).children(recursive=True)}
         time.sleep(0.05)
     output, errors = started.communicate()
-    assert (started.returncode, output, len(errors.splitlines())) == (2, "", 1)
+    refused = [line for line in errors.splitlines() if not line.startswith("reading data")]  # on a busy machine
+    assert (started.returncode, output, len(refused)) == (2, "", 1)
     assert "leaves 8 of 8 prompts: fewer than one --rollout.batch_size (16)" in errors
     assert {"gcs_server", "raylet"} <= set(processes.values())
     _, alive = psutil.wait_procs(processes, timeout=20)

@@ -79,7 +79,7 @@ def test_a_data_set_that_is_out_of_reach_says_what_to_do(tmp_path):
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: --eval.benchmarks: benchmark aime24: Couldn't reach 'Maxwell-Jia/AIME_2024'")
-    assert "give the data as aime24=FILE (.jsonl" in line
+    assert "give the data as aime24=FILE (.json" in line
 
 
 def test_top_p_is_that_of_the_training_unless_given():

@@ -23,7 +23,7 @@ from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Sco
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_features import text_features
-from openrlhf_dbb.secrets import without_passwords, without_secrets
+from openrlhf_dbb.secrets import without_secrets
 
 _NO_EXTRAS = StepExtras()
 
@@ -140,10 +140,10 @@ class Posteriors:
                 estimator_version=estimator.version,
                 parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
                 state_fields=estimator.state_fields,
-                model=without_passwords(model),
-                dataset=without_passwords(dataset),
+                model=without_secrets(model),
+                dataset=without_secrets(dataset),
                 dataset_digest=steps.dataset_digest(prompts, labels),
-                reward=without_passwords(reward),
+                reward=without_secrets(reward),
                 config=without_secrets(config or {}),
                 method=method,
             )
