@@ -5,7 +5,6 @@ Every error of a database or its driver becomes a StoreError of one line.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import random
@@ -14,14 +13,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
@@ -66,7 +64,6 @@ _KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_cou
 _RESTORE = "end all processes that use the file, restore it or a backup, and resume"
 
 _log = logging.getLogger(__package__)
-_cursor_numbers = itertools.count(1)
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -111,7 +108,7 @@ class Database:
 
     def __init__(self, address: Address, *, read_only: bool = False) -> None:
         self.location = address.location
-        self.is_sqlite = address.kind == "sqlite"
+        self.is_sqlite = address.url is None
         self.engine = (_sqlite_engine if self.is_sqlite else _postgresql_engine)(address, read_only)
         self._read_only = read_only
         self._pid = os.getpid()
@@ -266,8 +263,8 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iter
         cursor = driver_connection.cursor()
     else:
         # A cursor with a name is of the server: rows that are not fetched yet stay there.
-        cursor = driver_connection.cursor(f"dbb_{next(_cursor_numbers)}", binary=True)
-        sql = _psycopg_sql(sql)
+        cursor = driver_connection.cursor("dbb", binary=True)
+        sql = str(text(sql).compile(dialect=connection.dialect))  # :name as %(name)s
     with closing(cursor):
         cursor.execute(sql, parameters)
         while rows := cursor.fetchmany(CHUNK):
@@ -292,12 +289,6 @@ def source_of(sql: str) -> str:
     """Return the table or view that a query reads first, for an error."""
     found = re.search(r"\bFROM\s+(\w+)", sql)
     return found[1] if found else "?"
-
-
-@cache
-def _psycopg_sql(sql: str) -> str:
-    """Return the statement with parameters in psycopg's style: %(name)s."""
-    return str(text(sql).compile(dialect=postgresql.psycopg.dialect()))  # type: ignore[no-untyped-call]
 
 
 def _stat(path: str) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Literal
 from urllib.parse import quote, unquote
 
 from sqlalchemy.engine import URL, make_url
@@ -41,13 +40,11 @@ class Address:
     """A parsed store URL.
 
     Attributes:
-        kind: kind of database.
         location: for people, without user and password: an absolute path, or postgresql://host:port/database.
         path: absolute file path (SQLite), else "".
         url: for the engine (PostgreSQL); None for SQLite.
     """
 
-    kind: Literal["sqlite", "postgresql"]
     location: str
     path: str = ""
     url: URL | None = field(default=None, repr=False)
@@ -84,7 +81,7 @@ def parse_url(text: str) -> Address:
         host = url.host or url.query.get("host", "")
         where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
         location = f"postgresql://{where}/{url.database or url.query.get('dbname', '')}"
-        return Address("postgresql", location, url=url.set(drivername="postgresql+psycopg"))
+        return Address(location, url=url.set(drivername="postgresql+psycopg"))
     raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
 
 
@@ -96,7 +93,7 @@ def _file(name: str) -> Address:
         )
     # Absolute, so that a later change of the working directory does not open a second, empty file.
     path = os.path.abspath(name)
-    return Address("sqlite", path, path=path)
+    return Address(path, path)
 
 
 def url_of_file(path: str) -> str:
