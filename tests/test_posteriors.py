@@ -203,7 +203,6 @@ BAD = [
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as dbb needs; with partial_credit"),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "prompts hold None, which is no text"),
-    ((1, ["1+1="], [2], [1]), "labels hold 2, which is no text"),
     *(
         ((1, *group(0, [1, 0]), {"scores": values}), "scores = .* holds other values than finite numbers")
         for values in (["1", "0"], [1j, 0], [object(), 1], [math.inf, 0], [[1], [1, 0]], [10**400, 0])
@@ -212,15 +211,11 @@ BAD = [
         ((1, *group(0, [1, 0]), {"extras": StepExtras(**{name: values})}), message)
         for name, values, message in (
             ("tokens", [-1, 2], "tokens holds -1; give numbers from 0"),
-            ("tokens", ["a", 2], "tokens = .* holds other"),
-            ("trained", [2, 1], "trained holds 2; give numbers from 0 to 1"),
             ("inclusion", [1, 1.5], "inclusion holds 1.5"),
             ("weights", [math.nan, 1], "weights holds nan"),
             ("skipped", "1", "skipped is '1'"),
-            ("replayed", ("a", 1), "replayed is 'a'"),
             ("responses", Responses(["a", 1]), "response texts hold 1"),
             ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
-            ("probes", Probes([("1+1=", "2")], [["x"]]), "the probes' scores = .* holds other"),
             ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),
         )
     ),
@@ -326,16 +321,3 @@ def test_a_first_visit_profits_from_prompts_that_read_alike(new_url):
             posteriors.observe(step, seen, ["1"] * 20, [float("?" in prompt) for prompt in seen])
         alike = posteriors.observe(4, ["0 ?", "0 ?", "0 !", "0 !"], ["1"] * 4, [1, 0, 1, 0])
     assert alike.mean[0] > 0.6 and alike.mean[2] < 0.4  # (2 m + 1) / 4, 0.5 without a prediction
-
-
-def test_a_warm_start_takes_the_weights_along(new_url):
-    url = new_url("sqlite")
-    with Posteriors.create(url, "old", *DATA, **PREDICTED) as old:
-        for step in (1, 2):
-            old.observe(step, *group(step, [1, 1]))
-        old.settle()
-        learnt = old.run.load_shared()
-    with Posteriors.create(url, "new", *DATA, warm_start="old", **PREDICTED) as new:
-        assert new.run.load_shared()["weights"].tolist() == learnt["weights"].tolist()
-        # (2 m + 1) / 4 with m above 0.7, since all others succeeded
-        assert new.observe(1, *group(0, [1, 0])).mean[0] > 0.6
