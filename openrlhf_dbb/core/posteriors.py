@@ -23,7 +23,7 @@ from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Sco
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_features import text_features
-from openrlhf_dbb.secrets import without_passwords, without_secrets
+from openrlhf_dbb.secrets import without_secrets
 
 _NO_EXTRAS = StepExtras()
 
@@ -140,10 +140,10 @@ class Posteriors:
                 estimator_version=estimator.version,
                 parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
                 state_fields=estimator.state_fields,
-                model=without_passwords(model),
-                dataset=without_passwords(dataset),
+                model=without_secrets(model),
+                dataset=without_secrets(dataset),
                 dataset_digest=steps.dataset_digest(prompts, labels),
-                reward=without_passwords(reward),
+                reward=without_secrets(reward),
                 config=without_secrets(config or {}),
                 method=method,
             )
@@ -246,7 +246,11 @@ class Posteriors:
         """
         self.settle()
         step = steps.whole("step", step)
-        self._check_step(step)
+        if step != self.step + 1:
+            raise ValueError(
+                f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
+                f"not {step}; to do a step again, roll back first"
+            )
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = None if extras.probes is None else self._positions(extras.probes.prompts)
@@ -273,8 +277,7 @@ class Posteriors:
             raise ValueError(f"step {step} is refused: an advantage is not finite; use smaller rewards and weights")
         with self._state_lock:
             self._state = state
-        at_V = groups.prompts_V
-        self._known[at_V], self._visited_at[at_V], self.step = True, step, step
+        self._visited_at[groups.prompts_V] = self.step = step
         self._writing = self._writer.submit(self.run.record_step, step, rows)
         return scored
 
@@ -338,20 +341,12 @@ class Posteriors:
         table = self.run.load(self._ids)
         initial = self.estimator.initial_state(len(self._ids))
         shared = initial | (self.run.load_shared() or {})
-        self._known, self._visited_at = table.step >= 0, table.step.copy()
-        self.step = self.run.record.last_step
+        self._visited_at, self.step = table.step, self.run.record.last_step
         self._state = {
-            field: np.where(self._known, table.state[:, i], initial[field])
+            field: np.where(table.step >= 0, table.state[:, i], initial[field])
             for i, field in enumerate(self.estimator.state_fields)
         } | {field: shared[field] for field in self.estimator.shared_fields}
         self._state |= self._features
-
-    def _check_step(self, step: int) -> None:
-        if step != self.step + 1:
-            raise ValueError(
-                f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
-                f"not {step}; to do a step again, roll back first"
-            )
 
     def _positions(self, prompts: Sequence[Key]) -> Positions:
         """Return the positions of prompts among all prompts of the run."""
@@ -377,9 +372,8 @@ class Posteriors:
     ) -> tuple[estimators.Estimate, storage.StepRows]:
         """Update a state; return the estimates of the step's V prompts and the rows that store the change."""
         at_V = groups.prompts_V
-        previous_state = self._columns(state, at_V)
-        previous_state[~self._known[at_V]] = np.nan  # undoing a first visit deletes the posterior
-        previous_step = self._visited_at[at_V]
+        previous_state, previous_step = self._columns(state, at_V), self._visited_at[at_V]
+        previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
         observed_V_G = groups.matrix(rollouts.rewards) if self.estimator.support == "real" else scores_V_G
         versions_R, lag_V = rollouts.policy_versions, np.zeros(len(at_V))

@@ -191,9 +191,8 @@ def _column(name: str, values: Any, size: int, within: tuple[float, float] | Non
     column = numbers(name, values)
     if column.shape != (size,):
         raise ValueError(f"{name} has shape {column.shape}; pass one value for each of the {size} rollouts")
-    wrong = ~((column >= within[0]) & (column <= within[1])) if within else np.zeros(size, dtype=bool)
-    if within and wrong.any():
-        raise ValueError(f"{name} holds {column[wrong][0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
+    if within and len(wrong := column[~((column >= within[0]) & (column <= within[1]))]):
+        raise ValueError(f"{name} holds {wrong[0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
     return column
 
 
