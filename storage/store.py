@@ -285,13 +285,11 @@ class PosteriorStore:
             row = self._claimable(run_id)
             holder = _holder(row)
             if holder is None or take_over:
-                run = self._claim(row, "claim" if holder is None else "take_over")
-                if run is not None:
+                if run := self._claim(row, "claim" if holder is None else "take_over"):
                     return run
             elif not holder.is_local or time.monotonic() >= deadline:
                 raise _is_held(row, holder)
-            if holder is not None:
-                time.sleep(_POLL_S)
+            time.sleep(_POLL_S)
 
     def check_claimable(self, run_id: int, *, take_over: bool = False) -> None:
         """Raise the StoreError that :meth:`claim_run` would raise now, without waiting; change nothing."""
