@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from store_invariants import check
 
-from openrlhf_dbb import Posteriors, estimators
+from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.lab import recorded
@@ -74,27 +74,6 @@ def test_rewards_are_optimized_and_scores_estimated_from(new_url):
         # alpha, beta = 0.5 + 1, 0.5 + 1; the second rollout has a length penalty, the third one's reward is missing
         scored = posteriors.observe(1, *group(0, [1, -0.5, None]), scores=[1, 0, 1], form="dr_grpo")
     assert scored.advantages.tolist() == [0.5, -1.0, 0.0]
-
-
-def test_a_resume_undoes_the_steps_after_the_checkpoint(url):
-    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
-        posteriors.observe(1, *group(0, [1, 0]))
-        posteriors.checkpoint(1, "step1")
-        posteriors.observe(2, *group(0, [0, 0]))
-        lost = posteriors.observe(3, *group(1, [1, 1]))
-    with Posteriors.resume(url, "demo", *DATA, step=1) as posteriors:
-        assert (posteriors.step, posteriors.estimator) == (1, estimators.build("dbb", discount=0.5))
-        posteriors.observe(2, *group(1, [1, 1]))
-        again = posteriors.observe(3, *group(0, [1, 1]))
-    with Posteriors.resume(url, "demo", *DATA) as posteriors:  # continues after the last step
-        assert posteriors.step == 3
-        posteriors.roll_back(2)
-        assert posteriors.observe(3, *group(0, [1, 1])).mean.tolist() == again.mean.tolist()
-        posteriors.finish()
-    assert history(url) == [
-        (1, "1+1=", 2, 1.0, 1.5, 1.5), (2, "2+2=", 2, 2.0, 2.5, 0.5), (3, "1+1=", 2, 2.0, 2.75, 0.75),
-    ]  # fmt: skip
-    assert lost.mean.tolist() == [2.5 / 3] * 2 and again.mean == pytest.approx([2.75 / 3.5] * 2)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
