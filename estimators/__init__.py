@@ -11,7 +11,6 @@
     gaussian         as DBB, for any real reward: a discounted Normal-inverse-gamma
     empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
     simple           point (GRPO's mean and variance), laplace, ema
-    forgetting       forgetting by policy updates, with groups that may be late
     text_features    features of prompts from their texts alone
     probe_error      squared error of an estimate, measured by extra rollouts
     closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
@@ -34,7 +33,7 @@ Example:
 
 from openrlhf_dbb.estimators import closed_form
 from openrlhf_dbb.estimators.base import Estimate, RewardEstimator, RewardSupportError, State
-from openrlhf_dbb.estimators.forms import FORMS, Form, centered, standardized
+from openrlhf_dbb.estimators.forms import FORMS, Form, standardized
 from openrlhf_dbb.estimators.registry import available, build, check_stored, get, register
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "State",
     "available",
     "build",
-    "centered",
     "check_stored",
     "closed_form",
     "get",
