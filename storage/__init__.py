@@ -38,10 +38,9 @@ Example:
 """
 
 from openrlhf_dbb.storage.prompt_ids import prompt_hash
-from openrlhf_dbb.storage.read import TRAINING, ProbeLog, StepLog, read_log, read_probes
+from openrlhf_dbb.storage.read import TRAINING, read_log, read_probes
 from openrlhf_dbb.storage.records import (
     EvaluationRows,
-    PosteriorTable,
     ProbeRows,
     RolloutRows,
     RunRecord,
@@ -59,13 +58,10 @@ __all__ = [
     "URL_VARIABLE",
     "EvaluationRows",
     "PosteriorStore",
-    "PosteriorTable",
-    "ProbeLog",
     "ProbeRows",
     "RolloutRows",
     "Run",
     "RunRecord",
-    "StepLog",
     "StepRows",
     "StoreError",
     "Usage",

@@ -52,7 +52,6 @@ _NETWORK_FILE_SYSTEMS = {
 _TRANSIENT_STATES = {"40001", "40P01", "57P01", "57P02", "57P03"}
 
 _SQLITE_SETTINGS = (
-    "PRAGMA synchronous = NORMAL",  # safe against a crash of the process; record_checkpoint guards power loss
     "PRAGMA foreign_keys = ON",
     "PRAGMA cache_size = -65536",  # 64 MiB
     "PRAGMA temp_store = MEMORY",
@@ -139,9 +138,13 @@ class Database:
                 self._reached = True
                 if self.is_sqlite:
                     self._check_files(connection, write)
-                if not self.is_sqlite and not write:
+                    # On the driver's connection: SQLite ignores this pragma inside a transaction.
+                    # NORMAL is safe against a crash of the process, FULL against power loss.
+                    driver_connection: Any = connection.connection.dbapi_connection
+                    driver_connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                elif not write:
                     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-                with self._durable(connection, durable), connection.begin():
+                with connection.begin():
                     if self.is_sqlite:
                         # Immediate: a reader that turns into a writer fails at once if another has written.
                         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -180,20 +183,6 @@ class Database:
         if write:
             connection.info["written"] = _commits_of_others(connection), _stat(self.location)
 
-    @contextmanager
-    def _durable(self, connection: Connection, durable: bool) -> Iterator[None]:
-        if not (durable and self.is_sqlite):
-            yield
-            return
-        # On the driver's connection: SQLite ignores this pragma inside a transaction.
-        driver_connection: Any = connection.connection.dbapi_connection
-        driver_connection.execute("PRAGMA synchronous = FULL")
-        try:
-            yield
-        finally:
-            driver_connection.rollback()  # a failed commit leaves its transaction open
-            driver_connection.execute("PRAGMA synchronous = NORMAL")
-
     def _store_error(self, error: BaseException) -> StoreError:
         cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         message = " ".join(str(cause).split()) or type(cause).__name__
@@ -207,10 +196,8 @@ class Database:
             message = f"another process has held the write lock for {waited:g} s"
         elif "disk is full" in message or getattr(cause, "sqlstate", "") == "53100":
             message += ": the disk is full or over quota; the transaction was rolled back, make room"
-        elif "disk I/O error" in message:
+        elif "disk I/O error" in message or "malformed" in message:
             message += f": the disk is over quota or failing, or the file was damaged; make room, or {_RESTORE}"
-        elif "malformed" in message:
-            message += f": the file was damaged; {_RESTORE}"
         return kind(f"{self.location}: {message}")
 
     def _is_transient(self, cause: Any, message: str) -> bool:

@@ -387,7 +387,7 @@ def storable(string: str) -> str:
 
 def _columns(
     rows: Any, shape: tuple[int, ...], integer: Sequence[str], real: Sequence[str], where: str = ""
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, Any]:
     """Return these attributes as arrays of int64 and float64; raise StoreError if a shape differs."""
     columns = {}
     for name in (*integer, *real):

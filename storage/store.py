@@ -19,7 +19,7 @@ from openrlhf_dbb.storage.engine import Database, check_sqlite_path, retried, so
 from openrlhf_dbb.storage.owner import Owner
 from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, is_moment, parsed, storable, to_json
 from openrlhf_dbb.storage.run import Run, check_reached, finished_text, ownership
-from openrlhf_dbb.storage.url import BadRow, StoreError, bad_row, choose_url, parse_url, url_of_file
+from openrlhf_dbb.storage.url import BadRow, StoreError, bad_row, choose_url, parse_url
 
 _log = logging.getLogger(__package__)
 # What a column of this name holds in any table and view. SQLite stores text in a column of numbers, too.
@@ -55,7 +55,8 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
     except BaseException:
         database.close()
         raise
-    return PosteriorStore(database, url_of_file(address.path) if address.path else text_url)
+    file_url = "sqlite:///" + address.path.replace("%", "%25").replace("?", "%3F")
+    return PosteriorStore(database, file_url if address.path else text_url)
 
 
 class PosteriorStore:

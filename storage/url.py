@@ -70,8 +70,12 @@ def parse_url(text: str) -> Address:
         if "?" in text:
             raise StoreError(f"{text!r} holds a ?: write %3F for one in a file's path; ?options are not supported")
         return _file(unquote(text[match.end() :]))
-    url = _make_url(text)
-    if url is None:
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        url = None
+    # An unescaped "@" or "/" in the user part moves part of the password into the host or the database.
+    if url is None or (url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or "")):
         raise StoreError(
             f"the store URL cannot be parsed; it is not shown, since it may hold a password; write {FORMS}, "
             "and percent-encode @ : / ? # in a user name or password (@ is %40)"
@@ -94,19 +98,3 @@ def _file(name: str) -> Address:
     # Absolute, so that a later change of the working directory does not open a second, empty file.
     path = os.path.abspath(name)
     return Address(path, path)
-
-
-def url_of_file(path: str) -> str:
-    """Return the URL of a SQLite file that :func:`parse_url` reads back as this absolute path."""
-    return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")
-
-
-def _make_url(text: str) -> URL | None:
-    try:
-        url = make_url(text)
-    except (ArgumentError, ValueError):
-        return None
-    # An unescaped "@" or "/" in the user part moves part of the password into the host or the database.
-    if url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or ""):
-        return None
-    return url

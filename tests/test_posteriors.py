@@ -192,7 +192,6 @@ BAD = [
             ("tokens", [-1, 2], "tokens holds -1; give numbers from 0"),
             ("inclusion", [1, 1.5], "inclusion holds 1.5"),
             ("weights", [math.nan, 1], "weights holds nan"),
-            ("skipped", "1", "skipped is '1'"),
             ("responses", Responses(["a", 1]), "response texts hold 1"),
             ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
             ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),

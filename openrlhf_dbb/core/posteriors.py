@@ -262,8 +262,8 @@ class Posteriors:
         scored = steps.score(rollouts, groups, estimate, advantage_form)
         ids_P = self._ids[groups.prompts_P]
         rows.usage = steps.usage(rollouts, groups, scored, extras)
-        skipped = {"rollout/skipped": float(rows.usage.skipped)}
-        scored.metrics.update(skipped | self._run_wide(state) | _lags(step, rollouts))
+        run_wide = {f"estimator/{name}": float(values[0]) for name, values in rows.shared.items() if len(values) == 1}
+        scored.metrics.update({"rollout/skipped": float(rows.usage.skipped)} | run_wide | _lags(step, rollouts))
         if extras.probes is not None and probed_Q is not None:
             rows.probes, errors = steps.measure(extras.probes, probed_Q, groups, rows)
             scored.metrics.update(errors)
@@ -277,7 +277,8 @@ class Posteriors:
             raise ValueError(f"step {step} is refused: an advantage is not finite; use smaller rewards and weights")
         with self._state_lock:
             self._state = state
-        self._visited_at[groups.prompts_V] = self.step = step
+        self._visited_at[groups.prompts_V] = step
+        self.step: int = step
         self._writing = self._writer.submit(self.run.record_step, step, rows)
         return scored
 
@@ -341,7 +342,8 @@ class Posteriors:
         table = self.run.load(self._ids)
         initial = self.estimator.initial_state(len(self._ids))
         shared = initial | (self.run.load_shared() or {})
-        self._visited_at, self.step = table.step, self.run.record.last_step
+        self._visited_at = table.step
+        self.step = self.run.record.last_step
         self._state = {
             field: np.where(table.step >= 0, table.state[:, i], initial[field])
             for i, field in enumerate(self.estimator.state_fields)
@@ -389,7 +391,10 @@ class Posteriors:
                 state, at_V, observed_V_G, lag_V, drift_P=drift_V, leave_one_out=form.leave_one_out
             )
         except RewardSupportError as error:
-            raise ValueError(self._explain(error, self._texts[at_V[error.row]])) from error
+            raise ValueError(
+                f"score {error.value:g} of prompt {self._texts[at_V[error.row]]!r:.80} is not {error.allowed}, as "
+                f"{self.estimator.name} needs; with partial_credit dbb accepts scores in [0, 1], gaussian accepts any"
+            ) from error
         rows = storage.StepRows(
             prompt_ids=self._ids[at_V],
             rollouts=np.sum(~np.isnan(scores_V_G), axis=1),
@@ -409,17 +414,6 @@ class Posteriors:
         """Return the state of some prompts as the store keeps it, a column for each state field."""
         fields = self.estimator.state_fields
         return np.column_stack([state[field][at_V] for field in fields]) if fields else np.empty((len(at_V), 0))
-
-    def _run_wide(self, state: State) -> dict[str, float]:
-        """Return the estimator's run-wide numbers for the log."""
-        shared = {field: state[field] for field in self.estimator.shared_fields}
-        return {f"estimator/{field}": float(values[0]) for field, values in shared.items() if len(values) == 1}
-
-    def _explain(self, error: RewardSupportError, text: str) -> str:
-        name, hint = self.estimator.name, "use an estimator of real rewards"
-        if hasattr(self.estimator, "partial_credit") and 0 <= error.value <= 1:
-            hint = f"with partial_credit, {name} accepts scores in [0, 1]"
-        return f"score {error.value:g} of prompt {text[:80]!r} is not {error.allowed}, as {name} needs; {hint}"
 
 
 def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
