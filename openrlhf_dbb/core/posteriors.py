@@ -263,7 +263,10 @@ class Posteriors:
         ids_P = self._ids[groups.prompts_P]
         rows.usage = steps.usage(rollouts, groups, scored, extras)
         run_wide = {f"estimator/{name}": float(values[0]) for name, values in rows.shared.items() if len(values) == 1}
-        scored.metrics.update({"rollout/skipped": float(rows.usage.skipped)} | run_wide | _lags(step, rollouts))
+        scored.metrics.update({"rollout/skipped": float(rows.usage.skipped)} | run_wide)
+        if rollouts.policy_versions is not None and rollouts.trained.any():
+            lag_R = step - 1 - rollouts.policy_versions[rollouts.trained]
+            scored.metrics.update({"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())})
         if extras.probes is not None and probed_Q is not None:
             rows.probes, errors = steps.measure(extras.probes, probed_Q, groups, rows)
             scored.metrics.update(errors)
@@ -444,14 +447,6 @@ def _free_name(store: storage.PosteriorStore, name: str) -> str:
     taken = {run.name for run in store.runs()}
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
-
-
-def _lags(step: int, rollouts: Rollouts) -> dict[str, float]:
-    """Return mean and maximum of the lags of the rollouts that are trained on, for the log."""
-    if rollouts.policy_versions is None or not rollouts.trained.any():
-        return {}
-    lag_R = step - 1 - rollouts.policy_versions[rollouts.trained]
-    return {"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())}
 
 
 def _registered_name(estimator: RewardEstimator) -> str:
