@@ -11,7 +11,6 @@
     gaussian         as DBB, for any real reward: a discounted Normal-inverse-gamma
     empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
     simple           point (GRPO's mean and variance), laplace, ema
-    forgetting       forgetting by policy updates, with groups that may be late
     text_features    features of prompts from their texts alone
     probe_error      squared error of an estimate, measured by extra rollouts
     closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
@@ -32,24 +31,16 @@ Example:
     array([ 1.528, -0.655, -0.655, -0.655])
 """
 
-from openrlhf_dbb.estimators import closed_form
-from openrlhf_dbb.estimators.base import Estimate, RewardEstimator, RewardSupportError, State
-from openrlhf_dbb.estimators.forms import FORMS, Form, centered, standardized
-from openrlhf_dbb.estimators.registry import available, build, check_stored, get, register
-
-__all__ = [
-    "FORMS",
-    "Estimate",
-    "Form",
-    "RewardEstimator",
-    "RewardSupportError",
-    "State",
-    "available",
-    "build",
-    "centered",
-    "check_stored",
-    "closed_form",
-    "get",
-    "register",
-    "standardized",
-]
+from openrlhf_dbb.estimators import closed_form as closed_form
+from openrlhf_dbb.estimators.base import Estimate as Estimate
+from openrlhf_dbb.estimators.base import RewardEstimator as RewardEstimator
+from openrlhf_dbb.estimators.base import RewardSupportError as RewardSupportError
+from openrlhf_dbb.estimators.base import State as State
+from openrlhf_dbb.estimators.forms import FORMS as FORMS
+from openrlhf_dbb.estimators.forms import Form as Form
+from openrlhf_dbb.estimators.forms import standardized as standardized
+from openrlhf_dbb.estimators.registry import available as available
+from openrlhf_dbb.estimators.registry import build as build
+from openrlhf_dbb.estimators.registry import check_stored as check_stored
+from openrlhf_dbb.estimators.registry import get as get
+from openrlhf_dbb.estimators.registry import register as register

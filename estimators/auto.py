@@ -10,9 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts
+from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts, latest
 from openrlhf_dbb.estimators.empirical_bayes import WEIGHT, beta_weight, fit_beta, group_moments
-from openrlhf_dbb.estimators.forgetting import latest
 from openrlhf_dbb.estimators.registry import register
 
 DISCOUNTS_L = np.array([0.02, 0.05, *np.arange(2, 21) / 20])
@@ -65,7 +64,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
     visits do not tell a + b. It is then ``1 / rho - 1``, with rho the correlation of a prompt's reward with that of its
     last visit: the share of the rewards' variance that lies between prompts. It starts as if 50 pairs had shown 2.
 
-    A late group is of update g (:mod:`openrlhf_dbb.estimators.forgetting`). With v the greatest g of a prompt, ages
+    A late group is of update g (:meth:`RewardEstimator.update_late`). With v the greatest g of a prompt, ages
     in time are ``(v - g_k) / E``, also for the group itself. Ages in visits are in the order of g, and the group itself
     has age 0. The run's numbers are fitted to groups as they come.
 

@@ -124,7 +124,9 @@ class RewardEstimator(ABC):
     def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
         """As :meth:`update`, where an earlier policy than this step's generated at least one group.
 
-        By default a late group is a visit like any other. An estimator that counts policy updates overrides this.
+        By default a late group is a visit like any other. An estimator that counts policy updates overrides this: the
+        group belongs to update ``g = now - lag``, in which it would have been on-policy. A prompt's counts are kept as
+        of the greatest g of its groups, so that the order in which its groups are observed makes no difference.
 
         Args:
             lag_P: (P,) training steps between the policy that generated a group and this step's, >= 0; 0: on-policy.
@@ -298,6 +300,24 @@ class BetaPosterior(RewardEstimator):
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
+
+
+class FadingPosterior(BetaPosterior):
+    """A Beta posterior whose counts fade with the policy updates."""
+
+    discount: float
+    updates_per_epoch: float
+
+    def _faded(self, updates: Floats) -> Floats:
+        """Return the weight that is left of a group after some updates: discount ** (updates / updates_per_epoch)."""
+        if not self.updates_per_epoch:
+            raise ValueError("updates_per_epoch is 0; give the number of policy updates in an epoch")
+        return np.asarray(self.discount ** (updates / self.updates_per_epoch))
+
+
+def latest(seen_at_P: Floats, generated_at_P: Floats, never_P: NDArray[np.bool_]) -> Floats:
+    """Return the greatest g of each prompt with one more group; ``never_P``: the prompt had no group before."""
+    return np.where(never_P, generated_at_P, np.maximum(seen_at_P, generated_at_P))
 
 
 def _checked(name: str, values_P: Floats | None, groups: int) -> Floats:

@@ -8,15 +8,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, Support, counts
-from openrlhf_dbb.estimators.forgetting import faded, latest
+from openrlhf_dbb.estimators.base import FadingPosterior, Floats, State, Support, counts, latest
 from openrlhf_dbb.estimators.parameters import parameter
 from openrlhf_dbb.estimators.registry import register
 
 
 @register
 @dataclass(frozen=True)
-class DiscountedBetaBernoulli(BetaPosterior):
+class DiscountedBetaBernoulli(FadingPosterior):
     """Track a drifting success probability with a Beta posterior that forgets.
 
     Each visit of a prompt shrinks its past counts by ``discount``, then adds the new group's successes and failures
@@ -34,7 +33,7 @@ class DiscountedBetaBernoulli(BetaPosterior):
     prior once. Every call of ``observe`` is one update.
 
     With "visits" a late group (a lag above 0) is one more visit, so observe groups in the order of their generation.
-    With "updates" it counts as of update ``g = now - lag`` (:mod:`openrlhf_dbb.estimators.forgetting`). With
+    With "updates" it counts as of update ``g = now - lag`` (:meth:`RewardEstimator.update_late`). With
     first and v the least and the greatest g of a prompt, and E updates per epoch::
 
         alpha = prior_alpha * discount^(1 + (v - first)/E) + sum_k S_k * discount^((v - g_k)/E)
@@ -124,9 +123,6 @@ class DiscountedBetaBernoulli(BetaPosterior):
     def _kept(self, state: State, seen_at: Floats) -> Floats:
         """Return the factor on the past of prompts whose latest group is now that of update ``seen_at``."""
         return self._faded(np.where(_never(state), self.updates_per_epoch, seen_at - state["seen_at"]))
-
-    def _faded(self, updates: Floats) -> Floats:
-        return faded(self.discount, updates, self.updates_per_epoch)
 
 
 def _never(state: State) -> NDArray[np.bool_]:

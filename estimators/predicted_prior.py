@@ -10,8 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts
-from openrlhf_dbb.estimators.forgetting import faded, latest
+from openrlhf_dbb.estimators.base import FadingPosterior, Floats, State, counts, latest
 from openrlhf_dbb.estimators.parameters import parameter
 from openrlhf_dbb.estimators.registry import register
 from openrlhf_dbb.estimators.text_features import WIDTH
@@ -29,7 +28,7 @@ _MOST_PROMPTS = 8192  # that the regression sees; keeps large data sets cheap
 
 @register
 @dataclass(frozen=True)
-class PredictedPrior(BetaPosterior):
+class PredictedPrior(FadingPosterior):
     """Beta posterior whose prior mean is predicted from the prompt's text; its counts fade with the policy updates.
 
     With x_i the features of prompt i, g_k the update of its k-th group (S_k successes of N_k), now the present update
@@ -49,7 +48,7 @@ class PredictedPrior(BetaPosterior):
         sum_i A_i log m_i + B_i log(1 - m_i) - RIDGE/2 (c^2 + D |v|^2),        logit m_i = c + v . z_i
 
     w is v and c in the features' own units. A late group counts as of the update in which it would have been on-policy
-    (:mod:`openrlhf_dbb.estimators.forgetting`).
+    (:meth:`RewardEstimator.update_late`).
 
     State:
         alpha, beta: as of the prompt's latest visit, in rollouts, > 0.
@@ -137,9 +136,6 @@ class PredictedPrior(BetaPosterior):
         """Return A and B as of an update, each (P,)."""
         kept = self._faded(now - state["seen_at"])
         return kept * state["successes"], kept * state["failures"]
-
-    def _faded(self, updates: Floats) -> Floats:
-        return faded(self.discount, updates, self.updates_per_epoch)
 
 
 def _fitted(x_S_W: Floats, successes: Floats, failures: Floats, weights: Floats, penalty: Floats) -> Floats:

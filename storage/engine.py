@@ -5,7 +5,6 @@ Every error of a database or its driver becomes a StoreError of one line.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import random
@@ -14,14 +13,13 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
@@ -54,7 +52,6 @@ _NETWORK_FILE_SYSTEMS = {
 _TRANSIENT_STATES = {"40001", "40P01", "57P01", "57P02", "57P03"}
 
 _SQLITE_SETTINGS = (
-    "PRAGMA synchronous = NORMAL",  # safe against a crash of the process; record_checkpoint guards power loss
     "PRAGMA foreign_keys = ON",
     "PRAGMA cache_size = -65536",  # 64 MiB
     "PRAGMA temp_store = MEMORY",
@@ -66,7 +63,6 @@ _KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_cou
 _RESTORE = "end all processes that use the file, restore it or a backup, and resume"
 
 _log = logging.getLogger(__package__)
-_cursor_numbers = itertools.count(1)
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -111,7 +107,7 @@ class Database:
 
     def __init__(self, address: Address, *, read_only: bool = False) -> None:
         self.location = address.location
-        self.is_sqlite = address.kind == "sqlite"
+        self.is_sqlite = address.url is None
         self.engine = (_sqlite_engine if self.is_sqlite else _postgresql_engine)(address, read_only)
         self._read_only = read_only
         self._pid = os.getpid()
@@ -142,9 +138,13 @@ class Database:
                 self._reached = True
                 if self.is_sqlite:
                     self._check_files(connection, write)
-                if not self.is_sqlite and not write:
+                    # On the driver's connection: SQLite ignores this pragma inside a transaction.
+                    # NORMAL is safe against a crash of the process, FULL against power loss.
+                    driver_connection: Any = connection.connection.dbapi_connection
+                    driver_connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                elif not write:
                     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-                with self._durable(connection, durable), connection.begin():
+                with connection.begin():
                     if self.is_sqlite:
                         # Immediate: a reader that turns into a writer fails at once if another has written.
                         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -183,20 +183,6 @@ class Database:
         if write:
             connection.info["written"] = _commits_of_others(connection), _stat(self.location)
 
-    @contextmanager
-    def _durable(self, connection: Connection, durable: bool) -> Iterator[None]:
-        if not (durable and self.is_sqlite):
-            yield
-            return
-        # On the driver's connection: SQLite ignores this pragma inside a transaction.
-        driver_connection: Any = connection.connection.dbapi_connection
-        driver_connection.execute("PRAGMA synchronous = FULL")
-        try:
-            yield
-        finally:
-            driver_connection.rollback()  # a failed commit leaves its transaction open
-            driver_connection.execute("PRAGMA synchronous = NORMAL")
-
     def _store_error(self, error: BaseException) -> StoreError:
         cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         message = " ".join(str(cause).split()) or type(cause).__name__
@@ -210,10 +196,8 @@ class Database:
             message = f"another process has held the write lock for {waited:g} s"
         elif "disk is full" in message or getattr(cause, "sqlstate", "") == "53100":
             message += ": the disk is full or over quota; the transaction was rolled back, make room"
-        elif "disk I/O error" in message:
+        elif "disk I/O error" in message or "malformed" in message:
             message += f": the disk is over quota or failing, or the file was damaged; make room, or {_RESTORE}"
-        elif "malformed" in message:
-            message += f": the file was damaged; {_RESTORE}"
         return kind(f"{self.location}: {message}")
 
     def _is_transient(self, cause: Any, message: str) -> bool:
@@ -266,8 +250,8 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iter
         cursor = driver_connection.cursor()
     else:
         # A cursor with a name is of the server: rows that are not fetched yet stay there.
-        cursor = driver_connection.cursor(f"dbb_{next(_cursor_numbers)}", binary=True)
-        sql = _psycopg_sql(sql)
+        cursor = driver_connection.cursor("dbb", binary=True)
+        sql = str(text(sql).compile(dialect=connection.dialect))  # :name as %(name)s
     with closing(cursor):
         cursor.execute(sql, parameters)
         while rows := cursor.fetchmany(CHUNK):
@@ -292,12 +276,6 @@ def source_of(sql: str) -> str:
     """Return the table or view that a query reads first, for an error."""
     found = re.search(r"\bFROM\s+(\w+)", sql)
     return found[1] if found else "?"
-
-
-@cache
-def _psycopg_sql(sql: str) -> str:
-    """Return the statement with parameters in psycopg's style: %(name)s."""
-    return str(text(sql).compile(dialect=postgresql.psycopg.dialect()))  # type: ignore[no-untyped-call]
 
 
 def _stat(path: str) -> tuple[int, ...]:

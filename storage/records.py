@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import datetime
 from numbers import Real
 from typing import Any
@@ -131,12 +131,11 @@ class ProbeRows:
     def checked(self) -> ProbeRows:
         """Return a copy with exact types, sorted by prompt id; raise StoreError as :meth:`StepRows.checked`."""
         ids, order = _sorted_ids("probes.prompt_ids", self.prompt_ids)
-        return ProbeRows(
-            prompt_ids=ids,
-            samples=column("probes.samples", self.samples, ids.shape, np.int64)[order],
-            successes=_finite("probes.successes", column("probes.successes", self.successes, ids.shape)[order], ids),
-            squares=_finite("probes.squares", column("probes.squares", self.squares, ids.shape)[order], ids),
-        )
+        columns = _columns(self, ids.shape, ("samples",), ("successes", "squares"), "probes.")
+        columns = {name: values[order] for name, values in columns.items()}
+        for name in ("successes", "squares"):
+            _check_finite(f"probes.{name}", columns[name], ids)
+        return ProbeRows(ids, **columns)
 
 
 @dataclass
@@ -170,15 +169,13 @@ class RolloutRows:
 
     def checked(self) -> RolloutRows:
         """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
-        shape = np.shape(self.prompt_ids)
         order = np.lexsort((self.sample, self.prompt_ids))
         integer, real = ["prompt_ids", "sample", "length"], ["reward", "score", "advantage", "truncated", "log_prob"]
         if self.policy_version is not None:
             real.append("policy_version")
-        columns = {name: column(f"rollouts.{name}", getattr(self, name), shape, np.int64)[order] for name in integer}
-        columns |= {name: column(f"rollouts.{name}", getattr(self, name), shape)[order] for name in real}
+        columns = _columns(self, np.shape(self.prompt_ids), integer, real, "rollouts.")
         texts = [storable(self.text[at]) for at in order.tolist()]
-        return RolloutRows(**columns, text=texts)
+        return RolloutRows(**{name: values[order] for name, values in columns.items()}, text=texts)
 
 
 @dataclass
@@ -225,26 +222,19 @@ class StepRows:
             StoreError: a shape differs, a prompt is there twice, or a value that an estimate needs is not finite.
         """
         ids, order = _sorted_ids("prompt_ids", self.prompt_ids)
-        table = (len(ids), num_fields)
-
-        def sorted_column(name: str, shape: tuple[int, ...] = ids.shape, dtype: type = np.float64) -> NDArray[Any]:
-            return column(name, getattr(self, name), shape, dtype)[order]
-
-        return StepRows(
+        known = [name for name in ("policy_version", "inclusion") if getattr(self, name) is not None]
+        columns = _columns(self, ids.shape, ("rollouts", "previous_step"), ("successes", "mean", "variance", *known))
+        columns |= _columns(self, (len(ids), num_fields), (), ("state", "previous_state"))
+        columns = {name: values[order] for name, values in columns.items()}
+        for name in ("successes", "mean", "variance", "state"):
+            _check_finite(name, columns[name], ids)
+        return replace(
+            self,
             prompt_ids=ids,
-            rollouts=sorted_column("rollouts", dtype=np.int64),
-            successes=_finite("successes", sorted_column("successes"), ids),
-            mean=_finite("mean", sorted_column("mean"), ids),
-            variance=_finite("variance", sorted_column("variance"), ids),
-            state=_finite("state", sorted_column("state", table), ids),
-            previous_state=sorted_column("previous_state", table),
-            previous_step=sorted_column("previous_step", dtype=np.int64),
+            **columns,
             shared={name: _vector(name, self.shared[name]) for name in sorted(self.shared)},
             probes=None if self.probes is None else self.probes.checked(),
-            usage=self.usage,
             kept=None if self.kept is None else self.kept.checked(),
-            policy_version=None if self.policy_version is None else sorted_column("policy_version"),
-            inclusion=None if self.inclusion is None else sorted_column("inclusion"),
         )
 
     def digest(self, step: int) -> bytes:
@@ -283,13 +273,11 @@ class EvaluationRows:
     def checked(self) -> EvaluationRows:
         """Return a copy with exact types; raise StoreError if there are no results or a shape differs."""
         shape = (len(np.atleast_1d(self.samples)), len(self.prompt_ids))
-        where = f"benchmark {self.benchmark!r}:"
+        where = f"benchmark {self.benchmark!r}: "
         if 0 in shape:
-            raise StoreError(f"{where} there are no results; leave the benchmark out of the evaluation")
-        ids = column(f"{where} prompt_ids", self.prompt_ids, shape[1:], np.int64)
-        integer = {name: column(f"{where} {name}", getattr(self, name), shape, np.int64) for name in COUNTS}
-        real = {name: column(f"{where} {name}", getattr(self, name), shape) for name in SCORES}
-        return EvaluationRows(self.benchmark, ids, **integer, **real)
+            raise StoreError(f"{where}there are no results; leave the benchmark out of the evaluation")
+        columns = _columns(self, shape[1:], ("prompt_ids",), (), where) | _columns(self, shape, COUNTS, SCORES, where)
+        return EvaluationRows(self.benchmark, **columns)
 
 
 COUNTS = ("samples", "verified", "tokens", "truncated")
@@ -374,12 +362,10 @@ def metrics_to_text(metrics: Mapping[str, Any]) -> str:
         '{"kl": 0.1234568, "loss": null}'
     """
     short = {}
-    for name in sorted(name for name, value in metrics.items() if isinstance(name, str) and isinstance(value, Real)):
-        try:
-            short[name] = float(f"{float(metrics[name]):.{_METRIC_DIGITS}g}")
-        except OverflowError:  # a whole number that no float can hold
-            short[name] = math.inf
-    return json.dumps({name: value if math.isfinite(value) else None for name, value in short.items()})
+    for name, value in sorted(metrics.items()):
+        if isinstance(value, Real):
+            short[name] = float(f"{float(value):.{_METRIC_DIGITS}g}") if math.isfinite(value) else None
+    return json.dumps(short)
 
 
 def to_json(name: str, value: Any) -> str:
@@ -399,17 +385,22 @@ def storable(string: str) -> str:
     return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def column(name: str, values: Any, shape: tuple[int, ...], dtype: type = np.float64) -> NDArray[Any]:
-    """Return the values as an array of this type; raise StoreError if the shape differs."""
-    array = np.asarray(values)
-    if array.shape != shape:
-        raise StoreError(f"{name} has shape {array.shape}; it must be {shape}")
-    return array.astype(dtype, casting="safe")
+def _columns(
+    rows: Any, shape: tuple[int, ...], integer: Sequence[str], real: Sequence[str], where: str = ""
+) -> dict[str, Any]:
+    """Return these attributes as arrays of int64 and float64; raise StoreError if a shape differs."""
+    columns = {}
+    for name in (*integer, *real):
+        values = np.asarray(getattr(rows, name))
+        if values.shape != shape:
+            raise StoreError(f"{where}{name} has shape {values.shape}; it must be {shape}")
+        columns[name] = values.astype(np.int64 if name in integer else np.float64, casting="safe")
+    return columns
 
 
 def _sorted_ids(name: str, values: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return prompt ids in ascending order, and the positions that they came from; both (P,)."""
-    ids = column(name, values, (np.size(values),), np.int64)
+    ids = np.ravel(values).astype(np.int64, casting="safe")
     order = np.argsort(ids)
     ids = ids[order]
     twice = ids[1:][ids[1:] == ids[:-1]]
@@ -425,14 +416,12 @@ def _vector(name: str, values: Any) -> NDArray[np.float64]:
     return vector
 
 
-def _finite(name: str, values: NDArray[np.float64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the values of the prompts ``ids``; NaN would be stored as NULL, and is refused."""
-    finite = np.isfinite(values)
-    bad = ~(finite.all(axis=1) if values.ndim == 2 else finite)
-    if bad.any():
-        at = int(bad.argmax())
+def _check_finite(name: str, values: NDArray[np.float64], ids: NDArray[np.int64]) -> None:
+    """Raise StoreError for a value of the prompts ``ids`` that is not finite; NaN would be stored as NULL."""
+    bad = np.argwhere(~np.isfinite(values))
+    if bad.size:
+        at = bad[0, 0]
         raise StoreError(f"{name} of prompt {ids[at]} is {values[at].tolist()}; it must be finite")
-    return values
 
 
 def _add(digest: hashlib.blake2b, value: Any) -> None:

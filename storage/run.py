@@ -166,7 +166,7 @@ class Run:
         with self._database.transaction(write=True, durable=True) as connection:
             if not self._database.is_sqlite:
                 connection.execute(text("SET LOCAL synchronous_commit TO on"))
-            self._check_reached(self._hold(connection), step, f"record checkpoint {tag!r} of")
+            check_reached(self.record, self._hold(connection), step, f"record checkpoint {tag!r} of")
             key = {"run": self.record.run_id, "step": step, "tag": storable(tag), "now": write.utc_now()}
             connection.execute(_CHECKPOINT, key)
 
@@ -187,7 +187,7 @@ class Run:
         those of :meth:`openrlhf_dbb.storage.PosteriorStore.record_evaluation`.
         """
         with self._database.transaction(write=True) as connection:
-            self._check_reached(self._hold(connection), step, f"store evaluation {name!r} of")
+            check_reached(self.record, self._hold(connection), step, f"store evaluation {name!r} of")
             return write.evaluation(connection, self.record.run_id, step, name, rows, model, config, generated_total)
 
     @retried
@@ -198,7 +198,7 @@ class Run:
         """
         with self._database.transaction(write=True) as connection:
             last_step = self._hold(connection)
-            self._check_reached(last_step, step, "go back to")
+            check_reached(self.record, last_step, step, "go back to")
             undone = write.undo(connection, self.record.run_id, last_step, step) if step < last_step else 0
         self.record = replace(self.record, last_step=step)
         return undone
@@ -263,13 +263,6 @@ class Run:
                 write.event(connection, stored.run_id, "finish", stored.last_step, stored.last_step, unused)
         self.record = replace(self.record, status="finished")
 
-    def _check_reached(self, last_step: int, step: int, action: str) -> None:
-        if not 0 <= step <= last_step:
-            raise StoreError(
-                f"run {self.record.name!r} is at step {last_step} and cannot {action} step {step}; "
-                f"choose step 0 to {last_step}"
-            )
-
     def _hold(self, connection: Connection) -> int:
         """Lock the run for the rest of the transaction, renew its heartbeat, and return its last step."""
         key = {"run": self.record.run_id, "token": self._token, "now": write.utc_now()}
@@ -298,6 +291,14 @@ class Run:
                 "end this process"
             )
         return stored
+
+
+def check_reached(run: RunRecord, last_step: int, step: int, action: str) -> None:
+    """Raise StoreError if a run that is at step ``last_step`` has not had a step."""
+    if not 0 <= step <= last_step:
+        raise StoreError(
+            f"run {run.name!r} is at step {last_step} and cannot {action} step {step}; choose step 0 to {last_step}"
+        )
 
 
 def ownership(owner: Owner) -> dict[str, Any]:

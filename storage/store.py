@@ -18,8 +18,8 @@ from openrlhf_dbb.storage import prompt_ids, schema, write
 from openrlhf_dbb.storage.engine import Database, check_sqlite_path, retried, source_of
 from openrlhf_dbb.storage.owner import Owner
 from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, is_moment, parsed, storable, to_json
-from openrlhf_dbb.storage.run import Run, finished_text, ownership
-from openrlhf_dbb.storage.url import BadRow, StoreError, bad_row, choose_url, parse_url, url_of_file
+from openrlhf_dbb.storage.run import Run, check_reached, finished_text, ownership
+from openrlhf_dbb.storage.url import BadRow, StoreError, bad_row, choose_url, parse_url
 
 _log = logging.getLogger(__package__)
 # What a column of this name holds in any table and view. SQLite stores text in a column of numbers, too.
@@ -47,7 +47,7 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
     create = create and not read_only
     text_url = choose_url(url)
     address = parse_url(text_url)
-    if address.kind == "sqlite":
+    if address.path:
         check_sqlite_path(address.path, create=create)
     database = Database(address, read_only=read_only)
     try:
@@ -55,8 +55,8 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
     except BaseException:
         database.close()
         raise
-    url = url_of_file(address.path) if address.kind == "sqlite" else text_url
-    return PosteriorStore(database, url)
+    file_url = "sqlite:///" + address.path.replace("%", "%25").replace("?", "%3F")
+    return PosteriorStore(database, file_url if address.path else text_url)
 
 
 class PosteriorStore:
@@ -141,11 +141,7 @@ class PosteriorStore:
             StoreError: there is no such run, it has not reached the step, or a benchmark has no results.
         """
         with self.database.transaction(write=True) as connection:
-            stored = self._locked(connection, run)
-            if (step or 0) > stored.last_step:
-                raise StoreError(
-                    f"run {run.name!r} is at step {stored.last_step} and cannot store an evaluation of step {step}"
-                )
+            check_reached(run, self._locked(connection, run).last_step, step or 0, f"store evaluation {name!r} of")
             return write.evaluation(connection, run.run_id, step, name, rows, model, config, None)
 
     def delete_run(self, run: RunRecord) -> None:
@@ -290,13 +286,11 @@ class PosteriorStore:
             row = self._claimable(run_id)
             holder = _holder(row)
             if holder is None or take_over:
-                run = self._claim(row, "claim" if holder is None else "take_over")
-                if run is not None:
+                if run := self._claim(row, "claim" if holder is None else "take_over"):
                     return run
             elif not holder.is_local or time.monotonic() >= deadline:
                 raise _is_held(row, holder)
-            if holder is not None:
-                time.sleep(_POLL_S)
+            time.sleep(_POLL_S)
 
     def check_claimable(self, run_id: int, *, take_over: bool = False) -> None:
         """Raise the StoreError that :meth:`claim_run` would raise now, without waiting; change nothing."""

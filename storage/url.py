@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Literal
 from urllib.parse import quote, unquote
 
 from sqlalchemy.engine import URL, make_url
@@ -41,13 +40,11 @@ class Address:
     """A parsed store URL.
 
     Attributes:
-        kind: kind of database.
         location: for people, without user and password: an absolute path, or postgresql://host:port/database.
         path: absolute file path (SQLite), else "".
         url: for the engine (PostgreSQL); None for SQLite.
     """
 
-    kind: Literal["sqlite", "postgresql"]
     location: str
     path: str = ""
     url: URL | None = field(default=None, repr=False)
@@ -73,8 +70,12 @@ def parse_url(text: str) -> Address:
         if "?" in text:
             raise StoreError(f"{text!r} holds a ?: write %3F for one in a file's path; ?options are not supported")
         return _file(unquote(text[match.end() :]))
-    url = _make_url(text)
-    if url is None:
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        url = None
+    # An unescaped "@" or "/" in the user part moves part of the password into the host or the database.
+    if url is None or (url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or "")):
         raise StoreError(
             f"the store URL cannot be parsed; it is not shown, since it may hold a password; write {FORMS}, "
             "and percent-encode @ : / ? # in a user name or password (@ is %40)"
@@ -84,7 +85,7 @@ def parse_url(text: str) -> Address:
         host = url.host or url.query.get("host", "")
         where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
         location = f"postgresql://{where}/{url.database or url.query.get('dbname', '')}"
-        return Address("postgresql", location, url=url.set(drivername="postgresql+psycopg"))
+        return Address(location, url=url.set(drivername="postgresql+psycopg"))
     raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
 
 
@@ -96,20 +97,4 @@ def _file(name: str) -> Address:
         )
     # Absolute, so that a later change of the working directory does not open a second, empty file.
     path = os.path.abspath(name)
-    return Address("sqlite", path, path=path)
-
-
-def url_of_file(path: str) -> str:
-    """Return the URL of a SQLite file that :func:`parse_url` reads back as this absolute path."""
-    return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")
-
-
-def _make_url(text: str) -> URL | None:
-    try:
-        url = make_url(text)
-    except (ArgumentError, ValueError):
-        return None
-    # An unescaped "@" or "/" in the user part moves part of the password into the host or the database.
-    if url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or ""):
-        return None
-    return url
+    return Address(path, path)

@@ -114,15 +114,6 @@ def test_a_best_json_that_was_changed_is_no_model(kept, tmp_path, change):
     assert kept.newest() is None and offer(kept, best(4, 0.25)) and shown(tmp_path) == 4
 
 
-def test_of_a_model_that_is_a_link_only_the_link_is_deleted(kept, tmp_path):
-    offer(kept, best(2, 0.5))
-    (folder,) = (tmp_path / "best_models").glob("step*")
-    folder.rename(tmp_path / "elsewhere")
-    folder.symlink_to(tmp_path / "elsewhere")
-    kept.roll_back(0)
-    assert not folder.is_symlink() and best_model.read(tmp_path / "elsewhere").step == 2
-
-
 class Killed(BaseException):
     """As if the process had been killed."""
 

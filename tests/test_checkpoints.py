@@ -29,10 +29,9 @@ def save(folder, step, run="mine", *, finish=True, replays=False):
 
 
 MANIFESTS = [
-    "null", "[]", "{", "[" * 100_000, "\xff", '{"run": "mine", "step": 6}',
+    "null", "[" * 100_000, "\xff", '{"run": "mine", "step": 6}',
     *(f'{{"run": "mine", "step": 6, "files": {files}}}'
-      for files in ("[]", "null", "{}", '{"a": null}', '{"a": {"bytes": 1}}', '{"a": {"bytes": "1", "digest": ""}}',
-                    f'{{"{"a" * 300}": {{"bytes": 1, "digest": ""}}}}')),
+      for files in ("[]", "{}", '{"a": null}', f'{{"{"a" * 300}": {{"bytes": 1, "digest": ""}}}}')),
     '{"run": "mine", "step": "6", "files": {"a": {"bytes": 1, "digest": ""}}}',
 ]  # fmt: skip
 

@@ -332,14 +332,6 @@ def test_gaussian_variance_survives_any_number_of_zero_variance_groups(value, si
     assert standardized(rewards_P_G, estimate)[0, -1] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 0.3, -0.2])
-def test_point_gives_no_advantage_to_a_zero_variance_group(value):
-    rewards_P_G = np.full((1, 8), value)  # the mean of eight times 0.1 is not exactly 0.1
-    _, estimate = build("point").observe({}, rewards_P_G)
-    assert estimate.variance[0] == 0.0
-    assert standardized(rewards_P_G, estimate).tolist() == [[0.0] * 8]
-
-
 def test_estimators_go_by_name_or_class_and_a_taken_name_is_refused():
     assert estimators.get("openrlhf_dbb.estimators.dbb:DiscountedBetaBernoulli") is estimators.get("dbb")
     with pytest.raises(ValueError, match=r"'dbb' is taken by openrlhf_dbb.estimators.dbb:DiscountedBetaBernoulli"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from store_invariants import check
 
-from openrlhf_dbb import Posteriors, estimators
+from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.lab import recorded
@@ -74,27 +74,6 @@ def test_rewards_are_optimized_and_scores_estimated_from(new_url):
         # alpha, beta = 0.5 + 1, 0.5 + 1; the second rollout has a length penalty, the third one's reward is missing
         scored = posteriors.observe(1, *group(0, [1, -0.5, None]), scores=[1, 0, 1], form="dr_grpo")
     assert scored.advantages.tolist() == [0.5, -1.0, 0.0]
-
-
-def test_a_resume_undoes_the_steps_after_the_checkpoint(url):
-    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
-        posteriors.observe(1, *group(0, [1, 0]))
-        posteriors.checkpoint(1, "step1")
-        posteriors.observe(2, *group(0, [0, 0]))
-        lost = posteriors.observe(3, *group(1, [1, 1]))
-    with Posteriors.resume(url, "demo", *DATA, step=1) as posteriors:
-        assert (posteriors.step, posteriors.estimator) == (1, estimators.build("dbb", discount=0.5))
-        posteriors.observe(2, *group(1, [1, 1]))
-        again = posteriors.observe(3, *group(0, [1, 1]))
-    with Posteriors.resume(url, "demo", *DATA) as posteriors:  # continues after the last step
-        assert posteriors.step == 3
-        posteriors.roll_back(2)
-        assert posteriors.observe(3, *group(0, [1, 1])).mean.tolist() == again.mean.tolist()
-        posteriors.finish()
-    assert history(url) == [
-        (1, "1+1=", 2, 1.0, 1.5, 1.5), (2, "2+2=", 2, 2.0, 2.5, 0.5), (3, "1+1=", 2, 2.0, 2.75, 0.75),
-    ]  # fmt: skip
-    assert lost.mean.tolist() == [2.5 / 3] * 2 and again.mean == pytest.approx([2.75 / 3.5] * 2)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -203,7 +182,6 @@ BAD = [
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as dbb needs; with partial_credit"),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "prompts hold None, which is no text"),
-    ((1, ["1+1="], [2], [1]), "labels hold 2, which is no text"),
     *(
         ((1, *group(0, [1, 0]), {"scores": values}), "scores = .* holds other values than finite numbers")
         for values in (["1", "0"], [1j, 0], [object(), 1], [math.inf, 0], [[1], [1, 0]], [10**400, 0])
@@ -212,15 +190,10 @@ BAD = [
         ((1, *group(0, [1, 0]), {"extras": StepExtras(**{name: values})}), message)
         for name, values, message in (
             ("tokens", [-1, 2], "tokens holds -1; give numbers from 0"),
-            ("tokens", ["a", 2], "tokens = .* holds other"),
-            ("trained", [2, 1], "trained holds 2; give numbers from 0 to 1"),
             ("inclusion", [1, 1.5], "inclusion holds 1.5"),
             ("weights", [math.nan, 1], "weights holds nan"),
-            ("skipped", "1", "skipped is '1'"),
-            ("replayed", ("a", 1), "replayed is 'a'"),
             ("responses", Responses(["a", 1]), "response texts hold 1"),
             ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
-            ("probes", Probes([("1+1=", "2")], [["x"]]), "the probes' scores = .* holds other"),
             ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),
         )
     ),
@@ -326,16 +299,3 @@ def test_a_first_visit_profits_from_prompts_that_read_alike(new_url):
             posteriors.observe(step, seen, ["1"] * 20, [float("?" in prompt) for prompt in seen])
         alike = posteriors.observe(4, ["0 ?", "0 ?", "0 !", "0 !"], ["1"] * 4, [1, 0, 1, 0])
     assert alike.mean[0] > 0.6 and alike.mean[2] < 0.4  # (2 m + 1) / 4, 0.5 without a prediction
-
-
-def test_a_warm_start_takes_the_weights_along(new_url):
-    url = new_url("sqlite")
-    with Posteriors.create(url, "old", *DATA, **PREDICTED) as old:
-        for step in (1, 2):
-            old.observe(step, *group(step, [1, 1]))
-        old.settle()
-        learnt = old.run.load_shared()
-    with Posteriors.create(url, "new", *DATA, warm_start="old", **PREDICTED) as new:
-        assert new.run.load_shared()["weights"].tolist() == learnt["weights"].tolist()
-        # (2 m + 1) / 4 with m above 0.7, since all others succeeded
-        assert new.observe(1, *group(0, [1, 0])).mean[0] > 0.6

@@ -63,13 +63,6 @@ def test_what_became_of_a_step_s_rollouts_by_hand(create):
     assert scored.metrics["estimator/zero_variance"] == pytest.approx(2 / 9)
 
 
-def test_an_estimator_without_history_rescues_nothing(create):
-    ours = create("point")
-    _, (agreeing, _) = observe(ours, 1, (0, True, [1, 1, 1]), (1, True, [1, 0, 0]))
-    assert agreeing.tolist() == [0, 0, 0]
-    assert query(ours, "SELECT zero_variance, informative, rescued, informative_groups FROM steps") == [(3, 3, 0, 1)]
-
-
 def test_zero_variance_is_not_logged_where_a_group_is_one_rollout(create):
     ours = create()
     alone, _ = observe(ours, 1, (0, True, [1]), (1, True, [0]))

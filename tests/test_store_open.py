@@ -106,17 +106,6 @@ def test_the_url_comes_from_the_argument_then_the_variable_then_the_default(tmp_
         assert store.location == str(tmp_path / "from_argument.db")
 
 
-def test_the_name_of_a_file_is_enough_for_sqlite(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "deeper").mkdir()
-    for name in ("runs.db", f"{tmp_path}/deeper/all my runs.sqlite"):
-        with open_store(name) as store:
-            path = str(tmp_path / name)
-            assert (store.location, store.url, os.path.isfile(path)) == (path, f"sqlite:///{path}", True)
-    with open_store("sqlite:///runs.db", create=False) as store:
-        assert store.location == str(tmp_path / "runs.db")
-
-
 @pytest.mark.parametrize("folder", ["what?", "per%20cent", "a#b", "a b", "\u00fc\u6f22", "%3F", "mode?a=b&c", "x@y:z"])
 def test_a_store_and_its_url_name_the_same_file_whatever_its_path(tmp_path, monkeypatch, folder):
     inside = tmp_path / folder
@@ -134,7 +123,6 @@ def test_a_store_and_its_url_name_the_same_file_whatever_its_path(tmp_path, monk
     ("url", "message"),
     [
         ("sqlite:////tmp/what?/a.db", "holds a [?]: write %3F for one in a file's path"),
-        ("sqlite:///a.db?mode=ro", "holds a [?]: write %3F"),
         ("sqlite:///a%00.db", "a SQLite store is one file"),
         ("sqlite://host/a.db", "not a supported database"),
         ("runs", "the store URL cannot be parsed; it is not shown, .*; write the name of a file"),

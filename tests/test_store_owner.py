@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from openrlhf_dbb.storage import StoreError, open_store, owner
+from openrlhf_dbb.storage import StoreError, open_store
 
 ROOT = Path(__file__).parents[1]
 
@@ -157,13 +157,6 @@ def test_a_finished_run_can_neither_be_written_nor_claimed(store, fill):
         store.claim_run(run.record.run_id)
 
 
-def test_a_name_is_given_once(store, fill):
-    fill.run(store, "twin")
-    with pytest.raises(StoreError, match=r"there is a run named 'twin' in .*; resume it or choose another name"):
-        fill.run(store, "twin")
-    assert [run.name for run in store.runs()] == ["twin"]
-
-
 def test_find_run_by_name_then_uuid_then_id(store, fill):
     one = fill.run(store, "one").record
     two = fill.run(store, "two").record
@@ -197,13 +190,6 @@ def test_a_store_belongs_to_its_process(store):
     os.waitpid(child, 0)
     with os.fdopen(read) as pipe:
         assert f"was opened in process {os.getpid()}; open it again in this process" in pipe.read()
-
-
-def test_an_owner_that_cannot_be_looked_up_is_judged_by_its_silence():
-    elsewhere = owner.Owner("another-host", 1, None)
-    assert not owner.has_ended(elsewhere, silent_s=3_599)
-    assert owner.has_ended(elsewhere, silent_s=3_601)
-    assert owner.has_ended(owner.NOBODY, silent_s=0)
 
 
 def test_a_run_that_never_trained_leaves_its_name_to_the_next(store, fill):

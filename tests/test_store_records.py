@@ -190,7 +190,6 @@ CONTENT = {
     "probes": (_probes, lambda ids: dataclasses.replace(_probes(ids), squares=np.array([3.0, 1.5]))),
     "kept": (_kept, lambda ids: dataclasses.replace(_kept(ids), text=["long", "", "other"])),
     "shared": (lambda ids: {"a": np.array([2.0])}, lambda ids: {"a": np.array([np.nextafter(2, 3)])}),
-    "inclusion": (lambda ids: np.array([0.5, 0.5, 1.0]), lambda ids: np.array([0.5, 0.25, 1.0])),
     "policy_version": (lambda ids: np.array([0.0, 0.0, 0.0]), lambda ids: np.array([0.0, 0.0, NAN])),
 }
 

@@ -42,21 +42,6 @@ def test_shared_prompts_take_over_their_posteriors(two_stores, fill):
     assert source.load(np.array([a])).state.tolist() == [[6.25, 0.25]]
 
 
-def test_packed_states_are_copied_bit_for_bit(two_stores, fill):
-    from openrlhf_dbb.storage import StepRows
-
-    source_store, store = two_stores
-    fields = ("value", "speed")
-    source = fill.run(source_store, "old", fields=fields)
-    ids = fill.prompts(source_store, 1)
-    state, one = np.array([[0.1 + 0.2, -1e300]]), np.ones(1)
-    before = source.load(ids)
-    source.record_step(1, StepRows(ids, np.array([1]), one, one, one, state, before.state, before.step))
-    run = fill.run(store, "new", fields=fields)
-    run.warm_start(source_store, source.record, fill.prompts(store, 1))
-    assert run.load(fill.prompts(store, 1)).state.tolist() == [[0.30000000000000004, -1e300]]
-
-
 def test_the_run_wide_state_comes_along_and_a_roll_back_to_the_start_restores_the_warm_start(two_stores, fill):
     source_store, store = two_stores
     source = fill.run(source_store, "old")
@@ -84,18 +69,6 @@ def _plain(shared):
     return {name: values.tolist() for name, values in shared.items()}
 
 
-def test_no_shared_prompt_is_refused(two_stores, fill, dump):
-    source_store, store = two_stores
-    source = fill.run(source_store, "old", dataset="A")
-    fill.step(source, 1, fill.prompts(source_store, 1), [4])
-    run = fill.run(store, "new", dataset="B")
-    ids = store.register_prompts(["else"], ["0"])
-    before = dump(store)
-    with pytest.raises(StoreError, match=r"none of the 1 prompts of run 'new' .* has a posterior in run 'old' "):
-        run.warm_start(source_store, source.record, ids)
-    assert dump(store) == before
-
-
 def test_only_a_new_run_can_be_warm_started(store, fill):
     source = fill.run(store, "old")
     ids = fill.prompts(store, 2)
@@ -108,12 +81,6 @@ def test_only_a_new_run_can_be_warm_started(store, fill):
     fill.step(trained, 1, ids, [1, 1])
     with pytest.raises(StoreError, match=r"'trained' has posteriors \(step 1\)"):
         trained.warm_start(store, source.record, ids)
-
-
-def test_a_weight_outside_its_range_is_refused(store, fill):
-    source, run = fill.run(store, "old"), fill.run(store, "new")
-    with pytest.raises(StoreError, match=r"weight is .*; it must be in \(0, 1\]"):
-        run.warm_start(store, source.record, fill.prompts(store, 1), weight=1.5)
 
 
 def test_states_that_do_not_fit_are_refused(store, fill):

@@ -40,10 +40,8 @@ def show(sampler, groups, prompt_id=0):
         ("e", 0.5),
         ("hhh", 0.25**3),
         ("hhhh", 0.01),  # 0.25^4 = 0.0039 is below the floor
-        ("eem", 1),
         ("hhhe", 0.5),  # all wrong, then all correct: one in a row
         ("eeh", 0.25),
-        ("hH", 0.25**2),
         ("eM", 1),
         ("e?", 0.5),  # nothing is known of the second
     ],
@@ -73,7 +71,6 @@ def test_prompts_are_skipped_as_often_as_they_should_be_which_changes_no_probabi
     ("groups", "missing", "prompts"),
     [
         ("eehhmmmm", 8, 20),  # 1.25 * 8 / (1 - 1/2)
-        ("emm", 6, 11),  # 1.25 * 6 / (2/3) = 11.25
         ("eehhmmmm??", 8, 20),  # what is not known does not count
         ("mmmm", 1, 8),  # 1.25 is below the least
         ("eeem", 8, 24),  # 40 is above the most

@@ -6,7 +6,7 @@ import pytest
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import StepExtras
 from openrlhf_dbb.core.strategies import Predictive, RunFacts
-from openrlhf_dbb.core.strategies.posterior import PosteriorSampling, expected_variance, inclusion, systematic
+from openrlhf_dbb.core.strategies.posterior import PosteriorSampling, inclusion, systematic
 from openrlhf_dbb.errors import RunError
 
 FACTS = RunFacts(groups=2, rollouts=2, seed=5)
@@ -20,12 +20,6 @@ def predictive(*pairs):
 def drawn_by(strategy, expected, facts=FACTS, batches=1):
     sampler = strategy.sampler(facts)
     return [sampler.next_prompt(lambda: expected) for _ in range(batches * facts.groups)], sampler
-
-
-def test_expected_variance_of_a_beta():
-    # E p (1 - p) = a b / ((a + b) (a + b + 1)): uniform 1/6; Beta(3, 1): 3/20; far out 1/4 of a coin, and none.
-    found = expected_variance(np.array([1.0, 3.0, 1e9, 1e-300]), np.array([1.0, 1.0, 1e9, 5.0]))
-    np.testing.assert_allclose(found, [1 / 6, 3 / 20, 1 / 4, 0], atol=1e-9)
 
 
 @pytest.mark.parametrize(

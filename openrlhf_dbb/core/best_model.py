@@ -141,12 +141,9 @@ class BestModel:
         checkpoints.flush_folders([self.link.parent])
 
     def _unlink(self) -> None:
-        if self.link.is_symlink():
-            self.link.unlink()
-        elif read(self.link) is None:
+        if not self.link.is_symlink() and read(self.link) is None:
             raise RunError(f"{self.link} is in the way of the link to the run's best model; move it elsewhere")
-        else:
-            checkpoints.remove(self.link, FILE)  # a copy of the run's folder that has followed the link
+        checkpoints.remove(self.link, FILE)  # a folder in a copy of the run that has followed the link
 
     def _prune(self) -> None:
         """Delete all but the best model, and the best model up to the newest whole checkpoint."""

@@ -169,7 +169,7 @@ def check_loaded(folder: Path, tag: str, run: str, loaded: Sequence[tuple[Any, A
 def delete_after(folder: Path, run: str, step: int) -> None:
     """Delete the run's checkpoints of steps after ``step``. The run continues from there, so these steps are undone."""
     for tag in tags(folder):
-        if step_of(tag) > step and _manifest(folder, tag).get("run", run) == run:
+        if step_of(tag) > step and read_json(actor_folder(folder, tag) / MANIFEST).get("run", run) == run:
             delete(folder, tag)
 
 
@@ -207,45 +207,33 @@ def read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _manifest(folder: Path, tag: str) -> dict[str, Any]:
-    return read_json(actor_folder(folder, tag) / MANIFEST)
-
-
-def _is_listing(files: Any) -> bool:
-    """Return whether the files of a manifest are as :func:`complete` wrote them."""
-    return bool(files and isinstance(files, dict)) and all(
-        isinstance(saved, dict) and isinstance(saved.get("bytes"), int) and isinstance(saved.get("digest"), str)
-        for saved in files.values()
-    )
-
-
 def _fault(folder: Path, tag: str, run: str, last_step: int) -> str | None:
     """Return why a checkpoint cannot be used; None if it can."""
     if not is_finished(folder, tag):
         return f"was not finished ({MANIFEST} is missing)"
-    manifest = _manifest(folder, tag)
-    written = manifest.keys() == {"run", "step", "files"} and _is_listing(manifest["files"])
-    if not written or manifest["step"] != step_of(tag):
+    manifest = read_json(actor_folder(folder, tag) / MANIFEST)
+    try:
+        listing = [(folder / name, int(saved["bytes"]), saved["digest"]) for name, saved in manifest["files"].items()]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        listing = []
+    if not listing or manifest.keys() != {"run", "step", "files"} or manifest["step"] != step_of(tag):
         return f"is damaged: its {MANIFEST} is not what was written"
     if manifest["run"] != run:
         return f"belongs to another run ({manifest['run']})"
     if step_of(tag) > last_step:
         return f"is newer than the posteriors, which are at step {last_step}"
-    faults = (_file_fault(folder / name, saved) for name, saved in manifest["files"].items())
-    return next(filter(None, faults), None)
-
-
-def _file_fault(path: Path, saved: Mapping[str, Any]) -> str | None:
-    if _size(path) is None:
-        return f"is damaged: {path} is missing"
-    if _size(path) != saved["bytes"]:
-        return f"is damaged: {path} has {_size(path):,} bytes, not {saved['bytes']:,}"
-    try:
-        with path.open("rb") as file:
-            same = _digest(file) == saved["digest"]
-    except OSError as error:
-        return f"cannot be read: {path}: {error.strerror}"
-    return None if same else f"is damaged: the content of {path} is not what was saved"
+    for path, size, digest in listing:
+        if _size(path) is None:
+            return f"is damaged: {path} is missing"
+        if _size(path) != size:
+            return f"is damaged: {path} has {_size(path):,} bytes, not {size:,}"
+        try:
+            with path.open("rb") as file:
+                if _digest(file) != digest:
+                    return f"is damaged: the content of {path} is not what was saved"
+        except OSError as error:
+            return f"cannot be read: {path}: {error.strerror}"
+    return None
 
 
 def _size(path: Path) -> int | None:

@@ -246,7 +246,11 @@ class Posteriors:
         """
         self.settle()
         step = steps.whole("step", step)
-        self._check_step(step)
+        if step != self.step + 1:
+            raise ValueError(
+                f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
+                f"not {step}; to do a step again, roll back first"
+            )
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = None if extras.probes is None else self._positions(extras.probes.prompts)
@@ -258,8 +262,11 @@ class Posteriors:
         scored = steps.score(rollouts, groups, estimate, advantage_form)
         ids_P = self._ids[groups.prompts_P]
         rows.usage = steps.usage(rollouts, groups, scored, extras)
-        skipped = {"rollout/skipped": float(rows.usage.skipped)}
-        scored.metrics.update(skipped | self._run_wide(state) | _lags(step, rollouts))
+        run_wide = {f"estimator/{name}": float(values[0]) for name, values in rows.shared.items() if len(values) == 1}
+        scored.metrics.update({"rollout/skipped": float(rows.usage.skipped)} | run_wide)
+        if rollouts.policy_versions is not None and rollouts.trained.any():
+            lag_R = step - 1 - rollouts.policy_versions[rollouts.trained]
+            scored.metrics.update({"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())})
         if extras.probes is not None and probed_Q is not None:
             rows.probes, errors = steps.measure(extras.probes, probed_Q, groups, rows)
             scored.metrics.update(errors)
@@ -273,8 +280,8 @@ class Posteriors:
             raise ValueError(f"step {step} is refused: an advantage is not finite; use smaller rewards and weights")
         with self._state_lock:
             self._state = state
-        at_V = groups.prompts_V
-        self._known[at_V], self._visited_at[at_V], self.step = True, step, step
+        self._visited_at[groups.prompts_V] = step
+        self.step: int = step
         self._writing = self._writer.submit(self.run.record_step, step, rows)
         return scored
 
@@ -338,20 +345,13 @@ class Posteriors:
         table = self.run.load(self._ids)
         initial = self.estimator.initial_state(len(self._ids))
         shared = initial | (self.run.load_shared() or {})
-        self._known, self._visited_at = table.step >= 0, table.step.copy()
+        self._visited_at = table.step
         self.step = self.run.record.last_step
         self._state = {
-            field: np.where(self._known, table.state[:, i], initial[field])
+            field: np.where(table.step >= 0, table.state[:, i], initial[field])
             for i, field in enumerate(self.estimator.state_fields)
         } | {field: shared[field] for field in self.estimator.shared_fields}
         self._state |= self._features
-
-    def _check_step(self, step: int) -> None:
-        if step != self.step + 1:
-            raise ValueError(
-                f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
-                f"not {step}; to do a step again, roll back first"
-            )
 
     def _positions(self, prompts: Sequence[Key]) -> Positions:
         """Return the positions of prompts among all prompts of the run."""
@@ -377,9 +377,8 @@ class Posteriors:
     ) -> tuple[estimators.Estimate, storage.StepRows]:
         """Update a state; return the estimates of the step's V prompts and the rows that store the change."""
         at_V = groups.prompts_V
-        previous_state = self._columns(state, at_V)
-        previous_state[~self._known[at_V]] = np.nan  # undoing a first visit deletes the posterior
-        previous_step = self._visited_at[at_V]
+        previous_state, previous_step = self._columns(state, at_V), self._visited_at[at_V]
+        previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
         observed_V_G = groups.matrix(rollouts.rewards) if self.estimator.support == "real" else scores_V_G
         versions_R, lag_V = rollouts.policy_versions, np.zeros(len(at_V))
@@ -395,7 +394,10 @@ class Posteriors:
                 state, at_V, observed_V_G, lag_V, drift_P=drift_V, leave_one_out=form.leave_one_out
             )
         except RewardSupportError as error:
-            raise ValueError(self._explain(error, self._texts[at_V[error.row]])) from error
+            raise ValueError(
+                f"score {error.value:g} of prompt {self._texts[at_V[error.row]]!r:.80} is not {error.allowed}, as "
+                f"{self.estimator.name} needs; with partial_credit dbb accepts scores in [0, 1], gaussian accepts any"
+            ) from error
         rows = storage.StepRows(
             prompt_ids=self._ids[at_V],
             rollouts=np.sum(~np.isnan(scores_V_G), axis=1),
@@ -415,17 +417,6 @@ class Posteriors:
         """Return the state of some prompts as the store keeps it, a column for each state field."""
         fields = self.estimator.state_fields
         return np.column_stack([state[field][at_V] for field in fields]) if fields else np.empty((len(at_V), 0))
-
-    def _run_wide(self, state: State) -> dict[str, float]:
-        """Return the estimator's run-wide numbers for the log."""
-        shared = {field: state[field] for field in self.estimator.shared_fields}
-        return {f"estimator/{field}": float(values[0]) for field, values in shared.items() if len(values) == 1}
-
-    def _explain(self, error: RewardSupportError, text: str) -> str:
-        name, hint = self.estimator.name, "use an estimator of real rewards"
-        if hasattr(self.estimator, "partial_credit") and 0 <= error.value <= 1:
-            hint = f"with partial_credit, {name} accepts scores in [0, 1]"
-        return f"score {error.value:g} of prompt {text[:80]!r} is not {error.allowed}, as {name} needs; {hint}"
 
 
 def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
@@ -456,14 +447,6 @@ def _free_name(store: storage.PosteriorStore, name: str) -> str:
     taken = {run.name for run in store.runs()}
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
-
-
-def _lags(step: int, rollouts: Rollouts) -> dict[str, float]:
-    """Return mean and maximum of the lags of the rollouts that are trained on, for the log."""
-    if rollouts.policy_versions is None or not rollouts.trained.any():
-        return {}
-    lag_R = step - 1 - rollouts.policy_versions[rollouts.trained]
-    return {"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())}
 
 
 def _registered_name(estimator: RewardEstimator) -> str:

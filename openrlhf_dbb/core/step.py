@@ -10,7 +10,6 @@ import hashlib
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -158,24 +157,22 @@ def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels")
     if len(prompts) != len(labels):
         raise ValueError(f"there are {len(prompts)} prompts and {len(labels)} {name}; pass one for each prompt")
     for of, texts in (("prompts", prompts), (name, labels)):
-        for text in texts:
-            if not isinstance(text, str):
-                raise ValueError(f"{of} hold {text!r:.80}, which is no text; pass a str")
+        if others := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(f"{of} hold {others[0]!r:.80}, which is no text; pass a str")
     return list(zip(prompts, labels, strict=True))
 
 
 def numbers(name: str, values: Any) -> Floats:
     """Return finite numbers as an array, NaN for None; raise ValueError for anything else."""
     try:
-        array = np.asarray(values)
-        if array.dtype.kind == "O" and all(value is None or isinstance(value, Real) for value in array.ravel()):
-            array = array.astype(np.float64)
+        array = np.array(values, dtype=np.float64)  # None becomes NaN, and "1" would become 1
+        refused = np.asarray(values).dtype.kind in "US" or np.isinf(array).any()
     except (TypeError, ValueError, OverflowError):
-        array = np.array(None)
-    if array.dtype.kind not in "biuf" or np.isinf(array).any():
+        refused = True
+    if refused:
         found = " ".join(repr(values).split())
         raise ValueError(f"{name} = {found:.200} holds other values than finite numbers, NaN and None; pass numbers")
-    return array.astype(np.float64)
+    return array
 
 
 def whole(name: str, value: Any) -> int:
@@ -191,9 +188,8 @@ def _column(name: str, values: Any, size: int, within: tuple[float, float] | Non
     column = numbers(name, values)
     if column.shape != (size,):
         raise ValueError(f"{name} has shape {column.shape}; pass one value for each of the {size} rollouts")
-    wrong = ~((column >= within[0]) & (column <= within[1])) if within else np.zeros(size, dtype=bool)
-    if within and wrong.any():
-        raise ValueError(f"{name} holds {column[wrong][0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
+    if within and len(wrong := column[~((column >= within[0]) & (column <= within[1]))]):
+        raise ValueError(f"{name} holds {wrong[0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
     return column
 
 

@@ -13,32 +13,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from openrlhf_dbb.core.strategies.contract import (
-    STRATEGIES,
-    Decision,
-    Drawn,
-    Predictive,
-    RolloutStrategy,
-    RunFacts,
-    Sampler,
-    register,
-)
-from openrlhf_dbb.estimators.parameters import parameter, parameter_fields
-
-__all__ = [
-    "Decision",
-    "Drawn",
-    "Predictive",
-    "RolloutStrategy",
-    "RunFacts",
-    "Sampler",
-    "available",
-    "facts",
-    "get",
-    "of",
-    "parameter",
-    "register",
-]
+from openrlhf_dbb.core.strategies.contract import STRATEGIES
+from openrlhf_dbb.core.strategies.contract import Decision as Decision
+from openrlhf_dbb.core.strategies.contract import Drawn as Drawn
+from openrlhf_dbb.core.strategies.contract import Predictive as Predictive
+from openrlhf_dbb.core.strategies.contract import RolloutStrategy as RolloutStrategy
+from openrlhf_dbb.core.strategies.contract import RunFacts as RunFacts
+from openrlhf_dbb.core.strategies.contract import Sampler as Sampler
+from openrlhf_dbb.core.strategies.contract import register as register
+from openrlhf_dbb.estimators.parameters import parameter as parameter
+from openrlhf_dbb.estimators.parameters import parameter_fields
 
 available, get = STRATEGIES.available, STRATEGIES.get
 

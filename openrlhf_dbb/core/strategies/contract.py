@@ -140,8 +140,8 @@ class RolloutStrategy:
         raise NotImplementedError
 
     def sampler(self, facts: RunFacts) -> Sampler:
-        """Return the mutable part, for one training."""
-        raise NotImplementedError
+        """Return the mutable part, for one training; by default one that takes every prompt and every group."""
+        return Sampler(facts)
 
 
 STRATEGIES: Registry[RolloutStrategy] = Registry(
@@ -159,9 +159,6 @@ class Plain(RolloutStrategy):
 
     def describe(self) -> str:
         return "all prompts, all groups"
-
-    def sampler(self, facts: RunFacts) -> Sampler:
-        return Sampler(facts)
 
 
 def varies(scores_N: NDArray[np.float64]) -> bool:
