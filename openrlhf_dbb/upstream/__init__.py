@@ -31,8 +31,7 @@ CHECKED_VERSIONS = ("0.11.2",)
 COMMAND = "openrlhf.cli.train_ppo_ray"
 # OpenRLHF's trainer imports these modules, or transformers imports them for it, but the driver does not use them.
 _NOT_IN_DRIVER = (
-    "deepspeed", "vllm", "peft", "flash_attn", "openrlhf.utils.deepspeed", "openrlhf.models.actor",
-    "openrlhf.models.model", "openrlhf.utils.math_utils", "torch._dynamo", "torch.distributed.fsdp",
+    "deepspeed", "vllm", "peft", "openrlhf.utils.deepspeed", "torch._dynamo", "torch.distributed.fsdp",
     "torch.distributed._composable",
 )  # fmt: skip
 _FORM = "algo.advantage.estimator"
