@@ -117,14 +117,11 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
     preset = presets.load(name, estimator)
     estimator = estimator or preset.flags.get("estimator", NO_ESTIMATOR)
     unnamed = methods.NONE if estimator == NO_ESTIMATOR else "grpo"
-    if on_cpu or ("preset" not in given and _places_models(given)):
+    # Where the command line says which GPUs hold which model, the default preset says nothing.
+    placed = any(re.match(r"[\w.]+\.num_(nodes|gpus_per_node|engines)|train\.colocate_", flag) for flag in given)
+    if on_cpu or ("preset" not in given and placed):
         preset = dataclasses.replace(preset, gpus={})
     return _Choice(name, method or preset.flags.get("method", unnamed), str(estimator), preset)
-
-
-def _places_models(given: Mapping[str, Any]) -> bool:
-    """Return whether the command line says which GPUs hold which model. The default preset then says nothing."""
-    return any(re.match(r"[\w.]+\.num_(nodes|gpus_per_node|engines)|train\.colocate_", flag) for flag in given)
 
 
 def _layers(given: Mapping[str, Any], chosen: _Choice, ranks_on_cpu: int | None) -> list[Layer]:
