@@ -30,7 +30,6 @@ from openrlhf_dbb.secrets import without_secrets
 
 MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
-Layer = tuple[str, Mapping[str, Any]]
 
 
 def parse(argv: list[str], *, world_size: int = 1) -> Settings:
@@ -124,9 +123,9 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
     return _Choice(name, method or preset.flags.get("method", unnamed), str(estimator), preset)
 
 
-def _layers(given: Mapping[str, Any], chosen: _Choice, ranks_on_cpu: int | None) -> list[Layer]:
+def _layers(given: Mapping[str, Any], chosen: _Choice, ranks_on_cpu: int | None) -> list[cuda.Layer]:
     """Return the layers of values and their origins, the lowest first."""
-    layers: list[Layer] = []
+    layers: list[cuda.Layer] = []
     if chosen.estimator != NO_ESTIMATOR:
         layers.append(("--estimator", {"algo.advantage.estimator": "group_norm"}))
     if ranks_on_cpu is None:

@@ -6,7 +6,7 @@ docs/machines.md says which parts of this have been run on a GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +26,7 @@ MAX_NUM_BATCHED_TOKENS = 8192  # tokens in one step of an engine; vLLM's default
 PACKING = _PACKING, _DYNAMIC = "ds.packing_samples", "train.dynamic_batch_enable"
 _ATTENTION = "ds.attn_implementation"
 
-Layer = tuple[str, dict[str, Any]]
+Layer = tuple[str, Mapping[str, Any]]
 """The reason for some flag values, and the values."""
 
 APART: Layer = (
