@@ -1,7 +1,7 @@
 """Imports that leave out modules which are only named.
 
 OpenRLHF's trainer imports DeepSpeed and vLLM to name their classes. The driver uses neither, and their import takes
-longer than all else in the driver. Within :func:`deferring` such a module is imported when something of it is used.
+longer than all else in the driver. What :func:`deferring` leaves out is imported when something of it is used.
 """
 
 from __future__ import annotations
