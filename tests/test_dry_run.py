@@ -133,17 +133,6 @@ def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_bat
     )
 
 
-def test_a_dry_run_shows_where_asynchronous_training_puts_the_models(dry_run, pretend_gpus):
-    flags = ["--preset", "tiny", "--estimator", "none", "--train.async_enable"]
-    pretend_gpus(2)
-    lines = dry_run(*flags)
-    assert "   --actor.num_gpus_per_node 1  [preset tiny]" in lines
-    assert "   --vllm.num_engines 1  [preset tiny]" in lines
-    assert "   --vllm.enable_sleep False  [--train.async_enable: the engines have GPUs of their own]" in lines
-    pretend_gpus(1)
-    assert dry_run(*flags)[0].startswith("error: these flags need 2 GPUs, there are 1; lower")
-
-
 def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_path):
     settings = arguments.parse([*own, "--run_name", "mine"])
     preflight.prepare(settings, preflight.check(settings))

@@ -56,10 +56,8 @@ MODEL = ["--actor.model_name_or_path", "m"]
         (["--data.input_template", "Q:"], "--data.input_template has no {} where the prompt goes"),
         (["--eval.steps", "0"], "--eval.steps 0 is too low; give 1 or more, or -1 for never"),
         (["--rollout.temperature", "0"], "--rollout.temperature 0 is too low"),
-        ([ASYNC, "--train.async_queue_size", "0"], "--train.async_queue_size 0 is too low"),
         ([ASYNC, AHEAD, "63"], f"{AHEAD} 63 is less than --rollout.batch_size 64"),
         (["--train.batch_size", "24"], "= 512 is not a multiple of --train.batch_size = 24"),
-        (["--train.micro_batch_size", "100"], "--train.batch_size = 256 is not a multiple of --train.micro_batch"),
         pytest.param(["--no-vllm.enforce_eager"], "vllm.enforce_eager", marks=ON_CPU),
     ],
 )  # fmt: skip

@@ -152,9 +152,7 @@ def test_flashinfer_is_left_out_where_it_would_find_no_nvcc(tmp_path, monkeypatc
     assert cuda.worker_environment() == {}
 
 
-HOPPER, AMPERE, TURING, BLACKWELL = (
-    (machine.Gpu("G", 1, (major, minor)),) for major, minor in ((9, 0), (8, 0), (7, 5), (10, 0))
-)
+HOPPER, TURING, BLACKWELL = ((machine.Gpu("G", 1, (major, minor)),) for major, minor in ((9, 0), (7, 5), (10, 0)))
 
 
 @pytest.fixture
@@ -173,7 +171,6 @@ def installed(monkeypatch):
     [
         (False, HOPPER, "sdpa"),
         (True, HOPPER, "flash_attention_2"),
-        (True, AMPERE, "flash_attention_2"),
         (True, BLACKWELL, "sdpa"),
         (True, (*HOPPER, *TURING), "sdpa"),
     ],
@@ -219,9 +216,7 @@ def test_flags_that_cannot_work_on_this_host_with_cuda_are_refused(installed, mo
     [
         ({"vllm__enable_sleep": True}, "--vllm.enable_sleep"),
         ({"ds__ring_attn_size": 2}, "--ds.ring_attn_size 2"),
-        ({"vllm__sync_backend": "nccl"}, "--vllm.sync_backend nccl"),
         ({"ds__attn_implementation": "flash_attention_2"}, "--ds.attn_implementation flash_attention_2"),
-        ({"vllm__tensor_parallel_size": 2}, "--vllm.tensor_parallel_size"),
         ({"ds__tensor_parallel_size": 2}, "--ds.tensor_parallel_size 2"),
     ],
 )

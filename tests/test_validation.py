@@ -14,7 +14,7 @@ pytest.importorskip("datasets")
 import datasets
 
 from openrlhf_dbb import tiny
-from openrlhf_dbb.driver import arguments, checks, preflight, printed
+from openrlhf_dbb.driver import arguments, preflight, printed
 from openrlhf_dbb.errors import UsageError
 
 ROWS = [{"input": "1+2=", "label": "3"}, {"input": "s31=", "label": "13"}, {"input": "12+34=", "label": "64"}]
@@ -60,13 +60,6 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
 def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made():
     with pytest.raises(UsageError, match=r"longest prompt of mine \(6 tokens\) .* do not fit into --data.max_len 15"):
         prepared("--eval.benchmarks", "mine=mine.jsonl", "--data.max_len", "15")
-
-
-def test_openrlhf_alone_has_no_benchmarks():
-    with pytest.raises(UsageError, match=r"^--eval.benchmarks mine=mine.jsonl is not OpenRLHF's"):
-        checks.check(
-            arguments.parse(["--preset", "tiny", "--estimator", "none", "--eval.benchmarks", "mine=mine.jsonl"])
-        )
 
 
 def test_a_data_set_that_is_out_of_reach_says_what_to_do(tmp_path):

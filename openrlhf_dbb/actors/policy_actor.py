@@ -8,24 +8,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import deepspeed
 import ray
 import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
+from openrlhf.trainer.ray import ppo_actor
+from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.training_pass import PolicyTrainer, ResponseActor
 from openrlhf_dbb.core import best_model, checkpoints
-from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.platform import lora
 from openrlhf_dbb.platform.weights import Parameter, buckets, pack
-
-with cpu.lean_imports("vllm"):
-    import deepspeed
-    from openrlhf.trainer.ppo_utils.experience import Experience
-    from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
-    from openrlhf.trainer.ray import ppo_actor
-    from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
-    from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
-
-    from openrlhf_dbb.platform import lora
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]

@@ -14,18 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from openrlhf.models import Actor, PolicyLoss
+from openrlhf.models.utils import compute_entropy, log_probs_from_logits
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
-from openrlhf_dbb.platform import cpu
-
-with cpu.lean_imports("vllm"):
-    from openrlhf.models import Actor, PolicyLoss
-    from openrlhf.models.utils import compute_entropy, log_probs_from_logits
-    from openrlhf.trainer.ppo_utils.experience import Experience
-    from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
-    from peft import PeftModel
-    from peft.tuners.lora import LoraLayer
 
 
 class ResponseActor(Actor):

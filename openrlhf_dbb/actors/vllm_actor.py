@@ -9,6 +9,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import vllm
+from openrlhf.trainer.ray import vllm_engine
+from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
 from openrlhf_dbb import upstream
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings, answers, sampling_params
 from openrlhf_dbb.platform import cpu
@@ -16,14 +23,6 @@ from openrlhf_dbb.platform.machine import use_rays_interface
 from openrlhf_dbb.platform.weights import Parameter
 from openrlhf_dbb.rewards.reward_file import RewardError, checked, scored
 from openrlhf_dbb.secrets import without_passwords
-
-with cpu.lean_imports():
-    import vllm
-    from openrlhf.trainer.ray import vllm_engine
-    from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
-    from openrlhf.utils.agent import SingleTurnAgentExecutor
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
 
 
 class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
@@ -33,8 +32,7 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
         """Start the engine; Ray awaits this. Without CUDA, ``param_dtype`` "fp32" gives a float32 engine."""
         use_rays_interface()
         if cpu.active():
-            with cpu.lean_imports():
-                from openrlhf_dbb.platform.cpu_engine import InProcessEngine
+            from openrlhf_dbb.platform.cpu_engine import InProcessEngine
 
             used = {"__version__": vllm.__version__, "AsyncEngineArgs": vllm.AsyncEngineArgs}
             upstream.replace(vllm_engine, "vllm", SimpleNamespace(**used, AsyncLLMEngine=InProcessEngine))

@@ -30,7 +30,6 @@ from openrlhf_dbb.secrets import without_secrets
 
 MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
-Layer = tuple[str, Mapping[str, Any]]
 
 
 def parse(argv: list[str], *, world_size: int = 1) -> Settings:
@@ -117,19 +116,16 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
     preset = presets.load(name, estimator)
     estimator = estimator or preset.flags.get("estimator", NO_ESTIMATOR)
     unnamed = methods.NONE if estimator == NO_ESTIMATOR else "grpo"
-    if on_cpu or ("preset" not in given and _places_models(given)):
+    # Where the command line says which GPUs hold which model, the default preset says nothing.
+    placed = any(re.match(r"[\w.]+\.num_(nodes|gpus_per_node|engines)|train\.colocate_", flag) for flag in given)
+    if on_cpu or ("preset" not in given and placed):
         preset = dataclasses.replace(preset, gpus={})
     return _Choice(name, method or preset.flags.get("method", unnamed), str(estimator), preset)
 
 
-def _places_models(given: Mapping[str, Any]) -> bool:
-    """Return whether the command line says which GPUs hold which model. The default preset then says nothing."""
-    return any(re.match(r"[\w.]+\.num_(nodes|gpus_per_node|engines)|train\.colocate_", flag) for flag in given)
-
-
-def _layers(given: Mapping[str, Any], chosen: _Choice, ranks_on_cpu: int | None) -> list[Layer]:
+def _layers(given: Mapping[str, Any], chosen: _Choice, ranks_on_cpu: int | None) -> list[cuda.Layer]:
     """Return the layers of values and their origins, the lowest first."""
-    layers: list[Layer] = []
+    layers: list[cuda.Layer] = []
     if chosen.estimator != NO_ESTIMATOR:
         layers.append(("--estimator", {"algo.advantage.estimator": "group_norm"}))
     if ranks_on_cpu is None:

@@ -156,8 +156,7 @@ def make_ready(ray_start: RayStart, settings: Settings) -> None:
     token.parent.mkdir(parents=True, exist_ok=True)
     token.touch()
     try:
-        for host in _unseen(token):
-            raise UsageError(f"node {host} does not see {token.parent} (--ckpt.path); all hosts have to share it")
+        _check_seen(token)
     finally:
         token.unlink(missing_ok=True)
     free, needed = int(ray.available_resources().get("GPU", 0)), gpus_needed(settings.args)
@@ -165,8 +164,8 @@ def make_ready(ray_start: RayStart, settings: Settings) -> None:
         print(f"waiting for {needed} GPUs: {free} of {_gpus()} are free, others run on the rest", flush=True)
 
 
-def _unseen(token: Path) -> list[str]:
-    """Return the hosts with GPUs that do not see a file."""
+def _check_seen(token: Path) -> None:
+    """Raise UsageError if a host with GPUs does not see a file."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -175,13 +174,13 @@ def _unseen(token: Path) -> list[str]:
     for node in _gpu_nodes():
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         calls[_host(node)] = look.options(scheduling_strategy=there).remote()
-    unseen = []
     for host, call in calls.items():
         try:
-            unseen += [] if ray.get(call, timeout=ANSWER_S) else [host]
+            seen = ray.get(call, timeout=ANSWER_S)
         except ray.exceptions.RayError as error:  # a host that died a moment ago still counts as alive
             raise UsageError(f"node {host} cannot run a task; is Ray alive there? Try again in a minute") from error
-    return unseen
+        if not seen:
+            raise UsageError(f"node {host} does not see {token.parent} (--ckpt.path); all hosts have to share it")
 
 
 def _gpu_nodes() -> list[dict[str, Any]]:

@@ -56,12 +56,12 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
 
     ray_start.wait()
     get_strategy = functools.partial(LightBackend, on_cpu=settings.on_cpu)
-    engines = Engines(ray.remote(PlatformRolloutActor if start is None else StrictRolloutActor), settings)
-    watch = None if start is None else Watch(start, PosteriorTrainer, engines)
+    if start is None:
+        engines = Engines(ray.remote(PlatformRolloutActor), settings)
+        return upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
+    engines = Engines(ray.remote(StrictRolloutActor), settings)
+    watch = Watch(start, PosteriorTrainer, engines)
     try:
-        if watch is None or start is None:
-            upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
-            return None
         with watch.progress_bar(), upstream.quiet(settings.args.verbose):
             upstream.run(
                 settings.openrlhf_args(),
@@ -73,7 +73,7 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
             )
             return watch.finish()
     except ray.exceptions.RayError as error:
-        died = find_dead(watch.parts) if watch else None
+        died = find_dead(watch.parts)
         if died is None:
             raise
         raise PartDied(died) from error

@@ -89,7 +89,7 @@ def configuration(settings: Settings) -> str:
     lines += [f"   preset {settings.preset} is made for {expects}"] if expects else []
     for flag, value in settings.flags.items():
         papers = paper.get(flag)
-        differs = papers is not None and not _equal(value, papers.value)
+        differs = papers is not None and (list(value) if isinstance(value, tuple) else value) != papers.value
         if flag in settings.origin or differs:
             note = f"  paper: {_text(papers.value)}" if papers is not None and differs else ""
             origin = settings.origin.get(flag, "OpenRLHF's default")
@@ -224,10 +224,6 @@ def _passes(args: SimpleNamespace, start: Start) -> float:
     if args.train.max_rollouts is None:
         return float(args.train.num_episodes)
     return float(args.train.max_rollouts / (len(start.prompts.texts) * args.rollout.n_samples_per_prompt))
-
-
-def _equal(value: Any, paper: Any) -> bool:
-    return bool(list(value or ()) == paper if isinstance(paper, list) else value == paper)
 
 
 def _text(value: Any) -> str:

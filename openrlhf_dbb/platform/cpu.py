@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import machine
-from openrlhf_dbb.upstream.deferred import deferring
 
 # OpenRLHF's defaults of these flags cannot work without CUDA.
 FLAG_DEFAULTS: dict[str, Any] = {
@@ -30,24 +28,10 @@ NEED_CUDA = (
     "vllm.enable_sleep", "vllm.sync_with_ray",
 )  # fmt: skip
 
-# vLLM, DeepSpeed and transformers import these packages, but a run without CUDA never uses them.
-_UNUSED = ("openai", "pandas", "scipy", "datasets", "bitsandbytes", "networkx", "deepspeed.compile")
-
 
 def active() -> bool:
     """Return whether the installed torch is built without CUDA."""
     return machine.torch_cuda() is None
-
-
-def lean_imports(*unused: str) -> AbstractContextManager[None]:
-    """Return a context in which an actor's imports leave out packages that a run without CUDA does not use.
-
-    The context does nothing where there is CUDA. See :func:`openrlhf_dbb.upstream.deferred.deferring`.
-
-    Args:
-        unused: further modules that this actor does not use.
-    """
-    return deferring(*_UNUSED, *unused) if active() else nullcontext()
 
 
 def check_flags(args: SimpleNamespace) -> None:

@@ -6,7 +6,7 @@ docs/machines.md says which parts of this have been run on a GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +26,7 @@ MAX_NUM_BATCHED_TOKENS = 8192  # tokens in one step of an engine; vLLM's default
 PACKING = _PACKING, _DYNAMIC = "ds.packing_samples", "train.dynamic_batch_enable"
 _ATTENTION = "ds.attn_implementation"
 
-Layer = tuple[str, dict[str, Any]]
+Layer = tuple[str, Mapping[str, Any]]
 """The reason for some flag values, and the values."""
 
 APART: Layer = (
@@ -124,10 +124,15 @@ def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
     def put(flag: str, value: Any, why: str) -> None:
         flags[flag], origin[flag] = value, why
 
-    for flag, excludes in ((_PACKING, _excludes_packing), (_DYNAMIC, _excludes_dynamic)):
-        why = excludes(flags) if origin.get(flag) == FAST else None
-        if why:
-            put(flag, False, why)
+    def turn_off(flag: str, excluded_by: dict[str, Any]) -> None:
+        for why, excludes in excluded_by.items():
+            if excludes and origin.get(flag) == FAST:
+                put(flag, False, why)
+
+    attention, images = flags[_ATTENTION], "data.max_images_per_prompt"
+    turn_off(_PACKING, {f"--{_ATTENTION} {attention}": not packs(attention), f"--{images}": flags[images]})
+    turn_off(_DYNAMIC, {"--no-ds.packing_samples": not flags[_PACKING], "--ds.deepcompile": flags["ds.deepcompile"],
+                        "--replay.samples makes the micro-batches": flags["replay.samples"]})  # fmt: skip
     if flags["train.colocate_all"]:
         for model, used in (
             ("ref", flags["algo.kl.init_coef"] > 0),
@@ -148,17 +153,3 @@ def engine_limits(args: SimpleNamespace) -> dict[str, int]:
     rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
     sequences = min(max(-(-rollouts // args.vllm.num_engines), LEAST_SEQUENCES), MOST_SEQUENCES)
     return {"max_num_seqs": sequences, "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
-
-
-def _excludes_packing(flags: dict[str, Any]) -> str | None:
-    if not packs(flags[_ATTENTION]):
-        return f"--{_ATTENTION} {flags[_ATTENTION]}"
-    return "--data.max_images_per_prompt" if flags["data.max_images_per_prompt"] else None
-
-
-def _excludes_dynamic(flags: dict[str, Any]) -> str | None:
-    if not flags[_PACKING]:
-        return "--no-ds.packing_samples"
-    if flags["ds.deepcompile"]:
-        return "--ds.deepcompile"
-    return "--replay.samples makes the micro-batches" if flags["replay.samples"] else None

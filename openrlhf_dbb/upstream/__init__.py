@@ -31,8 +31,7 @@ CHECKED_VERSIONS = ("0.11.2",)
 COMMAND = "openrlhf.cli.train_ppo_ray"
 # OpenRLHF's trainer imports these modules, or transformers imports them for it, but the driver does not use them.
 _NOT_IN_DRIVER = (
-    "deepspeed", "vllm", "peft", "flash_attn", "openrlhf.utils.deepspeed", "openrlhf.models.actor",
-    "openrlhf.models.model", "openrlhf.utils.math_utils", "torch._dynamo", "torch.distributed.fsdp",
+    "deepspeed", "vllm", "peft", "openrlhf.utils.deepspeed", "torch._dynamo", "torch.distributed.fsdp",
     "torch.distributed._composable",
 )  # fmt: skip
 _FORM = "algo.advantage.estimator"
@@ -65,15 +64,13 @@ def _file(module: str) -> Path:
 def _run_main_block(*, before_parsing: bool, names: dict[str, Any]) -> None:
     """Execute OpenRLHF's ``if __name__ == "__main__"`` block before, or after, ``args = parser.parse_args()``."""
     # OpenRLHF has no function that returns its parser or checks its arguments, and its import takes seconds.
-    for node in ast.parse(_file(COMMAND).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'":
-            split = [ast.unparse(statement) for statement in node.body].index("args = parser.parse_args()")
-            # The last statement is train(args). The import of hierarchize would import torch; we give that name.
-            part = node.body[:split] if before_parsing else node.body[split + 1 : -1]
-            part = [statement for statement in part if not ast.unparse(statement).endswith("import hierarchize")]
-            exec(compile(ast.Module(part, type_ignores=[]), COMMAND, "exec"), names)
-            return
-    raise UsageError(f"{COMMAND} no longer builds its parser as in openrlhf {CHECKED_VERSIONS[-1]}")
+    nodes = ast.parse(_file(COMMAND).read_text(encoding="utf-8")).body
+    [main] = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"]
+    split = [ast.unparse(statement) for statement in main.body].index("args = parser.parse_args()")
+    # The last statement is train(args). The import of hierarchize would import torch; we give that name.
+    part = main.body[:split] if before_parsing else main.body[split + 1 : -1]
+    part = [statement for statement in part if not ast.unparse(statement).endswith("import hierarchize")]
+    exec(compile(ast.Module(part, type_ignores=[]), COMMAND, "exec"), names)
 
 
 def build_parser(parser_class: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> Any:
@@ -199,12 +196,6 @@ def mask_trackers() -> None:
     WandbLogger.__init__ = masked
 
 
-def _no_bar(*args: Any, **options: Any) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(*args, **options | {"disable": True})
-
-
 def run(
     args: SimpleNamespace,
     *,
@@ -223,6 +214,8 @@ def run(
         get_strategy: for the function of that name.
         bars: show the progress bars of a trainer in this process.
     """
+    from tqdm import tqdm
+
     with imports_for_driver():
         import openrlhf.cli.train_ppo_ray as command
         import openrlhf.datasets.prompts_dataset as prompts_dataset
@@ -230,7 +223,7 @@ def run(
         import openrlhf.trainer.ppo_trainer_async as ppo_trainer_async
         import openrlhf.trainer.ray.vllm_engine as vllm_engine
 
-    bar = None if bars else _no_bar
+    bar = None if bars else lambda *args, **options: tqdm(*args, **options | {"disable": True})
     # Each module has its own copy of an imported name, so some names are replaced in several modules.
     for module, name, replacement in (
         (prompts_dataset, "tqdm", bar),

@@ -1,7 +1,7 @@
 """Imports that leave out modules which are only named.
 
 OpenRLHF's trainer imports DeepSpeed and vLLM to name their classes. The driver uses neither, and their import takes
-longer than all else in the driver. Within :func:`deferring` such a module is imported when something of it is used.
+longer than all else in the driver. What :func:`deferring` leaves out is imported when something of it is used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import packages_distributions, version
 from types import ModuleType
 from typing import Any
 
@@ -21,44 +20,31 @@ from typing import Any
 def deferring(*modules: str) -> Iterator[None]:
     """Let ``import`` of these modules make stand-ins within the block; names taken from them stay stand-ins.
 
-    A stand-in becomes the real thing when it is called, when an attribute is read, when it is made a base class, and
-    in the process that it is pickled to.
+    Code within the block may only name the stand-ins. After the block a stand-in becomes the real thing when it is
+    called, when an attribute is read, and in the process that it is pickled to.
 
     Args:
         modules: packages and modules, with their submodules. A module that has been imported before stays as it is.
     """
-    finder = _Finder({module for module in modules if module not in sys.modules})
+    finder = _Finder(tuple(module for module in modules if module not in sys.modules))
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        _forget("")
-
-
-def _forget(prefix: str) -> None:
-    """Remove stand-ins from ``sys.modules``, so that the next import is a real one."""
-    # A copy, because Ray imports in a thread of its own.
-    for name, module in sys.modules.copy().items():
-        if isinstance(module, _Module) and name.startswith(prefix):
-            del sys.modules[name]
+        # A copy, because Ray imports in a thread of its own.
+        for name, module in sys.modules.copy().items():
+            if isinstance(module, _Module):
+                del sys.modules[name]
 
 
 class _Finder(MetaPathFinder, Loader):
-    def __init__(self, modules: set[str]) -> None:
+    def __init__(self, modules: tuple[str, ...]) -> None:
         self._modules = modules
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if self._holding(name) else None
-
-    def _holding(self, name: str) -> list[str]:
-        return [module for module in self._modules if name == module or name.startswith(module + ".")]
-
-    def give_up(self, name: str) -> None:
-        """Import the package of ``name`` really from now on."""
-        for module in self._holding(name):
-            self._modules.remove(module)
-            _forget(module)
+        held = any(f"{name}.".startswith(f"{module}.") for module in self._modules)
+        return ModuleSpec(name, self, is_package=True) if held else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Module(spec.name)
@@ -71,10 +57,6 @@ class _Module(ModuleType):
     """Stands in for a module; its attributes are stand-ins."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__version__":
-            # transformers reads it of packages that it does not use.
-            distributions = packages_distributions().get(self.__name__)
-            return version(distributions[0]) if distributions else str(_real(self.__name__, name))
         if name.startswith("__"):
             raise AttributeError(name)
         return _Name(self.__name__, name)
@@ -89,30 +71,18 @@ class _Name:
     def __init__(self, module: str, name: str) -> None:
         self.__module, self.__name = module, name
 
-    def __real(self) -> Any:
-        return _real(self.__module, self.__name)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__real()(*args, **kwargs)
+        return _real(self.__module, self.__name)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self.__real(), name)
-
-    def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
-        return (self.__real(),)
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, self.__real())
+        return getattr(_real(self.__module, self.__name), name)
 
     def __reduce__(self) -> Any:
         return _real, (self.__module, self.__name)
 
 
 def _real(module: str, name: str) -> Any:
-    for finder in sys.meta_path:
-        if isinstance(finder, _Finder):
-            finder.give_up(module)
     imported = importlib.import_module(module)
     return getattr(imported, name) if hasattr(imported, name) else importlib.import_module(f"{module}.{name}")
