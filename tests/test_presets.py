@@ -13,25 +13,6 @@ def parse(*argv):
     return arguments.parse(list(argv))
 
 
-@pytest.mark.parametrize(
-    ("preset", "model", "response", "discount"),
-    [
-        ("qwen3-0.6b", "Qwen/Qwen3-0.6B-Base", 4096, 0.25),
-        ("qwen3-1.7b", "Qwen/Qwen3-1.7B-Base", 4096, 0.5),
-        ("qwen3-8b", "Qwen/Qwen3-8B-Base", 8192, 0.75),
-    ],
-)
-def test_the_qwen_presets_hold_the_papers_hyperparameters(preset, model, response, discount):
-    values = parse("--preset", preset).flags
-    expected = {
-        "actor.model_name_or_path": model,
-        "data.prompt_dataset": "BytedTsinghua-SIA/DAPO-Math-17k",
-        "rollout.max_new_tokens": response,
-        "dbb.discount": discount,
-    }
-    assert {flag: values[flag] for flag in expected} == expected
-
-
 def test_every_preset_sets_only_flags_that_exist():
     known = {action.dest for action in flags.build_parser()._actions}
     for name in presets.names():

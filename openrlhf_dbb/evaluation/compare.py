@@ -157,20 +157,20 @@ def as_text(tested: Sequence[dict[str, Any]], remarks: Sequence[str]) -> str:
     """Return a table for each pair of models, explanations, and the notes."""
     parts = []
     for pair in dict.fromkeys((row["model"], row["baseline"]) for row in tested):
-        rows = [_cells(row) for row in tested if (row["model"], row["baseline"]) == pair]
+        rows = [
+            (
+                row["benchmark"],
+                str(row["prompts"]),
+                *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
+                f"{100 * row['difference']:+.2f}",
+                f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
+                *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
+                str(row["better"]),
+                str(row["worse"]),
+            )
+            for row in tested
+            if (row["model"], row["baseline"]) == pair
+        ]
         header = ("", "prompts", *pair, "difference", "95 % interval", "p", "p (Holm)", "better", "worse")
         parts.append(f"{' - '.join(pair)}\n{table(header, rows)}")
     return "\n\n".join([*parts, "\n".join([_EXPLAINED, *(f"note: {shown(remark, width=None)}" for remark in remarks)])])
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["benchmark"],
-        str(row["prompts"]),
-        *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
-        f"{100 * row['difference']:+.2f}",
-        f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
-        *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
-        str(row["better"]),
-        str(row["worse"]),
-    )

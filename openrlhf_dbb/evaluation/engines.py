@@ -97,13 +97,22 @@ class Engines:
         import ray
 
         self._n = sampling.n
-        options: dict[str, Any] = {"num_gpus": arguments["tensor_parallel_size"]}
         if cpu.active():
-            threads = 1 if _is_small(arguments["model"]) else len(os.sched_getaffinity(0)) // len(seeds)
+            weights = sum(file.stat().st_size for file in Path(arguments["model"]).glob("*.safetensors"))
+            is_small = 0 < weights < 80_000_000  # bytes: 20 million parameters in float32
+            threads = 1 if is_small else len(os.sched_getaffinity(0)) // len(seeds)
             threads = int(os.environ.get("OMP_NUM_THREADS", max(threads, 1)))
-            options = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}}}
+            options: dict[str, Any] = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}}}
+            # As in training.
+            dtype = "bfloat16" if cpu.has_bf16() and not is_small else "float32"
+            arguments = cpu.engine_arguments(arguments | {"enforce_eager": True, "dtype": dtype})
+            del arguments["worker_extension_cls"]  # no new weights are sent during an evaluation
+        else:
+            gpus = arguments["tensor_parallel_size"]
+            options = {"num_gpus": gpus}
+            # Inside an actor, vLLM might otherwise start its ranks as further actors.
+            arguments = arguments | {"distributed_executor_backend": "mp" if gpus > 1 else "uni"}
         actor = ray.remote(num_cpus=1, **options)(EngineActor)
-        arguments = _for_this_machine(arguments)
         self._actors = [actor.remote(arguments | {"seed": seed}, sampling) for seed in seeds]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[list[Finished]]:
@@ -124,23 +133,6 @@ class Engines:
             if given or unfinished:
                 calls[actor.work.remote(given)] = actor
             yield finished
-
-
-def _for_this_machine(arguments: dict[str, Any]) -> dict[str, Any]:
-    if not cpu.active():
-        # Inside an actor, vLLM might otherwise start its ranks as further actors.
-        return arguments | {"distributed_executor_backend": "mp" if arguments["tensor_parallel_size"] > 1 else "uni"}
-    # As in training.
-    dtype = "bfloat16" if cpu.has_bf16() and not _is_small(arguments["model"]) else "float32"
-    arguments = cpu.engine_arguments(arguments | {"enforce_eager": True, "dtype": dtype})
-    del arguments["worker_extension_cls"]  # no new weights are sent during an evaluation
-    return arguments
-
-
-def _is_small(model: str) -> bool:
-    """Return whether a folder holds less than 80 MB of weights, 20 million parameters in float32."""
-    weights = list(Path(model).glob("*.safetensors"))
-    return bool(weights) and sum(file.stat().st_size for file in weights) < 80_000_000
 
 
 @contextmanager
