@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,8 +65,7 @@ def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
             for number, label in enumerate(labels, 1)
             if label in unreadable
         }
-        names = args.eval.dataset if flag == HELD_OUT else args.data.prompt_dataset
-        _refuse(bad, len(labels), f"--{flag} {names}")
+        _refuse(bad, len(labels), f"--{flag} {attrgetter(flag)(args)}")
     return rows
 
 
@@ -84,11 +84,8 @@ def train_on(rows: list[int], args: SimpleNamespace) -> None:
 def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     from datasets import concatenate_datasets, interleave_datasets
 
-    data = args.data
-    if flag == HELD_OUT:
-        names, split, shares = args.eval.dataset, args.eval.split, None
-    else:
-        names, split, shares = data.prompt_dataset, data.prompt_split, data.prompt_probs
+    data, names = args.data, attrgetter(flag)(args)
+    split, shares = (args.eval.split, None) if flag == HELD_OUT else (data.prompt_split, data.prompt_probs)
     if data.label_key is None and any(Path(url).parent == MATH_FILE.parent for url in args.reward.remote_url or []):
         raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
     parts = [_read(name.strip(), split, args, backend, f"--{flag} {name.strip()}") for name in names.split(",")]

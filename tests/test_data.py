@@ -278,7 +278,6 @@ def test_the_schema_of_dapo_math_17k(choose):
     ("prompt", "fault"),
     [
         ([*messages("a"), said("assistant", "b")], "its last message is of role assistant; end with the user's"),
-        ([said("system", "a")], "its last message is of role system"),
         ([said("tool", "a")], "its last message is of role tool"),
         ([said("User", "a")], "its message 1 has the role 'User'; allowed: system, developer, user, assistant, tool"),
         (["a"], "its message 1 has the role None"),

@@ -98,13 +98,9 @@ def test_exact_rules_follow_the_labels_form(label, right, wrong):
     ("response", "label", "verdict"),
     [
         (r"\boxed{\dfrac{1}{2}}", "1/2", (1.0, "1/2")),
-        (r"\boxed{4.5e33}", r"4.5 \times 10^{33}", (1.0, r"4.5\times10^{33}")),
         (r"\boxed{4.5\times10^{33}\ \text{erg/s}}", r"4.5 \times 10^{33}", (1.0, r"4.5\times10^{33}")),
-        ("\\boxed{\u22125}", "-5", (1.0, "-5")),
         ("\\boxed{336\u00b0}", r"336^\circ", (1.0, r"336^\circ")),
-        ("the answer is 12 because 7+5, not 13", "12", (1.0, "12")),
         (r"it is $\frac{3}{4}$", "1/2", (0.0, "3/4")),
-        (r"thus \[ \frac{1}{2} \]", "1/2", (1.0, "1/2")),
         ("no idea", "5", (0.0, None)),
     ],
 )

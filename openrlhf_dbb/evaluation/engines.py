@@ -143,22 +143,19 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true")}
     environment |= (cpu if cpu.active() else cuda).worker_environment()
-    options: dict[str, Any] = {}
+    count, options = engines or 1, {}
     if not machine.ray_cluster():
-        options = {"include_dashboard": False} | ({"num_cpus": engines or 1, "num_gpus": 0} if cpu.active() else {})
-    runtime = {"env_vars": environment}
-    ray_start.init(runtime_env=runtime, log_to_driver=verbose, logging_level="warning", **options)
+        options = {"include_dashboard": False} | ({"num_cpus": count, "num_gpus": 0} if cpu.active() else {})
+    ray_start.init(runtime_env={"env_vars": environment}, log_to_driver=verbose, logging_level="warning", **options)
     try:
-        if cpu.active():
-            yield engines or 1
-        else:
+        if not cpu.active():
             gpus = int(ray.cluster_resources().get("GPU", 0))
-            engines = engines or max(1, gpus // tensor_parallel_size)
-            if gpus < engines * tensor_parallel_size:  # Ray would wait forever
+            count = engines or max(1, gpus // tensor_parallel_size)
+            if gpus < count * tensor_parallel_size:  # Ray would wait forever
                 raise UsageError(
-                    f"{engines} engines with --tensor_parallel_size {tensor_parallel_size} need more than the {gpus} "
+                    f"{count} engines with --tensor_parallel_size {tensor_parallel_size} need more than the {gpus} "
                     "GPUs that Ray has; lower --engines or --tensor_parallel_size"
                 )
-            yield engines
+        yield count
     finally:
         ray.shutdown()

