@@ -184,13 +184,9 @@ def _warm_start(
 def _encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids (R, T), padded on the right, and the ids to predict (R, T), IGNORED outside the answers."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    prompts = [tokenizer.encode(row["input"]) for row in rows]
-    answers = [tokenizer.encode(row["label"] + EOS) for row in rows]
-    length = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)) - 1
-    inputs = torch.full((len(rows), length), tokenizer.pad_token_id)
-    targets = torch.full((len(rows), length), IGNORED)
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        inputs[i, : len(prompt) + len(answer) - 1] = torch.tensor((prompt + answer)[:-1])
-        targets[i, len(prompt) - 1 : len(prompt) + len(answer) - 1] = torch.tensor(answer)
-    return inputs, targets
+    pairs = [(tokenizer.encode(row["input"]), tokenizer.encode(row["label"] + EOS)) for row in rows]
+    inputs = [torch.tensor((prompt + answer)[:-1]) for prompt, answer in pairs]
+    targets = [torch.tensor([IGNORED] * (len(prompt) - 1) + answer) for prompt, answer in pairs]
+    return pad_sequence(inputs, True, tokenizer.pad_token_id), pad_sequence(targets, True, IGNORED)
