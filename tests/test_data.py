@@ -82,7 +82,6 @@ GOOD = row("good")
     ("bad", "fault"),
     [
         ({"input": "a"}, "no label"),
-        (row("a", None), "no label"),
         (row("a", float("nan")), "no label"),
         (row("a", ["5"]), "its label is a list"),
         ({"label": "1"}, "no prompt"),

@@ -22,7 +22,6 @@ NEVER_FINISHES = r"\boxed{9^{9^{9^{9}}}}"
         (r"\boxed{B}", "B"),
         (r"\[\boxed{\textbf{(B)}}\]", "B"),
         (r"\boxed{(B) 42}", "B"),
-        (r"\boxed{Answer: B}", "B"),
         (r"\boxed{A} is wrong, it is \boxed{C}", "C"),
         (r"The answer is (B). \boxed{42}", "B"),
         (r"The answer is A. No: \boxed{B}", "B"),
@@ -30,7 +29,6 @@ NEVER_FINISHES = r"\boxed{9^{9^{9^{9}}}}"
         (r"\boxed{A, C}", None),
         (r"\boxed{B", None),
         # sentences
-        ("The answer is (B).", "B"),
         ("The answer is B, A is wrong.", "B"),
         ("the final answer is **(H) 5 m/s**", "H"),
         ("The answer is not A but C.", "C"),
