@@ -52,7 +52,7 @@ def find_all(text: str) -> list[Benchmark]:
     """Return the benchmarks of a list such as ``aime24,mine=data.jsonl``, as :func:`find` does."""
     entries = [find(part) for part in text.split(",") if part]
     if not entries or len({entry.name for entry in entries}) < len(entries):
-        raise UsageError(f"{text!r} names no benchmark or one twice; available: {', '.join(NAMES)}; or NAME=FILE")
+        raise UsageError(f"{text!r}: name one benchmark or more, none twice: {', '.join(NAMES)}; or NAME=FILE")
     return entries
 
 
