@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ import numpy as np
 from openrlhf_dbb import tasks, upstream
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.rewards import MATH_FILE
+from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name data sets
 _SHOWN = 5  # bad rows that an error names
@@ -53,8 +55,17 @@ def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     """
     rows = _load(args, backend, flag)
     if args.reward.remote_url and Path(args.reward.remote_url[0]) == MATH_FILE:
-        names = args.eval.dataset if flag == HELD_OUT else args.data.prompt_dataset
-        _check_math_labels(rows[args.data.label_key][:], f"--{flag} {names}")
+        labels = rows[args.data.label_key][:]
+        try:
+            unreadable = unreadable_labels(labels)
+        except RuntimeError as error:
+            raise UsageError(f"the labels cannot be checked: {error}") from error
+        bad = {
+            f"row {number}": f"Math-Verify cannot read the label {label[:60]!r} ({unreadable[label]})"
+            for number, label in enumerate(labels, 1)
+            if label in unreadable
+        }
+        _refuse(bad, len(labels), f"--{flag} {attrgetter(flag)(args)}")
     return rows
 
 
@@ -73,11 +84,8 @@ def train_on(rows: list[int], args: SimpleNamespace) -> None:
 def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     from datasets import concatenate_datasets, interleave_datasets
 
-    data = args.data
-    if flag == HELD_OUT:
-        names, split, shares = args.eval.dataset, args.eval.split, None
-    else:
-        names, split, shares = data.prompt_dataset, data.prompt_split, data.prompt_probs
+    data, names = args.data, attrgetter(flag)(args)
+    split, shares = (args.eval.split, None) if flag == HELD_OUT else (data.prompt_split, data.prompt_probs)
     if data.label_key is None and any(Path(url).parent == MATH_FILE.parent for url in args.reward.remote_url or []):
         raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
     parts = [_read(name.strip(), split, args, backend, f"--{flag} {name.strip()}") for name in names.split(",")]
@@ -117,10 +125,17 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: st
         tops = names & {part for key in keys for part in (key, key.partition(".")[0])}
         read = rows.select_columns(sorted(tops)).to_list()
     columns = {key: [_value(record, key) for record in read] for key in keys}
-    _check(columns, places, names, args, source)
+    for key_flag, key in (("data.input_key", data.input_key), ("data.label_key", data.label_key)):
+        if key is not None and names and all(value is None for value in columns[key]):
+            raise UsageError(f"{source} has no column {key!r} (--{key_flag}); it has {', '.join(sorted(names))}")
+    prompts, labels = columns[data.input_key], columns.get(data.label_key, ["-"] * len(places))
+    kind = next((type(prompt) for prompt in prompts if prompt and isinstance(prompt, (str, list))), None)
+    seen = zip(places, prompts, labels, strict=True)
+    bad = {place: fault for place, prompt, label in seen if (fault := _fault(prompt, label, kind))}
+    _refuse(bad, len(places), source)
     if data.label_key is not None:
-        kind = getattr(kinds.get(data.label_key), "dtype", None)
-        columns[data.label_key] = [label_text(label, kind) for label in columns[data.label_key]]
+        dtype = getattr(kinds.get(data.label_key), "dtype", None)
+        columns[data.label_key] = [label_text(label, dtype) for label in labels]
     if rows is None:
         for extra in names & {data.image_key, "datasource"}:
             columns[extra] = [record.get(extra) for record in read]
@@ -129,21 +144,6 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: st
         if key not in names or key == data.label_key:
             rows = rows.remove_columns(names & {key}).add_column(key, columns[key])
     return rows
-
-
-def _check(columns: dict[str, Any], places: list[str], names: set[str], args: SimpleNamespace, source: str) -> None:
-    """Raise UsageError if a column of ``columns`` is not in the data set (``names``), or a row cannot be used."""
-    prompt_key, label_key = args.data.input_key, args.data.label_key
-    for key_flag, key in (("data.input_key", prompt_key), ("data.label_key", label_key)):
-        if key is not None and names and all(value is None for value in columns[key]):
-            raise UsageError(f"{source} has no column {key!r} (--{key_flag}); it has {', '.join(sorted(names))}")
-    prompts, labels = columns[prompt_key], columns[label_key] if label_key else ["-"] * len(places)
-    kind = next((type(prompt) for prompt in prompts if prompt and isinstance(prompt, (str, list))), None)
-    bad = {}
-    for place, prompt, label in zip(places, prompts, labels, strict=True):
-        if fault := _fault(prompt, label, kind):
-            bad[place] = fault
-    _refuse(bad, len(places), source)
 
 
 def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[str, Any]]:
@@ -220,10 +220,10 @@ def _messages_fault(messages: list[Any]) -> str | None:
     return None
 
 
-def label_text(label: Any, kind: str | None = None) -> str:
-    """Return a label as text; a float, whose column is of this kind, as the shortest decimal, without ".0"."""
+def label_text(label: Any, dtype: str | None = None) -> str:
+    """Return a label as text; a float, whose column is of this type, as the shortest decimal, without ".0"."""
     if isinstance(label, float):  # a column of integers with gaps is one of floats
-        number = np.float32(label) if kind == "float32" else label
+        number = np.float32(label) if dtype == "float32" else label
         return f"{Decimal(str(number)):f}".removesuffix(".0")
     return str(label)
 
@@ -259,22 +259,6 @@ def _contradictions(prompts: list[Any], labels: list[str]) -> dict[str, str]:
 
 def _prompt_key(prompt: str | list[dict[str, Any]]) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
-
-
-def _check_math_labels(labels: list[str], source: str) -> None:
-    """Raise UsageError if Math-Verify cannot read a label."""
-    from openrlhf_dbb.rewards.math_answer import unreadable_labels
-
-    try:
-        unreadable = unreadable_labels(labels)
-    except RuntimeError as error:
-        raise UsageError(f"the labels cannot be checked: {error}") from error
-    bad = {
-        f"row {number}": f"Math-Verify cannot read the label {label[:60]!r} ({unreadable[label]})"
-        for number, label in enumerate(labels, 1)
-        if label in unreadable
-    }
-    _refuse(bad, len(labels), source)
 
 
 def _refuse(bad: dict[str, str], total: int, source: str) -> None:
@@ -318,7 +302,10 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
             "out with --no-data.apply_chat_template"
         ) from error
     limit = int(args.data.max_len - (args.rollout.max_new_tokens or 1))  # OpenRLHF would cut longer ones from the left
-    tokens, unknown = tokenizer(seen.prompts, add_special_tokens=False)["input_ids"], _unknown(tokenizer)
+    tokens = tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]
+    # Not tokenizer.unk_token, which the tiny model's tokenizer does not declare.
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    unknown = model.token_to_id(model.unk_token) if getattr(model, "unk_token", None) else None
     lengths = [len(ids) for ids in tokens]
     fits = [i for i, length in enumerate(lengths) if 0 < length <= limit]
     labels = [str(seen.labels[i]) for i in fits]
@@ -341,12 +328,3 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
             f"{source} leaves {report}: fewer than one --rollout.batch_size ({args.rollout.batch_size}); lower it"
         )
     return Prompts([seen.prompts[i] for i in fits], labels, [rows[i] for i in fits], report)
-
-
-def _unknown(tokenizer: Any) -> int | None:
-    """Return the token that stands for what a tokenizer does not know; None if each text has tokens of its own."""
-    # Not tokenizer.unk_token, which the tiny model's tokenizer does not declare.
-    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    name = getattr(model, "unk_token", None)
-    token: int | None = model.token_to_id(name) if name else None
-    return token

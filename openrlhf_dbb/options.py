@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from openrlhf_dbb.errors import UsageError, did_you_mean
@@ -30,21 +29,18 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse what is left over, so that the error of a sub-parser names its own command."""
         args = sys.argv[1:] if args is None else args
+        known = self._option_string_actions
         # Before argparse, which would complain about the value that a misspelt flag should have given.
-        self._refuse_unknown_flags(args)
+        for argument in args:
+            if argument == "--" or (self._subparsers is not None and not argument.startswith("-")):
+                break  # the rest belongs to a sub-parser
+            flag = argument.partition("=")[0]
+            if flag.startswith("--") and " " not in argument and flag not in known:
+                self.error(f"unknown flag {flag}{did_you_mean(flag, known)}")
         namespace, left = super().parse_known_args(args, namespace)
         if left:
             self.error(f"unrecognized arguments: {' '.join(left)}")
         return namespace, left
-
-    def _refuse_unknown_flags(self, args: Sequence[str]) -> None:
-        known = self._option_string_actions
-        for argument in args:
-            if argument == "--" or (self._subparsers is not None and not argument.startswith("-")):
-                return  # the rest belongs to a sub-parser
-            flag = argument.partition("=")[0]
-            if flag.startswith("--") and " " not in argument and flag not in known:
-                self.error(f"unknown flag {flag}{did_you_mean(flag, known)}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:

@@ -174,8 +174,8 @@ def print_title(text: str) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return the value as one JSON document in ASCII; NaN becomes null."""
-    return json.dumps(_without_nan(value), indent=2, allow_nan=False)
+    """Return the value as one JSON document in ASCII; NaN and infinity become null."""
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), indent=2)
 
 
 def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -186,14 +186,6 @@ def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[s
         [{'name': 'dbb', 'mse': 0.5}]
     """
     return [dict(zip(header, row, strict=True)) for row in rows]
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(entry) for entry in value]
-    return None if value != value else value
 
 
 def _are_texts(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:

@@ -73,30 +73,11 @@ def test_measures_are_written_in_percent():
     assert metrics.percent(np.array([NAN, 0.5])) == "-"
 
 
-def results(scores, answers, **more):
+def results(scores, answers):
     scores = np.array(scores, dtype=float)
-    shape = scores.shape
-    rest = {"tokens_R_P_N": np.full(shape, 10), "truncated_R_P_N": np.zeros(shape, dtype=bool)} | more
-    names = [str(place) for place in range(shape[1])]
+    rest = {"tokens_R_P_N": np.full(scores.shape, 10), "truncated_R_P_N": np.zeros(scores.shape, dtype=bool)}
+    names = [str(place) for place in range(scores.shape[1])]
     return Results("sums", names, scores, np.array(answers, dtype=object), names, **rest)
-
-
-def test_measures():
-    # Two runs of two prompts, two samples each; the second prompt is lost in the second run.
-    found = metrics.measures(
-        results(
-            [[[1, 0], [0, 0]], [[1, NAN], [NAN, NAN]]],
-            [[["7", "8"], ["8", "9"]], [["7", "7"], ["8", "8"]]],
-            tokens_R_P_N=np.array([[[10, 20], [30, 40]], [[10, 10], [10, 10]]]),
-            truncated_R_P_N=np.array([[[False, False], [False, True]], [[False, False], [False, False]]]),
-        )
-    )
-    assert {name: values.tolist() for name, values in found.items() if name != "pass@2"} == {
-        "mean@2": [0.25, 1], "best@2": [0.5, 1], "majority@2": [0.25, 1],  # 7 and 8 tie on the first prompt: 1/2
-        "pass@1": [0.25, 1], "missing": [0, 0.75], "truncated_rate": [0.25, 0], "response_length_mean": [25, 10],
-    }  # fmt: skip
-    # No prompt of the second run has two verified samples.
-    np.testing.assert_array_equal(found["pass@2"], [0.5, NAN])
 
 
 def test_fractions_have_no_pass_at_k_and_responses_without_answers_no_majority():

@@ -153,16 +153,6 @@ def evaluation(tmp_path):
     return read_evaluation(folder)
 
 
-def test_rows_become_arrays_by_run_and_prompt(evaluation):
-    sums = evaluation.results["sums"]
-    assert (sums.ids, sums.labels, sums.prompts) == (["q0", "q1"], ["0", "1"], ["<user>0", "<user>1"])
-    nan = np.nan
-    np.testing.assert_array_equal(sums.scores_R_P_N, [[[1, 1, 0], [nan, 0, 1]], [[0, 0, 0], [nan, nan, nan]]])
-    assert sums.answers_R_P_N[1].tolist() == [["8", None, None], ["1", "1", None]]
-    assert sums.tokens_R_P_N[0].tolist() == [[4, 5, 6], [7, 7, 7]]
-    assert sums.truncated_R_P_N[0].tolist() == [[False] * 3, [True, False, False]]
-
-
 def test_the_summary_has_means_and_deviations_over_runs(evaluation):
     lines = [" ".join(line.split()) for line in pipeline.summary(evaluation).splitlines()]
     assert "3 samples per prompt, mean and standard deviation over 2 runs" in lines[0]

@@ -1,4 +1,4 @@
-"""Evaluation during training: measures by data source, each prompt's results stored, never counted as rollouts."""
+"""Evaluation during training: measures by data source, and the best model by them."""
 
 import math
 from types import SimpleNamespace
@@ -12,13 +12,9 @@ from openrlhf_dbb.platform import cpu
 cpu.prepare_driver()
 
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from store_invariants import check  # noqa: E402
-from stored_evaluations import read_evaluations  # noqa: E402
 
 from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
-from openrlhf_dbb.evaluation.metrics import stored_rows  # noqa: E402
-from openrlhf_dbb.storage import TRAINING  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 
 NAN = math.nan
@@ -103,29 +99,6 @@ def test_an_answer_is_the_end_of_a_samples_text_without_special_tokens():
     short, (text, score) = answers(both, tokenizer)
     assert short == ("7", 1.0)
     assert text == long[-255:] and math.isnan(score)  # 256 tokens with the one that ended it
-
-
-def test_each_prompts_results_are_stored(store, fill, evaluated):
-    run = fill.run(store)
-    fill.step(run, 1, fill.prompts(store, 1), [1])
-    values = {"model": "tiny", "config": {"temperature": 0.6}}
-    rows = [stored_rows(results, store) for results in evaluated.values()]
-    for generated in (4, 5):  # a resumed run evaluates the step again
-        run.record_evaluation(1, TRAINING, rows, **values, generated_total=generated)
-    (stored,) = read_evaluations(store, run.record)
-    assert (stored.name, stored.step, stored.generated_total) == ("training", 1, 5)
-    assert list(stored.results) == ["sorting", "sums"]
-    sums = stored.results["sums"]
-    prompts = dict(tuple(row) for row in store.query("SELECT prompt_id, prompt || '|' || label FROM prompts"))
-    assert [prompts[number] for number in sums.prompt_ids.tolist()] == ["1+1=|2", "2+2=|4", "1+1=|2"]
-    assert sums.verified.tolist() == [[3, 4, 0]] and sums.successes.tolist() == [[2.0, 0.0, 0.0]]
-    np.testing.assert_array_equal(sums.majority, [[NAN] * 3])  # the answers in the responses are not read
-    logs = logged(evaluated)
-    view = store.query("SELECT benchmark, accuracy, best, missing FROM evaluations ORDER BY benchmark")
-    for source, *measures in map(tuple, view):
-        names = (f"eval_{source}_{name}" for name in ("mean@4", "best@4", "missing"))
-        assert measures == pytest.approx([logs[name] for name in names], rel=1e-12)
-    assert check(store) == []
 
 
 def test_the_best_model_may_be_chosen_by_any_measure(evaluated):

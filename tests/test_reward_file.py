@@ -103,10 +103,7 @@ def test_a_reward_that_pays_for_the_prompt_is_named_with_the_share(check):
     assert "100% of 16 sampled prompts" in check(CONTAINS, prompts, [str(number) for number in range(1000)])[0]
 
 
-@pytest.mark.parametrize("name", ["math_answer", "exact_match"])
-def test_the_rewards_of_this_package_are_tried_too(name):
-    file = MATH_FILE.with_name(f"{name}.py")
-    asked = ["What is 2+1? (answer: 3)", "2+1="] if name == "math_answer" else ["yes", "2+1="]
-    labels = ["3" if name == "math_answer" else "yes"] * 2
-    [warning] = reward_file.check(str(file), asked, labels, estimators.build("dbb"))
-    assert warning.startswith(f"{name}.py, given the prompt itself as the response, scores 50% of 2 sampled prompts")
+def test_a_reward_of_this_package_is_tried_too():
+    asked = ["What is 2+1? (answer: 3)", "2+1="]
+    [warning] = reward_file.check(str(MATH_FILE), asked, ["3", "3"], estimators.build("dbb"))
+    assert warning.startswith("math_answer.py, given the prompt itself as the response, scores 50% of 2 sampled")

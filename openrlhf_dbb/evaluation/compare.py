@@ -70,25 +70,23 @@ def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None) -> d
         has = "; ".join(f"{evaluation.name} has {', '.join(evaluation.results)}" for evaluation in evaluations)
         problem = "no benchmark is" if chosen is None else f"--benchmarks {','.join(chosen)}: not all are"
         raise UsageError(f"{problem} in every evaluation: {has}")
-    return {name: _shared(name, evaluations) for name in wanted}
-
-
-def _shared(name: str, evaluations: Sequence[Evaluation]) -> Shared:
-    first, prompts = evaluations[0], evaluations[0].results[name]
-    for other in evaluations:
-        if (other.results[name].ids, other.results[name].labels) != (prompts.ids, prompts.labels):
-            # Differences of models and of prompts could not be told apart.
-            raise UsageError(
-                f"{name}: {first.name} and {other.name} have different prompts; evaluate both on the same data, "
-                "or choose other benchmarks with --benchmarks"
-            )
-    scores = {evaluation.name: evaluation.results[name].scores_R_P_N for evaluation in evaluations}
-    verified_P = np.all([(~np.isnan(scores_R_P_N)).any(axis=(0, 2)) for scores_R_P_N in scores.values()], axis=0)
-    if not verified_P.any():
-        raise UsageError(f"{name}: no prompt has a verified sample of every model; leave it out with --benchmarks")
-    about = first.settings["benchmarks"][name]
-    verified = {model: scores_R_P_N[:, verified_P] for model, scores_R_P_N in scores.items()}
-    return Shared(about["title"], about["group"], verified, int((~verified_P).sum()))
+    found, first = {}, evaluations[0]
+    for name in wanted:
+        measured = {evaluation.name: evaluation.results[name] for evaluation in evaluations}
+        for model, other in measured.items():
+            if (other.ids, other.labels) != (measured[first.name].ids, measured[first.name].labels):
+                # Differences of models and of prompts could not be told apart.
+                raise UsageError(
+                    f"{name}: {first.name} and {model} have different prompts; evaluate both on the same data, "
+                    "or choose other benchmarks with --benchmarks"
+                )
+        verified_P = np.all([(~np.isnan(each.scores_R_P_N)).any(axis=(0, 2)) for each in measured.values()], axis=0)
+        if not verified_P.any():
+            raise UsageError(f"{name}: no prompt has a verified sample of every model; leave it out with --benchmarks")
+        about = first.settings["benchmarks"][name]
+        scores = {model: each.scores_R_P_N[:, verified_P] for model, each in measured.items()}
+        found[name] = Shared(about["title"], about["group"], scores, int((~verified_P).sum()))
+    return found
 
 
 def differences(benchmarks: Sequence[Shared], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -157,20 +155,20 @@ def as_text(tested: Sequence[dict[str, Any]], remarks: Sequence[str]) -> str:
     """Return a table for each pair of models, explanations, and the notes."""
     parts = []
     for pair in dict.fromkeys((row["model"], row["baseline"]) for row in tested):
-        rows = [_cells(row) for row in tested if (row["model"], row["baseline"]) == pair]
+        rows = [
+            (
+                row["benchmark"],
+                str(row["prompts"]),
+                *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
+                f"{100 * row['difference']:+.2f}",
+                f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
+                *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
+                str(row["better"]),
+                str(row["worse"]),
+            )
+            for row in tested
+            if (row["model"], row["baseline"]) == pair
+        ]
         header = ("", "prompts", *pair, "difference", "95 % interval", "p", "p (Holm)", "better", "worse")
         parts.append(f"{' - '.join(pair)}\n{table(header, rows)}")
     return "\n\n".join([*parts, "\n".join([_EXPLAINED, *(f"note: {shown(remark, width=None)}" for remark in remarks)])])
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["benchmark"],
-        str(row["prompts"]),
-        *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
-        f"{100 * row['difference']:+.2f}",
-        f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
-        *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
-        str(row["better"]),
-        str(row["worse"]),
-    )

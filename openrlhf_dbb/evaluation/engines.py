@@ -97,13 +97,22 @@ class Engines:
         import ray
 
         self._n = sampling.n
-        options: dict[str, Any] = {"num_gpus": arguments["tensor_parallel_size"]}
         if cpu.active():
-            threads = 1 if _is_small(arguments["model"]) else len(os.sched_getaffinity(0)) // len(seeds)
+            weights = sum(file.stat().st_size for file in Path(arguments["model"]).glob("*.safetensors"))
+            is_small = 0 < weights < 80_000_000  # bytes: 20 million parameters in float32
+            threads = 1 if is_small else len(os.sched_getaffinity(0)) // len(seeds)
             threads = int(os.environ.get("OMP_NUM_THREADS", max(threads, 1)))
-            options = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}}}
+            options: dict[str, Any] = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}}}
+            # As in training.
+            dtype = "bfloat16" if cpu.has_bf16() and not is_small else "float32"
+            arguments = cpu.engine_arguments(arguments | {"enforce_eager": True, "dtype": dtype})
+            del arguments["worker_extension_cls"]  # no new weights are sent during an evaluation
+        else:
+            gpus = arguments["tensor_parallel_size"]
+            options = {"num_gpus": gpus}
+            # Inside an actor, vLLM might otherwise start its ranks as further actors.
+            arguments = arguments | {"distributed_executor_backend": "mp" if gpus > 1 else "uni"}
         actor = ray.remote(num_cpus=1, **options)(EngineActor)
-        arguments = _for_this_machine(arguments)
         self._actors = [actor.remote(arguments | {"seed": seed}, sampling) for seed in seeds]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[list[Finished]]:
@@ -126,23 +135,6 @@ class Engines:
             yield finished
 
 
-def _for_this_machine(arguments: dict[str, Any]) -> dict[str, Any]:
-    if not cpu.active():
-        # Inside an actor, vLLM might otherwise start its ranks as further actors.
-        return arguments | {"distributed_executor_backend": "mp" if arguments["tensor_parallel_size"] > 1 else "uni"}
-    # As in training.
-    dtype = "bfloat16" if cpu.has_bf16() and not _is_small(arguments["model"]) else "float32"
-    arguments = cpu.engine_arguments(arguments | {"enforce_eager": True, "dtype": dtype})
-    del arguments["worker_extension_cls"]  # no new weights are sent during an evaluation
-    return arguments
-
-
-def _is_small(model: str) -> bool:
-    """Return whether a folder holds less than 80 MB of weights, 20 million parameters in float32."""
-    weights = list(Path(model).glob("*.safetensors"))
-    return bool(weights) and sum(file.stat().st_size for file in weights) < 80_000_000
-
-
 @contextmanager
 def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -> Iterator[int]:
     """Run Ray for the duration of the block; yield the number of engines, by default as many as the GPUs allow."""
@@ -151,22 +143,19 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
 
     environment = {"TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true")}
     environment |= (cpu if cpu.active() else cuda).worker_environment()
-    options: dict[str, Any] = {}
+    count, options = engines or 1, {}
     if not machine.ray_cluster():
-        options = {"include_dashboard": False} | ({"num_cpus": engines or 1, "num_gpus": 0} if cpu.active() else {})
-    runtime = {"env_vars": environment}
-    ray_start.init(runtime_env=runtime, log_to_driver=verbose, logging_level="warning", **options)
+        options = {"include_dashboard": False} | ({"num_cpus": count, "num_gpus": 0} if cpu.active() else {})
+    ray_start.init(runtime_env={"env_vars": environment}, log_to_driver=verbose, logging_level="warning", **options)
     try:
-        if cpu.active():
-            yield engines or 1
-        else:
+        if not cpu.active():
             gpus = int(ray.cluster_resources().get("GPU", 0))
-            engines = engines or max(1, gpus // tensor_parallel_size)
-            if gpus < engines * tensor_parallel_size:  # Ray would wait forever
+            count = engines or max(1, gpus // tensor_parallel_size)
+            if gpus < count * tensor_parallel_size:  # Ray would wait forever
                 raise UsageError(
-                    f"{engines} engines with --tensor_parallel_size {tensor_parallel_size} need more than the {gpus} "
+                    f"{count} engines with --tensor_parallel_size {tensor_parallel_size} need more than the {gpus} "
                     "GPUs that Ray has; lower --engines or --tensor_parallel_size"
                 )
-            yield engines
+        yield count
     finally:
         ray.shutdown()

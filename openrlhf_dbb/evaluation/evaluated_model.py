@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
@@ -52,20 +53,15 @@ def refuse_code(flag: str, name: str) -> None:
     """
     from transformers.utils import cached_file
 
-    def found(model: str, file: str) -> str | None:
-        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        return cast("str | None", cached_file(model, file, **quiet))
-
-    def values(path: str) -> Any:
-        return json.loads(Path(path).read_bytes())
-
-    adapter = found(name, ADAPTER)
-    for model in (name, values(adapter)["base_model_name_or_path"]) if adapter else (name,):
-        configurations = [path for file in _MAY_NAME_CODE if (path := found(model, file))]
-        named = [path for path in configurations if '"auto_map": ' in json.dumps(values(path))]  # at any depth
-        if code := next(iter(named), None) or found(model, "custom_generate/generate.py"):
+    quiet: Any = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    adapter = cached_file(name, ADAPTER, **quiet)
+    bases = [json.loads(Path(adapter).read_bytes())["base_model_name_or_path"]] if adapter else []
+    for model, file in itertools.product((name, *bases), (*_MAY_NAME_CODE, "custom_generate/generate.py")):
+        found = cached_file(model, file, **quiet)
+        # "auto_map" may stand at any depth.
+        if found and (file.endswith(".py") or '"auto_map": ' in json.dumps(json.loads(Path(found).read_bytes()))):
             raise UsageError(
-                f"{flag} {name} brings code along, named in {code}, which loading would run; read the code and give "
+                f"{flag} {name} brings code along, named in {found}, which loading would run; read the code and give "
                 "--trust_remote_code, or name another model"
             )
 

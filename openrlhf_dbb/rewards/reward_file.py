@@ -63,18 +63,14 @@ def checked(result: Any, source: str) -> Scored:
     return reward, reward if reward is None or score is None else score, result.get("extra_logs") or {}
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, *, inner: bool = False) -> float | None:
     """Return the number in a scalar, or in a list, array or tensor of one; None stays None, all else is math.nan."""
-    value = _plain(value)
-    if isinstance(value, (list, tuple)) and len(value) == 1:
-        value = _plain(value[0])
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, (list, tuple)) and len(value) == 1 and not inner:
+        return _number(value[0], inner=True)
     if value is None:
         return None
     return float(value) if isinstance(value, (int, float)) and abs(value) <= sys.float_info.max else math.nan
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _failure(error: BaseException, file: str) -> str:

@@ -136,12 +136,9 @@ def _exchange(process: subprocess.Popen[str], request: str, seconds: float) -> d
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    # The block closes the pipes and waits. The process may have ended, or may not have read a request.
+    with contextlib.suppress(ProcessLookupError, BrokenPipeError), process:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for pipe in filter(None, (process.stdin, process.stdout)):
-        with contextlib.suppress(BrokenPipeError):  # a request that the process has not read
-            pipe.close()
 
 
 # The functions below run in the verifier process.

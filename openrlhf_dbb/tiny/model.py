@@ -27,8 +27,6 @@ WARMUP_BATCH = 96  # rows
 WARMUP_RATE = 6e-3
 IGNORED = -100  # cross_entropy's label for "no loss here"
 
-_STAMP = "tiny.json"
-
 Row = dict[str, str]
 
 
@@ -82,7 +80,7 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
     if recipe != TINY:
         wanted["recipe"] = asdict(recipe)
-    made.make_once(folder, _STAMP, wanted, lambda building: _write_files(building, seed, recipe))
+    made.make_once(folder, "tiny.json", wanted, lambda building: _write_files(building, seed, recipe))
     return assets
 
 
@@ -175,28 +173,20 @@ def _warm_start(
         loss = cross_entropy(logits.flatten(0, 1), targets[batch].flatten(), ignore_index=IGNORED)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = _learning_rate(step, steps)
+        # It rises over 20 steps and then falls along half a cosine to a tenth.
+        fall = 0.55 + 0.45 * math.cos(math.pi * step / steps)
+        optimizer.param_groups[0]["lr"] = WARMUP_RATE * fall * min(1.0, (step + 1) / 20)
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
 
 
-def _learning_rate(step: int, steps: int) -> float:
-    """Return a rate that rises over 20 steps and then falls along half a cosine to a tenth."""
-    fall = 0.55 + 0.45 * math.cos(math.pi * step / steps)
-    return WARMUP_RATE * fall * min(1.0, (step + 1) / 20)
-
-
 def _encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids (R, T), padded on the right, and the ids to predict (R, T), IGNORED outside the answers."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    prompts = [tokenizer.encode(row["input"]) for row in rows]
-    answers = [tokenizer.encode(row["label"] + EOS) for row in rows]
-    length = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True)) - 1
-    inputs = torch.full((len(rows), length), tokenizer.pad_token_id)
-    targets = torch.full((len(rows), length), IGNORED)
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        inputs[i, : len(prompt) + len(answer) - 1] = torch.tensor((prompt + answer)[:-1])
-        targets[i, len(prompt) - 1 : len(prompt) + len(answer) - 1] = torch.tensor(answer)
-    return inputs, targets
+    pairs = [(tokenizer.encode(row["input"]), tokenizer.encode(row["label"] + EOS)) for row in rows]
+    inputs = [torch.tensor((prompt + answer)[:-1]) for prompt, answer in pairs]
+    targets = [torch.tensor([IGNORED] * (len(prompt) - 1) + answer) for prompt, answer in pairs]
+    return pad_sequence(inputs, True, tokenizer.pad_token_id), pad_sequence(targets, True, IGNORED)

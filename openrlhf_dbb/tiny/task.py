@@ -35,16 +35,13 @@ def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
     rows: dict[str, str] = {}
     while len(rows) < size:
         prompt, label = makers[len(rows) % len(makers)](draw)
-        if _is_usable(label) and hashlib.sha256(prompt.encode()).digest()[0] % 16 in SPLITS[split]:
+        # Math-Verify compares values, and 019 = 19. With a palindrome, copying the question "9-4" would be right.
+        is_usable = label[0] != "0" and label != label[::-1]
+        if is_usable and hashlib.sha256(prompt.encode()).digest()[0] % 16 in SPLITS[split]:
             rows[prompt] = label
     result = [{"input": prompt, "label": label} for prompt, label in rows.items()]
     draw.shuffle(result)
     return result
-
-
-def _is_usable(label: str) -> bool:
-    # Math-Verify compares values, and 019 = 19. With a palindrome, copying the question "9-4" would be right.
-    return label[0] != "0" and label != label[::-1]
 
 
 def _operand(draw: random.Random) -> int:

@@ -50,15 +50,10 @@ class Benchmark:
 
 def find_all(text: str) -> list[Benchmark]:
     """Return the benchmarks of a list such as ``aime24,mine=data.jsonl``, as :func:`find` does."""
-    entries: dict[str, Benchmark] = {}
-    for part in filter(None, text.split(",")):
-        entry = find(part)
-        if entry.name in entries:
-            raise UsageError(f"{entry.name} is named twice; name it once")
-        entries[entry.name] = entry
-    if not entries:
-        raise UsageError(f"no benchmark is named; available: {', '.join(NAMES)}; or NAME=FILE")
-    return list(entries.values())
+    entries = [find(part) for part in text.split(",") if part]
+    if not entries or len({entry.name for entry in entries}) < len(entries):
+        raise UsageError(f"{text!r}: name one benchmark or more, none twice: {', '.join(NAMES)}; or NAME=FILE")
+    return entries
 
 
 def find(text: str) -> Benchmark:

@@ -37,10 +37,6 @@ def _math_or_text(response: str, label: str) -> Verdict:
         return Verdict(float(normal(answer or "") == normal(label)), _vote(answer, response))
 
 
-def _task(response: str, label: str) -> Verdict:
-    return Verdict(reasoning_gym.score(response, label), None)
-
-
 def _vote(answer: str | None, response: str) -> str | None:
     # A box that states no value still votes for its text.
     return normal(answer or last_box(response) or "") or None
@@ -51,7 +47,7 @@ VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
     "math_or_text": _math_or_text,
     "choice": choices.verify,
     "exact": exact.verify,
-    "reasoning_gym": _task,
+    "reasoning_gym": lambda response, label: Verdict(reasoning_gym.score(response, label), None),
 }
 """By name, thread-safe functions of a response without special tokens and a label as ``normal_label`` gives it.
 "math" raises ValueError if Math-Verify cannot read the label."""

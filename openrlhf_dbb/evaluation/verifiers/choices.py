@@ -27,25 +27,21 @@ _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$",
 
 
 def verify(response: str, label: str, letters: str = LETTERS) -> Verdict:
-    """Return whether the response settles on the label's letter."""
-    answer = letter(response, letters)
-    return Verdict(float(answer == label), answer)
-
-
-def letter(response: str, letters: str = LETTERS) -> str | None:
-    """Return the letter that a response settles on; None if there is none, or several.
+    """Return whether the response settles on the label's letter; its answer is None if it names none, or several.
 
     Example:
-        >>> letter("It is not (A). The answer is B."), letter("A dog barks."), letter("(A) or (B)")
-        ('B', None, None)
+        >>> [verify(text, "B").answer for text in ("It is not (A). The answer is B.", "A dog barks.", "(A) or (B)")]
+        ['B', None, None]
     """
     text = plain(response)
     said = [settled for statement in stated(text) if (settled := _settled(statement, letters)) is not None]
     if said:
-        return said[-1] or None
-    line = last_line(text)
-    found = _LONE.fullmatch(line) or _AT_THE_END.search(line)
-    return found[1].upper() if found and found[1].upper() in letters else None
+        answer = said[-1] or None
+    else:
+        line = last_line(text)
+        found = _LONE.fullmatch(line) or _AT_THE_END.search(line)
+        answer = found[1].upper() if found and found[1].upper() in letters else None
+    return Verdict(float(answer == label), answer)
 
 
 def _settled(said: Said, letters: str) -> str | None:

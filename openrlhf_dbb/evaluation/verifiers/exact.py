@@ -34,24 +34,18 @@ def verify(response: str, label: str) -> Verdict:
     option = _OPTION.fullmatch(label)
     if option:
         return choices.verify(response, option[1], LETTERS)
-    read = _reader(label)
-    answer = read(response)
-    return Verdict(float(answer is not None and answer == read(label)), answer)
+    answer = _read(response, label)
+    return Verdict(float(answer is not None and answer == _read(label, label)), answer)
 
 
-def _reader(label: str) -> Callable[[str], str | None]:
-    """Return the function that finds an answer of the label's form in a text; it also reads the label itself."""
+def _read(text: str, label: str) -> str | None:
+    """Return the last answer of the label's form in a text, which may be the label itself."""
+    if _PARENTHESES.fullmatch(label):
+        return _parentheses(text)
+    read: Callable[[Said], str | None] = _words if number(label) is None else _number
     for pair in PAIRS:
         if label.lower() in pair:
-            return functools.partial(_last, read=functools.partial(_word, pair=pair))
-    if number(label) is not None:
-        return functools.partial(_last, read=_number)
-    if _PARENTHESES.fullmatch(label):
-        return _parentheses
-    return functools.partial(_last, read=_words)
-
-
-def _last(text: str, read: Callable[[Said], str | None]) -> str | None:
+            read = functools.partial(_word, pair=pair)
     text = plain(text.replace(MINUS, "-"))
     places = list(reversed(stated(text))) or [Said(last_line(text), boxed=True)]
     return next((answer for said in places if (answer := read(said)) is not None), None)
