@@ -20,9 +20,7 @@ from openrlhf_dbb.estimators.text_features import text_features
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.options import chosen
 from openrlhf_dbb.storage import RunRecord, open_store
-from openrlhf_dbb.storage.read import ProbeLog, StepLog, prompt_texts, read_log, read_probes
-
-Integers = NDArray[np.int64]
+from openrlhf_dbb.storage.read import Integers, ProbeLog, StepLog, prompt_texts, read_log, read_probes
 
 _WHOLE = 2**31 - 1  # characters of a prompt
 

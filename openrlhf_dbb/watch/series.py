@@ -43,7 +43,10 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
         "curves": by name, (K,) each; "width", of a point; "first", "last", steps of the run; "held_out", "totals".
     """
     (extent,) = store.query(_EXTENT, run=run.run_id)
-    width = _width(extent.first, extent.last, points)
+    # Powers of two: when a run grows, two old points merge into one, and no other point moves.
+    width = 1
+    while (extent.last - 1) // width - (extent.first - 1) // width + 1 > points:
+        width *= 2
     curves = _curves(store, run, extent.last, width)
     measured = held_out(store, run)
     return {
@@ -54,15 +57,6 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
         "held_out": measured and {name: getattr(measured, name) for name in ("step", "accuracy", "prompts", "samples")},
         "totals": _totals(store, run),
     }
-
-
-def _width(first: int, last: int, points: int) -> int:
-    """Return the smallest power of two such that at most ``points`` points cover the steps."""
-    # Powers of two: when a run grows, two old points merge into one, and no other point moves.
-    width = 1
-    while (last - 1) // width - (first - 1) // width + 1 > points:
-        width *= 2
-    return width
 
 
 def _curves(store: PosteriorStore, run: RunRecord, last: int, width: int) -> dict[str, Floats]:

@@ -17,9 +17,7 @@ from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.read import current_means
-
-Whole = NDArray[np.int64]
+from openrlhf_dbb.storage.read import Integers, current_means
 
 STATES = ("mastered", "learning", "forgotten", "unsolved", "no visits")
 MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
@@ -48,11 +46,11 @@ class Visits:
     """
 
     last: int
-    prompt_id: Whole
-    visits: Whole
+    prompt_id: Integers
+    visits: Integers
     first: Floats
     mean: Floats
-    state: Whole
+    state: Integers
     epochs: dict[str, list[Any]]
     unit: bool
 
@@ -65,7 +63,7 @@ def read_visits(store: PosteriorStore, run: RunRecord) -> Visits:
     return summed(*current_means(store, run), visits)
 
 
-def summed(prompt_id: Whole, mean_now: Floats, visits: Floats) -> Visits:
+def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
     """Return the states of prompts, from their visits.
 
     Args:
@@ -108,7 +106,7 @@ def summed(prompt_id: Whole, mean_now: Floats, visits: Floats) -> Visits:
     )
 
 
-def states(mean: Floats, successes: Floats) -> Whole:
+def states(mean: Floats, successes: Floats) -> Integers:
     """Return the state of a prompt after each visit, as index into ``STATES``, from the mean after it and its rewards.
 
     All are (V,); ``successes`` are sums of rewards.
@@ -116,7 +114,7 @@ def states(mean: Floats, successes: Floats) -> Whole:
     return _state(mean, np.maximum.accumulate(mean), np.logical_or.accumulate(successes > 0))
 
 
-def _state(mean: Floats, peak: Floats, solved: NDArray[np.bool_]) -> Whole:
+def _state(mean: Floats, peak: Floats, solved: NDArray[np.bool_]) -> Integers:
     """Return states from the mean, the highest mean so far, and whether any reward was above 0 so far."""
     state = np.where(mean >= THRESHOLDS["mastered"], MASTERED, LEARNING)
     state[peak - mean >= THRESHOLDS["forgotten"]] = FORGOTTEN
@@ -124,7 +122,7 @@ def _state(mean: Floats, peak: Floats, solved: NDArray[np.bool_]) -> Whole:
     return state
 
 
-def _by_epoch(row_V: Whole) -> list[Whole]:
+def _by_epoch(row_V: Integers) -> list[Integers]:
     """Return the places of all first visits, of all second visits, ..."""
     if not len(row_V):
         return []
