@@ -17,7 +17,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.drift import PolicyDrift, padded
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
-from openrlhf_dbb.actors.replays import Chosen, Replays
+from openrlhf_dbb.actors.replays import Chosen, Replays, remember
 from openrlhf_dbb.actors.rollout_batch import INCLUSION, VERSION, WEIGHT, RolloutBatch, one_update
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -103,16 +103,26 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
                 experience.info.pop(name, None)
             if self.args.rollout.n_samples_per_prompt > 1:  # as upstream
                 experience.info["group_reward_std"] = group_std
-            self._finish(experience, advantage)
+            # Spread over the response tokens (KL penalty included), as OpenRLHF does for GRPO.
+            mask = experience.action_mask
+            reward: Any = compute_reward(advantage, self.kl_ctl.value, experience.kl, action_mask=mask)
+            experience.returns = self.get_cumulative_returns(reward, mask, 1.0)
+            experience.advantages = experience.returns.clone()
+            experience.kl = None
+            experience.info["return"] = reward.sum(dim=-1)
         if FORMS.get(self.advantage_estimator).whitened:
             verified = torch.from_numpy(~np.isnan(rewards[:trained])).split(sizes)
             whiten(experiences, verified, divide=not self.args.algo.advantage.no_std_norm)
-        if self.drift is not None:
-            self.drift.remember(experiences)
+        for owner in filter(None, (self.drift, self.replays)):
+            remember(owner.cache, self.posteriors.prompt_ids, experiences)
         if self.replays is not None:
             rows = self.replays.rows(replayed, experiences[0])
-            self._send(rows)
-            self.replays.remember(experiences)
+            if rows:
+                # To the actor's ranks, beside the batch that OpenRLHF gives them.
+                group = self.actor_model_group
+                ranks = len(group._actor_handlers) // group.duplicate_actors
+                shares = [rows[rank::ranks] for rank in range(ranks)]
+                ray.get(group.async_run_method_batch(method_name="append_replays", experience=shares))
             batch.metrics.update(self.replays.metrics(len(rows), experiences))
         return experiences
 
@@ -188,23 +198,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             log_probs=torch.cat([_log_prob_sums(experience) for experience in experiences]).numpy(),
             keep=None if keep == ALL else keep,
         )
-
-    def _finish(self, experience: Experience, advantage: torch.Tensor) -> None:
-        """Spread the advantages over the response tokens (KL penalty included), as OpenRLHF does for GRPO."""
-        reward: Any = compute_reward(advantage, self.kl_ctl.value, experience.kl, action_mask=experience.action_mask)
-        experience.returns = self.get_cumulative_returns(reward, experience.action_mask, 1.0)
-        experience.advantages = experience.returns.clone()
-        experience.kl = None
-        experience.info["return"] = reward.sum(dim=-1)
-
-    def _send(self, rows: list[Experience]) -> None:
-        """Hand replayed rows to the actor's ranks, beside the batch that OpenRLHF gives them."""
-        if not rows:
-            return
-        group = self.actor_model_group
-        ranks = len(group._actor_handlers) // group.duplicate_actors
-        shares = [rows[rank::ranks] for rank in range(ranks)]
-        ray.get(group.async_run_method_batch(method_name="append_replays", experience=shares))
 
 
 def log_prob_difference(experiences: Sequence[Experience]) -> float:

@@ -80,6 +80,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         self._held_out, self._benchmarks = self.eval_dataloader, benchmarks
         self.eval_dataloader = self._held_out or self._benchmarks  # upstream asks only whether there is any data
+        self._evaluates = bool(self.eval_dataloader) and self.args.eval.steps != float("inf")
         self._checkpoint, self._folder = checkpoint, Path(self.args.ckpt.path)
         self._best = BestModel(self._folder, run_uuid)
         data = self.prompts_dataloader.dataset
@@ -250,10 +251,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         verified = [r.rewards.item() for r in rollout_samples.trained if r.scores is not None and not r.scores.isnan()]
         if verified:  # upstream's mean counts a missing reward as 0
             status["rollout/reward_mean"] = sum(verified) / len(verified)
-        self._note_progress(step, rollout_samples, status)
-        return status, step
-
-    def _note_progress(self, step: int, batch: RolloutBatch, status: Mapping[str, Any]) -> None:
         progress = self.progress
         if not progress.outcomes:  # later steps of an async training differ by their lag
             progress.difference = status.get(DIFFERENCE, 0.0)
@@ -261,9 +258,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         progress.zero_variance = status.get("estimator/zero_variance")
         if self._budget is not None:  # steps that discard rollouts are fewer
             progress.total = max(step, self._budget * step // self.samples_generator.generated)
-        progress.outcomes.append(_outcome(batch.all))
+        progress.outcomes.append(_outcome(rollout_samples.all))
         progress.ends.append(time.monotonic())
         progress.enter(GENERATING, self._a_step)
+        return status, step
 
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
         """Run upstream's optimizer steps."""
@@ -309,7 +307,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
                 wandb.log({"train/rollouts": table, "train/global_step": global_step})
         if saves:
-            self._complete(tag, global_step)
+            if not self.args.ckpt.disable_ds:
+                # The checkpoint counts as whole only once the store is durable up to it.
+                listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
+                self._posteriors.checkpoint(global_step, tag)
+                checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
+                self._best.settle(global_step)
+            checkpoints.delete_stale(self._folder)
             self.progress.enter(phase, self._a_step)
 
     def _cache_files(self, step: int) -> list[tuple[Replays | PolicyDrift, Path]]:
@@ -317,15 +321,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         maker = self.experience_maker
         owners = zip(checkpoints.CACHES, (maker.replays, maker.drift), strict=True)
         return [(owner, checkpoints.cache_file(self._folder, name, step)) for name, owner in owners if owner]
-
-    def _complete(self, tag: str, step: int) -> None:
-        """Make the store durable up to a checkpoint that has been saved, and only then let it count as whole."""
-        if not self.args.ckpt.disable_ds:
-            listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
-            self._posteriors.checkpoint(step, tag)
-            checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
-            self._best.settle(step)
-        checkpoints.delete_stale(self._folder)
 
     def save_best_checkpoint(self, *args: Any) -> None:
         """Skip upstream's second checkpoint: :meth:`evaluate` has already saved the best model."""
@@ -400,10 +395,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             folder = str(self._best.begin())
             listings = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
             self._best.finish(best, listings)
-
-    @property
-    def _evaluates(self) -> bool:
-        return bool(self.eval_dataloader) and self.args.eval.steps != float("inf")
 
 
 class _Loader:
