@@ -113,9 +113,10 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         if FORMS.get(self.advantage_estimator).whitened:
             verified = torch.from_numpy(~np.isnan(rewards[:trained])).split(sizes)
             whiten(experiences, verified, divide=not self.args.algo.advantage.no_std_norm)
-        for owner in filter(None, (self.drift, self.replays)):
-            remember(owner.cache, self.posteriors.prompt_ids, experiences)
+        if self.drift is not None:
+            remember(self.drift.cache, self.posteriors.prompt_ids, experiences)
         if self.replays is not None:
+            remember(self.replays.cache, self.posteriors.prompt_ids, experiences)
             rows = self.replays.rows(replayed, experiences[0])
             if rows:
                 # To the actor's ranks, beside the batch that OpenRLHF gives them.
@@ -131,8 +132,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         experiences = [*trained, *batch.filtered]
         for experience in experiences:  # integers would cut the penalties
             experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
-        # Before the penalties, which change rewards: without a score the reward is the score.
-        scores = torch.cat([_scores(experience) for experience in experiences])
+        # Before the penalties, which change rewards: without a score (NaN: missing) the reward is the score.
+        scores = torch.cat([(e.rewards if e.scores is None else e.scores).double() for e in experiences])
         apply_length_penalties(experiences, self.args)
         rewards = torch.cat([experience.rewards for experience in experiences]).double()
         rewards_R = rewards.masked_fill(scores.isnan(), torch.nan).numpy()
@@ -259,9 +260,3 @@ def _of_info(experiences: list[Experience], name: str) -> Floats | None:
 
 def _prompts(experiences: list[Experience]) -> list[Key]:
     return [(p, str(a)) for e in experiences for p, a in zip(e.prompts, e.labels, strict=True)]
-
-
-def _scores(experience: Experience) -> torch.Tensor:
-    """Return the verifier's score of each rollout (B,), NaN where missing; without a score, the raw reward."""
-    scores = experience.scores if experience.scores is not None else experience.rewards
-    return scores.double().clone()

@@ -200,21 +200,17 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
         if self._evaluates:
-            self._evaluate_at_start(step)
+            measured = held_out(self._posteriors.store, self._run.record)
+            if measured is not None:
+                self.progress.accuracy = dict(zip(measured.step.tolist(), measured.accuracy.tolist(), strict=True))
+            # Before training, or to make up for the evaluation that should have followed the checkpoint.
+            if step not in self.progress.accuracy and step % self.args.eval.steps == 0:
+                if step:
+                    self.broadcast_to_vllm()
+                self.evaluate(step)
         self.progress.enter(GENERATING, self._a_step)
         self.progress.ends.append(time.monotonic())
         return states
-
-    def _evaluate_at_start(self, step: int) -> None:
-        """Evaluate before training, or make up for the evaluation that should have followed the checkpoint."""
-        measured = held_out(self._posteriors.store, self._run.record)
-        if measured is not None:
-            self.progress.accuracy = dict(zip(measured.step.tolist(), measured.accuracy.tolist(), strict=True))
-        if step in self.progress.accuracy or step % self.args.eval.steps:
-            return
-        if step:
-            self.broadcast_to_vllm()
-        self.evaluate(step)
 
     def _loaded_states(self) -> dict[str, Any]:
         if self._checkpoint is None:

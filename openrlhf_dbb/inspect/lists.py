@@ -21,31 +21,24 @@ def add_commands(add: Any) -> None:
 
 
 def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    runs, numbers = [], []
+    found = []
     for run in store.runs()[::-1]:
         try:
-            numbers.append(overview(store, run))
-            runs.append(run)
+            found.append((run, overview(store, run)))
         except BadRow as error:
             store.report(error)
     if arguments.json:
-        print(json_text(numbers))
-    elif not runs:
+        print(json_text([numbers for _, numbers in found]))
+    elif not found:
         print(f"no runs in {shown(store.location, width=None)}")
     else:
-        rows = [_row(run, values) for run, values in zip(runs, numbers, strict=True)]
-        print_table(_RUNS, rows, cut=("name", "method"))
+        print_table(_RUNS, [_row(run, numbers) for run, numbers in found], cut=("name", "method"))
 
 
 def _row(run: RunRecord, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
-    accuracy = _from_start_to_last(numbers["held_out"])
+    accuracy, measured = None, numbers["held_out"]
+    if measured is not None:  # such as "39.6 -> 42.8 %"
+        start = "" if measured["start_step"] == measured["last_step"] else f"{100 * measured['start']:.1f} -> "
+        accuracy = Styled(f"{start}{100 * measured['last']:.1f} %", "bold")
     row = (run.run_id, run.name, status(run), accuracy, run.last_step, method(run), numbers["rollouts"])
     return (*row, age(run.created_at))
-
-
-def _from_start_to_last(held_out: Mapping[str, Any] | None) -> Styled | None:
-    """Return held-out accuracy such as "39.6 -> 42.8 %"."""
-    if held_out is None:
-        return None
-    start = "" if held_out["start_step"] == held_out["last_step"] else f"{100 * held_out['start']:.1f} -> "
-    return Styled(f"{start}{100 * held_out['last']:.1f} %", "bold")
