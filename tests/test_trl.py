@@ -298,14 +298,6 @@ def test_the_named_verifier_is_what_the_estimator_sees(model, tmp_path):
     assert successes == [sum(rewards) for _, rewards, _ in reward.calls]
 
 
-def test_no_secret_is_stored(model, tmp_path):
-    made = trainer(
-        model, tmp_path, hub_token="hf_secret", model_init_kwargs={"token": "hf_secret"}, vllm_server_base_url="http://h"
-    )  # fmt: skip
-    assert made.posteriors.run.record.config["learning_rate"] == 1e-3
-    assert "hf_secret" not in json.dumps(made.posteriors.run.record.config)
-
-
 class StopAt(TrainerCallback):
     """Ends the training early."""
 

@@ -95,24 +95,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress = Progress(total=planned // self._a_step)
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
-        self._ahead: GenerationAhead | None = None
-        self.samples_generator = self._generator(strategy)
-        self.experience_maker = PosteriorExperienceMaker(
-            self.actor_model_group,
-            self.critic_model_group,
-            self.reward_model_group,
-            self.reference_model_group,
-            self.kl_ctl,
-            strategy,
-            self.tokenizer,
-            posteriors=self._posteriors,
-            progress=self.progress,
-            replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
-            drift=PolicyDrift(self._posteriors.prompt_ids) if self._posteriors.estimator.reads_drift else None,
-        )
-
-    def _generator(self, strategy: Any) -> RolloutGenerator | GenerationAhead:
-        """Return the generator of rollout batches, and put the data loader into its hands."""
         rollouts, loader = strategies.of(self.args), self.prompts_dataloader
         sampler = rollouts.sampler(strategies.facts(self.args))
         if rollouts.draws:
@@ -129,10 +111,21 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             max_rollouts=self._budget,
             version=self._posteriors.step if self.args.train.async_enable else None,
         )
-        if generator.version is None:
-            return generator
-        self._ahead = GenerationAhead(generator, self.args)
-        return self._ahead
+        self._ahead = GenerationAhead(generator, self.args) if self.args.train.async_enable else None
+        self.samples_generator = self._ahead or generator
+        self.experience_maker = PosteriorExperienceMaker(
+            self.actor_model_group,
+            self.critic_model_group,
+            self.reward_model_group,
+            self.reference_model_group,
+            self.kl_ctl,
+            strategy,
+            self.tokenizer,
+            posteriors=self._posteriors,
+            progress=self.progress,
+            replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
+            drift=PolicyDrift(self._posteriors.prompt_ids) if self._posteriors.estimator.reads_drift else None,
+        )
 
     def warnings(self) -> dict[str, str]:
         """Return what is wrong with the training so far, by kind; may be called while :meth:`fit` runs."""
@@ -185,7 +178,16 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Return the states of the checkpoint that all ranks have loaded, and take everything back to its step."""
-        states = self._loaded_states()
+        states: dict[str, Any] = {"episode": 0, "global_step": 0, "total_consumed_prompts": 0}
+        states["data_loader_state_dict"] = {}
+        if self._checkpoint is not None:
+            everywhere = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))
+            loaded = [
+                (each.get(checkpoints.LOADED), each.get("global_step"), each.get(MARK, {}).get("run"))
+                for each in everywhere
+            ]
+            checkpoints.check_loaded(self._folder, self._checkpoint, self._run.record.uuid, loaded)
+            states = dict(everywhere[0])
         step, mark = states["global_step"], states.get(MARK)
         self._posteriors.roll_back(step)
         checkpoints.delete_after(self._folder, self._run.record.uuid, step)
@@ -211,17 +213,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.enter(GENERATING, self._a_step)
         self.progress.ends.append(time.monotonic())
         return states
-
-    def _loaded_states(self) -> dict[str, Any]:
-        if self._checkpoint is None:
-            return {"episode": 0, "global_step": 0, "total_consumed_prompts": 0, "data_loader_state_dict": {}}
-        everywhere = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))
-        loaded = [
-            (states.get(checkpoints.LOADED), states.get("global_step"), states.get(MARK, {}).get("run"))
-            for states in everywhere
-        ]
-        checkpoints.check_loaded(self._folder, self._checkpoint, self._run.record.uuid, loaded)
-        return dict(everywhere[0])
 
     def train_step(self, rollout_samples: RolloutBatch, global_step: int) -> tuple[dict[str, Any], int]:
         """Train on one rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.

@@ -47,7 +47,11 @@ def _command(arguments: argparse.Namespace) -> None:
         print(json_text(found))
         return
     print("\n".join(introduction(run, own)))
-    print(f"\n{_table(ranking, outcomes)}\n{len(outcomes)} candidates; --json prints them all\n")
+    shown = [ranking.candidates[at] for at in ranking.best_of_each()]
+    shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]  # those that cannot be ranked
+    rows = [(outcome.label, *_measures(outcome).values()) for outcome in shown]
+    print(f"\n{table(('best of each', *_measures(shown[0])), rows)}")
+    print(f"{len(outcomes)} candidates; --json prints them all\n")
     print("\n".join(advice))
 
 
@@ -110,13 +114,6 @@ def _second(ranking: Ranking) -> list[str]:
     relative = "" if ranking.criterion == "likelihood" else f" or {excess / ranking.mean_C[best]:.1%}"
     lines = [f"second: {second}; worse by {excess:.2g}{relative} (95 %: {low:.2g} to {high:.2g})"]
     return lines + ([f"this log cannot tell {name} from {second}: there may be no difference"] if low <= 0 else [])
-
-
-def _table(ranking: Ranking, outcomes: Sequence[Outcome]) -> str:
-    """Return a table of the best candidate of each estimator, then of the candidates that cannot be ranked."""
-    shown = [ranking.candidates[at] for at in ranking.best_of_each()]
-    shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]
-    return table(("best of each", *_measures(shown[0])), [(o.label, *_measures(o).values()) for o in shown])
 
 
 def _measures(outcome: Outcome) -> dict[str, Any]:
