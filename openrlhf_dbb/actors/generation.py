@@ -110,23 +110,19 @@ class RolloutGenerator(SamplesGenerator):
                     drawn = self._draw(int(min(wanted, self._groups_left())))
                     consumed += self._round(drawn, log_probs=log_probs, **generate_kwargs) if drawn else 0
         self.sampler.end_step()
-        batch = self._take_batch(size)
+        batch, self._batch = self._batch, RolloutBatch()
+        taken, left = self._kept[:size], self._kept[size:]
+        batch.trained = [rollout for group in taken for rollout in group.rollouts]
+        # Surplus groups wait if more is generated at a time, else they are set aside.
+        self._kept = left if self._at_a_time > size else []
+        if not self._kept:
+            batch.set_aside(left)
         if not log_probs:
             for rollout in batch.trained:  # some may have waited since the first batch
                 rollout.rollout_log_probs = None
         self._compares = False
         over = self._prompts_iter is None and len(self._kept) < size
         return batch, 100 * len(batch) / len(batch.all), consumed, over
-
-    def _take_batch(self, size: int) -> RolloutBatch:
-        """Return the filled batch. Surplus groups wait if more is generated at a time, else they are set aside."""
-        batch, self._batch = self._batch, RolloutBatch()
-        taken, left = self._kept[:size], self._kept[size:]
-        batch.trained = [rollout for group in taken for rollout in group.rollouts]
-        self._kept = left if self._at_a_time > size else []
-        if not self._kept:
-            batch.set_aside(left)
-        return batch
 
     def _draw(self, count: int) -> list[Group]:
         """Return groups of the next ``count`` prompts that are not skipped; fewer at the end of the pass."""

@@ -80,7 +80,10 @@ def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
     names = ("epoch", "prompts", "success_rate", "mean", "states", "histogram")
     epochs: dict[str, list[Any]] = {name: [] for name in names}
     # One epoch after the other: in each of them a prompt has one visit at most, so whole columns can be updated.
-    for epoch, visit in enumerate(_by_epoch(row_V), start=1):
+    epoch_V = earlier_visits(row_V)
+    ends = np.cumsum(np.bincount(epoch_V))
+    by_epoch = np.split(np.argsort(epoch_V, kind="stable"), ends[:-1]) if len(visits) else []
+    for epoch, visit in enumerate(by_epoch, start=1):
         row, now = row_V[visit], mean_V[visit]
         if epoch == 1:
             first[row] = now
@@ -120,11 +123,3 @@ def _state(mean: Floats, peak: Floats, solved: NDArray[np.bool_]) -> Integers:
     state[peak - mean >= THRESHOLDS["forgotten"]] = FORGOTTEN
     state[~solved & (mean <= THRESHOLDS["unsolved"])] = UNSOLVED
     return state
-
-
-def _by_epoch(row_V: Integers) -> list[Integers]:
-    """Return the places of all first visits, of all second visits, ..."""
-    if not len(row_V):
-        return []
-    epoch_V = earlier_visits(row_V)
-    return np.split(np.argsort(epoch_V, kind="stable"), np.cumsum(np.bincount(epoch_V))[:-1])
