@@ -44,22 +44,22 @@ def add_commands(add: Any) -> None:
 
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
+    hardest, easiest = (extremes(store, run, hardest=hardest, limit=_PROMPTS) for hardest in (True, False))
     if arguments.json:
         numbers = overview(store, run) | {
             "progress": progress(store, run),
             "reward": without_passwords(run.reward),
             "began_from": without_secrets(run.parent),
             "database": store.location,
-            "hardest": extremes(store, run, hardest=True, limit=_PROMPTS),
-            "easiest": extremes(store, run, hardest=False, limit=_PROMPTS),
+            "hardest": hardest,
+            "easiest": easiest,
             "configuration": without_secrets(run.config),
         }
         print(json_text(numbers))
     else:
         print_facts(facts(store, run).items())
-        listed = [extremes(store, run, hardest=hardest, limit=_PROMPTS) for hardest in (True, False)]
-        start, end = template_of(list({row["prompt"] for rows in listed for row in rows}))
-        for title, rows in zip(("hardest prompts", "easiest prompts"), listed, strict=True):
+        start, end = template_of(list({row["prompt"] for row in (*hardest, *easiest)}))
+        for title, rows in (("hardest prompts", hardest), ("easiest prompts", easiest)):
             if rows:
                 print_title(title)
                 names = ("prompt_id", "mean", "variance", "visits")

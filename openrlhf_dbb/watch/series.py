@@ -48,14 +48,22 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
     while (extent.last - 1) // width - (extent.first - 1) // width + 1 > points:
         width *= 2
     curves = _curves(store, run, extent.last, width)
-    measured = held_out(store, run)
+    measured, totals = held_out(store, run), usage_totals(store, run)
+    if totals["generated"] is not None:
+        mixed = totals["mixed_groups"]
+        totals |= {
+            "zero_variance_groups": None if mixed is None else totals["groups"] - mixed,
+            "given_groups": None if mixed is None else totals["rescued"] * totals["groups"] / totals["generated"],
+            "unused_rollouts": unused_rollouts(store, run),
+            "parts": _parts(totals),
+        }
     return {
         "width": width,
         "first": extent.first,
         "last": extent.last,
         "curves": curves,
         "held_out": measured and {name: getattr(measured, name) for name in ("step", "accuracy", "prompts", "samples")},
-        "totals": _totals(store, run),
+        "totals": None if totals["generated"] is None else totals,  # None if no step was counted
     }
 
 
@@ -121,17 +129,3 @@ def _metric_means(store: PosteriorStore, run: RunRecord, last: int, points: Floa
         with np.errstate(invalid="ignore"):
             means[_METRIC + shown(name, width=None)] = sums / np.bincount(row_T[known], minlength=len(points))
     return means
-
-
-def _totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | None:
-    """Return the totals of the run's rollouts and groups; None if no step was counted."""
-    sums = usage_totals(store, run)
-    if sums["generated"] is None:
-        return None
-    mixed = sums["mixed_groups"]
-    return sums | {
-        "zero_variance_groups": None if mixed is None else sums["groups"] - mixed,
-        "given_groups": None if mixed is None else sums["rescued"] * sums["groups"] / sums["generated"],
-        "unused_rollouts": unused_rollouts(store, run),
-        "parts": _parts(sums),
-    }
