@@ -143,6 +143,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self._samples: dict[Key, list[tuple[float, int, bool]]] = {}
         self._evaluated: tuple[int, dict[str, storage.EvaluationRows]] = -1, {}  # step, and results by benchmark
         self._scored: tuple[torch.Tensor, list[Any]] | None = None
+        self._model_name = str(self.model.config._name_or_path)
         name = run_name or self.args.run_name or Path(self.args.output_dir).name
 
         def begin() -> str:
@@ -254,10 +255,6 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         assert self.posteriors is not None, "only the first process has them"
         return self.posteriors
 
-    @property
-    def _model_name(self) -> str:
-        return str(self.model.config._name_or_path)
-
     def _on_first(self, work: Callable[[], Any]) -> Any:
         """Run ``work`` on the first process and return its result on all; if it fails there, all fail."""
         result, error = None, None
@@ -318,7 +315,16 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             )
         folder, step = None, 0
         if resume_from_checkpoint is True:
-            folder, step = _newest_whole(self.args.output_dir, self._run)
+            output = Path(self.args.output_dir)
+            found = output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+            for newest in sorted(found, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
+                try:
+                    step, folder = _step_of(newest, self._run), str(newest)
+                    break
+                except ValueError as error:
+                    _log.warning("passed over: %s", error)
+            else:
+                shared.check_start_over(self._run, output)
         elif resume_from_checkpoint:
             folder = str(resume_from_checkpoint)
             step = _step_of(Path(folder), self._run)
@@ -441,18 +447,6 @@ def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], we
     if not weights[index] > 0:
         raise ValueError(f"the weight of verifier {names[index]!r} is {weights[index]:g}; it must be above 0")
     return index
-
-
-def _newest_whole(output_dir: str, posteriors: Posteriors) -> tuple[str | None, int]:
-    """Return the run's newest whole checkpoint and its step of the run; (None, 0) if there is none yet."""
-    folders = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    for folder in sorted(folders, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
-        try:
-            return str(folder), _step_of(folder, posteriors)
-        except ValueError as error:
-            _log.warning("passed over: %s", error)
-    shared.check_start_over(posteriors, Path(output_dir))
-    return None, 0
 
 
 def _step_of(folder: Path, posteriors: Posteriors) -> int:
