@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from typing import Any
 
 from openrlhf_dbb.inspect.overview import age, method, overview, status
 from openrlhf_dbb.options import add_json
-from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage import PosteriorStore
 from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import Styled, json_text, print_table, shown
 
@@ -32,13 +31,12 @@ def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     elif not found:
         print(f"no runs in {shown(store.location, width=None)}")
     else:
-        print_table(_RUNS, [_row(run, numbers) for run, numbers in found], cut=("name", "method"))
-
-
-def _row(run: RunRecord, numbers: Mapping[str, Any]) -> tuple[Any, ...]:
-    accuracy, measured = None, numbers["held_out"]
-    if measured is not None:  # such as "39.6 -> 42.8 %"
-        start = "" if measured["start_step"] == measured["last_step"] else f"{100 * measured['start']:.1f} -> "
-        accuracy = Styled(f"{start}{100 * measured['last']:.1f} %", "bold")
-    row = (run.run_id, run.name, status(run), accuracy, run.last_step, method(run), numbers["rollouts"])
-    return (*row, age(run.created_at))
+        rows = []
+        for run, numbers in found:
+            accuracy, measured = None, numbers["held_out"]
+            if measured is not None:  # such as "39.6 -> 42.8 %"
+                start = "" if measured["start_step"] == measured["last_step"] else f"{100 * measured['start']:.1f} -> "
+                accuracy = Styled(f"{start}{100 * measured['last']:.1f} %", "bold")
+            named = (run.run_id, run.name, status(run), accuracy, run.last_step, method(run))
+            rows.append((*named, numbers["rollouts"], age(run.created_at)))
+        print_table(_RUNS, rows, cut=("name", "method"))

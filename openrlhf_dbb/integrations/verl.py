@@ -108,7 +108,16 @@ class Batch:
     @classmethod
     def read(cls, batch: KVBatchMeta) -> Batch:
         """Read the rollouts from TransferQueue, where verl keeps the contents of a batch."""
-        rollout_R, last_S = _rollouts(batch)
+        rollout_R = np.full(len(batch), -1)
+        last: dict[str, tuple[int, int]] = {}  # by rollout: number and row of its last trajectory
+        place: dict[str, int] = {}
+        for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
+            if tag.get("is_padding", False):
+                continue
+            rollout, number = key.rsplit("_", 1)  # {uid}_{session}_{number of the trajectory}
+            rollout_R[row] = place.setdefault(rollout, len(place))
+            last[rollout] = max(last.get(rollout, (-1, -1)), (int(number), row))
+        last_S = np.array([row for _, row in last.values()])
         data = tq.kv_batch_get(keys=list(batch.keys), partition_id=batch.partition_id, select_fields=_FIELDS)
         tokens_R = _row_sums(data["response_mask"]).astype(np.int64)
         is_rollout_R = rollout_R >= 0
@@ -123,20 +132,6 @@ class Batch:
             tokens_S=np.bincount(rollout_R[is_rollout_R], weights=tokens_R[is_rollout_R]).astype(np.int64),
             responses=[data["responses"][int(row)] for row in last_S],
         )
-
-
-def _rollouts(batch: KVBatchMeta) -> tuple[Positions, Positions]:
-    """Return each row's rollout (R,), -1 for padding, and the row of each rollout's last trajectory (S,)."""
-    rollout_R = np.full(len(batch), -1)
-    last: dict[str, tuple[int, int]] = {}  # by rollout: number and row of its last trajectory
-    place: dict[str, int] = {}
-    for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
-        if tag.get("is_padding", False):
-            continue
-        rollout, number = key.rsplit("_", 1)  # {uid}_{session}_{number of the trajectory}
-        rollout_R[row] = place.setdefault(rollout, len(place))
-        last[rollout] = max(last.get(rollout, (-1, -1)), (int(number), row))
-    return rollout_R, np.array([row for _, row in last.values()])
 
 
 # verl calls the advantage estimator as a plain function, so the trainer leaves its method here during a step.

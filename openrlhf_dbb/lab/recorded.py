@@ -22,8 +22,6 @@ from openrlhf_dbb.options import chosen
 from openrlhf_dbb.storage import RunRecord, open_store
 from openrlhf_dbb.storage.read import Integers, ProbeLog, StepLog, prompt_texts, read_log, read_probes
 
-_WHOLE = 2**31 - 1  # characters of a prompt
-
 
 @dataclass(frozen=True)
 class Visits(StepLog):
@@ -85,7 +83,8 @@ def read(store_url: str | None, ref: str | None) -> RecordedRun:
     with open_store(store_url, create=False) as store:
         record = chosen(store, ref)
         log, probe_log = read_log(store, record), read_probes(store, record)
-        texts = [prompt for _, prompt, _, _ in prompt_texts(store, np.unique(log.prompt_id), length=_WHOLE)]
+        whole = 2**31 - 1  # characters of a prompt
+        texts = [prompt for _, prompt, _, _ in prompt_texts(store, np.unique(log.prompt_id), length=whole)]
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
     return RecordedRun(record, visits(log, texts), _probed_visits(log, probe_log))

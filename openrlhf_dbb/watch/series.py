@@ -24,8 +24,6 @@ from openrlhf_dbb.terminal import shown
 POINTS = 1000
 """The most points of a curve."""
 
-_METRIC = "m:"
-
 _POINTS = f"""
     SELECT max(step) AS step, max(created_at) AS ended_at, CAST(sum(rollouts) AS BIGINT) AS rewards,
            sum(successes) AS successes, count(*) AS steps, count(generated) AS counted, {SUMS}
@@ -127,5 +125,5 @@ def _metric_means(store: PosteriorStore, run: RunRecord, last: int, points: Floa
         known = ~np.isnan(values_T)
         sums = np.bincount(row_T[known], values_T[known], minlength=len(points))
         with np.errstate(invalid="ignore"):
-            means[_METRIC + shown(name, width=None)] = sums / np.bincount(row_T[known], minlength=len(points))
+            means[f"m:{shown(name, width=None)}"] = sums / np.bincount(row_T[known], minlength=len(points))
     return means
