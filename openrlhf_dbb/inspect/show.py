@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, parameters, state, status, usage_in_words
@@ -131,12 +130,6 @@ def _lineage(run: RunRecord) -> str:
         f"run {run.parent['name']} at step {run.parent['step']}{weight} "
         f"({run.parent['uuid']} in {run.parent['database']})"
     )
-
-
-def configuration(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield the run's flags and their values as JSON, by name, safe to print."""
-    for key in sorted(run.config):
-        yield safe(key), shown(json.dumps(without_secrets(run.config[key], key), ensure_ascii=False), width=None)
 
 
 def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:

@@ -125,7 +125,20 @@ class Api:
                     "epochs": of_run.epochs,
                 }
             case ["runs", run, "prompts"]:
-                return self._prompts(self.visits(self._run(run)))
+                of_run = self.visits(self._run(run))
+                texts = list(prompt_texts(self._store, of_run.prompt_id, length=_TEXT))
+                return {
+                    "last": of_run.last,
+                    "columns": {
+                        "id": of_run.prompt_id,
+                        "state": of_run.state,
+                        "mean": of_run.mean,
+                        "change": of_run.mean - of_run.first,
+                        "visits": of_run.visits,
+                        "text": [readable(text) for _, text, _, _ in texts],
+                        "label": [readable(label) for _, _, label, _ in texts],
+                    },
+                }
             case ["runs", run, "prompts", name]:
                 described = details.prompt(self._store, self._run(run).record, _integer(name))
                 if described is None:
@@ -154,21 +167,6 @@ class Api:
         key, version = ("visits", run.record.uuid), run.version
         states: Visits = self._cache.get(key, version, lambda: visits.read_visits(self._store, run.record), rest=_REST)
         return states
-
-    def _prompts(self, of_run: Visits) -> dict[str, Any]:
-        texts = list(prompt_texts(self._store, of_run.prompt_id, length=_TEXT))
-        return {
-            "last": of_run.last,
-            "columns": {
-                "id": of_run.prompt_id,
-                "state": of_run.state,
-                "mean": of_run.mean,
-                "change": of_run.mean - of_run.first,
-                "visits": of_run.visits,
-                "text": [readable(text) for _, text, _, _ in texts],
-                "label": [readable(label) for _, _, label, _ in texts],
-            },
-        }
 
 
 def _integer(text: str) -> int:

@@ -5,14 +5,16 @@ Axes: V visits of a prompt.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.inspect.show import configuration, facts
+from openrlhf_dbb.inspect.show import facts
+from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.read import prompt_history, prompt_texts
-from openrlhf_dbb.terminal import readable
+from openrlhf_dbb.terminal import readable, safe, shown
 from openrlhf_dbb.watch.visits import NO_VISITS, states
 
 LEVEL = 0.9
@@ -98,6 +100,9 @@ def about(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """Return facts, configuration and events (claims, take-overs, roll backs, ...) of a run."""
     return {
         "facts": [[name, str(value)] for name, value in facts(store, run).items()],
-        "config": list(configuration(run)),
+        "config": [
+            [safe(key), shown(json.dumps(without_secrets(value, key), ensure_ascii=False), width=None)]
+            for key, value in sorted(run.config.items())
+        ],
         "events": [list(row) for row in store.query(_EVENTS, run=run.run_id)],
     }
