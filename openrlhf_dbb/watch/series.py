@@ -83,22 +83,18 @@ def _curves(store: PosteriorStore, run: RunRecord, last: int, width: int) -> dic
         "tokens": until["generated_tokens"],
         "hours": (ends_K - ends_K[:1]) / 3_600_000,  # from the end of the first point
     }
-    with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap in the curve
-        curves |= {name: above / below for name, (above, below) in _shares(sums).items()}
-    return curves | _metric_means(store, run, last, (sums["step"] - 1) // width, width)
-
-
-def _shares(sums: Mapping[str, Floats]) -> dict[str, tuple[Floats, Floats]]:
-    """Return dividend and divisor of each curve of the rewards and the rollout usage; (K,) each."""
     generated, steps = sums["generated"], sums["counted"]
     several = np.where(generated < 2 * sums["groups"], np.nan, generated)  # zero variance is not defined at N = 1
-    return {
+    shares = {  # dividend and divisor
         "reward": (sums["successes"], sums["rewards"]),
         "zero_variance": (sums["zero_variance"], several),
         "given_advantage": (sums["rescued"], several),
         "length": (sums["generated_tokens"], generated),
         **{name: (count, steps) for name, count in _parts(sums).items()},
     }
+    with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap in the curve
+        curves |= {name: above / below for name, (above, below) in shares.items()}
+    return curves | _metric_means(store, run, last, (sums["step"] - 1) // width, width)
 
 
 def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
