@@ -7,7 +7,7 @@ import pytest
 
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.lab import mse, recorded, specs
+from openrlhf_dbb.lab import mse, specs
 from openrlhf_dbb.storage import ProbeRows
 
 
@@ -74,11 +74,6 @@ def run(open_new, fill):
 
 def _probes(ids, samples, successes):
     return ProbeRows(np.array(ids), np.array(samples), np.array(successes), np.array(successes))
-
-
-def test_probes_by_prompt_and_visit(run):
-    probed = mse.probed(recorded.read(run.url, "probed"))
-    np.testing.assert_array_equal(probed, [[0.4, 0.7], [1.0, np.nan]])
 
 
 def test_run_with_probes(run, capsys):

@@ -15,7 +15,6 @@ cpu.prepare_driver()
 from openrlhf.models import PolicyLoss  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch  # noqa: E402
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer  # noqa: E402
-from openrlhf.utils.loss_utils import iter_grad_accum_global_norm  # noqa: E402
 
 from openrlhf_dbb.actors.policy_actor import PolicyActor, deal  # noqa: E402
 from openrlhf_dbb.actors.training_pass import ConstantLengthLoss  # noqa: E402
@@ -46,15 +45,6 @@ def test_token_sums_over_rows_and_a_constant_length():
     # As upstream calls it: its number of tokens is not used. Two ranks, whose gradients are averaged.
     info = {"dp_size": 2, "batch_num_tokens": torch.tensor(5.0), "global_batch_size": torch.tensor(2.0)}
     assert loss_of(loss_fn, **info) == pytest.approx(2 * SUM / (2 * 4), rel=1e-6)
-
-
-def test_micro_batches_sum_to_the_whole():
-    loss_fn = constant_length(4)
-    masks = [MASK[:1], MASK[1:]]
-    infos = [info for _, info in iter_grad_accum_global_norm(masks, SimpleNamespace(), 2, lambda mask: mask)]
-    # DeepSpeed divides each of the two by their number.
-    parts = [loss_of(loss_fn, rows, **info) / 2 for rows, info in zip((slice(1), slice(1, 3)), infos, strict=True)]
-    assert parts == pytest.approx([-2.78 / (2 * 4), 4.6 / (2 * 4)], rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from openrlhf_dbb.actors.drift import PolicyDrift  # noqa: E402
-from openrlhf_dbb.actors.replays import Replays, cached_rollouts, replay_row  # noqa: E402
+from openrlhf_dbb.actors.replays import Replays, cached_rollouts, remember, replay_row  # noqa: E402
 from openrlhf_dbb.core.checkpoints import CACHES, cache_file, delete_stale  # noqa: E402
 from openrlhf_dbb.core.replay_cache import ReplayCache  # noqa: E402
 
@@ -67,7 +67,7 @@ def batch(*groups, length=3):
 def filled(*groups, **options):
     """Replays whose cache holds these rewards."""
     made = replays(**options)
-    made.remember([batch(*groups)])
+    remember(made.cache, NUMBERS, [batch(*groups)])
     return made
 
 
@@ -84,10 +84,10 @@ def test_replay_begins_with_a_full_cache_and_without_the_steps_own_rollouts():
         ([0, 1], {A: [0, 0, 1, 1]}),  # the oldest two have gone
     ):
         assert rewards(made.choose([A, A])) == expected
-        made.remember([batch((A, group))])
+        remember(made.cache, NUMBERS, [batch((A, group))])
     penalised = batch((B, [1, 1, 0, 1]))
     penalised.rewards = torch.tensor([0.5, 1, -0.5, 1])  # after a length penalty: the rewards that are optimised
-    made.remember([penalised])
+    remember(made.cache, NUMBERS, [penalised])
     assert rewards(made.choose([B])) == {B: [0.5, 1, -0.5, 1]}
     chosen = filled((A, [1, 0, 0, 0]), (B, [1, 1, 1]), (C, [0, 1, 1, 0])).choose([C, A, A, B])
     assert rewards(chosen) == {C: [1, 1], A: [1, 0]}
@@ -103,7 +103,7 @@ def test_the_drift_counts_from_the_last_visit_also_if_that_was_filtered():
         return made.measure(prompts, [verified] * len(prompts), policy).tolist()
 
     assert drift([A, B], -1) == [0, 0]  # first visits
-    made.remember([batch((A, [1, 0]), (B, [NAN]))])  # log-probs 0
+    remember(made.cache, NUMBERS, [batch((A, [1, 0]), (B, [NAN]))])  # log-probs 0
     assert drift([A, B, A], -0.5) == [0.5, 0, 0.5]
     assert drift([A], -0.75) == [0.25]  # the visit before had no log-probs of its own
     assert drift([A], -2, verified=False) == [0]  # no visit

@@ -270,12 +270,6 @@ def test_a_run_whose_process_has_ended_is_stale(store, fill, capsys, host):
     assert json.loads(printed(capsys, store, "show", "--json")[0])["status"] == "stale"
 
 
-def test_a_run_whose_process_lives_is_running_however_long_it_is_silent(store, fill, capsys):
-    owner = fill.run(store).record.owner
-    _owner(store, owner.host, owner.pid, "2026-01-01T00:00:00.000Z")
-    assert "  running  " in printed(capsys, store, "runs")[1][1]
-
-
 # ---- terminal, pipe, JSON, refusals
 
 COMMANDS = (["runs"], ["show"], ["compare", "a", "b"], ["history", "prompt 1"])

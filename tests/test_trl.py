@@ -298,14 +298,6 @@ def test_the_named_verifier_is_what_the_estimator_sees(model, tmp_path):
     assert successes == [sum(rewards) for _, rewards, _ in reward.calls]
 
 
-def test_no_secret_is_stored(model, tmp_path):
-    made = trainer(
-        model, tmp_path, hub_token="hf_secret", model_init_kwargs={"token": "hf_secret"}, vllm_server_base_url="http://h"
-    )  # fmt: skip
-    assert made.posteriors.run.record.config["learning_rate"] == 1e-3
-    assert "hf_secret" not in json.dumps(made.posteriors.run.record.config)
-
-
 class StopAt(TrainerCallback):
     """Ends the training early."""
 
@@ -337,20 +329,6 @@ def test_a_resume_in_a_later_pass_draws_the_prompts_of_an_unbroken_run(model, tm
     drawn = [[row[:2] for row in history(folder)] for folder in (whole, cut)]
     assert drawn[0] == drawn[1]
     assert Counter(prompt for _, prompt in drawn[1]) == Counter({number: 2 for number in range(1, 13)})
-
-
-def test_a_resume_goes_back_to_the_checkpoint_s_step(model, tmp_path):
-    first = run_to(model, tmp_path, 5)
-    assert (first.posteriors.step, first.posteriors.run.record.status) == (5, "running")
-    before = history(tmp_path)
-    first.posteriors.close()
-    again = run_to(model, tmp_path, 6, True, resume=True)
-    assert again.posteriors.step == 6
-    after = history(tmp_path)
-    assert [row for row in after if row[0] <= 4] == [row for row in before if row[0] <= 4]
-    # one generation batch a step, as in an unbroken run; 1e-3 of noise would show in no count
-    assert Counter(step for step, *_ in after) == Counter({step: 4 for step in range(1, 7)})
-    assert rows(tmp_path, "SELECT status FROM dbb_run") == [("finished",)]
 
 
 def test_a_checkpoint_that_is_not_whole_is_passed_over(model, tmp_path, caplog):

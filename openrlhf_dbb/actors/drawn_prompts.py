@@ -8,12 +8,9 @@ from typing import Any
 from openrlhf_dbb.core.step import Key
 from openrlhf_dbb.core.strategies import Drawn, Predictive, Sampler
 
-Row = tuple[list[Drawn], list[str], list[Any], list[Any]]
-"""The draw of a prompt, its text, label and images; each a list of one."""
-
 
 class DrawnPrompts:
-    """Yields the prompts of OpenRLHF's data set that a strategy draws.
+    """Yields the prompts of OpenRLHF's data set that a strategy draws: draw, text, label, images; each a list of one.
 
     A pass ends when as many prompts were drawn as the data has rows. The sampler's state holds the prompts that are
     drawn and not yet yielded.
@@ -31,7 +28,7 @@ class DrawnPrompts:
     def __len__(self) -> int:
         return len(self.dataset.prompts)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[tuple[list[Drawn], list[str], list[Any], list[Any]]]:
         while self._place < len(self):
             drawn = self._sampler.next_prompt(self._predictive)
             self._place += 1

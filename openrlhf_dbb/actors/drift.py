@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from openrlhf.trainer.ppo_utils.experience import Experience
 from torch.nn.utils.rnn import pad_sequence
 
-from openrlhf_dbb.actors.replays import remember
 from openrlhf_dbb.core.replay_cache import CachedRollout, ReplayCache
 from openrlhf_dbb.core.step import Floats, Key
 
 
 class PolicyDrift:
-    """Keeps the newest rollout of each prompt, and measures by it how far the policy has moved.
+    """Measures how far the policy has moved, by the newest rollout of each prompt, which ``cache`` keeps.
 
     The drift is the mean of ``|log-prob now - log-prob then|`` over the rollout's generated tokens, in nats a token:
     "now" is before this step's update, "then" was before the update of the prompt's last visit. A step costs one
@@ -49,10 +47,6 @@ class PolicyDrift:
             # A filtered group has no log-probs, and is a visit all the same: the next drift counts from here.
             self.cache.add(self._prompt_ids[key], rollout._replace(log_probs=now))
         return np.array([moved[key] for key in prompts])
-
-    def remember(self, experiences: Sequence[Experience]) -> None:
-        """Keep the newest rollout of each prompt, with its log-probs."""
-        remember(self.cache, self._prompt_ids, experiences)
 
 
 def padded(rollouts: Sequence[CachedRollout]) -> dict[str, torch.Tensor]:

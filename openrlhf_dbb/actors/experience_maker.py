@@ -17,7 +17,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.drift import PolicyDrift, padded
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
-from openrlhf_dbb.actors.replays import Chosen, Replays
+from openrlhf_dbb.actors.replays import Chosen, Replays, remember
 from openrlhf_dbb.actors.rollout_batch import INCLUSION, VERSION, WEIGHT, RolloutBatch, one_update
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -103,16 +103,27 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
                 experience.info.pop(name, None)
             if self.args.rollout.n_samples_per_prompt > 1:  # as upstream
                 experience.info["group_reward_std"] = group_std
-            self._finish(experience, advantage)
+            # Spread over the response tokens (KL penalty included), as OpenRLHF does for GRPO.
+            mask = experience.action_mask
+            reward: Any = compute_reward(advantage, self.kl_ctl.value, experience.kl, action_mask=mask)
+            experience.returns = self.get_cumulative_returns(reward, mask, 1.0)
+            experience.advantages = experience.returns.clone()
+            experience.kl = None
+            experience.info["return"] = reward.sum(dim=-1)
         if FORMS.get(self.advantage_estimator).whitened:
             verified = torch.from_numpy(~np.isnan(rewards[:trained])).split(sizes)
             whiten(experiences, verified, divide=not self.args.algo.advantage.no_std_norm)
         if self.drift is not None:
-            self.drift.remember(experiences)
+            remember(self.drift.cache, self.posteriors.prompt_ids, experiences)
         if self.replays is not None:
+            remember(self.replays.cache, self.posteriors.prompt_ids, experiences)
             rows = self.replays.rows(replayed, experiences[0])
-            self._send(rows)
-            self.replays.remember(experiences)
+            if rows:
+                # To the actor's ranks, beside the batch that OpenRLHF gives them.
+                group = self.actor_model_group
+                ranks = len(group._actor_handlers) // group.duplicate_actors
+                shares = [rows[rank::ranks] for rank in range(ranks)]
+                ray.get(group.async_run_method_batch(method_name="append_replays", experience=shares))
             batch.metrics.update(self.replays.metrics(len(rows), experiences))
         return experiences
 
@@ -121,8 +132,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         experiences = [*trained, *batch.filtered]
         for experience in experiences:  # integers would cut the penalties
             experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
-        # Before the penalties, which change rewards: without a score the reward is the score.
-        scores = torch.cat([_scores(experience) for experience in experiences])
+        # Before the penalties, which change rewards: without a score (NaN: missing) the reward is the score.
+        scores = torch.cat([(e.rewards if e.scores is None else e.scores).double() for e in experiences])
         apply_length_penalties(experiences, self.args)
         rewards = torch.cat([experience.rewards for experience in experiences]).double()
         rewards_R = rewards.masked_fill(scores.isnan(), torch.nan).numpy()
@@ -189,23 +200,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             keep=None if keep == ALL else keep,
         )
 
-    def _finish(self, experience: Experience, advantage: torch.Tensor) -> None:
-        """Spread the advantages over the response tokens (KL penalty included), as OpenRLHF does for GRPO."""
-        reward: Any = compute_reward(advantage, self.kl_ctl.value, experience.kl, action_mask=experience.action_mask)
-        experience.returns = self.get_cumulative_returns(reward, experience.action_mask, 1.0)
-        experience.advantages = experience.returns.clone()
-        experience.kl = None
-        experience.info["return"] = reward.sum(dim=-1)
-
-    def _send(self, rows: list[Experience]) -> None:
-        """Hand replayed rows to the actor's ranks, beside the batch that OpenRLHF gives them."""
-        if not rows:
-            return
-        group = self.actor_model_group
-        ranks = len(group._actor_handlers) // group.duplicate_actors
-        shares = [rows[rank::ranks] for rank in range(ranks)]
-        ray.get(group.async_run_method_batch(method_name="append_replays", experience=shares))
-
 
 def log_prob_difference(experiences: Sequence[Experience]) -> float:
     """Return the mean absolute difference of the log-probs of vLLM and the policy, in nats a token.
@@ -266,9 +260,3 @@ def _of_info(experiences: list[Experience], name: str) -> Floats | None:
 
 def _prompts(experiences: list[Experience]) -> list[Key]:
     return [(p, str(a)) for e in experiences for p, a in zip(e.prompts, e.labels, strict=True)]
-
-
-def _scores(experience: Experience) -> torch.Tensor:
-    """Return the verifier's score of each rollout (B,), NaN where missing; without a score, the raw reward."""
-    scores = experience.scores if experience.scores is not None else experience.rewards
-    return scores.double().clone()

@@ -110,23 +110,19 @@ class RolloutGenerator(SamplesGenerator):
                     drawn = self._draw(int(min(wanted, self._groups_left())))
                     consumed += self._round(drawn, log_probs=log_probs, **generate_kwargs) if drawn else 0
         self.sampler.end_step()
-        batch = self._take_batch(size)
+        batch, self._batch = self._batch, RolloutBatch()
+        taken, left = self._kept[:size], self._kept[size:]
+        batch.trained = [rollout for group in taken for rollout in group.rollouts]
+        # Surplus groups wait if more is generated at a time, else they are set aside.
+        self._kept = left if self._at_a_time > size else []
+        if not self._kept:
+            batch.set_aside(left)
         if not log_probs:
             for rollout in batch.trained:  # some may have waited since the first batch
                 rollout.rollout_log_probs = None
         self._compares = False
         over = self._prompts_iter is None and len(self._kept) < size
         return batch, 100 * len(batch) / len(batch.all), consumed, over
-
-    def _take_batch(self, size: int) -> RolloutBatch:
-        """Return the filled batch. Surplus groups wait if more is generated at a time, else they are set aside."""
-        batch, self._batch = self._batch, RolloutBatch()
-        taken, left = self._kept[:size], self._kept[size:]
-        batch.trained = [rollout for group in taken for rollout in group.rollouts]
-        self._kept = left if self._at_a_time > size else []
-        if not self._kept:
-            batch.set_aside(left)
-        return batch
 
     def _draw(self, count: int) -> list[Group]:
         """Return groups of the next ``count`` prompts that are not skipped; fewer at the end of the pass."""
@@ -164,7 +160,10 @@ class RolloutGenerator(SamplesGenerator):
             [ref], _ = ray.wait(list(pending), num_returns=1)
             for group, answers in zip(pending.pop(ref), ray.get(ref), strict=True):
                 group.rollouts = [self._experience(answer, group, **generate_kwargs) for answer in answers]
-                decision = self._judge(group)
+                text, label, _ = group.prompt
+                scores_N, decision = scores(group.rollouts), Decision.TRAIN
+                if scores_N is not None:
+                    decision = self.sampler.judge(self.prompt_ids[text, str(label)], scores_N)
                 group.kept = decision is Decision.TRAIN
                 if group.kept:
                     continue
@@ -198,11 +197,6 @@ class RolloutGenerator(SamplesGenerator):
             rollout.info[INCLUSION] = torch.tensor([group.drawn.inclusion], dtype=torch.float64)
             rollout.info[WEIGHT] = torch.tensor([group.drawn.weight], dtype=torch.float64)
         return rollout
-
-    def _judge(self, group: Group) -> Decision:
-        scores_N = scores(group.rollouts)
-        text, label, _ = group.prompt
-        return Decision.TRAIN if scores_N is None else self.sampler.judge(self.prompt_ids[text, str(label)], scores_N)
 
     def _groups_left(self) -> float:
         """Return the number of groups that the budget still allows."""
@@ -323,16 +317,13 @@ class RolloutGenerator(SamplesGenerator):
 
     def _calls(self, prompts: int, samples: int, most: int = PROMPTS_A_CALL) -> Iterator[tuple[Any, list[int]]]:
         """Yield the engine and the places of the prompts of each call."""
-        for engine, share in zip(self.vllm_engines, self._shares(prompts, samples), strict=True):
-            for start in range(0, len(share), most):
-                yield engine, share[start : start + most]
-
-    def _shares(self, prompts: int, samples: int) -> list[list[int]]:
-        """Return the places of the prompts that each engine gets: the next goes where least is left to do."""
+        # The next prompt goes where least is left to do.
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         shares: list[list[int]] = [[] for _ in loads]
         for place in range(prompts):
             least = loads.index(min(loads))
             shares[least].append(place)
             loads[least] += samples
-        return shares
+        for engine, share in zip(self.vllm_engines, shares, strict=True):
+            for start in range(0, len(share), most):
+                yield engine, share[start : start + most]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +10,6 @@ import deepspeed
 import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
@@ -105,28 +102,20 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
             return super().fit(kl_ctl)
         # No shuffle where upstream does not shuffle: ranks that share a sequence must see the same rows.
         shuffle = self.strategy.ring_attn_group is None and self.strategy.args.ds.tensor_parallel_size <= 1
-        with riding_along(self.trainer.replay_buffer, replays, shuffle):
+        # In the buffer's mode for dynamic batches an item is a whole micro-batch. Upstream's trainer does not ask the
+        # buffer for its mode, so that the mode may be switched on for one call. Several passes over the buffer change
+        # the order of the micro-batches, not their rows.
+        buffer = self.trainer.replay_buffer
+        fresh, size = len(buffer.items), buffer.sample_batch_size
+        buffer.dynamic_indices = deal(fresh, len(replays), size, shuffle)
+        buffer.dynamic_batch, buffer.sample_batch_size = True, 1
+        buffer.items.extend(replays)
+        try:
             return super().fit(kl_ctl)
-
-
-@contextmanager
-def riding_along(buffer: NaiveReplayBuffer, replays: list[Experience], shuffle: bool) -> Iterator[None]:
-    """Let the buffer yield whole micro-batches of its rows and ``replays``, see :func:`deal`.
-
-    Several passes over the buffer change the order of the micro-batches, not their rows.
-    """
-    # In the buffer's mode for dynamic batches an item is a whole micro-batch. Upstream's trainer does not ask the
-    # buffer for its mode, so that the mode may be switched on for one call of fit().
-    fresh, size = len(buffer.items), buffer.sample_batch_size
-    buffer.dynamic_indices = deal(fresh, len(replays), size, shuffle)
-    buffer.dynamic_batch, buffer.sample_batch_size = True, 1
-    buffer.items.extend(replays)
-    try:
-        yield
-    finally:
-        del buffer.items[fresh:]
-        buffer.dynamic_batch, buffer.sample_batch_size = False, size
-        buffer.dynamic_indices = []
+        finally:
+            del buffer.items[fresh:]
+            buffer.dynamic_batch, buffer.sample_batch_size = False, size
+            buffer.dynamic_indices = []
 
 
 def deal(fresh: int, replayed: int, size: int, shuffle: bool) -> list[list[int]]:

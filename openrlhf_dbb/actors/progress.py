@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -66,8 +66,11 @@ class Progress:
 
         An estimator ``learns_from_failures`` if it gives advantages to a group that all fails.
         """
-        recent = _recent(list(self.outcomes))
-        rollouts, right, cut, missing = (sum(column) for column in zip((0, 0, 0, 0), *recent, strict=True))
+        rollouts, right, cut, missing = 0, 0.0, 0, 0
+        for outcome in reversed(list(self.outcomes)):
+            if rollouts < _LAST_ROLLOUTS:  # the last steps that together have enough
+                rollouts, right = rollouts + outcome.rollouts, right + outcome.right
+                cut, missing = cut + outcome.cut, missing + outcome.missing
         lines: dict[str, str] = {}
         if self.difference > _DIFFERENCE:
             lines["weights"] = (
@@ -93,16 +96,6 @@ class Progress:
                 "tokens: raise --rollout.max_new_tokens, or ask for shorter answers in the prompt"
             )
         return lines
-
-
-def _recent(outcomes: Sequence[StepOutcome]) -> Sequence[StepOutcome]:
-    """Return the last steps that together have enough rollouts."""
-    rollouts = 0
-    for back, outcome in enumerate(reversed(outcomes), start=1):
-        rollouts += outcome.rollouts
-        if rollouts >= _LAST_ROLLOUTS:
-            return outcomes[-back:]
-    return outcomes
 
 
 def _fallen(accuracy: Mapping[int, float], samples: int) -> str:

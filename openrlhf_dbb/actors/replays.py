@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from openrlhf.trainer.ppo_utils.experience import Experience, remove_padding_in_sequences, split_experience_batch
 
 from openrlhf_dbb.core.replay_cache import CachedRollout, ReplayCache, highest, replay_advantages
 from openrlhf_dbb.core.step import Key
 
-Floats = NDArray[np.float64]
 Chosen = Mapping[Key, Sequence[CachedRollout]]
 
 
@@ -59,15 +57,16 @@ class Replays:
             for rollout, advantage in zip(rollouts, advantages_K, strict=True)
         ]
 
-    def remember(self, experiences: Sequence[Experience]) -> None:
-        """Put the step's own rollouts into the cache, except those without a reward."""
-        remember(self.cache, self._prompt_ids, experiences)
-
     def metrics(self, replayed: int, experiences: Sequence[Experience]) -> dict[str, float]:
         """Return what is logged of a step."""
         logged = {"replay/replayed": float(replayed), "replay/cached": float(self.cache.rollouts)}
+        if not replayed:
+            return logged
         # The actor's means include replayed rows; these replace them by the means of the step's own rows.
-        return logged | _own_means(experiences) if replayed else logged
+        columns = {name: [e.info[name] for e in experiences] for name in experiences[0].info}
+        for name in ("response_length", "total_length", "truncated"):
+            columns[name] = [getattr(experience, name) for experience in experiences]
+        return logged | {name: float(torch.cat(values).float().mean()) for name, values in columns.items()}
 
 
 def remember(cache: ReplayCache, prompt_ids: Mapping[Key, int], experiences: Sequence[Experience]) -> None:
@@ -77,13 +76,6 @@ def remember(cache: ReplayCache, prompt_ids: Mapping[Key, int], experiences: Seq
         for row, rollout in enumerate(cached_rollouts(experience)):
             if not torch.isnan(scores[row]):
                 cache.add(prompt_ids[experience.prompts[row], str(experience.labels[row])], rollout)
-
-
-def _own_means(experiences: Sequence[Experience]) -> dict[str, float]:
-    columns = {name: [e.info[name] for e in experiences] for name in experiences[0].info}
-    for name in ("response_length", "total_length", "truncated"):
-        columns[name] = [getattr(experience, name) for experience in experiences]
-    return {name: float(torch.cat(values).float().mean()) for name, values in columns.items()}
 
 
 def cached_rollouts(experience: Experience) -> list[CachedRollout]:
@@ -110,7 +102,26 @@ def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Ex
     Args:
         advantage: of every token up to the last generated one; no KL penalty.
     """
-    tensors = _tensors(rollout, advantage)
+    sequences = torch.tensor(rollout.tokens)
+    actions = torch.tensor(rollout.actions)
+    log_probs = torch.zeros(len(actions))
+    log_probs[actions] = torch.tensor(rollout.log_probs)
+    generated = actions.nonzero().flatten()
+    # OpenRLHF sums rewards from the end, and the only one is at the last action: prompt tokens get it, too.
+    advantages = advantage * (actions.flip(0).cumsum(0).flip(0) > 0)
+    tensors = {  # of shapes (T,), (T - 1,) and ()
+        "sequences": sequences,
+        "attention_mask": torch.ones_like(sequences),
+        "action_mask": actions,
+        "action_log_probs": log_probs,
+        "advantages": advantages,
+        "returns": advantages.clone(),
+        "rewards": torch.tensor(rollout.reward),
+        "scores": torch.tensor(rollout.reward),
+        "response_length": generated[-1] - generated[0] + 1 if len(generated) else torch.tensor(0),
+        "truncated": torch.tensor(False),
+        "total_length": torch.tensor(len(sequences)),
+    }
     row: dict[str, Any] = {}
     for field in dataclasses.fields(Experience):
         value = getattr(like, field.name)
@@ -126,27 +137,3 @@ def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Ex
         else:  # texts and images, which training does not read
             row[field.name] = [None] if len(value) == len(like.sequences) else list(value)
     return Experience(**row)
-
-
-def _tensors(rollout: CachedRollout, advantage: float) -> dict[str, torch.Tensor]:
-    """Return the tensors of a row, by field; shapes (T,), (T - 1,) and ()."""
-    sequences = torch.tensor(rollout.tokens)
-    actions = torch.tensor(rollout.actions)
-    log_probs = torch.zeros(len(actions))
-    log_probs[actions] = torch.tensor(rollout.log_probs)
-    generated = actions.nonzero().flatten()
-    # OpenRLHF sums rewards from the end, and the only one is at the last action: prompt tokens get it, too.
-    advantages = advantage * (actions.flip(0).cumsum(0).flip(0) > 0)
-    return {
-        "sequences": sequences,
-        "attention_mask": torch.ones_like(sequences),
-        "action_mask": actions,
-        "action_log_probs": log_probs,
-        "advantages": advantages,
-        "returns": advantages.clone(),
-        "rewards": torch.tensor(rollout.reward),
-        "scores": torch.tensor(rollout.reward),
-        "response_length": generated[-1] - generated[0] + 1 if len(generated) else torch.tensor(0),
-        "truncated": torch.tensor(False),
-        "total_length": torch.tensor(len(sequences)),
-    }

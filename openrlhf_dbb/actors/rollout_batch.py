@@ -56,19 +56,18 @@ class RolloutBatch:
         return [*self.trained, *self.filtered]
 
     def set_aside(self, groups: Sequence[Group]) -> None:
-        """Take groups that are observed and not trained on."""
-        self.filtered += [_to_observe(rollout) for group in groups for rollout in group.rollouts]
-
-
-def _to_observe(rollout: Experience) -> Experience:
-    """Return a rollout without what only training needs. Its tokens are kept in half the space."""
-    names = "rollout_log_probs rewards scores response_length truncated prompts labels images"
-    return Experience(
-        sequences=rollout.sequences.int(),
-        action_mask=rollout.action_mask.bool(),
-        info={name: rollout.info[name] for name in (VERSION, INCLUSION, WEIGHT) if name in rollout.info},
-        **{name: getattr(rollout, name) for name in names.split()},
-    )
+        """Take groups that are observed: without what only training needs, and with their tokens in half the space."""
+        names = "rollout_log_probs rewards scores response_length truncated prompts labels images"
+        self.filtered += [
+            Experience(
+                sequences=rollout.sequences.int(),
+                action_mask=rollout.action_mask.bool(),
+                info={name: rollout.info[name] for name in (VERSION, INCLUSION, WEIGHT) if name in rollout.info},
+                **{name: getattr(rollout, name) for name in names.split()},
+            )
+            for group in groups
+            for rollout in group.rollouts
+        ]
 
 
 def one_update(args: SimpleNamespace) -> bool:

@@ -80,6 +80,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         self._held_out, self._benchmarks = self.eval_dataloader, benchmarks
         self.eval_dataloader = self._held_out or self._benchmarks  # upstream asks only whether there is any data
+        self._evaluates = bool(self.eval_dataloader) and self.args.eval.steps != float("inf")
         self._checkpoint, self._folder = checkpoint, Path(self.args.ckpt.path)
         self._best = BestModel(self._folder, run_uuid)
         data = self.prompts_dataloader.dataset
@@ -94,24 +95,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress = Progress(total=planned // self._a_step)
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
-        self._ahead: GenerationAhead | None = None
-        self.samples_generator = self._generator(strategy)
-        self.experience_maker = PosteriorExperienceMaker(
-            self.actor_model_group,
-            self.critic_model_group,
-            self.reward_model_group,
-            self.reference_model_group,
-            self.kl_ctl,
-            strategy,
-            self.tokenizer,
-            posteriors=self._posteriors,
-            progress=self.progress,
-            replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
-            drift=PolicyDrift(self._posteriors.prompt_ids) if self._posteriors.estimator.reads_drift else None,
-        )
-
-    def _generator(self, strategy: Any) -> RolloutGenerator | GenerationAhead:
-        """Return the generator of rollout batches, and put the data loader into its hands."""
         rollouts, loader = strategies.of(self.args), self.prompts_dataloader
         sampler = rollouts.sampler(strategies.facts(self.args))
         if rollouts.draws:
@@ -128,10 +111,21 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             max_rollouts=self._budget,
             version=self._posteriors.step if self.args.train.async_enable else None,
         )
-        if generator.version is None:
-            return generator
-        self._ahead = GenerationAhead(generator, self.args)
-        return self._ahead
+        self._ahead = GenerationAhead(generator, self.args) if self.args.train.async_enable else None
+        self.samples_generator = self._ahead or generator
+        self.experience_maker = PosteriorExperienceMaker(
+            self.actor_model_group,
+            self.critic_model_group,
+            self.reward_model_group,
+            self.reference_model_group,
+            self.kl_ctl,
+            strategy,
+            self.tokenizer,
+            posteriors=self._posteriors,
+            progress=self.progress,
+            replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
+            drift=PolicyDrift(self._posteriors.prompt_ids) if self._posteriors.estimator.reads_drift else None,
+        )
 
     def warnings(self) -> dict[str, str]:
         """Return what is wrong with the training so far, by kind; may be called while :meth:`fit` runs."""
@@ -184,7 +178,16 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Return the states of the checkpoint that all ranks have loaded, and take everything back to its step."""
-        states = self._loaded_states()
+        states: dict[str, Any] = {"episode": 0, "global_step": 0, "total_consumed_prompts": 0}
+        states["data_loader_state_dict"] = {}
+        if self._checkpoint is not None:
+            everywhere = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))
+            loaded = [
+                (each.get(checkpoints.LOADED), each.get("global_step"), each.get(MARK, {}).get("run"))
+                for each in everywhere
+            ]
+            checkpoints.check_loaded(self._folder, self._checkpoint, self._run.record.uuid, loaded)
+            states = dict(everywhere[0])
         step, mark = states["global_step"], states.get(MARK)
         self._posteriors.roll_back(step)
         checkpoints.delete_after(self._folder, self._run.record.uuid, step)
@@ -199,32 +202,17 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
         if self._evaluates:
-            self._evaluate_at_start(step)
+            measured = held_out(self._posteriors.store, self._run.record)
+            if measured is not None:
+                self.progress.accuracy = dict(zip(measured.step.tolist(), measured.accuracy.tolist(), strict=True))
+            # Before training, or to make up for the evaluation that should have followed the checkpoint.
+            if step not in self.progress.accuracy and step % self.args.eval.steps == 0:
+                if step:
+                    self.broadcast_to_vllm()
+                self.evaluate(step)
         self.progress.enter(GENERATING, self._a_step)
         self.progress.ends.append(time.monotonic())
         return states
-
-    def _evaluate_at_start(self, step: int) -> None:
-        """Evaluate before training, or make up for the evaluation that should have followed the checkpoint."""
-        measured = held_out(self._posteriors.store, self._run.record)
-        if measured is not None:
-            self.progress.accuracy = dict(zip(measured.step.tolist(), measured.accuracy.tolist(), strict=True))
-        if step in self.progress.accuracy or step % self.args.eval.steps:
-            return
-        if step:
-            self.broadcast_to_vllm()
-        self.evaluate(step)
-
-    def _loaded_states(self) -> dict[str, Any]:
-        if self._checkpoint is None:
-            return {"episode": 0, "global_step": 0, "total_consumed_prompts": 0, "data_loader_state_dict": {}}
-        everywhere = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))
-        loaded = [
-            (states.get(checkpoints.LOADED), states.get("global_step"), states.get(MARK, {}).get("run"))
-            for states in everywhere
-        ]
-        checkpoints.check_loaded(self._folder, self._checkpoint, self._run.record.uuid, loaded)
-        return dict(everywhere[0])
 
     def train_step(self, rollout_samples: RolloutBatch, global_step: int) -> tuple[dict[str, Any], int]:
         """Train on one rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
@@ -250,10 +238,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         verified = [r.rewards.item() for r in rollout_samples.trained if r.scores is not None and not r.scores.isnan()]
         if verified:  # upstream's mean counts a missing reward as 0
             status["rollout/reward_mean"] = sum(verified) / len(verified)
-        self._note_progress(step, rollout_samples, status)
-        return status, step
-
-    def _note_progress(self, step: int, batch: RolloutBatch, status: Mapping[str, Any]) -> None:
         progress = self.progress
         if not progress.outcomes:  # later steps of an async training differ by their lag
             progress.difference = status.get(DIFFERENCE, 0.0)
@@ -261,9 +245,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         progress.zero_variance = status.get("estimator/zero_variance")
         if self._budget is not None:  # steps that discard rollouts are fewer
             progress.total = max(step, self._budget * step // self.samples_generator.generated)
-        progress.outcomes.append(_outcome(batch.all))
+        progress.outcomes.append(_outcome(rollout_samples.all))
         progress.ends.append(time.monotonic())
         progress.enter(GENERATING, self._a_step)
+        return status, step
 
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
         """Run upstream's optimizer steps."""
@@ -309,7 +294,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
                 wandb.log({"train/rollouts": table, "train/global_step": global_step})
         if saves:
-            self._complete(tag, global_step)
+            if not self.args.ckpt.disable_ds:
+                # The checkpoint counts as whole only once the store is durable up to it.
+                listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
+                self._posteriors.checkpoint(global_step, tag)
+                checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
+                self._best.settle(global_step)
+            checkpoints.delete_stale(self._folder)
             self.progress.enter(phase, self._a_step)
 
     def _cache_files(self, step: int) -> list[tuple[Replays | PolicyDrift, Path]]:
@@ -317,15 +308,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         maker = self.experience_maker
         owners = zip(checkpoints.CACHES, (maker.replays, maker.drift), strict=True)
         return [(owner, checkpoints.cache_file(self._folder, name, step)) for name, owner in owners if owner]
-
-    def _complete(self, tag: str, step: int) -> None:
-        """Make the store durable up to a checkpoint that has been saved, and only then let it count as whole."""
-        if not self.args.ckpt.disable_ds:
-            listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
-            self._posteriors.checkpoint(step, tag)
-            checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
-            self._best.settle(step)
-        checkpoints.delete_stale(self._folder)
 
     def save_best_checkpoint(self, *args: Any) -> None:
         """Skip upstream's second checkpoint: :meth:`evaluate` has already saved the best model."""
@@ -400,10 +382,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             folder = str(self._best.begin())
             listings = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
             self._best.finish(best, listings)
-
-    @property
-    def _evaluates(self) -> bool:
-        return bool(self.eval_dataloader) and self.args.eval.steps != float("inf")
 
 
 class _Loader:

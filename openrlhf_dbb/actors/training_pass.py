@@ -10,7 +10,6 @@ Packed rows keep OpenRLHF's own pass.
 from __future__ import annotations
 
 import inspect
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -134,8 +133,11 @@ class PolicyTrainer(ActorPPOTrainer):
 
     def training_step(self, experience: Experience, *args: Any, **kwargs: Any) -> Any:
         """Train on one micro-batch, as upstream does."""
-        # With old log-probs the ratio and its metrics are of all rows.
-        if experience.action_log_probs is None and not reads_every_row(self.args):
+        # Entropy, KL and the balance of experts are terms of every row beside the policy loss. With old log-probs the
+        # ratio and its metrics are of all rows.
+        actor, kl_loss = self.args.actor, self.args.algo.kl.use_loss
+        every_row = actor.entropy_coef is not None or kl_loss or actor.aux_loss_coef > 1e-8
+        if experience.action_log_probs is None and not every_row:
             self.actor.rows = contributing(experience.advantages)
         try:
             return super().training_step(experience, *args, **kwargs)
@@ -149,8 +151,3 @@ def contributing(advantages: torch.Tensor) -> torch.Tensor:
     if not rows.any():
         rows[0] = True
     return rows
-
-
-def reads_every_row(args: SimpleNamespace) -> bool:
-    """Return whether the loss or the log has a term beside the policy loss: entropy, KL, or balance of experts."""
-    return bool(args.actor.entropy_coef is not None or args.algo.kl.use_loss or args.actor.aux_loss_coef > 1e-8)

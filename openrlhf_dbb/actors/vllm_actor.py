@@ -87,7 +87,13 @@ class StrictRolloutActor(PlatformRolloutActor):
         self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], samples: int, max_length: int
     ) -> list[dict[str, Any]]:
         """Do what upstream's ``SingleTurnAgentExecutor.execute`` does, with one request instead of N."""
-        tokens, train_inputs, pictures = self._tokenized(prompt, images)
+        train_inputs, pictures = None, []
+        if images and hasattr(self._tokenizer, "image_processor"):  # a vision-language model
+            from openrlhf.utils.vlm_utils import process_prompt_with_images
+
+            tokens, train_inputs, pictures = process_prompt_with_images(self._tokenizer, prompt, images)
+        else:
+            tokens = list(self._tokenizer(text=prompt, add_special_tokens=False)["input_ids"])
         new_tokens = sampling["max_tokens"] or max(1, max_length - len(tokens))
         room, shown = max_length - new_tokens, prompt
         if len(tokens) > room:
@@ -105,14 +111,6 @@ class StrictRolloutActor(PlatformRolloutActor):
             {**echoed, **_rollout(tokens, response), **reward}
             for response, reward in zip(answer.outputs, await asyncio.gather(*rewards), strict=True)
         ]
-
-    def _tokenized(self, prompt: str, images: Any) -> tuple[list[int], Any, list[Any]]:
-        """Return the prompt's token ids, and for a vision-language model the inputs for training and the pictures."""
-        if images and hasattr(self._tokenizer, "image_processor"):
-            from openrlhf.utils.vlm_utils import process_prompt_with_images
-
-            return process_prompt_with_images(self._tokenizer, prompt, images)
-        return list(self._tokenizer(text=prompt, add_special_tokens=False)["input_ids"]), None, []
 
     def _text(self, prompt: str, prompt_tokens: list[int], response_tokens: Sequence[int]) -> str:
         """Return prompt and response as text, with the prompt as it is where decoding would change it."""

@@ -47,7 +47,9 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     print_title("held-out accuracy")
     _print_held_out([run["held_out"] for run in numbers], accuracy)
     print_title("where the rollouts went")
-    _print_costs(numbers)
+    costs = [[round(run[name]) if name == "mixed_groups" and run[name] is not None else run[name] for name in _COSTS]
+             for run in numbers]  # fmt: skip
+    print_table([name.replace("_", " ") for name in _COSTS], costs, cut=("name", "estimator"))
 
 
 def held_out_difference(
@@ -126,10 +128,3 @@ def difference_in_words(accuracy: Mapping[str, Any]) -> str:
     change, low, high = (f"{100 * accuracy[name]:+.1f}" for name in ("difference", "low", "high"))
     samples = " and ".join(map(str, dict.fromkeys(accuracy["samples"])))
     return f"{change} points, 95 % interval {low} to {high} ({accuracy['prompts']} prompts x {samples} samples)"
-
-
-def _print_costs(numbers: Sequence[Mapping[str, Any]]) -> None:
-    """Print where the rollouts of runs went, from their :func:`overview`."""
-    rows = [[round(run[name]) if name == "mixed_groups" and run[name] is not None else run[name] for name in _COSTS]
-            for run in numbers]  # fmt: skip
-    print_table([name.replace("_", " ") for name in _COSTS], rows, cut=("name", "estimator"))

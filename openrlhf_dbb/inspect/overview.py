@@ -12,9 +12,6 @@ from openrlhf_dbb.storage.owner import has_ended
 from openrlhf_dbb.storage.read import SUMS, held_out
 from openrlhf_dbb.terminal import Styled
 
-FATES = ("trained", "filtered", "skipped", "replayed")
-"""The totals that say where rollouts (or prompts) went."""
-
 _STYLES = {"running": "green", "stale": "yellow", "finished": ""}
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -25,6 +22,7 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     A share of zero-variance rollouts is None at N = 1, where it is not defined.
     """
     totals = usage_totals(store, run)
+    fates = ("trained", "filtered", "skipped", "replayed")
     spent = ("groups", "mixed_groups", "rollouts_per_mixed_group", "tokens_per_mixed_group")
     return {
         "number": run.run_id,
@@ -38,7 +36,7 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         "parameters": run.parameters,
         "rollouts": totals["generated"],
         "tokens": totals["generated_tokens"],
-        **{name: totals[name] for name in (*FATES, *spent)},
+        **{name: totals[name] for name in (*fates, *spent)},
         "zero_variance_share": None if totals["single"] else ratio(totals["zero_variance"], totals["generated"]),
         "given_advantage_share": None if totals["single"] else ratio(totals["rescued"], totals["zero_variance"]),
         "model": without_passwords(run.model),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, parameters, state, status, usage_in_words
@@ -44,22 +43,22 @@ def add_commands(add: Any) -> None:
 
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
+    hardest, easiest = (extremes(store, run, hardest=hardest, limit=_PROMPTS) for hardest in (True, False))
     if arguments.json:
         numbers = overview(store, run) | {
             "progress": progress(store, run),
             "reward": without_passwords(run.reward),
             "began_from": without_secrets(run.parent),
             "database": store.location,
-            "hardest": extremes(store, run, hardest=True, limit=_PROMPTS),
-            "easiest": extremes(store, run, hardest=False, limit=_PROMPTS),
+            "hardest": hardest,
+            "easiest": easiest,
             "configuration": without_secrets(run.config),
         }
         print(json_text(numbers))
     else:
         print_facts(facts(store, run).items())
-        listed = [extremes(store, run, hardest=hardest, limit=_PROMPTS) for hardest in (True, False)]
-        start, end = template_of(list({row["prompt"] for rows in listed for row in rows}))
-        for title, rows in zip(("hardest prompts", "easiest prompts"), listed, strict=True):
+        start, end = template_of(list({row["prompt"] for row in (*hardest, *easiest)}))
+        for title, rows in (("hardest prompts", hardest), ("easiest prompts", easiest)):
             if rows:
                 print_title(title)
                 names = ("prompt_id", "mean", "variance", "visits")
@@ -131,12 +130,6 @@ def _lineage(run: RunRecord) -> str:
         f"run {run.parent['name']} at step {run.parent['step']}{weight} "
         f"({run.parent['uuid']} in {run.parent['database']})"
     )
-
-
-def configuration(run: RunRecord) -> Iterator[tuple[str, str]]:
-    """Yield the run's flags and their values as JSON, by name, safe to print."""
-    for key in sorted(run.config):
-        yield safe(key), shown(json.dumps(without_secrets(run.config[key], key), ensure_ascii=False), width=None)
 
 
 def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:

@@ -18,10 +18,10 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +29,11 @@ import torch
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
-from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.estimators import RewardEstimator
+from openrlhf_dbb.evaluation.metrics import stored_rows
+from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.storage import TRAINING
@@ -47,15 +49,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 _log = logging.getLogger(__name__)
-
-
-class Sample(NamedTuple):
-    """One response to a held-out prompt: the verifier's score (NaN where missing), its length, whether it was cut."""
-
-    prompt: Key
-    score: float
-    tokens: int
-    truncated: bool
 
 
 @dataclass
@@ -140,15 +133,17 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             )
         self._verifier = _verifier(verifier, estimator, self.reward_func_names, self.reward_weights.tolist())
         self._label_column, self._keep_rollouts = label_column, keep_rollouts
-        # For "batch" too, _score divides X - mean by the spread of the batch.
+        # For "batch" too, _observe divides X - mean by the spread of the batch.
         self._form = "group_norm" if self.scale_rewards == "group" else "batch_centered"
         self._place = self._read_prompts()
         self._keys = list(self._place)
         self.posteriors: Posteriors | None = None
         self._logged: tuple[int, dict[str, float]] = 0, {}
-        self._samples: list[Sample] = []
+        # Of a held-out prompt's responses the verifier's score (NaN where missing), the length, whether it was cut.
+        self._samples: dict[Key, list[tuple[float, int, bool]]] = {}
         self._evaluated: tuple[int, dict[str, storage.EvaluationRows]] = -1, {}  # step, and results by benchmark
         self._scored: tuple[torch.Tensor, list[Any]] | None = None
+        self._model_name = str(self.model.config._name_or_path)
         name = run_name or self.args.run_name or Path(self.args.output_dir).name
 
         def begin() -> str:
@@ -207,9 +202,9 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Evaluate as TRL does, and store the scores of each prompt with the run. No posterior changes."""
-        self._samples = []
+        self._samples = {}
         metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        samples, self._samples = self._samples, []
+        samples, self._samples = self._samples, {}
         if samples:  # with several data sets, TRL calls this method for each of them inside the outer call
             self._on_first(lambda: self._record_held_out(metric_key_prefix.removeprefix("eval_"), samples))
         return metrics
@@ -244,7 +239,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save as TRL does, once the posteriors are durable up to the checkpoint."""
-        tag = _tag(self.state.global_step)
+        tag = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"  # its folder, and its name in the store
 
         def prepare() -> None:
             # transformers writes this file last. Without it an older checkpoint of this name is not whole.
@@ -259,10 +254,6 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     def _run(self) -> Posteriors:
         assert self.posteriors is not None, "only the first process has them"
         return self.posteriors
-
-    @property
-    def _model_name(self) -> str:
-        return str(self.model.config._name_or_path)
 
     def _on_first(self, work: Callable[[], Any]) -> Any:
         """Run ``work`` on the first process and return its result on all; if it fails there, all fail."""
@@ -324,7 +315,16 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             )
         folder, step = None, 0
         if resume_from_checkpoint is True:
-            folder, step = _newest_whole(self.args.output_dir, self._run)
+            output = Path(self.args.output_dir)
+            found = output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+            for newest in sorted(found, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
+                try:
+                    step, folder = _step_of(newest, self._run), str(newest)
+                    break
+                except ValueError as error:
+                    _log.warning("passed over: %s", error)
+            else:
+                shared.check_start_over(self._run, output)
         elif resume_from_checkpoint:
             folder = str(resume_from_checkpoint)
             step = _step_of(Path(folder), self._run)
@@ -343,7 +343,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                 "missing, use remove_unused_columns=False"
             )
         places = [self._place[key] for key in keys]
-        lengths, cut = [len(ids) for ids in responses_B], [self._is_cut(ids) for ids in responses_B]
+        lengths, cut = [len(ids) for ids in responses_B], [ids[-1] not in self.eos_token_ids for ids in responses_B]
         trained = mask_B.any(dim=1).tolist()  # mask_truncated_completions may have masked a response
         device = rewards_R_F.device
         rows_B = torch.tensor([*zip(places, lengths, trained, cut, strict=True)], dtype=torch.long, device=device)
@@ -355,9 +355,19 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         extras = StepExtras(tokens=tokens_R, trained=trained_R, responses=responses)
 
         def score() -> tuple[Floats, dict[str, float], int]:
-            advantages, scored = self._score(_numpy(rewards_R_F), keys_R, extras)
+            weights = _numpy(self.reward_weights)
+            rewards, scores, scale = combine(_numpy(rewards_R_F), weights, self._verifier, self.num_generations)
+            prompts, labels = zip(*keys_R, strict=True)
+            step = self._run.step + 1
+            scored = self._run.observe(step, prompts, labels, rewards, scores=scores, form=self._form, extras=extras)
+            advantages = scored.advantages
+            if self.scale_rewards == "none":
+                advantages = advantages * scale
+            elif self.scale_rewards == "batch":
+                spread = np.std(rewards[~np.isnan(rewards)], ddof=1) if len(rewards) > 1 else 0.0
+                advantages = advantages / spread if spread > 0 else np.zeros(len(rewards))
             self._logs["extra"]["posterior_mean"].extend(scored.mean.tolist())
-            return advantages, scored.metrics, self._run.step
+            return advantages, scored.metrics, step
 
         advantages_R, metrics, self._state.step = self._on_first(score)
         for name, value in metrics.items():
@@ -369,43 +379,29 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         return torch.tensor(advantages_R[first : first + len(inputs)], dtype=torch.float32, device=device)
 
-    def _is_cut(self, ids: list[int]) -> bool:
-        return ids[-1] not in self.eos_token_ids
-
-    def _score(self, rewards_R_F: Floats, keys_R: list[Key], extras: StepExtras) -> tuple[Floats, Scored]:
-        """Return the advantages of all R rollouts."""
-        rewards, scores, scale = combine(rewards_R_F, _numpy(self.reward_weights), self._verifier, self.num_generations)
-        prompts, labels = zip(*keys_R, strict=True)
-        step = self._run.step + 1
-        scored = self._run.observe(step, prompts, labels, rewards, scores=scores, form=self._form, extras=extras)
-        if self.scale_rewards == "none":
-            return scored.advantages * scale, scored
-        if self.scale_rewards == "batch":
-            spread = np.std(rewards[~np.isnan(rewards)], ddof=1) if len(rewards) > 1 else 0.0
-            return (scored.advantages / spread if spread > 0 else np.zeros(len(rewards))), scored
-        return scored.advantages, scored
-
     def _keep_samples(self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any]) -> None:
         """Keep a batch of an evaluation until the evaluation ends."""
         self._logs["extra"]["posterior_mean"].extend([math.nan] * len(rewards_R_F))  # as long as TRL's own columns
         rewards, scores, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
-        rows_B = [(self._key(row), len(ids), self._is_cut(ids)) for row, ids in zip(inputs, responses_B, strict=True)]
-        scored_R = zip(gather_object(rows_B), (rewards if scores is None else scores).tolist(), strict=True)
-        self._samples += [Sample(prompt, value, tokens, cut) for (prompt, tokens, cut), value in scored_R]
+        rows_B = zip(map(self._key, inputs), responses_B, strict=True)
+        rows_R = gather_object([(key, len(ids), ids[-1] not in self.eos_token_ids) for key, ids in rows_B])
+        scored_R = zip(rows_R, (rewards if scores is None else scores).tolist(), strict=True)
+        for (prompt, tokens, cut), value in scored_R:
+            self._samples.setdefault(prompt, []).append((value, tokens, cut))
 
-    def _record_held_out(self, benchmark: str, samples: list[Sample]) -> None:
+    def _record_held_out(self, benchmark: str, samples: dict[Key, list[tuple[float, int, bool]]]) -> None:
         """Store a benchmark's samples; those of several benchmarks after one step become one evaluation."""
         self._run.settle()
         store, step = self._run.store, self._run.step
         if step != self._evaluated[0]:
             self._evaluated = step, {}
-        by_prompt: dict[Key, list[Sample]] = {}
-        for sample in samples:
-            by_prompt.setdefault(sample.prompt, []).append(sample)
-        texts, labels = zip(*by_prompt, strict=True)
+        texts, labels = map(list, zip(*samples, strict=True))
         # TRL fills up its last batch with further samples of some prompts.
-        kept_P = [samples_N[: self.num_generations_eval] for samples_N in by_prompt.values()]
-        self._evaluated[1][benchmark] = _evaluation_rows(benchmark, store.register_prompts(texts, labels), kept_P)
+        kept_P_N = [samples_N[: self.num_generations_eval] for samples_N in samples.values()]
+        scores, tokens, truncated = np.moveaxis(np.array([kept_P_N]), 3, 0)
+        none = np.array([None])  # the trainer extracts no answers
+        results = Results(benchmark, [], scores, none, labels, tokens.astype(np.int64), truncated > 0, texts)
+        self._evaluated[1][benchmark] = stored_rows(results, store)
         config = {"temperature": self.args.temperature, "max_completion_length": self.args.max_completion_length}
         rows, run = list(self._evaluated[1].values()), self._run.run.record
         store.record_evaluation(TRAINING, rows, run=run, step=step, model=self._model_name, config=config)
@@ -434,25 +430,6 @@ def combine(
     return scores_R + (others - others.mean(axis=1, keepdims=True)).reshape(-1) / weight, scores_R, weight
 
 
-def _evaluation_rows(benchmark: str, ids: Positions, samples_P: Sequence[Sequence[Sample]]) -> storage.EvaluationRows:
-    scores_P = [[sample.score for sample in samples_N if not np.isnan(sample.score)] for samples_N in samples_P]
-
-    def row(values: list[Any]) -> Any:
-        return np.array([values])  # one evaluation run
-
-    return storage.EvaluationRows(
-        benchmark=benchmark,
-        prompt_ids=ids,
-        samples=row([len(samples_N) for samples_N in samples_P]),
-        verified=row([len(scores) for scores in scores_P]),
-        successes=row([float(sum(scores)) for scores in scores_P]),
-        best=row([max(scores, default=np.nan) for scores in scores_P]),
-        majority=row([np.nan] * len(samples_P)),  # the trainer extracts no answers
-        tokens=row([sum(sample.tokens for sample in samples_N) for samples_N in samples_P]),
-        truncated=row([sum(sample.truncated for sample in samples_N) for samples_N in samples_P]),
-    )
-
-
 def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], weights: list[float]) -> int | None:
     """Return the index of the reward function whose score the estimator sees; None for the weighted sum."""
     if name is not None and name not in names:
@@ -472,23 +449,6 @@ def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], we
     return index
 
 
-def _tag(global_step: int) -> str:
-    """Return TRL's name of a checkpoint: its folder, and its name in the store."""
-    return f"{PREFIX_CHECKPOINT_DIR}-{global_step}"
-
-
-def _newest_whole(output_dir: str, posteriors: Posteriors) -> tuple[str | None, int]:
-    """Return the run's newest whole checkpoint and its step of the run; (None, 0) if there is none yet."""
-    folders = Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-    for folder in sorted(folders, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
-        try:
-            return str(folder), _step_of(folder, posteriors)
-        except ValueError as error:
-            _log.warning("passed over: %s", error)
-    shared.check_start_over(posteriors, Path(output_dir))
-    return None, 0
-
-
 def _step_of(folder: Path, posteriors: Posteriors) -> int:
     """Return the step of a checkpoint; refuse one that is not whole, or not of this run as it now is."""
     try:  # transformers writes this file after the model, the optimizer and the random state
@@ -501,7 +461,7 @@ def _step_of(folder: Path, posteriors: Posteriors) -> int:
         raise ValueError(
             f"checkpoint {folder} was not saved by PosteriorGRPOTrainer; pass it as model, to begin with new posteriors"
         )
-    shared.check_checkpoint(posteriors, folder, run, step, _tag(saved.global_step))
+    shared.check_checkpoint(posteriors, folder, run, step, f"{PREFIX_CHECKPOINT_DIR}-{saved.global_step}")
     return step
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -109,7 +108,16 @@ class Batch:
     @classmethod
     def read(cls, batch: KVBatchMeta) -> Batch:
         """Read the rollouts from TransferQueue, where verl keeps the contents of a batch."""
-        rollout_R, last_S = _rollouts(batch)
+        rollout_R = np.full(len(batch), -1)
+        last: dict[str, tuple[int, int]] = {}  # by rollout: number and row of its last trajectory
+        place: dict[str, int] = {}
+        for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
+            if tag.get("is_padding", False):
+                continue
+            rollout, number = key.rsplit("_", 1)  # {uid}_{session}_{number of the trajectory}
+            rollout_R[row] = place.setdefault(rollout, len(place))
+            last[rollout] = max(last.get(rollout, (-1, -1)), (int(number), row))
+        last_S = np.array([row for _, row in last.values()])
         data = tq.kv_batch_get(keys=list(batch.keys), partition_id=batch.partition_id, select_fields=_FIELDS)
         tokens_R = _row_sums(data["response_mask"]).astype(np.int64)
         is_rollout_R = rollout_R >= 0
@@ -124,20 +132,6 @@ class Batch:
             tokens_S=np.bincount(rollout_R[is_rollout_R], weights=tokens_R[is_rollout_R]).astype(np.int64),
             responses=[data["responses"][int(row)] for row in last_S],
         )
-
-
-def _rollouts(batch: KVBatchMeta) -> tuple[Positions, Positions]:
-    """Return each row's rollout (R,), -1 for padding, and the row of each rollout's last trajectory (S,)."""
-    rollout_R = np.full(len(batch), -1)
-    last: dict[str, tuple[int, int]] = {}  # by rollout: number and row of its last trajectory
-    place: dict[str, int] = {}
-    for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
-        if tag.get("is_padding", False):
-            continue
-        rollout, number = key.rsplit("_", 1)  # {uid}_{session}_{number of the trajectory}
-        rollout_R[row] = place.setdefault(rollout, len(place))
-        last[rollout] = max(last.get(rollout, (-1, -1)), (int(number), row))
-    return rollout_R, np.array([row for _, row in last.values()])
 
 
 # verl calls the advantage estimator as a plain function, so the trainer leaves its method here during a step.
@@ -261,7 +255,7 @@ class WithPosteriors(PPOTrainer):
     def _save_checkpoint(self) -> None:
         """Save as verl does, once every step up to here is durable."""
         if self.posteriors is not None:
-            name = _tag(self.global_steps)
+            name = f"global_step_{self.global_steps}"  # as verl calls it
             folder = Path(self.config.trainer.default_local_dir) / name
             folder.mkdir(parents=True, exist_ok=True)
             self.posteriors.checkpoint(self.posteriors.step, name)
@@ -283,6 +277,7 @@ class WithPosteriors(PPOTrainer):
         trainer = self.config.trainer
         name = settings.run_name or str(trainer.experiment_name)
         prompts, labels = zip(*keys_of(self.train_dataset), strict=True)
+        files = self.config.data.train_files
         if trainer.resume_mode == "disable" or not shared.run_exists(settings.store, name):
             return Posteriors.create(
                 settings.store,
@@ -295,7 +290,7 @@ class WithPosteriors(PPOTrainer):
                 warm_start_weight=settings.warm_start_weight,
                 warm_start_store=settings.warm_start_store,
                 model=str(self.config.actor_rollout_ref.model.path),
-                dataset=", ".join(Path(file).name for file in _files(self.config.data.train_files)),
+                dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
                 method=f"verl {trainer.v1.trainer_mode}",
             )
         estimator = as_estimator(settings.estimator, settings.parameters)
@@ -311,7 +306,7 @@ class WithPosteriors(PPOTrainer):
 
     def _step_of_checkpoint(self, posteriors: Posteriors) -> int:
         """Return the step of the loaded checkpoint, 0 if verl starts over; refuse one that is not of this run."""
-        trainer, name = self.config.trainer, _tag(self.global_steps)
+        trainer, name = self.config.trainer, f"global_step_{self.global_steps}"
         if self.global_steps == 0:
             shared.check_start_over(posteriors, Path(trainer.default_local_dir))
             return 0
@@ -363,12 +358,3 @@ def _objects(data: Any, name: str) -> list[Any]:
 def _row_sums(rows: torch.Tensor) -> Floats:
     """Return the sums (R,) of a padded or a jagged tensor's rows, in float64."""
     return np.array([row.double().sum().item() for row in rows.unbind(0)])
-
-
-def _files(files: Any) -> list[str]:
-    return [str(files)] if isinstance(files, str | os.PathLike) else [str(file) for file in files]
-
-
-def _tag(global_step: int) -> str:
-    """Return verl's name of the checkpoint of a global step."""
-    return f"global_step_{global_step}"

@@ -20,11 +20,7 @@ from openrlhf_dbb.estimators.text_features import text_features
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.options import chosen
 from openrlhf_dbb.storage import RunRecord, open_store
-from openrlhf_dbb.storage.read import ProbeLog, StepLog, prompt_texts, read_log, read_probes
-
-Integers = NDArray[np.int64]
-
-_WHOLE = 2**31 - 1  # characters of a prompt
+from openrlhf_dbb.storage.read import Integers, ProbeLog, StepLog, prompt_texts, read_log, read_probes
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,8 @@ def read(store_url: str | None, ref: str | None) -> RecordedRun:
     with open_store(store_url, create=False) as store:
         record = chosen(store, ref)
         log, probe_log = read_log(store, record), read_probes(store, record)
-        texts = [prompt for _, prompt, _, _ in prompt_texts(store, np.unique(log.prompt_id), length=_WHOLE)]
+        whole = 2**31 - 1  # characters of a prompt
+        texts = [prompt for _, prompt, _, _ in prompt_texts(store, np.unique(log.prompt_id), length=whole)]
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
     return RecordedRun(record, visits(log, texts), _probed_visits(log, probe_log))

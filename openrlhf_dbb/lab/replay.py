@@ -47,7 +47,11 @@ def _command(arguments: argparse.Namespace) -> None:
         print(json_text(found))
         return
     print("\n".join(introduction(run, own)))
-    print(f"\n{_table(ranking, outcomes)}\n{len(outcomes)} candidates; --json prints them all\n")
+    shown = [ranking.candidates[at] for at in ranking.best_of_each()]
+    shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]  # those that cannot be ranked
+    rows = [(outcome.label, *_measures(outcome).values()) for outcome in shown]
+    print(f"\n{table(('best of each', *_measures(shown[0])), rows)}")
+    print(f"{len(outcomes)} candidates; --json prints them all\n")
     print("\n".join(advice))
 
 
@@ -90,7 +94,14 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
     names = np.array([outcome.estimator.name for outcome in ranking.candidates])
     first = (names[ranking.draws_B_C.argmin(axis=1)] == best.estimator.name).mean()
     lines.append(f"best: {best.label}; {best.estimator.name} is first in {first:.0%} of {DRAWS} bootstrap draws")
-    lines += _second(ranking)
+    _, *others = ranking.best_of_each()
+    if others:
+        second = ranking.candidates[others[0]].label
+        excess, low, high = (values[others[0]] for values in ranking.excess())
+        relative = "" if ranking.criterion == "likelihood" else f" or {excess / ranking.mean_C[0]:.1%}"
+        lines.append(f"second: {second}; worse by {excess:.2g}{relative} (95 %: {low:.2g} to {high:.2g})")
+        if low <= 0:
+            lines.append(f"this log cannot tell {best.label} from {second}: there may be no difference")
     discount = ranking.best_discount("dbb")
     if discount is not None:
         value, low, high = discount
@@ -98,25 +109,6 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
         unsure = "; this log does not determine it" if high - low >= 0.5 else ""
         lines.append(f"best discount of dbb: {value:g} (95 %: {low:g} to {high:g}){unsure}")
     return [*lines, f"use next: {specs.flags(best.estimator)}"]
-
-
-def _second(ranking: Ranking) -> list[str]:
-    """Return lines about the best candidate of any other estimator."""
-    best, *others = ranking.best_of_each()
-    if not others:
-        return []
-    name, second = (ranking.candidates[at].label for at in (best, others[0]))
-    excess, low, high = (values[others[0]] for values in ranking.excess())
-    relative = "" if ranking.criterion == "likelihood" else f" or {excess / ranking.mean_C[best]:.1%}"
-    lines = [f"second: {second}; worse by {excess:.2g}{relative} (95 %: {low:.2g} to {high:.2g})"]
-    return lines + ([f"this log cannot tell {name} from {second}: there may be no difference"] if low <= 0 else [])
-
-
-def _table(ranking: Ranking, outcomes: Sequence[Outcome]) -> str:
-    """Return a table of the best candidate of each estimator, then of the candidates that cannot be ranked."""
-    shown = [ranking.candidates[at] for at in ranking.best_of_each()]
-    shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]
-    return table(("best of each", *_measures(shown[0])), [(o.label, *_measures(o).values()) for o in shown])
 
 
 def _measures(outcome: Outcome) -> dict[str, Any]:

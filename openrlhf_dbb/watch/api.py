@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class Cache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, SimpleNamespace] = {}
 
     def get(self, key: Hashable, version: Hashable, make: Callable[[], Any], *, rest: float = 0.0) -> Any:
         """Return the answer of this version: the kept one, or a new one that ``make`` returns.
@@ -50,8 +51,8 @@ class Cache:
             rest: an answer of an older version is still returned until this multiple of its making time has passed.
         """
         with self._lock:
-            kept = self._kept.pop(key, None) or _Kept()
-            self._kept[key] = kept  # last in the order, so that the oldest is dropped
+            new = SimpleNamespace(lock=threading.Lock(), version=None, content=None, rests_until=0.0)
+            self._kept[key] = kept = self._kept.pop(key, new)  # last in the order, so that the oldest is dropped
             while len(self._kept) > _MOST_ANSWERS:
                 del self._kept[next(iter(self._kept))]
         # The lock of one answer: a slow answer does not hold up the others.
@@ -61,14 +62,6 @@ class Cache:
                 kept.content, kept.version = make(), version
                 kept.rests_until = time.monotonic() + rest * (time.monotonic() - began)
             return kept.content
-
-
-class _Kept:
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.version: Hashable = None
-        self.content: Any = None
-        self.rests_until = 0.0
 
 
 class Api:
@@ -114,15 +107,43 @@ class Api:
         """
         match path.split("/"):
             case ["state"]:
-                return self._state()
+                return {
+                    "store": shown(self._store.location, width=None),
+                    "live": self._live,
+                    "now": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+                    "runs": [listed_run.numbers for listed_run in self.runs],
+                }
             case ["runs", run, "series"]:
                 return series(self._store, self._run(run).record)
             case ["runs", run, "posteriors"]:
-                return self._posteriors(self.visits(self._run(run)))
+                of_run = self.visits(self._run(run))
+                return {
+                    "last": of_run.last,
+                    "unit": of_run.unit,
+                    "thresholds": visits.THRESHOLDS,
+                    "state_counts": np.bincount(of_run.state, minlength=len(visits.STATES)),
+                    "epochs": of_run.epochs,
+                }
             case ["runs", run, "prompts"]:
-                return self._prompts(self.visits(self._run(run)))
+                of_run = self.visits(self._run(run))
+                texts = list(prompt_texts(self._store, of_run.prompt_id, length=_TEXT))
+                return {
+                    "last": of_run.last,
+                    "columns": {
+                        "id": of_run.prompt_id,
+                        "state": of_run.state,
+                        "mean": of_run.mean,
+                        "change": of_run.mean - of_run.first,
+                        "visits": of_run.visits,
+                        "text": [readable(text) for _, text, _, _ in texts],
+                        "label": [readable(label) for _, _, label, _ in texts],
+                    },
+                }
             case ["runs", run, "prompts", name]:
-                return self._prompt(self._run(run), name)
+                described = details.prompt(self._store, self._run(run).record, _integer(name))
+                if described is None:
+                    raise NoSuchAnswer(f"run {self._run(run).record.name!r} has no prompt {name[:80]!r}")
+                return described
             case ["runs", run, "rollouts", step]:
                 last = None if step == "latest" else _integer(step)
                 return details.rollouts(
@@ -141,49 +162,11 @@ class Api:
                 return run
         raise NoSuchAnswer(f"there is no run {name[:80]!r} in {self._store.location}; state lists them")
 
-    def _state(self) -> dict[str, Any]:
-        return {
-            "store": shown(self._store.location, width=None),
-            "live": self._live,
-            "now": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
-            "runs": [run.numbers for run in self.runs],
-        }
-
     def visits(self, run: Listed) -> Visits:
         """Return the state of the prompts of a run; of a large run, the state of a few steps ago."""
         key, version = ("visits", run.record.uuid), run.version
         states: Visits = self._cache.get(key, version, lambda: visits.read_visits(self._store, run.record), rest=_REST)
         return states
-
-    def _posteriors(self, of_run: Visits) -> dict[str, Any]:
-        return {
-            "last": of_run.last,
-            "unit": of_run.unit,
-            "thresholds": visits.THRESHOLDS,
-            "state_counts": np.bincount(of_run.state, minlength=len(visits.STATES)),
-            "epochs": of_run.epochs,
-        }
-
-    def _prompts(self, of_run: Visits) -> dict[str, Any]:
-        texts = list(prompt_texts(self._store, of_run.prompt_id, length=_TEXT))
-        return {
-            "last": of_run.last,
-            "columns": {
-                "id": of_run.prompt_id,
-                "state": of_run.state,
-                "mean": of_run.mean,
-                "change": of_run.mean - of_run.first,
-                "visits": of_run.visits,
-                "text": [readable(text) for _, text, _, _ in texts],
-                "label": [readable(label) for _, _, label, _ in texts],
-            },
-        }
-
-    def _prompt(self, run: Listed, name: str) -> dict[str, Any]:
-        described = details.prompt(self._store, run.record, _integer(name))
-        if described is None:
-            raise NoSuchAnswer(f"run {run.record.name!r} has no prompt {name[:80]!r}")
-        return described
 
 
 def _integer(text: str) -> int:

@@ -5,15 +5,16 @@ Axes: V visits of a prompt.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.inspect.show import configuration, facts
+from openrlhf_dbb.inspect.show import facts
+from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.read import prompt_history, prompt_texts
-from openrlhf_dbb.terminal import readable
+from openrlhf_dbb.terminal import readable, safe, shown
 from openrlhf_dbb.watch.visits import NO_VISITS, states
 
 LEVEL = 0.9
@@ -38,7 +39,12 @@ _ROLLOUTS = """
 
 
 def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, Any] | None:
-    """Return one prompt of a run with every visit; None if the run has no posterior of it."""
+    """Return one prompt of a run with every visit; None if the run has no posterior of it.
+
+    "low" and "high" are the central credible interval after each visit; without alpha and beta, a normal one.
+    """
+    from scipy.special import betaincinv  # here: a server starts without it
+
     key = {"run": run.run_id, "prompt": prompt_id}
     posterior = store.query("SELECT mean FROM posteriors WHERE run_id = :run AND prompt_id = :prompt", **key)
     if not posterior:
@@ -51,8 +57,12 @@ def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, A
     query = _KEPT.format(of_steps=store.database.one_of("step"))
     kept = {row.step: row.kept for row in store.query(query, ids=steps, **key)}
     alpha, beta = visits["alpha"], visits["beta"]
-    mean_V = np.divide(alpha, alpha + beta, out=visits["mean"].copy(), where=~np.isnan(alpha + beta))
-    low, high = _intervals(alpha, beta, mean_V, np.sqrt(visits["variance"] / visits["rollouts"]))
+    has_beta = ~np.isnan(alpha + beta)
+    mean_V = np.divide(alpha, alpha + beta, out=visits["mean"].copy(), where=has_beta)
+    half = 1.645 * np.sqrt(visits["variance"] / visits["rollouts"])  # 90 % of a normal distribution
+    low, high = mean_V - half, mean_V + half
+    low[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], (1 - LEVEL) / 2)
+    high[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], (1 + LEVEL) / 2)
     state_V = states(mean_V, visits["successes"])
     return {
         "text": readable(text),
@@ -63,18 +73,6 @@ def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, A
         "visits": visits
         | {"mean": mean_V, "low": low, "high": high, "kept": [kept.get(row["step"], 0) for row in rows]},
     }
-
-
-def _intervals(alpha: Floats, beta: Floats, mean: Floats, standard_error: Floats) -> tuple[Floats, Floats]:
-    """Return the central credible interval after each visit; without alpha and beta, a normal one."""
-    from scipy.special import betaincinv  # here: a server starts without it
-
-    half = 1.645 * standard_error  # 90 % of a normal distribution
-    low, high = mean - half, mean + half
-    has_beta = ~np.isnan(alpha + beta)
-    low[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], (1 - LEVEL) / 2)
-    high[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], (1 + LEVEL) / 2)
-    return low, high
 
 
 def rollouts(store: PosteriorStore, run: RunRecord, step: int | None, prompt_id: int | None = None) -> dict[str, Any]:
@@ -102,6 +100,9 @@ def about(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """Return facts, configuration and events (claims, take-overs, roll backs, ...) of a run."""
     return {
         "facts": [[name, str(value)] for name, value in facts(store, run).items()],
-        "config": list(configuration(run)),
+        "config": [
+            [safe(key), shown(json.dumps(without_secrets(value, key), ensure_ascii=False), width=None)]
+            for key, value in sorted(run.config.items())
+        ],
         "events": [list(row) for row in store.query(_EVENTS, run=run.run_id)],
     }

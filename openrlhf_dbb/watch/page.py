@@ -16,15 +16,7 @@ import numpy as np
 
 from openrlhf_dbb.terminal import shown
 
-_SCRIPTS = (
-    "page.base.js",
-    "page.charts.js",
-    "page.curves.js",
-    "page.run.js",
-    "page.rollouts.js",
-    "page.prompts.js",
-    "page.js",
-)
+_SCRIPTS = ("base.js", "charts.js", "curves.js", "run.js", "rollouts.js", "prompts.js", "js")  # after "page."
 
 
 def render(title: str, data: dict[str, Any]) -> str:
@@ -82,7 +74,7 @@ def _plain(value: Any) -> Any:
 
 
 def _script() -> str:
-    return "\n".join(map(_asset, _SCRIPTS))
+    return "\n".join(_asset(f"page.{name}") for name in _SCRIPTS)
 
 
 def _asset(name: str) -> str:

@@ -24,8 +24,6 @@ from openrlhf_dbb.terminal import shown
 POINTS = 1000
 """The most points of a curve."""
 
-_METRIC = "m:"
-
 _POINTS = f"""
     SELECT max(step) AS step, max(created_at) AS ended_at, CAST(sum(rollouts) AS BIGINT) AS rewards,
            sum(successes) AS successes, count(*) AS steps, count(generated) AS counted, {SUMS}
@@ -43,26 +41,28 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
         "curves": by name, (K,) each; "width", of a point; "first", "last", steps of the run; "held_out", "totals".
     """
     (extent,) = store.query(_EXTENT, run=run.run_id)
-    width = _width(extent.first, extent.last, points)
+    # Powers of two: when a run grows, two old points merge into one, and no other point moves.
+    width = 1
+    while (extent.last - 1) // width - (extent.first - 1) // width + 1 > points:
+        width *= 2
     curves = _curves(store, run, extent.last, width)
-    measured = held_out(store, run)
+    measured, totals = held_out(store, run), usage_totals(store, run)
+    if totals["generated"] is not None:
+        mixed = totals["mixed_groups"]
+        totals |= {
+            "zero_variance_groups": None if mixed is None else totals["groups"] - mixed,
+            "given_groups": None if mixed is None else totals["rescued"] * totals["groups"] / totals["generated"],
+            "unused_rollouts": unused_rollouts(store, run),
+            "parts": _parts(totals),
+        }
     return {
         "width": width,
         "first": extent.first,
         "last": extent.last,
         "curves": curves,
         "held_out": measured and {name: getattr(measured, name) for name in ("step", "accuracy", "prompts", "samples")},
-        "totals": _totals(store, run),
+        "totals": None if totals["generated"] is None else totals,  # None if no step was counted
     }
-
-
-def _width(first: int, last: int, points: int) -> int:
-    """Return the smallest power of two such that at most ``points`` points cover the steps."""
-    # Powers of two: when a run grows, two old points merge into one, and no other point moves.
-    width = 1
-    while (last - 1) // width - (first - 1) // width + 1 > points:
-        width *= 2
-    return width
 
 
 def _curves(store: PosteriorStore, run: RunRecord, last: int, width: int) -> dict[str, Floats]:
@@ -83,22 +83,18 @@ def _curves(store: PosteriorStore, run: RunRecord, last: int, width: int) -> dic
         "tokens": until["generated_tokens"],
         "hours": (ends_K - ends_K[:1]) / 3_600_000,  # from the end of the first point
     }
-    with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap in the curve
-        curves |= {name: above / below for name, (above, below) in _shares(sums).items()}
-    return curves | _metric_means(store, run, last, (sums["step"] - 1) // width, width)
-
-
-def _shares(sums: Mapping[str, Floats]) -> dict[str, tuple[Floats, Floats]]:
-    """Return dividend and divisor of each curve of the rewards and the rollout usage; (K,) each."""
     generated, steps = sums["generated"], sums["counted"]
     several = np.where(generated < 2 * sums["groups"], np.nan, generated)  # zero variance is not defined at N = 1
-    return {
+    shares = {  # dividend and divisor
         "reward": (sums["successes"], sums["rewards"]),
         "zero_variance": (sums["zero_variance"], several),
         "given_advantage": (sums["rescued"], several),
         "length": (sums["generated_tokens"], generated),
         **{name: (count, steps) for name, count in _parts(sums).items()},
     }
+    with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap in the curve
+        curves |= {name: above / below for name, (above, below) in shares.items()}
+    return curves | _metric_means(store, run, last, (sums["step"] - 1) // width, width)
 
 
 def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,19 +121,5 @@ def _metric_means(store: PosteriorStore, run: RunRecord, last: int, points: Floa
         known = ~np.isnan(values_T)
         sums = np.bincount(row_T[known], values_T[known], minlength=len(points))
         with np.errstate(invalid="ignore"):
-            means[_METRIC + shown(name, width=None)] = sums / np.bincount(row_T[known], minlength=len(points))
+            means[f"m:{shown(name, width=None)}"] = sums / np.bincount(row_T[known], minlength=len(points))
     return means
-
-
-def _totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | None:
-    """Return the totals of the run's rollouts and groups; None if no step was counted."""
-    sums = usage_totals(store, run)
-    if sums["generated"] is None:
-        return None
-    mixed = sums["mixed_groups"]
-    return sums | {
-        "zero_variance_groups": None if mixed is None else sums["groups"] - mixed,
-        "given_groups": None if mixed is None else sums["rescued"] * sums["groups"] / sums["generated"],
-        "unused_rollouts": unused_rollouts(store, run),
-        "parts": _parts(sums),
-    }

@@ -34,11 +34,16 @@ def serve(arguments: argparse.Namespace) -> None:
     for module in ("starlette", "uvicorn"):
         if find_spec(module) is None:
             raise UsageError(f"serve needs {module}; run: pip install '.[serve]' in the repository")
-    with (
-        open_store(arguments.store_url, create=False, read_only=True) as store,
-        _listening(arguments.host, arguments.port) as listener,
-    ):
-        _run(store, listener, arguments.host)
+    with open_store(arguments.store_url, create=False, read_only=True) as store:
+        host, port = arguments.host, arguments.port
+        try:
+            listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except (OSError, OverflowError, UnicodeError) as error:
+            raise UsageError(
+                f"--host {shown(host)}, --port {port}: {error}; give another port, or any free one with --port 0"
+            ) from None
+        with listener:
+            _run(store, listener, host)
 
 
 def _run(store: PosteriorStore, listener: socket.socket, host: str) -> None:
@@ -62,13 +67,3 @@ def _run(store: PosteriorStore, listener: socket.socket, host: str) -> None:
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to end.
         uvicorn.Server(config).run(sockets=[listener])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address and port; raise UsageError if none can."""
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise UsageError(
-            f"--host {shown(host)}, --port {port}: {error}; give another port, or any free one with --port 0"
-        ) from None

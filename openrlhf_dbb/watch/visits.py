@@ -17,9 +17,7 @@ from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.read import current_means
-
-Whole = NDArray[np.int64]
+from openrlhf_dbb.storage.read import Integers, current_means
 
 STATES = ("mastered", "learning", "forgotten", "unsolved", "no visits")
 MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
@@ -48,11 +46,11 @@ class Visits:
     """
 
     last: int
-    prompt_id: Whole
-    visits: Whole
+    prompt_id: Integers
+    visits: Integers
     first: Floats
     mean: Floats
-    state: Whole
+    state: Integers
     epochs: dict[str, list[Any]]
     unit: bool
 
@@ -65,7 +63,7 @@ def read_visits(store: PosteriorStore, run: RunRecord) -> Visits:
     return summed(*current_means(store, run), visits)
 
 
-def summed(prompt_id: Whole, mean_now: Floats, visits: Floats) -> Visits:
+def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
     """Return the states of prompts, from their visits.
 
     Args:
@@ -82,7 +80,10 @@ def summed(prompt_id: Whole, mean_now: Floats, visits: Floats) -> Visits:
     names = ("epoch", "prompts", "success_rate", "mean", "states", "histogram")
     epochs: dict[str, list[Any]] = {name: [] for name in names}
     # One epoch after the other: in each of them a prompt has one visit at most, so whole columns can be updated.
-    for epoch, visit in enumerate(_by_epoch(row_V), start=1):
+    epoch_V = earlier_visits(row_V)
+    ends = np.cumsum(np.bincount(epoch_V))
+    by_epoch = np.split(np.argsort(epoch_V, kind="stable"), ends[:-1]) if len(visits) else []
+    for epoch, visit in enumerate(by_epoch, start=1):
         row, now = row_V[visit], mean_V[visit]
         if epoch == 1:
             first[row] = now
@@ -108,7 +109,7 @@ def summed(prompt_id: Whole, mean_now: Floats, visits: Floats) -> Visits:
     )
 
 
-def states(mean: Floats, successes: Floats) -> Whole:
+def states(mean: Floats, successes: Floats) -> Integers:
     """Return the state of a prompt after each visit, as index into ``STATES``, from the mean after it and its rewards.
 
     All are (V,); ``successes`` are sums of rewards.
@@ -116,17 +117,9 @@ def states(mean: Floats, successes: Floats) -> Whole:
     return _state(mean, np.maximum.accumulate(mean), np.logical_or.accumulate(successes > 0))
 
 
-def _state(mean: Floats, peak: Floats, solved: NDArray[np.bool_]) -> Whole:
+def _state(mean: Floats, peak: Floats, solved: NDArray[np.bool_]) -> Integers:
     """Return states from the mean, the highest mean so far, and whether any reward was above 0 so far."""
     state = np.where(mean >= THRESHOLDS["mastered"], MASTERED, LEARNING)
     state[peak - mean >= THRESHOLDS["forgotten"]] = FORGOTTEN
     state[~solved & (mean <= THRESHOLDS["unsolved"])] = UNSOLVED
     return state
-
-
-def _by_epoch(row_V: Whole) -> list[Whole]:
-    """Return the places of all first visits, of all second visits, ..."""
-    if not len(row_V):
-        return []
-    epoch_V = earlier_visits(row_V)
-    return np.split(np.argsort(epoch_V, kind="stable"), np.cumsum(np.bincount(epoch_V))[:-1])
