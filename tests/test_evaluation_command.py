@@ -1,12 +1,16 @@
-"""The evaluate command end to end on the tiny model: whole, cut off, continued, stored."""
+"""The evaluate command end to end on the tiny model: whole, killed, continued, stored."""
 
+import itertools
 import json
+import random
 import re
 import shutil
 import statistics
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from openrlhf_dbb.errors import UsageError
@@ -24,15 +28,14 @@ def tiny():
 
 
 class Evaluating:
-    """The command on the tiny model, in a folder: two benchmarks, two engines, 4 samples, 2 runs."""
+    """The command on the tiny model, in a folder."""
 
     def __init__(self, folder, tiny):
         self.folder = folder
         self._command = [
             sys.executable, "-m", "openrlhf_dbb", "evaluate", "--model", str(tiny.model), "--name", "mine",
             "--benchmarks", f"heldout={tiny.heldout},train={tiny.train}",
-            "--max_new_tokens", "10", "--temperature", "1", "--top_p", "1", "--limit", "20", "--n", "4", "--runs", "2",
-            "--engines", "2",
+            "--max_new_tokens", "10", "--temperature", "1", "--top_p", "1",
         ]  # fmt: skip
         self.place = folder / "evaluations" / "mine"
 
@@ -44,21 +47,45 @@ class Evaluating:
         assert done.returncode == 0, done.stderr[-4000:]
         return done
 
+    def kill(self, *flags, rows):
+        """SIGKILL to the command, Ray and every engine when so many rows are written."""
+        process = subprocess.Popen(
+            [*self._command, *flags], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 300
+        while len(self.rows()) < rows:
+            assert process.poll() is None, "ended by itself"
+            assert time.monotonic() < deadline, "too slow"
+            time.sleep(0.02)
+        root = psutil.Process(process.pid)
+        for member in [root, *root.children(recursive=True)]:
+            try:
+                member.kill()
+            except psutil.NoSuchProcess:
+                continue
+        process.wait()
+
     def rows(self, benchmark=None):
         """Whole lines of the responses, in the order of runs and prompts."""
-        lines = (self.place / "responses.jsonl").read_bytes().split(b"\n")[:-1]
+        path = self.place / "responses.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         rows = [row for row in map(json.loads, lines) if benchmark in (None, row["benchmark"])]
         return sorted(rows, key=lambda row: (row["benchmark"], row["run"], row["place"]))
 
 
-def check_rows(rows, asked):
-    """Every prompt once a run, with verified responses."""
-    assert [(each["run"], each["place"]) for each in rows] == [(run, place) for run in (0, 1) for place in range(20)]
+def data(path, count=None):
+    """The first rows of a data file."""
+    return [json.loads(line) for line in path.read_text().splitlines()[:count]]
+
+
+def check_rows(rows, asked, runs, samples):
+    """Every prompt once a run, with N verified responses."""
+    assert [(each["run"], each["place"]) for each in rows] == [(r, i) for r in range(runs) for i in range(len(asked))]
     plain = []
     for each in rows:
         question = asked[each["place"]]
         assert (each["prompt"], each["label"]) == (question["input"], question["label"])
-        assert len(each["responses"]) == 4
+        assert len(each["responses"]) == samples
         for response, score in zip(each["responses"], each["scores"], strict=True):
             plain.append(bool(re.fullmatch(r"0|[1-9]\d*", response)))  # such answers need no mathematics
             assert not plain[-1] or score == (response == question["label"])
@@ -75,9 +102,11 @@ def check_rows(rows, asked):
 
 @pytest.fixture(scope="module")
 def evaluated(tiny, tmp_path_factory):
-    """The command and what it printed, at its end."""
+    """Two benchmarks, two engines, 4 samples, 2 runs, to the end."""
     evaluating = Evaluating(tmp_path_factory.mktemp("evaluated"), tiny)
-    return evaluating, evaluating.run()
+    evaluating.flags = ["--limit", "20", "--n", "4", "--runs", "2", "--engines", "2"]
+    done = evaluating.run(*evaluating.flags)
+    return evaluating, done
 
 
 def test_an_evaluation_is_written_whole_and_its_summary_is_what_the_file_says(evaluated, tiny):
@@ -87,7 +116,7 @@ def test_an_evaluation_is_written_whole_and_its_summary_is_what_the_file_says(ev
     means = {}
     for name, path in (("heldout", tiny.heldout), ("train", tiny.train)):
         rows = evaluating.rows(name)
-        check_rows(rows, [json.loads(line) for line in path.read_text().splitlines()[:20]])
+        check_rows(rows, data(path, 20), runs=2, samples=4)
         by_run = [[each["scores"] for each in rows if each["run"] == run] for run in (0, 1)]
         accuracy = [statistics.mean(score for scores in run for score in scores) for run in by_run]
         best = [statistics.mean(max(scores) for scores in run) for run in by_run]
@@ -104,7 +133,7 @@ def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_
     written = (evaluating.place / "responses.jsonl").read_bytes()
     with open_store(url) as store:
         fill.run(store, "first")
-        again = evaluating.run("--store.url", url, "--run", "first")
+        again = evaluating.run(*evaluating.flags, "--store.url", url, "--run", "first")
         [rows] = store.query("SELECT count(*), sum(samples), sum(successes) FROM evaluation_results")
     assert "80 of 80 prompts are done" in again.stdout
     assert done.stdout.splitlines()[-5:] == again.stdout.splitlines()[-6:-1]
@@ -122,7 +151,26 @@ def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_p
     kept = evaluating.rows()
     with pytest.raises(UsageError, match=r"is not finished, .* repeat the evaluate command"):
         read_evaluation(evaluating.place)
-    done = evaluating.run()
+    done = evaluating.run(*before.flags)
     assert f"{len(kept)} of 80 prompts are done" in done.stdout
     ended = evaluating.rows()
     assert [row for row in ended if row in kept] == kept and len(ended) == 80
+
+
+@pytest.mark.long  # what a kill leaves is tested above
+def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
+    evaluating = Evaluating(tmp_path, tiny)
+    total = 4 * (128 + 512)
+    kept = []
+    for share in (0, 1 / 3):
+        evaluating.kill("--runs", "4", rows=int(total * (share + random.random() / 3)) + 1)
+        rows = evaluating.rows()
+        assert all(row in rows for row in kept)
+        kept = rows
+    done = evaluating.run("--runs", "4")
+    assert f"{len(kept)} of {total} prompts are done" in done.stdout
+    evaluating.run("--runs", "5")
+    for name, path in (("heldout", tiny.heldout), ("train", tiny.train)):
+        check_rows(evaluating.rows(name), data(path), runs=5, samples=8)
+    by_run = [[row["responses"] for row in evaluating.rows("heldout") if row["run"] == run] for run in range(5)]
+    assert all(one != other for one, other in itertools.pairwise([*by_run, by_run[0]]))  # no run is drawn again
