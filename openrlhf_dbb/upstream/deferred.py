@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import packages_distributions, version
 from types import ModuleType
 from typing import Any
 
@@ -57,6 +58,8 @@ class _Module(ModuleType):
     """Stands in for a module; its attributes are stand-ins."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__version__":  # OpenRLHF reads that of vLLM before it makes the engines
+            return version(packages_distributions()[self.__name__][0])
         if name.startswith("__"):
             raise AttributeError(name)
         return _Name(self.__name__, name)
