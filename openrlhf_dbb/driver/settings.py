@@ -31,6 +31,11 @@ _SHOWN = ("method", "estimator", "preset")
 _HIDDEN = ("logger.wandb.key", "local_rank", *(flag for flag in _DRIVERS if flag not in _SHOWN))
 
 
+def _named(flag: str) -> Any:
+    """Return a property of :class:`Settings`: the name that a flag gives."""
+    return property(lambda settings: settings.values[flag])
+
+
 @dataclass(frozen=True)
 class Settings:
     """The values of all flags. Nothing changes them; :meth:`with_values` returns other settings."""
@@ -52,25 +57,10 @@ class Settings:
         """Return whether the command line sets a flag."""
         return self.origin.get(flag) == COMMAND_LINE
 
-    @property
-    def preset(self) -> str:
-        """The name of the preset, the path of its file, or "none"."""
-        return str(self.values["preset"])
-
-    @property
-    def method(self) -> str:
-        """The name of the training method, or "none"."""
-        return str(self.values["method"])
-
-    @property
-    def estimator(self) -> str:
-        """The name of the estimator, ``module:Class``, or "none" for OpenRLHF's own advantages."""
-        return str(self.values["estimator"])
-
-    @property
-    def run_name(self) -> str:
-        """The name of the run."""
-        return str(self.values["run_name"])
+    preset = _named("preset")  # or the path of its file, or "none"
+    method = _named("method")  # or "none"
+    estimator = _named("estimator")  # or ``module:Class``, or "none" for OpenRLHF's own advantages
+    run_name = _named("run_name")
 
     @cached_property
     def args(self) -> SimpleNamespace:
