@@ -127,7 +127,7 @@ class Posteriors:
             ValueError: the estimator is unknown, or a parameter is out of range.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
-        _check_data(prompts, labels)
+        steps.keys_of(prompts, labels)  # checks them
         estimator_name, estimator = estimator, as_estimator(estimator, parameters)
         if not isinstance(estimator_name, str):  # the name by which estimators.build finds the class
             kind = type(estimator)
@@ -189,7 +189,7 @@ class Posteriors:
             storage.StoreError: the run does not exist, has finished, is owned by a living process, or has not reached
                 ``step``.
         """
-        _check_data(prompts, labels)
+        steps.keys_of(prompts, labels)  # checks them
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
@@ -259,7 +259,12 @@ class Posteriors:
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = None if extras.probes is None else self._positions(extras.probes.prompts)
-        advantage_form = self._form(form)
+        advantage_form = FORMS.build(str(form))
+        if advantage_form.leave_one_out and not self.estimator.can_leave_one_out():
+            raise ValueError(
+                f"form {form!r} scores a rollout by the mean without it, which estimator {self.estimator.name!r} "
+                "cannot tell (its group_weight is None); use dr_grpo"
+            )
 
         # The estimator changes a copy, since whatever is refused below must change nothing.
         state = self._state | {field: self._state[field].copy() for field in self.estimator.state_fields}
@@ -368,15 +373,6 @@ class Posteriors:
                 f"prompt {text[:80]!r} with label {str(label)[:80]!r} is not in the data set this run was started with"
             ) from None
 
-    def _form(self, name: str) -> Form:
-        form = FORMS.build(str(name))
-        if form.leave_one_out and not self.estimator.can_leave_one_out():
-            raise ValueError(
-                f"form {name!r} scores a rollout by the mean without it, which estimator {self.estimator.name!r} "
-                "cannot tell (its group_weight is None); use dr_grpo"
-            )
-        return form
-
     def _update(
         self, state: State, step: int, rollouts: Rollouts, groups: Groups, form: Form
     ) -> tuple[estimators.Estimate, storage.StepRows]:
@@ -433,11 +429,6 @@ def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any]
     if parameters is not None:
         raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
     return estimator
-
-
-def _check_data(prompts: Sequence[str], labels: Sequence[str]) -> None:
-    if not steps.keys_of(prompts, labels):
-        raise ValueError("there are no prompts; pass all that will be trained on, with their labels")
 
 
 def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:
