@@ -199,17 +199,14 @@ def stop() -> None:
 
 def gpus_needed(args: SimpleNamespace) -> int:
     """Return the GPUs that OpenRLHF's placement groups ask Ray for (without CUDA: logical ones)."""
-
-    def size(part: SimpleNamespace) -> int:
-        return int(part.num_nodes * part.num_gpus_per_node)
-
-    train, critic = args.train, bool(args.critic.model_name_or_path)
-    apart = {
-        "ref": args.algo.kl.init_coef > 0 and not train.colocate_actor_ref,
-        "critic": critic,
-        "reward": not args.reward.remote_url and not (critic and train.colocate_critic_reward),
-    }
-    needed = size(args.actor) + sum(size(getattr(args, m)) for m in apart if apart[m] and not train.colocate_all)
+    train, critic, parts = args.train, bool(args.critic.model_name_or_path), [args.actor]
+    for part, apart in (
+        (args.ref, args.algo.kl.init_coef > 0 and not train.colocate_actor_ref),
+        (args.critic, critic),
+        (args.reward, not args.reward.remote_url and not (critic and train.colocate_critic_reward)),
+    ):
+        parts += [part] if apart and not train.colocate_all else []
+    needed = sum(part.num_nodes * part.num_gpus_per_node for part in parts)
     if train.async_enable or not train.colocate_all:
         needed += (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
-    return needed
+    return int(needed)

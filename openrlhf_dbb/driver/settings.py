@@ -12,10 +12,10 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import upstream
+from openrlhf_dbb import estimators, upstream
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.driver.capacity import Shape
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
+from openrlhf_dbb.driver.flags import ESTIMATOR, NO_ESTIMATOR, named_class
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.parameters import parameter_fields
 from openrlhf_dbb.platform.machine import Machine
@@ -82,7 +82,7 @@ class Settings:
         """The estimator's parameters. Raises UsageError if one is outside its range."""
         if self.estimator == NO_ESTIMATOR:
             return {}
-        cls = estimator_class(self.estimator)
+        cls = named_class(ESTIMATOR, estimators, self.estimator)
         # A parameter that a trainer fills in is no flag.
         parameters = {
             field.name: self.values.get(f"{cls.name}.{field.name}", field.default) for field in parameter_fields(cls)
