@@ -6,10 +6,10 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from openrlhf_dbb.driver import settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, cuda, machine
 
@@ -172,11 +172,7 @@ def args(**given):
         "vllm.sync_backend": "gloo", "vllm.tensor_parallel_size": 1, **dict.fromkeys(cpu.NEED_CUDA, False),
         **{flag.replace("__", "."): value for flag, value in given.items()},
     }  # fmt: skip
-    sections: dict[str, dict[str, object]] = {}
-    for flag, value in flags.items():
-        section, name = flag.split(".")
-        sections.setdefault(section, {})[name] = value
-    return SimpleNamespace(**{section: SimpleNamespace(**values) for section, values in sections.items()})
+    return settings._nested(flags)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +194,7 @@ def test_flags_that_cannot_work_on_this_host_with_cuda_are_refused(monkeypatch, 
     ("given", "flag"),
     [
         ({"vllm__enable_sleep": True}, "--vllm.enable_sleep"),
-        ({"ds__ring_attn_size": 2}, "--ds.ring_attn_size 2"),
+        ({"vllm__enforce_eager": False}, "--vllm.enforce_eager False"),
         ({"ds__attn_implementation": "flash_attention_2"}, "--ds.attn_implementation flash_attention_2"),
         ({"ds__tensor_parallel_size": 2}, "--ds.tensor_parallel_size 2"),
     ],
