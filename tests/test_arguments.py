@@ -154,7 +154,7 @@ GPUS = {
     "vllm.enable_sleep": True,
     "ds.enable_sleep": True,
 }
-OWN_MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer"]
+OWN_MODEL = MODEL[:4]
 
 
 def test_with_cuda_all_gpus_are_shared_unless_the_command_line_places_the_models(pretend_gpus):

@@ -96,16 +96,6 @@ def test_the_checkpoint_of_another_run_or_of_later_posteriors_is_not_taken(tmp_p
     assert newest_whole(tmp_path, "third", 6)[0] is None
 
 
-def test_saving_a_step_once_more_leaves_nothing_of_the_first_time(tmp_path):
-    save(tmp_path, 4)
-    stale = tmp_path / "_actor/global_step4/bf16_zero_pp_rank_7_optim.pt"
-    stale.write_bytes(b"of eight ranks")
-    checkpoints.delete(tmp_path, "global_step4")
-    assert checkpoints.tags(tmp_path) == []
-    save(tmp_path, 4)
-    assert newest_whole(tmp_path, "mine", 4)[0] == "global_step4" and not stale.exists()
-
-
 def test_a_resume_deletes_later_checkpoints_of_its_run_alone(tmp_path):
     for step in (4, 6, 8):
         save(tmp_path, step)

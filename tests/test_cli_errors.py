@@ -69,7 +69,6 @@ def no_engine_starts(monkeypatch):
         (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: there is no such folder"),
         (["--actor.model_name_or_path", "a/b/c"], "--actor.model_name_or_path a/b/c: there is no such folder"),
         (["--estimator", "point", "--dbb.discount", "0.9"], "--dbb.discount is not read by this run's plain and point"),
-        (["--greso.target=0.5"], "--greso.target is not read by this run's dbb and plain"),
         (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded"),
         (["--resume", "nobody"], "there is no run 'nobody'"),
         (["--estimator", "point", "--warm_start", "x"], "--warm_start: --estimator point keeps no history"),
@@ -230,21 +229,6 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkp
     code, said = command("--resume", "mine")
     assert code == 2
     assert f"there is no checkpoint in {tmp_path}/runs/mine/checkpoints; the run has recorded global_step1" in said
-
-
-def test_a_run_that_is_being_trained_is_not_resumed(unfinished, command, tmp_path, monkeypatch):
-    monkeypatch.setitem(storage.PosteriorStore.claim_run.__kwdefaults__, "wait_s", 0.5)  # test_store_owner.py waits
-    owner = subprocess.Popen(
-        [sys.executable, "-c",
-         "import sys; from openrlhf_dbb.storage import open_store\n"
-         "store = open_store(); store.claim_run(1); print('owned', flush=True); sys.stdin.read()"],
-        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert owner.stdout.readline() == b"owned\n"
-    code, said = command("--resume", "mine")
-    owner.communicate()
-    assert code == 2
-    assert f"process {owner.pid}" in said
 
 
 def test_ranks_other_than_0_leave_at_once(monkeypatch):

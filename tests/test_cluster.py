@@ -61,14 +61,7 @@ def test_the_launcher_is_refused_with_more_than_one_host(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("error: the deepspeed launcher was given 2 hosts, but Ray places the")
 
 
-OUTPUTS = [
-    "--ckpt.path",
-    "/out/checkpoints",
-    "--ckpt.output_dir",
-    "/out/model",
-    "--logger.tensorboard_dir",
-    "/out/logs",
-]
+OUTPUTS = [f"--{flag}=/out/{flag}" for flag in arguments.OUTPUTS]
 
 
 @pytest.mark.parametrize(

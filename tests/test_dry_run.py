@@ -78,9 +78,6 @@ def test_a_dry_run_refuses_what_a_run_would_refuse(dry_run, own, tmp_path):
         Posteriors.create(store, "mine", ["1+1="], ["2"]).close()
     [line] = dry_run(*own, "--store.url", "runs.db")
     assert line == f"error: --run_name mine: there is such a run in {tmp_path}/runs.db; give another name"
-
-
-def test_a_dry_run_refuses_a_store_that_cannot_be_written_and_a_broken_verifier(dry_run, own, tmp_path):
     [line] = dry_run(*own, "--store.url", "/proc/x.db")
     assert line == "error: --store.url /proc/x.db: its folder takes no files; name another"
     (tmp_path / "none.py").write_text("def reward_func(queries, prompts, labels): ...\n")

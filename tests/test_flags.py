@@ -58,7 +58,6 @@ MODEL = ["--actor.model_name_or_path", "m"]
         (["--rollout.temperature", "0"], "--rollout.temperature 0 is too low"),
         ([ASYNC, AHEAD, "63"], f"{AHEAD} 63 is less than --rollout.batch_size 64"),
         (["--train.batch_size", "24"], "= 512 is not a multiple of --train.batch_size = 24"),
-        pytest.param(["--no-vllm.enforce_eager"], "vllm.enforce_eager", marks=ON_CPU),
     ],
 )  # fmt: skip
 def test_what_would_train_wrongly_or_fail_late_is_refused_in_one_line(argv, line):

@@ -6,10 +6,10 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from openrlhf_dbb.driver import settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, cuda, machine
 
@@ -48,14 +48,8 @@ def driver(tmp_path_factory):
 
     def run(*command, **environment):
         path = f"{folder}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}"
-        return subprocess.run(
-            [sys.executable, *command],
-            env=os.environ | {"LD_LIBRARY_PATH": path} | environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        program, variables = [sys.executable, *command], os.environ | {"LD_LIBRARY_PATH": path} | environment
+        return subprocess.run(program, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
     return run
 
@@ -155,17 +149,6 @@ def test_flashinfer_is_left_out_where_it_would_find_no_nvcc(tmp_path, monkeypatc
 HOPPER, TURING, BLACKWELL = ((machine.Gpu("G", 1, (major, minor)),) for major, minor in ((9, 0), (7, 5), (10, 0)))
 
 
-@pytest.fixture
-def installed(monkeypatch):
-    """Function: pretend that a compiled flash-attn is installed, or that there is none."""
-
-    def put(there):
-        monkeypatch.setattr(machine, "is_real", lambda module: there)
-
-    put(False)
-    return put
-
-
 @pytest.mark.parametrize(
     ("there", "gpus", "chosen"),
     [
@@ -175,8 +158,8 @@ def installed(monkeypatch):
         (True, (*HOPPER, *TURING), "sdpa"),
     ],
 )
-def test_the_attention_follows_from_what_is_installed_and_from_the_gpus(installed, there, gpus, chosen):
-    installed(there)
+def test_the_attention_follows_from_what_is_installed_and_from_the_gpus(monkeypatch, there, gpus, chosen):
+    monkeypatch.setattr(machine, "is_real", lambda module: there)
     attention, why = cuda.choose_attention(gpus)
     assert attention == chosen and why.startswith("CUDA, ")
 
@@ -189,11 +172,7 @@ def args(**given):
         "vllm.sync_backend": "gloo", "vllm.tensor_parallel_size": 1, **dict.fromkeys(cpu.NEED_CUDA, False),
         **{flag.replace("__", "."): value for flag, value in given.items()},
     }  # fmt: skip
-    sections: dict[str, dict[str, object]] = {}
-    for flag, value in flags.items():
-        section, name = flag.split(".")
-        sections.setdefault(section, {})[name] = value
-    return SimpleNamespace(**{section: SimpleNamespace(**values) for section, values in sections.items()})
+    return settings._nested(flags)
 
 
 @pytest.mark.parametrize(
@@ -201,10 +180,10 @@ def args(**given):
     [
         ({"ds__attn_implementation": "flash_attention_2"}, "no compiled flash-attn is installed; use sdpa"),
         ({"ds__adam_offload": True}, "--ds.adam_offload: DeepSpeed compiles this with nvcc"),
-        ({"actor__optim": "muon"}, "--actor.optim muon: DeepSpeed compiles this with nvcc"),
     ],
 )
-def test_flags_that_cannot_work_on_this_host_with_cuda_are_refused(installed, monkeypatch, given, line):
+def test_flags_that_cannot_work_on_this_host_with_cuda_are_refused(monkeypatch, given, line):
+    monkeypatch.setattr(machine, "is_real", lambda module: False)
     monkeypatch.setattr(machine, "nvcc", lambda: None)
     cuda.check_flags(args(), HOPPER)
     with pytest.raises(UsageError, match=line):
@@ -215,7 +194,7 @@ def test_flags_that_cannot_work_on_this_host_with_cuda_are_refused(installed, mo
     ("given", "flag"),
     [
         ({"vllm__enable_sleep": True}, "--vllm.enable_sleep"),
-        ({"ds__ring_attn_size": 2}, "--ds.ring_attn_size 2"),
+        ({"vllm__enforce_eager": False}, "--vllm.enforce_eager False"),
         ({"ds__attn_implementation": "flash_attention_2"}, "--ds.attn_implementation flash_attention_2"),
         ({"ds__tensor_parallel_size": 2}, "--ds.tensor_parallel_size 2"),
     ],

@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    first = _first(argv)
+    # The command may stand behind ``--store.url URL`` or ``--store.url=URL``.
+    first = 2 if argv[:1] == ["--store.url"] else int("".join(argv[:1]).startswith("--store.url="))
     if argv[first : first + 1] == ["train"]:
         from openrlhf_dbb.cli import train_grpo
 
@@ -66,27 +67,19 @@ def _run(argv: list[str]) -> int:
         parser.print_help()
         return 0
     try:
-        code = _call(arguments)
+        if arguments.opens_store:
+            from openrlhf_dbb.storage import open_store
+
+            with open_store(arguments.store_url, create=False) as store:
+                code = arguments.command(store, arguments)
+        else:
+            code = arguments.command(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader, such as head, has closed the pipe; the interpreter must not fail when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code or 0
-
-
-def _call(arguments: argparse.Namespace) -> int | None:
-    if not arguments.opens_store:
-        return arguments.command(arguments)
-    from openrlhf_dbb.storage import open_store
-
-    with open_store(arguments.store_url, create=False) as store:
-        return arguments.command(store, arguments)
-
-
-def _first(argv: list[str]) -> int:
-    """Return the place of the command: behind ``--store.url URL`` or ``--store.url=URL`` if that comes first."""
-    return 2 if argv[:1] == ["--store.url"] else int("".join(argv[:1]).startswith("--store.url="))
 
 
 def build(names: Collection[str]) -> Parser:

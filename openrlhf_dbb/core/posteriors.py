@@ -76,8 +76,7 @@ class Posteriors:
         self._close_store = close_store
         # Equal pairs of text and label have one id, and so share one posterior.
         self._ids, first_row = np.unique(store.register_prompts(prompts, labels), return_index=True)
-        self._position = {(prompts[row], labels[row]): position for position, row in enumerate(first_row)}
-        self.prompt_ids = {key: int(self._ids[position]) for key, position in self._position.items()}
+        self.prompt_ids = {(prompts[row], labels[row]): int(at) for at, row in zip(self._ids, first_row, strict=True)}
         self._texts = [prompts[row] for row in first_row]
         self._features: State = {"features": text_features(self._texts)} if estimator.reads_texts else {}
         # A slow or distant database must not hold up the training.
@@ -128,15 +127,21 @@ class Posteriors:
             ValueError: the estimator is unknown, or a parameter is out of range.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
-        _check_data(prompts, labels)
-        name, estimator = estimator, as_estimator(estimator, parameters)
+        steps.keys_of(prompts, labels)  # checks them
+        estimator_name, estimator = estimator, as_estimator(estimator, parameters)
+        if not isinstance(estimator_name, str):  # the name by which estimators.build finds the class
+            kind = type(estimator)
+            known = estimators.available().get(kind.name) is kind
+            estimator_name = kind.name if known else f"{kind.__module__}:{kind.__qualname__}"
         with ExitStack() as sources, ExitStack() as undo:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
             source_run = None if warm_start is None else source.find_run(warm_start)
+            taken = {run.name for run in opened.runs()} if if_exists == "new" else ()
+            names = itertools.chain([run_name], (f"{run_name}-{number}" for number in itertools.count(2)))
             run = opened.create_run(
-                _free_name(opened, run_name) if if_exists == "new" else run_name,
-                estimator=name if isinstance(name, str) else _registered_name(estimator),
+                next(name for name in names if name not in taken),
+                estimator=estimator_name,
                 estimator_version=estimator.version,
                 parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
                 state_fields=estimator.state_fields,
@@ -184,7 +189,7 @@ class Posteriors:
             storage.StoreError: the run does not exist, has finished, is owned by a living process, or has not reached
                 ``step``.
         """
-        _check_data(prompts, labels)
+        steps.keys_of(prompts, labels)  # checks them
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
@@ -254,7 +259,12 @@ class Posteriors:
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = None if extras.probes is None else self._positions(extras.probes.prompts)
-        advantage_form = self._form(form)
+        advantage_form = FORMS.build(str(form))
+        if advantage_form.leave_one_out and not self.estimator.can_leave_one_out():
+            raise ValueError(
+                f"form {form!r} scores a rollout by the mean without it, which estimator {self.estimator.name!r} "
+                "cannot tell (its group_weight is None); use dr_grpo"
+            )
 
         # The estimator changes a copy, since whatever is refused below must change nothing.
         state = self._state | {field: self._state[field].copy() for field in self.estimator.state_fields}
@@ -356,21 +366,12 @@ class Posteriors:
     def _positions(self, prompts: Sequence[Key]) -> Positions:
         """Return the positions of prompts among all prompts of the run."""
         try:
-            return np.array([self._position[prompt] for prompt in prompts], dtype=np.int64)
+            return np.searchsorted(self._ids, [self.prompt_ids[prompt] for prompt in prompts])
         except KeyError as error:
             text, label = error.args[0]
             raise ValueError(
                 f"prompt {text[:80]!r} with label {str(label)[:80]!r} is not in the data set this run was started with"
             ) from None
-
-    def _form(self, name: str) -> Form:
-        form = FORMS.build(str(name))
-        if form.leave_one_out and not self.estimator.can_leave_one_out():
-            raise ValueError(
-                f"form {name!r} scores a rollout by the mean without it, which estimator {self.estimator.name!r} "
-                "cannot tell (its group_weight is None); use dr_grpo"
-            )
-        return form
 
     def _update(
         self, state: State, step: int, rollouts: Rollouts, groups: Groups, form: Form
@@ -430,26 +431,8 @@ def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any]
     return estimator
 
 
-def _check_data(prompts: Sequence[str], labels: Sequence[str]) -> None:
-    if not steps.keys_of(prompts, labels):
-        raise ValueError("there are no prompts; pass all that will be trained on, with their labels")
-
-
 def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:
     """Return an open store; ``closing`` closes a store that this function opened."""
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
-
-
-def _free_name(store: storage.PosteriorStore, name: str) -> str:
-    """Return the name, with the first number that makes it unique in the store."""
-    taken = {run.name for run in store.runs()}
-    numbered = (f"{name}-{number}" for number in itertools.count(2))
-    return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
-
-
-def _registered_name(estimator: RewardEstimator) -> str:
-    """Return the name by which :func:`openrlhf_dbb.estimators.build` finds the estimator's class."""
-    cls = type(estimator)
-    return cls.name if estimators.available().get(cls.name) is cls else f"{cls.__module__}:{cls.__qualname__}"

@@ -153,9 +153,11 @@ class Rollouts:
 
 
 def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels") -> list[Key]:
-    """Return prompts with their labels; raise ValueError if their numbers differ, or one is no text."""
+    """Return prompts with their labels; raise ValueError if their numbers differ, or are 0, or one is no text."""
     if len(prompts) != len(labels):
         raise ValueError(f"there are {len(prompts)} prompts and {len(labels)} {name}; pass one for each prompt")
+    if not len(prompts):
+        raise ValueError("there are no prompts; pass all that will be trained on, with their labels")
     for of, texts in (("prompts", prompts), (name, labels)):
         if others := [text for text in texts if not isinstance(text, str)]:
             raise ValueError(f"{of} hold {others[0]!r:.80}, which is no text; pass a str")
@@ -286,27 +288,19 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
         rescued=groups.rows(zero_variance_V & (np.abs(advantages_V_G).max(axis=1) > 0)),
         group_std=groups.rows(np.sqrt(PointEstimator().estimate({}, rewards_V_G).variance)),
     )
-    scored.metrics.update(_means(scored, rollouts, groups))
-    return scored
-
-
-def _means(scored: Scored, rollouts: Rollouts, groups: Groups) -> dict[str, float]:
-    """Return means over the rollouts that are trained on, and shares of the others."""
-
-    def mean(values_R: NDArray[Any]) -> float:
-        return float(values_R[rollouts.trained].mean()) if rollouts.trained.any() else 0.0
-
-    metrics = {
-        "estimator/mean": mean(scored.mean),
-        "estimator/variance": mean(scored.variance),
-        "estimator/abs_advantage": mean(abs(scored.advantages)),
-        "estimator/missing": mean(np.isnan(rollouts.scores)),
-        "rollout/filtered": float((~rollouts.trained).mean()),
+    means = {
+        "mean": scored.mean,
+        "variance": scored.variance,
+        "abs_advantage": abs(scored.advantages),
+        "missing": np.isnan(rollouts.scores),
     }
     if groups.slot_R.any():  # a single rollout always has zero variance
-        metrics["estimator/zero_variance"] = mean(scored.zero_variance)
-        metrics["estimator/rescued"] = mean(scored.rescued)
-    return metrics
+        means |= {"zero_variance": scored.zero_variance, "rescued": scored.rescued}
+    trained_R = rollouts.trained
+    for name, values_R in means.items():
+        scored.metrics[f"estimator/{name}"] = float(values_R[trained_R].mean()) if trained_R.any() else 0.0
+    scored.metrics["rollout/filtered"] = float((~trained_R).mean())
+    return scored
 
 
 def usage(rollouts: Rollouts, groups: Groups, scored: Scored, extras: StepExtras) -> storage.Usage:

@@ -19,9 +19,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import methods, presets, tasks, tiny, upstream
+from openrlhf_dbb import estimators, methods, presets, tasks, tiny, upstream
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR, STRATEGY, build_parser, estimator_class, named_class
+from openrlhf_dbb.driver.flags import ESTIMATOR, NO_ESTIMATOR, STRATEGY, build_parser, named_class
 from openrlhf_dbb.driver.settings import COMMAND_LINE, Settings
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.platform import cpu, cuda, machine
@@ -104,7 +104,7 @@ class _Choice:
 def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
     method, estimator, name = given.get("method"), given.get("estimator"), given.get("preset")
     if estimator not in (None, NO_ESTIMATOR):
-        estimator_class(estimator)
+        named_class(ESTIMATOR, estimators, estimator)
     if "rollout.strategy" in given:
         named_class(STRATEGY, strategies, given["rollout.strategy"])
     if method is not None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from openrlhf_dbb import estimators, presets, upstream
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
+from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
@@ -62,7 +62,7 @@ def _check_run(settings: Settings) -> None:
         raise UsageError(f"--actor.model_name_or_path {model}: there is no such folder")
     known, read = {*estimators.available(), *strategies.available()}, {settings.strategy.name}
     if settings.estimator != NO_ESTIMATOR:
-        read.add(estimator_class(settings.estimator).name)
+        read.add(estimators.get(settings.estimator).name)
     for flag in filter(settings.given, settings.values):
         if flag.partition(".")[0] in known - read:
             raise UsageError(f"--{flag} is not read by this run's {' and '.join(sorted(read))}; leave it out")

@@ -171,7 +171,13 @@ def _check_seen(token: Path) -> None:
 
     look = ray.remote(num_cpus=0, max_retries=0)(lambda: token.exists())  # Ray takes no method
     calls = {}
-    for node in _gpu_nodes():
+    # Ray lists a host that has died and come back twice, until it has noticed the death.
+    for _ in range(NOTICE_S):
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= 1]
+        if len(set(map(_host, nodes))) == len(nodes):
+            break
+        time.sleep(1)
+    for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         calls[_host(node)] = look.options(scheduling_strategy=there).remote()
     for host, call in calls.items():
@@ -181,19 +187,6 @@ def _check_seen(token: Path) -> None:
             raise UsageError(f"node {host} cannot run a task; is Ray alive there? Try again in a minute") from error
         if not seen:
             raise UsageError(f"node {host} does not see {token.parent} (--ckpt.path); all hosts have to share it")
-
-
-def _gpu_nodes() -> list[dict[str, Any]]:
-    """Return Ray's nodes with GPUs."""
-    import ray
-
-    # Ray lists a host that has died and come back twice, until it has noticed the death.
-    for _ in range(NOTICE_S):
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= 1]
-        if len(set(map(_host, nodes))) == len(nodes):
-            break
-        time.sleep(1)
-    return nodes
 
 
 def stop() -> None:
@@ -206,19 +199,14 @@ def stop() -> None:
 
 def gpus_needed(args: SimpleNamespace) -> int:
     """Return the GPUs that OpenRLHF's placement groups ask Ray for (without CUDA: logical ones)."""
-
-    def size(part: SimpleNamespace) -> int:
-        return int(part.num_nodes * part.num_gpus_per_node)
-
-    needed = size(args.actor)
-    if not (args.train.colocate_all and not args.train.async_enable):
+    train, critic, parts = args.train, bool(args.critic.model_name_or_path), [args.actor]
+    for part, apart in (
+        (args.ref, args.algo.kl.init_coef > 0 and not train.colocate_actor_ref),
+        (args.critic, critic),
+        (args.reward, not args.reward.remote_url and not (critic and train.colocate_critic_reward)),
+    ):
+        parts += [part] if apart and not train.colocate_all else []
+    needed = sum(part.num_nodes * part.num_gpus_per_node for part in parts)
+    if train.async_enable or not train.colocate_all:
         needed += (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
-    if args.train.colocate_all:
-        return needed
-    if args.algo.kl.init_coef > 0 and not args.train.colocate_actor_ref:
-        needed += size(args.ref)
-    if args.critic.model_name_or_path:
-        needed += size(args.critic)
-    if not args.reward.remote_url and not (args.critic.model_name_or_path and args.train.colocate_critic_reward):
-        needed += size(args.reward)
-    return needed
+    return int(needed)

@@ -48,9 +48,8 @@ def fitted(settings: Settings) -> Settings:
             "--actor.num_gpus_per_node"
         )
     without = _with_free(settings, "actor.gradient_checkpointing_enable", False)
-    if memory(without) <= free:
-        return without
-    return _with_free(settings, "actor.gradient_checkpointing_enable", True)
+    fits = memory(without) <= free
+    return without if fits else _with_free(settings, "actor.gradient_checkpointing_enable", True)
 
 
 def _with_free(settings: Settings, flag: str, value: Any) -> Settings:

@@ -180,11 +180,6 @@ def _named(argv: Sequence[str], flag: str) -> str | None:
     return values[-1] if values else None
 
 
-def estimator_class(name: str) -> type[estimators.RewardEstimator]:
-    """Return the class of ``--estimator name``, or raise UsageError."""
-    return named_class(ESTIMATOR, estimators, name)
-
-
 def named_class(flag: str, registry: Any, name: str) -> Any:
     """Return the class of ``registry`` that the value of a flag names, or raise UsageError."""
     try:

@@ -150,17 +150,13 @@ class Watch:
             benchmarks=self._start.benchmarks,
             **kwargs,
         )
-        self.parts = [Part(name, actor, ask_place(actor)) for name, actor in self._actors()]
-        return _Here(self._trainer)
-
-    def _actors(self) -> Iterator[tuple[str, Any]]:
-        """Yield the Ray actors that the run needs, with their names."""
-        for number, engine in enumerate(self._engines.made):
-            yield f"vLLM engine {number}", engine
+        actors = {f"vLLM engine {number}": engine for number, engine in enumerate(self._engines.made)}
         for name, called in _GROUPS.items():
             group = getattr(self._trainer, name)
             for rank, handler in enumerate(group._actor_handlers if group is not None else ()):
-                yield f"rank {rank} of the {called}", handler
+                actors[f"rank {rank} of the {called}"] = handler
+        self.parts = [Part(name, actor, ask_place(actor)) for name, actor in actors.items()]
+        return _Here(self._trainer)
 
     def finish(self) -> Any:
         """Mark the run as finished and close its database; return the last progress."""

@@ -11,7 +11,7 @@ from openrlhf_dbb import estimators, presets, storage, tiny, upstream
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
 from openrlhf_dbb.driver import capacity, checks, cluster, cpu_fit, start
 from openrlhf_dbb.driver.arguments import OUTPUTS
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
+from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
@@ -56,6 +56,10 @@ def prepare(
     Returns:
         The complete settings, and the start; None for ``--estimator none``, which trains without a run.
     """
+    from datasets import disable_progress_bars
+    from datasets.exceptions import DatasetsError
+
+    disable_progress_bars()
     args = settings.args
     for_loaders = settings.openrlhf_args()
     backend = LightBackend(for_loaders, on_cpu=settings.on_cpu)
@@ -68,7 +72,12 @@ def prepare(
             if str(made.default_folder()) in (name or ""):
                 made.prepare(made.default_folder())
         if flag and name:
-            loaded[flag] = _loaded(flag, name, for_loaders, backend)
+            try:
+                with upstream.quiet():
+                    loaded[flag] = load(for_loaders, backend, flag)
+            except (DatasetsError, OSError, RuntimeError) as error:  # the last: a loading script
+                reason = str(error).strip().splitlines()[0]
+                raise UsageError(f"--{flag} {name} cannot be loaded: {reason}") from error
     asked = {flag: rows[args.data.input_key][:] for flag, rows in loaded.items()}
     with upstream.imports_for_driver():
         config, tokenizer = _load_model_files(args)
@@ -124,7 +133,7 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
         settings = settings.with_values({"ckpt.load_enable": True}, "--resume")
     args, parameters = settings.args, settings.parameters
     if parameters.get("updates_per_epoch") == 0 and parameters.get("forgetting", "updates") == "updates":
-        flag = f"{estimator_class(settings.estimator).name}.updates_per_epoch"
+        flag = f"{estimators.get(settings.estimator).name}.updates_per_epoch"
         updates = len(prompts.texts) / args.rollout.batch_size
         settings = settings.with_values({flag: updates}, "prompts / rollout.batch_size")
     rollouts = len(prompts.texts) * args.rollout.n_samples_per_prompt * args.train.num_episodes
@@ -161,20 +170,6 @@ def _load_model_files(args: SimpleNamespace) -> tuple[Any, Any]:
             "--data.input_template"
         )
     return config, tokenizer
-
-
-def _loaded(flag: str, name: str, args: SimpleNamespace, backend: LightBackend) -> Any:
-    """Return the data set of a flag. Raise UsageError with the data set's name if it cannot be had."""
-    from datasets import disable_progress_bars
-    from datasets.exceptions import DatasetsError
-
-    disable_progress_bars()
-    try:
-        with upstream.quiet():
-            return load(args, backend, flag)
-    except (DatasetsError, OSError, RuntimeError) as error:  # the last: a loading script
-        reason = str(error).strip().splitlines()[0]
-        raise UsageError(f"--{flag} {name} cannot be loaded: {reason}") from error
 
 
 def _benchmarks(settings: Settings, tokenizer: Any) -> dict[str, BenchmarkPrompts]:

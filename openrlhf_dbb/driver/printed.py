@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import __version__, estimators, methods, presets, storage
@@ -34,14 +33,20 @@ def plan(settings: Settings, start: Start | None) -> str:
     args, preset = settings.args, presets.load(settings.preset)
     # The description tells of the preset's own model and data.
     others = any(settings.given(flag) and flag in preset.flags for flag in (MODEL_FLAG, TRAINING))
+    gpus = settings.machine.describe()
     about = f": {preset.description}" * (bool(preset.description) and not others)
     lines = [
         f"openrlhf_dbb {__version__} - preset {settings.preset}{about}",
         f"model      {args.actor.model_name_or_path}",
-        *_machine(settings),
+        *(cpu_fit.describe(settings) if settings.on_cpu else [f"machine    {gpus}"]),
         f"method     {methods.describe(settings.method, args, settings.estimator)}",
         *(_run(settings, start) if start is not None else []),
     ]
+    if settings.on_cpu and gpus:
+        lines.append(
+            f"warning: there is {gpus}, but the installed torch is built without CUDA, so that it is not used; "
+            "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it"
+        )
     warnings = [line for line in lines if line.startswith("warning:")]
     return without_passwords("\n".join([line for line in lines if line not in warnings] + warnings))
 
@@ -49,11 +54,21 @@ def plan(settings: Settings, start: Start | None) -> str:
 def _run(settings: Settings, start: Start) -> list[str]:
     """Return the lines about data, costs, run and store."""
     args, warm = settings.args, start.warm_start
-    lines = [
-        f"data       {start.prompts.report} ({args.data.prompt_dataset})",
-        f"budget     {_budget(args, start)}",
-        *(() if args.algo.advantage.estimator == "batch_mean" else _few_visits(settings, start)),  # reads no history
-    ]
+    prompts, group, episodes = len(start.prompts.texts), args.rollout.n_samples_per_prompt, args.train.num_episodes
+    visits, s = episodes, "s" * (episodes != 1)  # of the average prompt
+    budget = f"{prompts * group * episodes} rollouts: {prompts} prompts x {group} samples x {episodes} episode{s}"
+    if args.train.max_rollouts is not None:
+        visits = args.train.max_rollouts / (prompts * group)
+        budget = f"{args.train.max_rollouts} rollouts at most, as many as {visits:.3g} passes over the prompts"
+    lines = [f"data       {start.prompts.report} ({args.data.prompt_dataset})", f"budget     {budget}"]
+    estimator = estimators.build(settings.estimator, **settings.parameters)
+    reads_history = estimator.state_fields and args.algo.advantage.estimator != "batch_mean"
+    if reads_history and visits < 2 and not start.resumed and warm is None:
+        lines.append(
+            f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters; the paper "
+            "visits each 4 times: raise --train.num_episodes, use fewer prompts (--data.max_samples), or give "
+            "--warm_start RUN"
+        )
     if warm is not None:
         lines.append(
             f"warm start {warm.matched} prompts from {warm.source.name}, weight {args.warm_start_weight:g}; "
@@ -95,18 +110,6 @@ def configuration(settings: Settings) -> str:
             origin = settings.origin.get(flag, "OpenRLHF's default")
             lines.append(f" {'*' if differs else ' '} --{flag} {_text(value)}  [{origin}]{note}")
     return "\n".join(lines)
-
-
-def _machine(settings: Settings) -> list[str]:
-    """Return the GPUs that are used, or how the run fits the processor and a warning about GPUs that are not used."""
-    gpus = settings.machine.describe()
-    if not settings.on_cpu:
-        return [f"machine    {gpus}"]
-    unused = (
-        f"warning: there is {gpus}, but the installed torch is built without CUDA, so that it is not used; "
-        "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it"
-    )
-    return [*cpu_fit.describe(settings), *([unused] if gpus else [])]
 
 
 def summary(start: Start, progress: Any, seconds: float) -> str:
@@ -195,35 +198,6 @@ def _questions(prompts: Sequence[Any]) -> list[str]:
     lines = [[line for line in text.splitlines() if line.strip()] for text in texts]
     shared = set.intersection(*map(set, lines))
     return [([line for line in own if line not in shared] or own)[-1] for own in lines]
-
-
-def _budget(args: SimpleNamespace, start: Start) -> str:
-    """Return the training rollouts that will be generated at most, and how that number comes about."""
-    prompts, group = len(start.prompts.texts), args.rollout.n_samples_per_prompt
-    if args.train.max_rollouts is not None:
-        passes = f"{_passes(args, start):.3g} passes over the prompts"
-        return f"{args.train.max_rollouts} rollouts at most, as many as {passes}"
-    episodes, s = args.train.num_episodes, "s" * (args.train.num_episodes != 1)
-    return f"{prompts * group * episodes} rollouts: {prompts} prompts x {group} samples x {episodes} episode{s}"
-
-
-def _few_visits(settings: Settings, start: Start) -> list[str]:
-    """Return a warning if history will hardly matter."""
-    visits = _passes(settings.args, start)
-    estimator = estimators.build(settings.estimator, **settings.parameters)
-    if visits >= 2 or start.resumed or start.warm_start is not None or not estimator.state_fields:
-        return []
-    return [
-        f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters; the paper visits "
-        "each 4 times: raise --train.num_episodes, use fewer prompts (--data.max_samples), or give --warm_start RUN"
-    ]
-
-
-def _passes(args: SimpleNamespace, start: Start) -> float:
-    """Return the visits of the average prompt."""
-    if args.train.max_rollouts is None:
-        return float(args.train.num_episodes)
-    return float(args.train.max_rollouts / (len(start.prompts.texts) * args.rollout.n_samples_per_prompt))
 
 
 def _text(value: Any) -> str:

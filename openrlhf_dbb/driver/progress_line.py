@@ -33,14 +33,17 @@ def text(progress: Any, done: int | None, now: float) -> str:
     elif progress.phase == "starting":
         parts = [f"starting engines {duration(now - progress.since)}"]
     else:
+        count = f" {min(done, progress.size)}/{progress.size}" if done is not None and progress.size else ""
+        # The time shows that the run is not frozen where nothing is counted, or where the count stands still.
+        time_too = f" {duration(seconds)}" if (seconds := now - progress.since) >= (10 if count else 2) else ""
         step = f"step {min(progress.step + 1, progress.total)} of {progress.total}"
-        parts = [step, *held_out, _phase(progress, done, now)]
+        parts = [step, *held_out, f"{progress.phase}{count}{time_too}"]
     if progress.reward is not None:
         parts.append(f"reward {progress.reward:.3f}")
-    seconds = step_seconds(progress.ends)
-    if seconds is not None:
-        parts.append(f"{duration(seconds)} a step")
-        left = (progress.total - progress.step) * seconds - (now - progress.ends[-1])
+    pace = step_seconds(progress.ends)
+    if pace is not None:
+        parts.append(f"{duration(pace)} a step")
+        left = (progress.total - progress.step) * pace - (now - progress.ends[-1])
         if progress.phase != "finished" and progress.total > progress.step:
             parts.append(f"{duration(max(left, 0))} left")
     if progress.zero_variance is not None:
@@ -67,13 +70,6 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def _phase(progress: Any, done: int | None, now: float) -> str:
-    seconds = now - progress.since
-    count = f" {min(done, progress.size)}/{progress.size}" if done is not None and progress.size else ""
-    # The time shows that the run is not frozen where nothing is counted, or where the count stands still.
-    return f"{progress.phase}{count}" + (f" {duration(seconds)}" if seconds >= (10 if count else 2) else "")
 
 
 @contextlib.contextmanager

@@ -12,10 +12,10 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import upstream
+from openrlhf_dbb import estimators, upstream
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.driver.capacity import Shape
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR, estimator_class
+from openrlhf_dbb.driver.flags import ESTIMATOR, NO_ESTIMATOR, named_class
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.parameters import parameter_fields
 from openrlhf_dbb.platform.machine import Machine
@@ -29,6 +29,11 @@ _DRIVERS = (
 )  # fmt: skip
 _SHOWN = ("method", "estimator", "preset")
 _HIDDEN = ("logger.wandb.key", "local_rank", *(flag for flag in _DRIVERS if flag not in _SHOWN))
+
+
+def _named(flag: str) -> Any:
+    """Return a property of :class:`Settings`: the name that a flag gives."""
+    return property(lambda settings: settings.values[flag])
 
 
 @dataclass(frozen=True)
@@ -52,25 +57,10 @@ class Settings:
         """Return whether the command line sets a flag."""
         return self.origin.get(flag) == COMMAND_LINE
 
-    @property
-    def preset(self) -> str:
-        """The name of the preset, the path of its file, or "none"."""
-        return str(self.values["preset"])
-
-    @property
-    def method(self) -> str:
-        """The name of the training method, or "none"."""
-        return str(self.values["method"])
-
-    @property
-    def estimator(self) -> str:
-        """The name of the estimator, ``module:Class``, or "none" for OpenRLHF's own advantages."""
-        return str(self.values["estimator"])
-
-    @property
-    def run_name(self) -> str:
-        """The name of the run."""
-        return str(self.values["run_name"])
+    preset = _named("preset")  # or the path of its file, or "none"
+    method = _named("method")  # or "none"
+    estimator = _named("estimator")  # or ``module:Class``, or "none" for OpenRLHF's own advantages
+    run_name = _named("run_name")
 
     @cached_property
     def args(self) -> SimpleNamespace:
@@ -92,7 +82,7 @@ class Settings:
         """The estimator's parameters. Raises UsageError if one is outside its range."""
         if self.estimator == NO_ESTIMATOR:
             return {}
-        cls = estimator_class(self.estimator)
+        cls = named_class(ESTIMATOR, estimators, self.estimator)
         # A parameter that a trainer fills in is no flag.
         parameters = {
             field.name: self.values.get(f"{cls.name}.{field.name}", field.default) for field in parameter_fields(cls)

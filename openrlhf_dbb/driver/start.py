@@ -197,10 +197,9 @@ def _create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts)
     )
     with posteriors:
         warm_start, notes = posteriors.warm_start, []
-        source = warm_start.source if warm_start is not None else None
-        for what in ("model", "dataset", "reward") if source is not None else ():
-            theirs, ours = getattr(source, what), identity[what]
-            if theirs != ours:
+        for what in ("model", "dataset", "reward"):
+            ours = identity[what]
+            if warm_start is not None and (theirs := getattr(warm_start.source, what)) != ours:
                 notes.append(f"warning: run {args.warm_start} used another {what}: {theirs}, here {ours}")
         posteriors.run.release()  # the trainer claims it
         return Start(posteriors.run.record, False, None, store.url, store.location, prompts, warm_start, notes)

@@ -45,16 +45,14 @@ def check_machine() -> None:
             f"the installed torch is built for CUDA {built_for}, and {why}; to train without a GPU, set up another "
             "environment: OPENRLHF_DBB_PLATFORM=cpu bash scripts/setup_env.sh"
         )
-    lacking = machine.lacks()
-    if lacking:
+    if lacking := machine.lacks():
         raise UsageError("; ".join(lacking))
 
 
 def check_flags(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> None:
     """Raise UsageError for a flag that needs something that these GPUs or this host do not have."""
     attention = args.ds.attn_implementation
-    why = unavailable(attention, gpus)
-    if why:
+    if why := unavailable(attention, gpus):
         raise UsageError(f"--{_ATTENTION} {attention}: {why}; use {choose_attention(gpus)[0]}, or leave it out")
     for flag, used in (
         ("--ds.adam_offload", args.ds.adam_offload),
@@ -70,11 +68,6 @@ def worker_environment() -> dict[str, str]:
     if "VLLM_USE_FLASHINFER_SAMPLER" in os.environ or machine.nvcc() is not None:
         return {}
     return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}  # vLLM would compile it at the first top-p, and fail without nvcc
-
-
-def packs(attention: str) -> bool:
-    """Return whether an attention takes packed samples at no cost; others make a mask of all tokens by all tokens."""
-    return "flash" in attention
 
 
 def choose_attention(gpus: Sequence[machine.Gpu]) -> tuple[str, str]:
@@ -104,7 +97,7 @@ def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> list[Layer]:
     values: list[Layer] = [(why, {_ATTENTION: attention})]
     if with_preset:
         fast: dict[str, Any] = {"vllm.enable_prefix_caching": True}  # the rollouts of a group share their prompt
-        if packs(attention):
+        if "flash" in attention:  # others make a mask of all packed tokens by all
             fast |= dict.fromkeys(PACKING, True)
         values.append((FAST, fast))
     return values
@@ -130,7 +123,7 @@ def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
                 put(flag, False, why)
 
     attention, images = flags[_ATTENTION], "data.max_images_per_prompt"
-    turn_off(_PACKING, {f"--{_ATTENTION} {attention}": not packs(attention), f"--{images}": flags[images]})
+    turn_off(_PACKING, {f"--{_ATTENTION} {attention}": "flash" not in attention, f"--{images}": flags[images]})
     turn_off(_DYNAMIC, {"--no-ds.packing_samples": not flags[_PACKING], "--ds.deepcompile": flags["ds.deepcompile"],
                         "--replay.samples makes the micro-batches": flags["replay.samples"]})  # fmt: skip
     if flags["train.colocate_all"]:

@@ -72,10 +72,8 @@ class GresoSampler(Sampler):
         self._streak: dict[int, int] = {}
         self._passes = self._idle_passes = 0
         self._random = np.random.default_rng(facts.seed)
-        # Groups generated, and the easy and hard ones among them.
-        self._in_step: Counter[str] = Counter()
-        self._in_round: Counter[str] = Counter()
-        self._last_round: Counter[str] | None = None
+        # Groups generated in each round of the step, and the easy and hard ones among them.
+        self._rounds: list[Counter[str]] = [Counter()]
         self._shares = (0.0, 0.0)
 
     def probability(self, prompt_id: int) -> float:
@@ -88,8 +86,8 @@ class GresoSampler(Sampler):
         return self._random.random() >= self.probability(prompt_id)
 
     def round_size(self, missing: int) -> int:
-        last = self._last_round = self._in_round or self._last_round  # a round of skipped prompts tells nothing
-        self._in_round = Counter()
+        last = next(filter(None, reversed(self._rounds)), None)  # a round of skipped prompts tells nothing
+        self._rounds.append(Counter())
         # The published code divides by zero if all groups of a round have zero variance.
         if last is None or last["easy"] + last["hard"] == last["groups"]:
             return self._most
@@ -102,26 +100,22 @@ class GresoSampler(Sampler):
         if np.isnan(scores_N).all():
             return Decision.DISCARD  # a group without any score is neither trained on nor counted
         if varies(scores_N):
-            self._count("groups")
+            self._rounds[-1]["groups"] += 1
             self._streak.pop(prompt_id, None)
             return Decision.TRAIN
         easy = float(np.nanmean(scores_N)) > 0.5
-        self._count("groups", "easy" if easy else "hard")
+        self._rounds[-1].update(("groups", "easy" if easy else "hard"))
         before = self._streak.get(prompt_id, 0)
         self._streak[prompt_id] = max(before, 0) + 1 if easy else min(before, 0) - 1
         return Decision.DISCARD
 
-    def _count(self, *kinds: str) -> None:
-        self._in_step.update(kinds)
-        self._in_round.update(kinds)
-
     def end_step(self) -> None:
-        counts = self._in_step
+        counts = sum(self._rounds, Counter[str]())
         self._shares = (counts["easy"] / counts["groups"], counts["hard"] / counts["groups"])
         if self._passes:  # in the first pass no prompt has a history
             self.p_easy = _moved(self.p_easy, self._shares[0], self._targets[0])
             self.p_hard = _moved(self.p_hard, self._shares[1], self._targets[1])
-        self._in_step, self._in_round, self._last_round = Counter(), Counter(), None
+        self._rounds = [Counter()]
 
     def end_pass(self) -> None:
         self._passes += 1
