@@ -262,8 +262,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             except Exception as failure:
                 error = failure
         outcome = [result, error and str(error)]
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(outcome)
+        broadcast_object_list(outcome)
         if error is not None:
             raise error
         if outcome[1] is not None:
