@@ -337,7 +337,6 @@ class RolloutGenerator(SamplesGenerator):
         sampling = {
             "temperature": generate_kwargs.get("temperature", 1.0),
             "top_p": generate_kwargs.get("top_p", 1.0),
-            "top_k": generate_kwargs.get("top_k", -1),
             "max_tokens": generate_kwargs.get("max_new_tokens"),  # None: all that the prompt leaves
             "min_tokens": generate_kwargs.get("min_new_tokens", 1),
             "skip_special_tokens": generate_kwargs.get("skip_special_tokens", False),

@@ -8,16 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from openrlhf_dbb.inspect.overview import (
-    age,
-    held_out_numbers,
-    method,
-    overview,
-    parameters,
-    state,
-    status,
-    usage_in_words,
-)
+from openrlhf_dbb.inspect.overview import age, held_out_numbers, method, overview, parameters, status, usage_in_words
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
@@ -137,7 +128,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         "database": store.location,
     }
     # A stale run is not lost. Another trainer has its own way to go on.
-    if state(run) == "stale" and run.method:
+    if now.startswith("stale") and run.method:
         texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
     return {name: Styled(safe(value), getattr(value, "style", "")) for name, value in texts.items() if value}
 

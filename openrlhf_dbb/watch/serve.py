@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import re
 import socket
-from importlib.util import find_spec
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
@@ -31,14 +30,13 @@ def add_commands(add: Any) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    for module in ("starlette", "uvicorn"):
-        if find_spec(module) is None:
-            raise UsageError(f"serve needs {module}; run: pip install '.[serve]' in the repository")
-    import uvicorn
+    try:
+        import uvicorn
 
-    from openrlhf_dbb.watch.api import Api
-    from openrlhf_dbb.watch.server import application
-
+        from openrlhf_dbb.watch.api import Api
+        from openrlhf_dbb.watch.server import application
+    except ModuleNotFoundError as error:
+        raise UsageError(f"serve needs {error.name}; run: pip install '.[serve]' in the repository") from None
     with open_store(arguments.store_url, create=False, read_only=True) as store:
         host, port = arguments.host, arguments.port
         try:
