@@ -24,7 +24,7 @@ class Spo(BetaPosterior):
         alpha <- rho * alpha + S                 beta <- rho * beta + N - S
 
     D is the mean of ``|log-prob now - log-prob then|`` over the tokens of one rollout of the prompt's last visit, in
-    nats a token. Only our trainer measures it (``openrlhf_dbb/actors/drift.py``): per prompt, as published. A clock of
+    nats a token. Only our trainer measures it (``actors/replays.py``): per prompt, as published. A clock of
     the drift of each step would need as many forward passes, and steps that cancel out would add up. Without a D (other
     trainers, ``lab replay``, a first visit) it is 0, and rho is ``rho_max``.
 

@@ -17,8 +17,7 @@ import torch  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
-from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts  # noqa: E402
-from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
+from openrlhf_dbb.actors.generation import BudgetSpent, DrawnPrompts, RolloutGenerator  # noqa: E402
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings  # noqa: E402

@@ -22,8 +22,7 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
-from openrlhf_dbb.actors.drift import PolicyDrift  # noqa: E402
-from openrlhf_dbb.actors.replays import Replays, cached_rollouts, remember, replay_row  # noqa: E402
+from openrlhf_dbb.actors.replays import PolicyDrift, Replays, cached_rollouts, remember, replay_row  # noqa: E402
 from openrlhf_dbb.core.checkpoints import CACHES, cache_file, delete_stale  # noqa: E402
 from openrlhf_dbb.core.replay_cache import ReplayCache  # noqa: E402
 

@@ -15,10 +15,11 @@ without_vllm.setitem(sys.modules, "vllm", None)  # as where it is not installed;
 pytest.importorskip("trl", reason="needs TRL")
 
 from datasets import Dataset
+from trainings import rows
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from openrlhf_dbb import Posteriors, storage
+from openrlhf_dbb import Posteriors
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, combine
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer
@@ -82,7 +83,7 @@ def trainer(model, folder, reward=None, *, data=None, ours=None, held_out=None, 
         args=PosteriorGRPOConfig(**values),
         train_dataset=prompts() if data is None else data,
         eval_dataset=held_out,
-        **{"store": f"sqlite:///{folder}/runs.db", "run_name": "run"} | (ours or {}),
+        **{"store": f"sqlite:///{folder}/openrlhf_dbb.db", "run_name": "run"} | (ours or {}),
     )
 
 
@@ -109,11 +110,6 @@ def watched(monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", their_own)
     monkeypatch.setattr(PosteriorGRPOTrainer, "_generate_and_score_completions", then_ours)
     return seen
-
-
-def rows(folder, query, **values):
-    with storage.open_store(f"sqlite:///{folder}/runs.db") as store:
-        return [tuple(row) for row in store.query(query, **values)]
 
 
 def test_another_release_of_trl_is_refused(monkeypatch):
@@ -159,7 +155,7 @@ def test_dbb_by_hand(model, tmp_path, watched):
     made = trainer(model, tmp_path, reward, data=prompts().select(range(4)), ours=ours, max_steps=3)
     made.train()
     alpha, beta = Counter(), Counter()
-    query = "SELECT prompt, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = :step"
+    query = "SELECT prompt, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = "
     for number, ((texts, scores, columns), batch) in enumerate(zip(reward.calls, watched, strict=True), 1):
         for text in dict.fromkeys(texts):
             of = [score for other, score in zip(texts, scores, strict=True) if other == text]
@@ -172,7 +168,7 @@ def test_dbb_by_hand(model, tmp_path, watched):
             place = texts.index(text)
             np.testing.assert_allclose(batch["ours"][place : place + ROLLOUTS], expected, rtol=1e-6)
         np.testing.assert_allclose(batch["logged"], batch["ours"], rtol=1e-6)
-        stored = {text: (a, b) for text, a, b in rows(tmp_path, query, step=number)}
+        stored = {text: (a, b) for text, a, b in rows(tmp_path, query + str(number))}
         visited = {text for text, score in zip(texts, scores, strict=True) if score is not None}
         assert stored == {text: (alpha[text], beta[text]) for text in visited}
         assert columns["answer"] == [str(2 * int(text.split("+")[0])) for text in texts]
@@ -391,7 +387,7 @@ def test_a_job_may_be_started_by_the_same_command_again_and_again(model, tmp_pat
 
 def test_a_warm_start_begins_with_the_posteriors_of_another_trainer_s_run(model, tmp_path):
     data = prompts()
-    with Posteriors.create(f"sqlite:///{tmp_path}/runs.db", "loop", data["prompt"], data["answer"]) as loop:
+    with Posteriors.create(f"sqlite:///{tmp_path}/openrlhf_dbb.db", "loop", data["prompt"], data["answer"]) as loop:
         loop.observe(1, data["prompt"][:4], data["answer"][:4], [1, 1, 0, 0])
         loop.finish()
     ours = {"run_name": "warm", "warm_start": "loop", "warm_start_weight": 0.5, "label_column": "answer"}
@@ -427,4 +423,4 @@ def test_what_cannot_be_is_refused_in_one_line(model, tmp_path, ours, changed, m
     with pytest.raises(ValueError, match=message) as refused:
         trainer(model, tmp_path, changed.pop("reward", None), ours=ours, **changed)
     assert "\n" not in str(refused.value)
-    assert not (tmp_path / "runs.db").exists()
+    assert not (tmp_path / "openrlhf_dbb.db").exists()

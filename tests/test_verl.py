@@ -19,6 +19,7 @@ import torch
 import transfer_queue as tq
 from hydra import compose, initialize_config_module
 from tensordict import TensorDict
+from trainings import rows as query
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1 import PPOTrainerSync
@@ -28,7 +29,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.integrations import verl as integration
-from openrlhf_dbb.integrations.verl import TRAINERS, Settings, Sync, keys_of
+from openrlhf_dbb.integrations.verl import TRAINERS, Settings, keys_of
 from openrlhf_dbb.tiny import build_tokenizer
 
 EPSILON = 1e-6  # what verl adds to a standard deviation: core_algos.compute_grpo_outcome_advantage
@@ -60,7 +61,7 @@ def posterior_config(folder, *overrides, estimator="point"):
     return compose_config(
         "algorithm.adv_estimator=posterior",
         f"+algorithm.posterior.estimator={estimator}",
-        f"+algorithm.posterior.store=sqlite:///{folder}/runs.db",
+        f"+algorithm.posterior.store=sqlite:///{folder}/openrlhf_dbb.db",
         "trainer.experiment_name=demo",
         f"trainer.default_local_dir={folder}/checkpoints",
         *overrides,
@@ -79,7 +80,7 @@ def message(text):
     return [{"role": "user", "content": text}]
 
 
-def trainer(config, *, cls=Sync):
+def trainer(config, *, cls=TRAINERS["sync"]):
     """A trainer without its workers: what verl's ``__init__`` and ``_setup`` start on GPUs is left out."""
     made = object.__new__(cls)
     made.config, made.train_dataset, made.global_steps = config, data_set(), 0
@@ -142,11 +143,6 @@ def firsts(batch):
     rows = result(batch)
     assert all(len(set(row)) == 1 for row in rows)
     return np.array([row[0] for row in rows])
-
-
-def query(folder, sql):
-    with storage.open_store(f"sqlite:///{folder}/runs.db") as store:
-        return [tuple(row) for row in store.query(sql)]
 
 
 MIXED = [(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0, 1.0]), (TEXTS[1], LABELS[1], [0.0, 0.0, 0.0, 1.0]),
@@ -366,7 +362,7 @@ def test_the_end_of_fit_finishes_the_run(tmp_path, monkeypatch, error, status):
 
 def test_validation_alone_opens_no_run(tmp_path):
     assert started(posterior_config(tmp_path, "trainer.val_only=True")).posteriors is None
-    assert not (tmp_path / "runs.db").exists()
+    assert not (tmp_path / "openrlhf_dbb.db").exists()
 
 
 # Settings, prompts and labels

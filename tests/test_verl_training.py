@@ -13,11 +13,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from trainings import rows as query
 
 pytest.importorskip("verl", reason="needs verl")
 pytest.importorskip("vllm", reason="needs vLLM")
 
-from openrlhf_dbb import storage
 from openrlhf_dbb.tiny.model import EOS, Recipe, prepare
 
 ROOT = Path(__file__).parents[1]
@@ -90,7 +90,7 @@ def train(folder, steps, *flags, name="demo"):
         ray_kwargs.ray_init.num_cpus=8 +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.include_dashboard=False
         +ray_kwargs.ray_init.object_store_memory=300000000
         algorithm.adv_estimator=posterior +algorithm.posterior.estimator=dbb
-        +algorithm.posterior.parameters.discount=0.5 +algorithm.posterior.store=sqlite:///{folder}/runs.db
+        +algorithm.posterior.parameters.discount=0.5 +algorithm.posterior.store=sqlite:///{folder}/openrlhf_dbb.db
     """
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -103,11 +103,6 @@ def train(folder, steps, *flags, name="demo"):
     run = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     return run.stdout
-
-
-def query(folder, sql):
-    with storage.open_store(f"sqlite:///{folder}/runs.db") as store:
-        return [tuple(row) for row in store.query(sql)]
 
 
 def rewarded(folder, step, name="demo"):

@@ -3,13 +3,11 @@
 In the process that the user starts:
 
 trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, evaluation
-generation        rollout batches: prompts drawn, groups generated and judged
+generation        rollout batches: prompts drawn, also by a strategy that chooses them; groups generated and judged
 rollout_batch     the groups and rollouts of one step
-drawn_prompts     prompts in the order of a strategy that chooses them
 generation_ahead  generation ahead of the training, in a thread
 experience_maker  the hook: advantages from the posteriors
-replays           RePO's replay: fresh rollouts into the cache, training rows out of it
-drift             how far the policy has moved since each prompt's last visit, for estimators that read it
+replays           rollouts of earlier visits: training rows (RePO), and how far the policy has moved since
 evaluation        evaluations during training
 model_card        the README.md of a saved model
 progress          how far the training is, and warnings about it

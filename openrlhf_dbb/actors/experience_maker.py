@@ -15,9 +15,8 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors.drift import PolicyDrift, padded
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
-from openrlhf_dbb.actors.replays import Chosen, Replays, remember
+from openrlhf_dbb.actors.replays import Chosen, PolicyDrift, Replays, padded, remember
 from openrlhf_dbb.actors.rollout_batch import INCLUSION, VERSION, WEIGHT, RolloutBatch, one_update
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -113,10 +112,10 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         if FORMS.get(self.advantage_estimator).whitened:
             verified = torch.from_numpy(~np.isnan(rewards[:trained])).split(sizes)
             whiten(experiences, verified, divide=not self.args.algo.advantage.no_std_norm)
-        if self.drift is not None:
-            remember(self.drift.cache, self.posteriors.prompt_ids, experiences)
+        for keeper in (self.drift, self.replays):
+            if keeper is not None:
+                remember(keeper.cache, self.posteriors.prompt_ids, experiences)
         if self.replays is not None:
-            remember(self.replays.cache, self.posteriors.prompt_ids, experiences)
             rows = self.replays.rows(replayed, experiences[0])
             if rows:
                 # To the actor's ranks, beside the batch that OpenRLHF gives them.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -26,7 +26,7 @@ from openrlhf_dbb.actors.rollout_batch import (
     scores,
 )
 from openrlhf_dbb.core.step import Floats, Key
-from openrlhf_dbb.core.strategies import Decision, Drawn, Sampler
+from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler
 from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings
 
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
@@ -37,6 +37,40 @@ _ENDED: Iterator[Any] = iter(())
 
 class BudgetSpent(Exception):
     """``--train.max_rollouts`` does not allow another batch: the training is over."""
+
+
+class DrawnPrompts:
+    """Yields the prompts that a strategy draws: draw, text, label, images; each a list of one.
+
+    It takes the place of OpenRLHF's data loader. A pass ends when as many prompts were drawn as the data has rows. The
+    sampler's state holds the prompts that are drawn and not yet yielded.
+    """
+
+    def __init__(
+        self, data: Any, sampler: Sampler, prompt_ids: Mapping[Key, int], predictive: Callable[[], Predictive]
+    ) -> None:
+        self.dataset, self._sampler, self._predictive = data, sampler, predictive
+        self._rows: dict[int, int] = {}
+        for row, (prompt, label) in enumerate(zip(data.prompts, data.labels, strict=True)):
+            self._rows.setdefault(prompt_ids[prompt, str(label)], row)  # equal rows share a posterior
+        self._place = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset.prompts)
+
+    def __iter__(self) -> Iterator[tuple[list[Drawn], list[str], list[Any], list[Any]]]:
+        while self._place < len(self):
+            drawn = self._sampler.next_prompt(self._predictive)
+            self._place += 1
+            data, row = self.dataset, self._rows[drawn.prompt_id]
+            yield [drawn], [data.prompts[row]], [data.labels[row]], [data.images[row]]
+        self._place = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self._place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._place = state["place"]
 
 
 class RolloutGenerator(SamplesGenerator):
@@ -73,8 +107,8 @@ class RolloutGenerator(SamplesGenerator):
         self.sampler, self.prompt_ids = sampler, prompt_ids
         self.generated = 0  # training rollouts so far
         self._max_rollouts, self.version = max_rollouts, version
-        self._corrects = self.args.algo.advantage.is_correction_level != "off"
-        self._one_update = one_update(self.args)  # then nobody else takes the log-probs that are stored
+        # One update: then nobody else takes the log-probs that are stored.
+        self._takes_log_probs = self.args.algo.advantage.is_correction_level != "off" or one_update(self.args)
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
         self._at_a_time = max(self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size or 0)
         self._prompts_iter: Any = None  # None: the next call starts a new pass over the data
@@ -96,7 +130,7 @@ class RolloutGenerator(SamplesGenerator):
             openrlhf_dbb.errors.RunError: the strategy gives up.
         """
         size, consumed = self.args.rollout.batch_size, 0
-        log_probs = self._corrects or self._compares or self._one_update
+        log_probs = self._takes_log_probs or self._compares
         if len(self._kept) < size:
             if self._prompts_iter is None:
                 self._prompts_iter = iter(self.prompts_dataloader)
@@ -303,7 +337,6 @@ class RolloutGenerator(SamplesGenerator):
         sampling = {
             "temperature": generate_kwargs.get("temperature", 1.0),
             "top_p": generate_kwargs.get("top_p", 1.0),
-            "top_k": generate_kwargs.get("top_k", -1),
             "max_tokens": generate_kwargs.get("max_new_tokens"),  # None: all that the prompt leaves
             "min_tokens": generate_kwargs.get("min_new_tokens", 1),
             "skip_special_tokens": generate_kwargs.get("skip_special_tokens", False),

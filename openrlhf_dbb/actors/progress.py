@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -51,13 +50,11 @@ class Progress:
     best_folder: Path | None = None
     warnings: list[str] = field(default_factory=list)
 
-    def enter(self, phase: str, size: int = 0) -> str:
-        """Begin a phase with ``size`` rollouts, and return the phase before it."""
-        before = self.phase
+    def enter(self, phase: str, size: int = 0) -> None:
+        """Begin a phase with ``size`` rollouts."""
         self.size = size
-        if phase != before:
+        if phase != self.phase:
             self.phase, self.since = phase, time.monotonic()
-        return before
 
     def troubles(
         self, *, held_out_samples: int, max_new_tokens: int | None, learns_from_failures: bool
@@ -82,9 +79,16 @@ class Progress:
             if learns_from_failures:
                 cure += "; where successes are this rare, --method centered or --estimator point keeps more of them"
             lines["rare"] = f"only {_percent(right / rollouts)} of the last {rollouts} rollouts were right: {cure}"
-        fallen = _fallen(dict(self.accuracy), held_out_samples)
-        if fallen:
-            lines["falling"] = f"{fallen}: lower --actor.adam.lr"
+        if accuracy := dict(self.accuracy):
+            first, last, best = min(accuracy), max(accuracy), max(accuracy, key=accuracy.__getitem__)
+            before, after = accuracy[first], accuracy[last]
+            variance = (before * (1 - before) + after * (1 - after)) / max(held_out_samples, 1)
+            # Two standard errors of the difference of two binomials; other rewards than 0 and 1 say nothing.
+            if variance >= 0 and before - after > 2 * math.sqrt(variance):
+                lines["falling"] = (
+                    f"held-out accuracy fell from {_percent(before)} at step {first} to {_percent(after)} at step "
+                    f"{last} (best: {_percent(accuracy[best])} at step {best}): lower --actor.adam.lr"
+                )
         if missing > _MANY_MISSING * (rollouts + missing):
             lines["missing"] = (
                 f"{_percent(missing / (rollouts + missing))} of the last {rollouts + missing} rollouts could not be "
@@ -96,21 +100,6 @@ class Progress:
                 "tokens: raise --rollout.max_new_tokens, or ask for shorter answers in the prompt"
             )
         return lines
-
-
-def _fallen(accuracy: Mapping[int, float], samples: int) -> str:
-    """Return how far the accuracy fell, if by more than two standard errors of the difference of two binomials."""
-    if len(accuracy) < 2:
-        return ""
-    first, last = min(accuracy), max(accuracy)
-    before, after = accuracy[first], accuracy[last]
-    if before - after <= 2 * math.sqrt((before * (1 - before) + after * (1 - after)) / max(samples, 1)):
-        return ""
-    best = max(accuracy, key=lambda step: accuracy[step])
-    return (
-        f"held-out accuracy fell from {_percent(before)} at step {first} to {_percent(after)} at step {last} "
-        f"(best: {_percent(accuracy[best])} at step {best})"
-    )
 
 
 def _percent(share: float) -> str:

@@ -16,14 +16,12 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
 
 from openrlhf_dbb import storage, upstream
 from openrlhf_dbb.actors import model_card
-from openrlhf_dbb.actors.drawn_prompts import DrawnPrompts
-from openrlhf_dbb.actors.drift import PolicyDrift
 from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
-from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
+from openrlhf_dbb.actors.generation import BudgetSpent, DrawnPrompts, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress, StepOutcome
-from openrlhf_dbb.actors.replays import Replays
+from openrlhf_dbb.actors.replays import PolicyDrift, Replays
 from openrlhf_dbb.actors.rollout_batch import RolloutBatch, scores
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import CARD, Best, BestModel

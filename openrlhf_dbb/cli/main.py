@@ -21,7 +21,7 @@ COMMANDS = {
     "evaluate": ("openrlhf_dbb.cli.evaluate", "measure models on benchmarks and compare them"),
     "tasks": ("openrlhf_dbb.cli.tasks", "list tasks that a program makes and verifies, or try a model on them"),
     "lab": ("openrlhf_dbb.lab", "choose an estimator and a discount without training"),
-    "runs": ("openrlhf_dbb.inspect.lists", "list all runs, newest first, with their held-out accuracy"),
+    "runs": ("openrlhf_dbb.inspect.show", "list all runs, newest first, with their held-out accuracy"),
     "show": ("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
     "history": ("openrlhf_dbb.inspect.show", "every visit of one prompt"),
     "compare": ("openrlhf_dbb.inspect.compare_runs", "two runs: held-out accuracy with a paired test, and costs"),

@@ -1,7 +1,6 @@
 """Commands that read a store and print text or JSON; they need no torch.
 
-lists         runs: a table of all runs
-show          show: one run on one screen; history: one prompt, visit by visit
+show          runs: a table of all runs; show: one run on one screen; history: one prompt, visit by visit
 compare_runs  compare: two runs, by held-out accuracy and cost
 overview      a run in numbers, as these commands print it; whether the run still runs
 """

@@ -91,10 +91,7 @@ def held_out_difference(
         "steps": steps,
         "samples": (measured.samples, other_measured.samples),
         "prompts": sum(len(first_P) for first_P, _ in pairs),
-        "difference": test.difference,
-        "low": test.low,
-        "high": test.high,
-        "p": test.p,
+        **{name: getattr(test, name) for name in ("difference", "low", "high", "p")},
         "verdict": higher if test.p < paired_tests.ALPHA else "no difference shown",
     }
 

@@ -1,4 +1,4 @@
-"""The commands show and history print a run on one screen, and a prompt visit by visit."""
+"""The commands runs, show and history print a table of runs, a run on one screen, and a prompt visit by visit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from openrlhf_dbb.inspect.overview import age, held_out_numbers, overview, parameters, state, status, usage_in_words
+from openrlhf_dbb.inspect.overview import age, held_out_numbers, method, overview, parameters, status, usage_in_words
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import extremes, find_prompts, progress, prompt_history, shared_state
+from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import (
     Styled,
     apart,
@@ -27,11 +28,13 @@ from openrlhf_dbb.terminal import (
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
 _BAR = 20
+_RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
 _LONGEST = 200
 
 
 def add_commands(add: Any) -> None:
     """Declare the commands; ``add`` is the function of ``cli.main``."""
+    add_json(add("runs", list_runs))
     parser = add("show", show_run)
     add_run(parser)
     add_json(parser)
@@ -39,6 +42,29 @@ def add_commands(add: Any) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="id of the prompt, or a piece of its text")
     add_run(parser)
     add_json(parser)
+
+
+def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
+    found = []
+    for run in store.runs()[::-1]:
+        try:
+            found.append((run, overview(store, run)))
+        except BadRow as error:
+            store.report(error)
+    if arguments.json:
+        print(json_text([numbers for _, numbers in found]))
+    elif not found:
+        print(f"no runs in {shown(store.location, width=None)}")
+    else:
+        rows = []
+        for run, numbers in found:
+            accuracy, measured = None, numbers["held_out"]
+            if measured is not None:  # such as "39.6 -> 42.8 %"
+                start = "" if measured["start_step"] == measured["last_step"] else f"{100 * measured['start']:.1f} -> "
+                accuracy = Styled(f"{start}{100 * measured['last']:.1f} %", "bold")
+            named = (run.run_id, run.name, status(run), accuracy, run.last_step, method(run))
+            rows.append((*named, numbers["rollouts"], age(run.created_at)))
+        print_table(_RUNS, rows, cut=("name", "method"))
 
 
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
@@ -102,7 +128,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         "database": store.location,
     }
     # A stale run is not lost. Another trainer has its own way to go on.
-    if state(run) == "stale" and run.method:
+    if now.startswith("stale") and run.method:
         texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
     return {name: Styled(safe(value), getattr(value, "style", "")) for name, value in texts.items() if value}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import numpy as np
 from packaging.specifiers import SpecifierSet
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
+from openrlhf_dbb.core.step import Key
 from openrlhf_dbb.estimators import RewardEstimator
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
@@ -82,21 +83,27 @@ def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
         return any(run.name == name for run in opened.runs())
 
 
-def resume_run(
+def open_run(
+    resume: bool,
     store: storage.PosteriorStore | str | None,
     name: str,
-    prompts: Sequence[str],
-    labels: Sequence[str],
+    keys: Iterable[Key],
     *,
-    estimator: RewardEstimator,
+    estimator: str | RewardEstimator,
+    parameters: Mapping[str, Any] | None = None,
     take_over: bool,
+    **options: Any,
 ) -> Posteriors:
-    """Resume a run with the estimator that it was begun with; refuse another one."""
+    """Create a run (``options`` of :meth:`Posteriors.create`), or resume it with its estimator; refuse another one."""
+    prompts, labels = zip(*keys, strict=True)
+    if not resume:
+        return Posteriors.create(store, name, prompts, labels, estimator=estimator, parameters=parameters, **options)
+    given = as_estimator(estimator, parameters)
     posteriors = Posteriors.resume(store, name, prompts, labels, take_over=take_over)
-    if posteriors.estimator != estimator:
+    if posteriors.estimator != given:
         posteriors.close()
         raise ValueError(
-            f"run {name!r} was begun with {posteriors.estimator}, not {estimator}: resume it with the same one, or "
+            f"run {name!r} was begun with {posteriors.estimator}, not {given}: resume it with the same one, or "
             f"start another run with warm_start={name!r}"
         )
     return posteriors

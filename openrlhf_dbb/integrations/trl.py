@@ -147,23 +147,21 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         name = run_name or self.args.run_name or Path(self.args.output_dir).name
 
         def begin() -> str:
-            data: Any = zip(*self._keys, strict=True)
-            if shared.run_exists(store, name) if resume == "auto" else resume:
-                self.posteriors = shared.resume_run(store, name, *data, estimator=estimator, take_over=take_over)
-            else:
-                self.posteriors = Posteriors.create(
-                    store,
-                    name,
-                    *data,
-                    estimator=estimator,
-                    warm_start=warm_start,
-                    warm_start_weight=warm_start_weight,
-                    warm_start_store=warm_start_store,
-                    model=self._model_name,
-                    dataset=str(self.train_dataset.info.dataset_name or ""),
-                    reward=", ".join(self.reward_func_names),
-                    config=json.loads(json.dumps(self.args.to_dict(), default=str)),
-                )
+            self.posteriors = shared.open_run(
+                shared.run_exists(store, name) if resume == "auto" else bool(resume),
+                store,
+                name,
+                self._keys,
+                estimator=estimator,
+                take_over=take_over,
+                warm_start=warm_start,
+                warm_start_weight=warm_start_weight,
+                warm_start_store=warm_start_store,
+                model=self._model_name,
+                dataset=str(self.train_dataset.info.dataset_name or ""),
+                reward=", ".join(self.reward_func_names),
+                config=json.loads(json.dumps(self.args.to_dict(), default=str)),
+            )
             return self.posteriors.run.record.uuid
 
         self._state = PosteriorState(self._on_first(begin))
@@ -264,8 +262,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             except Exception as failure:
                 error = failure
         outcome = [result, error and str(error)]
-        if self.accelerator.num_processes > 1:
-            broadcast_object_list(outcome)
+        broadcast_object_list(outcome)
         if error is not None:
             raise error
         if outcome[1] is not None:

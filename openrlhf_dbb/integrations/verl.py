@@ -39,7 +39,6 @@ import transfer_queue as tq  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.trainer.ppo.core_algos import register_adv_est  # noqa: E402
-from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer  # noqa: E402
 
 NAME = "posterior"
@@ -276,29 +275,26 @@ class WithPosteriors(PPOTrainer):
     def _open(self, settings: Settings) -> Posteriors:
         trainer = self.config.trainer
         name = settings.run_name or str(trainer.experiment_name)
-        prompts, labels = zip(*keys_of(self.train_dataset), strict=True)
         files = self.config.data.train_files
-        if trainer.resume_mode == "disable" or not shared.run_exists(settings.store, name):
-            return Posteriors.create(
-                settings.store,
-                name,
-                prompts,
-                labels,
-                estimator=settings.estimator,
-                parameters=settings.parameters,
-                warm_start=settings.warm_start,
-                warm_start_weight=settings.warm_start_weight,
-                warm_start_store=settings.warm_start_store,
-                model=str(self.config.actor_rollout_ref.model.path),
-                dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
-                method=f"verl {trainer.v1.trainer_mode}",
-            )
-        estimator = as_estimator(settings.estimator, settings.parameters)
-        posteriors = shared.resume_run(
-            settings.store, name, prompts, labels, estimator=estimator, take_over=settings.take_over
+        resumes = trainer.resume_mode != "disable" and shared.run_exists(settings.store, name)
+        posteriors = shared.open_run(
+            resumes,
+            settings.store,
+            name,
+            keys_of(self.train_dataset),
+            estimator=settings.estimator,
+            parameters=settings.parameters,
+            take_over=settings.take_over,
+            warm_start=settings.warm_start,
+            warm_start_weight=settings.warm_start_weight,
+            warm_start_store=settings.warm_start_store,
+            model=str(self.config.actor_rollout_ref.model.path),
+            dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
+            method=f"verl {trainer.v1.trainer_mode}",
         )
         try:
-            posteriors.roll_back(self._step_of_checkpoint(posteriors))
+            if resumes:
+                posteriors.roll_back(self._step_of_checkpoint(posteriors))
         except BaseException:
             posteriors.close()
             raise
@@ -324,19 +320,10 @@ class WithPosteriors(PPOTrainer):
         return step
 
 
-class Sync(WithPosteriors, PPOTrainerSync):
-    """The trainer for ``trainer.v1.trainer_mode=sync``."""
+MODES = ("sync", "colocate_async", "separate_async")
+TRAINERS = {mode: type(f"Posterior_{mode}", (WithPosteriors, TRAINER_REGISTRY[mode]), {}) for mode in MODES}
+"""Our subclasses of verl's trainers, by ``trainer.v1.trainer_mode``."""
 
-
-class ColocateAsync(WithPosteriors, PPOTrainerColocateAsync):
-    """The trainer for ``trainer.v1.trainer_mode=colocate_async``."""
-
-
-class SeparateAsync(WithPosteriors, PPOTrainerSeparateAsync):
-    """The trainer for ``trainer.v1.trainer_mode=separate_async``."""
-
-
-TRAINERS = {"sync": Sync, "colocate_async": ColocateAsync, "separate_async": SeparateAsync}
 TRAINER_REGISTRY.update(TRAINERS)  # register_trainer refuses a name that is taken
 
 

@@ -3,8 +3,7 @@
 serve     the command serve: listens, and prints the address
 server    the web application: its routes, and who may ask; the only module that needs starlette
 report    the command report: puts the same answers into a file
-api       maps a path such as runs/3/series to its answer, and keeps answers
-run_list  the list of runs, with a version that changes when a run does
+api       maps a path such as runs/3/series to its answer, keeps answers, and lists the runs with their versions
 series    the curves of a run over its steps
 visits    the prompts of a run over their visits: mastered, forgotten, ...
 details   one prompt with its visits, the kept rollouts of a step, facts about a run

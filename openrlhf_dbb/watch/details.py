@@ -15,7 +15,7 @@ from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.read import prompt_history, prompt_texts
 from openrlhf_dbb.terminal import readable, safe, shown
-from openrlhf_dbb.watch.visits import NO_VISITS, states
+from openrlhf_dbb.watch.visits import summed
 
 LEVEL = 0.9
 """Probability of the credible intervals."""
@@ -63,12 +63,14 @@ def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, A
     low, high = mean_V - half, mean_V + half
     low[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], (1 - LEVEL) / 2)
     high[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], (1 + LEVEL) / 2)
-    state_V = states(mean_V, visits["successes"])
+    prompt_V = np.full(len(rows), prompt_id)
+    columns = (visits["step"], prompt_V, visits["rollouts"], visits["successes"], mean_V)
+    now = summed(np.array([prompt_id]), np.array([posterior[0].mean], dtype=np.float64), np.stack(columns, axis=1))
     return {
         "text": readable(text),
         "label": readable(label),
-        "state": state_V[-1] if len(state_V) else NO_VISITS,
-        "mean": mean_V[-1] if len(mean_V) else posterior[0].mean,
+        "state": now.state[0],
+        "mean": now.mean[0],
         "level": LEVEL,
         "visits": visits
         | {"mean": mean_V, "low": low, "high": high, "kept": [kept.get(row["step"], 0) for row in rows]},

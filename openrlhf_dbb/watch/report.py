@@ -16,7 +16,6 @@ from openrlhf_dbb.storage import PosteriorStore
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch import page
 from openrlhf_dbb.watch.api import Api
-from openrlhf_dbb.watch.run_list import Listed
 
 _MEGABYTE = 1_000_000
 _SIZE_MB = 20.0
@@ -40,57 +39,48 @@ def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     api.refresh()
     runs = [run for run in api.runs if run.record.run_id in ids]
     answers: dict[str, Any] = {"state": api.answer("state") | {"runs": [run.numbers for run in runs]}}
-    for first, second in combinations(ids, 2):
-        path = f"runs/{first}/compare/{second}"
-        answers[path] = api.answer(path)
-    steps, prompts, is_cut = 0, 0, False
+    pairs = [f"runs/{first}/compare/{second}" for first, second in combinations(ids, 2)]
+    answers |= {path: api.answer(path) for path in pairs}
+    written, known = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64)  # steps with rollouts, prompts
     for run in runs:
-        of_run, its_steps, its_prompts, cut = _about(store, api, run, arguments.size * _MEGABYTE / len(runs))
-        answers |= of_run
-        steps, prompts, is_cut = steps + its_steps, prompts + its_prompts, is_cut or cut
+        base = f"runs/{run.record.run_id}"
+        paths = [f"{base}/{name}" for name in ("series", "posteriors", "prompts", "about")]
+        kept = [row.step for row in store.query(_STEPS, run=run.record.run_id)]
+        visits = api.visits(run)
+        # The prompts that moved most come first.
+        moved = np.abs(np.nan_to_num(visits.mean - visits.first))
+        moving = visits.prompt_id[np.lexsort((visits.prompt_id, -moved))].tolist()
+        # Half of the bytes is for rollouts, newest first, and the rest for prompts.
+        half = arguments.size * _MEGABYTE / len(runs) / 2
+        steps, left = _that_fit(api, f"{base}/rollouts", kept, half)
+        prompts, _ = _that_fit(api, f"{base}/prompts", moving, half + left)
+        in_file = [answer["step"] for answer in steps.values()]
+        for answer in steps.values():
+            answer["steps"] = [min(in_file), max(in_file)]
+        none: dict[str, Any] = {"step": None, "steps": None, "rollouts": [], "prompts": {}}
+        latest = next(iter(steps.values()), none)
+        answers |= {path: api.answer(path) for path in paths} | steps | prompts | {f"{base}/rollouts/latest": latest}
+        written += len(steps), len(prompts)
+        known += len(kept), len(moving)
     html = page.render(chosen_runs[0].name, {"answers": answers})
     try:
         arguments.output.write_text(html, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{arguments.output}: {error.strerror}; name a file that can be written") from None
     size = len(html.encode()) / _MEGABYTE
-    left_out = f"; --size {arguments.size:g} left out the rest" if is_cut else ""
-    contents = f"{prompts:,} prompts with their visits, {steps:,} steps with rollouts{left_out}"
+    left_out = f"; --size {arguments.size:g} left out the rest" if (written < known).any() else ""
+    contents = f"{written[1]:,} prompts with their visits, {written[0]:,} steps with rollouts{left_out}"
     print(f"wrote {shown(arguments.output, None)}, {size:.1f} MB: {contents}; open it in a browser")
 
 
-def _about(store: PosteriorStore, api: Api, run: Listed, size: float) -> tuple[dict[str, Any], int, int, bool]:
-    """Return the answers about a run by path, the numbers of steps and prompts in them, and whether any are left out.
-
-    Half of ``size`` bytes is for rollouts, newest first, and the rest for prompts.
-    """
-    base = f"runs/{run.record.run_id}"
-    answers: dict[str, Any] = {
-        f"{base}/{name}": api.answer(f"{base}/{name}") for name in ("series", "posteriors", "prompts", "about")
-    }
-    kept = (row.step for row in store.query(_STEPS, run=run.record.run_id))
-    steps, left, steps_cut = _that_fit(api, f"{base}/rollouts", kept, size / 2)
-    in_file = [answer["step"] for answer in steps.values()]
-    for answer in steps.values():
-        answer["steps"] = [min(in_file), max(in_file)]
-    visits = api.visits(run)
-    # The prompts that moved most come first.
-    moved = np.abs(np.nan_to_num(visits.mean - visits.first))
-    ids = visits.prompt_id[np.lexsort((visits.prompt_id, -moved))].tolist()
-    prompts, _, prompts_cut = _that_fit(api, f"{base}/prompts", ids, size / 2 + left)
-    none: dict[str, Any] = {"step": None, "steps": None, "rollouts": [], "prompts": {}}
-    answers |= steps | prompts | {f"{base}/rollouts/latest": next(iter(steps.values()), none)}
-    return answers, len(steps), len(prompts), steps_cut or prompts_cut
-
-
-def _that_fit(api: Api, base: str, names: Iterable[int], room: float) -> tuple[dict[str, Any], float, bool]:
-    """Return answers by path until one exceeds ``room`` bytes, the bytes left, and whether one did not fit."""
+def _that_fit(api: Api, base: str, names: Iterable[int], room: float) -> tuple[dict[str, Any], float]:
+    """Return answers by path until one exceeds ``room`` bytes, and the bytes left."""
     answers: dict[str, Any] = {}
     for name in names:
         answer = api.answer(f"{base}/{name}")
         size = len(page.encoded(answer))
         if size > room:
-            return answers, room, True
+            break
         room -= size
         answers[f"{base}/{name}"] = answer
-    return answers, room, False
+    return answers, room

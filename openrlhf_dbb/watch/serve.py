@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import re
 import socket
-from importlib.util import find_spec
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.options import add_store
-from openrlhf_dbb.storage import PosteriorStore, open_store
+from openrlhf_dbb.storage import open_store
 from openrlhf_dbb.terminal import shown
 
 PORT = 8642
@@ -31,9 +30,13 @@ def add_commands(add: Any) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    for module in ("starlette", "uvicorn"):
-        if find_spec(module) is None:
-            raise UsageError(f"serve needs {module}; run: pip install '.[serve]' in the repository")
+    try:
+        import uvicorn
+
+        from openrlhf_dbb.watch.api import Api
+        from openrlhf_dbb.watch.server import application
+    except ModuleNotFoundError as error:
+        raise UsageError(f"serve needs {error.name}; run: pip install '.[serve]' in the repository") from None
     with open_store(arguments.store_url, create=False, read_only=True) as store:
         host, port = arguments.host, arguments.port
         try:
@@ -43,27 +46,18 @@ def serve(arguments: argparse.Namespace) -> None:
                 f"--host {shown(host)}, --port {port}: {error}; give another port, or any free one with --port 0"
             ) from None
         with listener:
-            _run(store, listener, host)
-
-
-def _run(store: PosteriorStore, listener: socket.socket, host: str) -> None:
-    import uvicorn
-
-    from openrlhf_dbb.watch.api import Api
-    from openrlhf_dbb.watch.server import application
-
-    api = Api(store, live=True)
-    api.refresh()  # A store that cannot be read is an error now, not a page that shows nothing.
-    machine = socket.gethostname()
-    name = machine if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-    url = f"http://{name}:{listener.getsockname()[1]}/"
-    print(f"{shown(store.location, width=None)} is shown at {url} (Ctrl-C ends it)", flush=True)
-    everywhere = f"{_LOCAL}|{_ADDRESSES}|{re.escape(machine)}|{re.escape(name)}"
-    hosts = _LOCAL if re.fullmatch(_LOCAL, name, re.IGNORECASE) else everywhere
-    app = application(api, re.compile(f"({hosts})(:[0-9]+)?", re.IGNORECASE))  # a tunnel may change the port
-    config = uvicorn.Config(
-        app, http="h11", ws="none", log_level="warning", access_log=False, lifespan="off",
-        timeout_graceful_shutdown=_GRACE_S, server_header=False,
-    )  # fmt: skip
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to end.
-        uvicorn.Server(config).run(sockets=[listener])
+            api = Api(store, live=True)
+            api.refresh()  # A store that cannot be read is an error now, not a page that shows nothing.
+            machine = socket.gethostname()
+            name = machine if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+            url = f"http://{name}:{listener.getsockname()[1]}/"
+            print(f"{shown(store.location, width=None)} is shown at {url} (Ctrl-C ends it)", flush=True)
+            everywhere = f"{_LOCAL}|{_ADDRESSES}|{re.escape(machine)}|{re.escape(name)}"
+            hosts = _LOCAL if re.fullmatch(_LOCAL, name, re.IGNORECASE) else everywhere
+            app = application(api, re.compile(f"({hosts})(:[0-9]+)?", re.IGNORECASE))  # a tunnel may change the port
+            config = uvicorn.Config(
+                app, http="h11", ws="none", log_level="warning", access_log=False, lifespan="off",
+                timeout_graceful_shutdown=_GRACE_S, server_header=False,
+            )  # fmt: skip
+            with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it is meant to end.
+                uvicorn.Server(config).run(sockets=[listener])

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.estimators.base import Floats
@@ -90,7 +89,10 @@ def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
         peak[row] = np.maximum(peak[row], now)
         solved[row] |= successes_V[visit] > 0
         mean[row] = now
-        state[row] = _state(now, peak[row], solved[row])
+        learnt = np.where(now >= THRESHOLDS["mastered"], MASTERED, LEARNING)
+        learnt[peak[row] - now >= THRESHOLDS["forgotten"]] = FORGOTTEN
+        learnt[~solved[row] & (now <= THRESHOLDS["unsolved"])] = UNSOLVED
+        state[row] = learnt
         # A mean of exactly 1 belongs to the last bin.
         bins = np.clip((now * BINS).astype(np.int64), 0, BINS - 1)
         rate = successes_V[visit].sum() / rollouts_V[visit].sum()
@@ -107,19 +109,3 @@ def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
         epochs=epochs,
         unit=bool(((successes_V >= 0) & (successes_V <= rollouts_V)).all()),
     )
-
-
-def states(mean: Floats, successes: Floats) -> Integers:
-    """Return the state of a prompt after each visit, as index into ``STATES``, from the mean after it and its rewards.
-
-    All are (V,); ``successes`` are sums of rewards.
-    """
-    return _state(mean, np.maximum.accumulate(mean), np.logical_or.accumulate(successes > 0))
-
-
-def _state(mean: Floats, peak: Floats, solved: NDArray[np.bool_]) -> Integers:
-    """Return states from the mean, the highest mean so far, and whether any reward was above 0 so far."""
-    state = np.where(mean >= THRESHOLDS["mastered"], MASTERED, LEARNING)
-    state[peak - mean >= THRESHOLDS["forgotten"]] = FORGOTTEN
-    state[~solved & (mean <= THRESHOLDS["unsolved"])] = UNSOLVED
-    return state
