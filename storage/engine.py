@@ -80,19 +80,19 @@ def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result
     @wraps(work)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         began, pause = time.monotonic(), _FIRST_PAUSE_S
-        failures = 0
+        failed = False
         while True:
             try:
                 result = work(*args, **kwargs)
             except Interrupted as error:
-                failures += 1
                 waited = time.monotonic() - began
                 if waited >= RETRY_LIMIT_S:
                     raise StoreError(f"{error}; gave up after {waited:.0f} s; resume when the outage is over") from None
-                if failures == 1:
+                if not failed:
                     _log.warning("%s; retrying for up to %g s", error, RETRY_LIMIT_S)
+                failed = True
             else:
-                if failures:
+                if failed:
                     _log.info("the store is back after %.1f s; nothing was lost", time.monotonic() - began)
                 return result
             # Random, so that processes that failed together do not retry together.
@@ -237,9 +237,6 @@ class Database:
                 if not isinstance(refusal, Interrupted) or time.monotonic() > last_try:
                     raise refusal from None
             time.sleep(_FIRST_PAUSE_S)
-
-    def close(self) -> None:
-        self.engine.dispose()
 
 
 def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iterator[Sequence[Any]]:

@@ -316,11 +316,8 @@ class StateLayout:
         """Return the (P, F) state of records with its columns, none of them NULL."""
         state = np.empty((len(rows), len(self.fields)))
         for name, _ in self.columns:
-            if name == "state":
-                packed = np.ascontiguousarray(rows[name]).view("<f8")
-                state[:, self.packed] = packed.reshape(len(rows), len(self.packed))
-            else:
-                state[:, self.fields.index(name)] = rows[name]
+            places = self.packed if name == "state" else [self.fields.index(name)]
+            state[:, places] = np.ascontiguousarray(rows[name]).view("<f8").reshape(len(rows), len(places))
         return state
 
 

@@ -123,7 +123,7 @@ class Run:
 
     def _accept_repeat(self, connection: Connection, step: int, digest: bytes) -> int:
         """Return the run's last step; raise StoreError unless ``step`` is recorded with this content."""
-        last_step = self._check_owner(connection)
+        last_step = self._hold(connection)
         name = self.record.name
         if not 1 <= step <= last_step:
             raise StoreError(f"run {name!r} is at step {last_step}; the next step is {last_step + 1}, not {step}")
@@ -248,10 +248,9 @@ class Run:
             unused_rollouts: rollouts generated after the last step that belong to no step (an incomplete last batch).
         """
         unused = {"unused_rollouts": unused_rollouts} if unused_rollouts else {}
-        key = {"run": self.record.run_id, "token": self._token, "now": write.utc_now()}
+        key = {"run": self.record.run_id}
         with self._database.transaction(write=True) as connection:
-            connection.execute(_HOLD, key)
-            stored = self._check_not_taken(connection)
+            stored = self._lock(connection)
             steps = connection.scalar(text("SELECT count(*) FROM dbb_step WHERE run_id = :run"), key)
             if steps != self.record.last_step:
                 raise StoreError(
@@ -265,16 +264,16 @@ class Run:
 
     def _hold(self, connection: Connection) -> int:
         """Lock the run for the rest of the transaction, renew its heartbeat, and return its last step."""
-        key = {"run": self.record.run_id, "token": self._token, "now": write.utc_now()}
-        connection.execute(_HOLD, key)
-        return self._check_owner(connection)
-
-    def _check_owner(self, connection: Connection) -> int:
-        """Return the run's last step; raise StoreError if this owner may not write the run."""
-        stored = self._check_not_taken(connection)
+        stored = self._lock(connection)
         if stored.status != "running":
             raise StoreError(finished_text(self.record.name, stored.last_step))
         return int(stored.last_step)
+
+    def _lock(self, connection: Connection) -> Row[Any]:
+        """Lock the run and renew its heartbeat unless it is finished; return its row, which is this owner's."""
+        key = {"run": self.record.run_id, "token": self._token, "now": write.utc_now()}
+        connection.execute(_HOLD, key)
+        return self._check_not_taken(connection)
 
     def _check_not_taken(self, connection: Connection) -> Row[Any]:
         """Return the run's row, finished or not; raise StoreError if the run is no longer this owner's."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import numpy as np
@@ -53,13 +54,13 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
     try:
         schema.prepare(database, create=create)
     except BaseException:
-        database.close()
+        database.engine.dispose()
         raise
     file_url = "sqlite:///" + address.path.replace("%", "%25").replace("?", "%3F")
     return PosteriorStore(database, file_url if address.path else text_url)
 
 
-class PosteriorStore:
+class PosteriorStore(AbstractContextManager["PosteriorStore"]):
     """Posteriors of any number of runs in one database; from ``open_store``, to be closed after use.
 
     Belongs to the process that opened it. Threads may share it; they take turns.
@@ -76,15 +77,12 @@ class PosteriorStore:
         self.url = url
         self._reported: set[str] = set()
 
-    def __enter__(self) -> PosteriorStore:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the connections. Runs stay as they are and can be claimed again."""
-        self.database.close()
+        self.database.engine.dispose()
 
     @retried
     def query(self, sql: str, **parameters: Any) -> list[Row[Any]]:
@@ -251,10 +249,9 @@ class PosteriorStore:
     def find_run(self, ref: str) -> RunRecord:
         """Return the run of this name, else of this uuid, else of this id; raise StoreError if there is none."""
         runs = self._run_rows()
-        for key in ("name", "uuid", "run_id"):
-            for run in runs:
-                if str(getattr(run, key)) == ref:
-                    return _record(run)
+        for key, run in itertools.product(("name", "uuid", "run_id"), runs):
+            if str(getattr(run, key)) == ref:
+                return _record(run)
         newest = ", ".join(repr(run.name) for run in runs[: -_NEWEST_SHOWN - 1 : -1]) or "none yet"
         raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 
@@ -374,17 +371,16 @@ def _check_row(row: Row[Any], table: str, run: object) -> None:
 def _record(row: Row[Any]) -> RunRecord:
     """Return the record of a row; raise BadRow if the row was edited."""
     _check_row(row, "dbb_run", row.name)
-    columns, fields = row._asdict(), parsed(row.state_fields)
-    parent = {name: columns.pop(f"parent_{name}") for name in ("name", "uuid", "step", "weight", "database")}
+    columns, fields = row._mapping, parsed(row.state_fields)
+    parent = {name: columns[f"parent_{name}"] for name in ("name", "uuid", "step", "weight", "database")}
     for name, right, wanted in (
         ("state_fields", isinstance(fields, list) and all(isinstance(name, str) for name in fields), "a list of names"),
         ("status", row.status in ("running", "stale", "finished"), "running, stale or finished"),
         ("parent_uuid", not row.parent_uuid or None not in parent.values(), "NULL, as another column of the parent is"),
     ):
         if not right:
-            raise bad_row("dbb_run", row.name, name, row._mapping[name], wanted)
-    for secret_or_large in ("writer_token", "shared_start", "owner_host", "owner_pid", "owner_started"):
-        del columns[secret_or_large]
-    columns["parameters"], columns["config"] = parsed(row.parameters), parsed(row.config)
-    columns["state_fields"], columns["method"] = tuple(fields), columns["method"] or ""
-    return RunRecord(**columns, parent=parent if parent["uuid"] else None, owner=_owner(row))
+            raise bad_row("dbb_run", row.name, name, columns[name], wanted)
+    plain = {name: columns[name] for name in RunRecord.__annotations__ if name in columns}
+    read = {"parameters": parsed(row.parameters), "config": parsed(row.config), "state_fields": tuple(fields)}
+    read |= {"method": row.method or "", "parent": parent if parent["uuid"] else None, "owner": _owner(row)}
+    return RunRecord(**(plain | read))

@@ -223,7 +223,8 @@ def insert(connection: Connection, table: str, columns: Columns) -> None:
         driver_connection.cursor() as cursor,
         cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN (FORMAT BINARY)") as copy,
     ):
-        copy.set_types([_postgresql_type(column) for column in columns.values()])
+        kinds = schema.metadata.tables[table].columns
+        copy.set_types([kinds[name].type.compile(connection.dialect).lower() for name in columns])
         for row in rows:
             copy.write_row(row)
 
@@ -241,11 +242,3 @@ def _values(column: Any, size: int) -> list[Any]:
         column = column.astype(object)
         column[nulls] = None
     return list(column.tolist())
-
-
-def _postgresql_type(column: Any) -> str:
-    if isinstance(column, str) or (isinstance(column, np.ndarray) and column.dtype.kind == "O"):
-        return "text"
-    if isinstance(column, int) or column.dtype.kind != "f":
-        return "int8"
-    return "float8" if column.ndim == 1 else "bytea"

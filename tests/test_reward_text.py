@@ -30,11 +30,3 @@ def test_each_response_meets_its_own_label_and_a_query_without_its_prompt_raises
     assert reward_func(queries, prompts, ["01", "12", "13"])["rewards"] == [1.0, 1.0, 0.0]
     with pytest.raises(ValueError, match="does not start with its prompt"):
         reward_func(["2+9=11<eos>"], ["12+9="], ["11"])
-
-
-def test_the_command_line_finds_a_reward_by_name():
-    pytest.importorskip("openrlhf")
-    from openrlhf_dbb.driver import arguments
-
-    settings = arguments.parse(["--preset", "tiny", "--reward.remote_url", "exact_match"])
-    assert settings.args.reward.remote_url == [str(FOLDER / "exact_match.py")]

@@ -107,16 +107,11 @@ def test_the_connection_killed_before_each_statement_of_a_step(open_new, fill):
     fill.check_trained(store, run, ids, step)
 
 
-def _rename_folder(path):
-    path.parent.rename(path.parent.with_name("renamed"))
-
-
 LOSSES = {
     "deleted": lambda path: [Path(f"{path}{end}").unlink() for end in ("", "-wal", "-shm")],
     "WAL deleted": lambda path: Path(f"{path}-wal").unlink(),
     "index deleted": lambda path: Path(f"{path}-shm").unlink(),
     "moved": lambda path: path.rename(path.with_name("b.db")),
-    "folder renamed": _rename_folder,
     "replaced": lambda path: shutil.copy(path, path.with_name("b.db")).replace(path),
     "emptied": lambda path: os.truncate(path, 0),
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),

@@ -57,14 +57,6 @@ def warm_start(store, fill, at_ready):
     run.warm_start(store, store.find_run("old"), ids, weight=0.5)
 
 
-def warm_start_from_another_database(store, fill, at_ready):
-    run, ids = store.claim_run(2), fill.prompts(store, 3)
-    source_path = shutil.copy(store.location, f"{store.location}.source")
-    with open_store(f"sqlite:///{source_path}") as source_store:
-        at_ready()
-        run.warm_start(source_store, source_store.find_run("old"), ids, weight=0.5)
-
-
 def mark_checkpoint(store, fill, at_ready):
     run = store.claim_run(1)
     at_ready()
@@ -174,7 +166,6 @@ def states_at_every_boundary(template, new_url, kind, action, fill, look):
         (resume, 2, "postgresql", 30),
         (warm_start, 1, "sqlite", 8),
         (warm_start, 1, "postgresql", 8),
-        (warm_start_from_another_database, 1, "sqlite", 8),
         (mark_checkpoint, 1, "sqlite", 6),
         (evaluate, 1, "sqlite", 8),
         (evaluate, 1, "postgresql", 12),

@@ -139,11 +139,9 @@ def _others(estimator: RewardEstimator) -> str:
 
 
 def _value(parameter: str, text: str, default: Any) -> Any:
-    if isinstance(default, bool):
-        if text.lower() not in _SWITCH:
-            raise ValueError(f"{parameter} = {text!r} is neither true nor false")
-        return _SWITCH[text.lower()]
+    kind = type(default)
     try:
-        return type(default)(text)
-    except ValueError as error:
-        raise ValueError(f"{parameter} = {text!r} is not of type {type(default).__name__}") from error
+        return _SWITCH[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError) as error:
+        allowed = "true or false" if kind is bool else f"of type {kind.__name__}"
+        raise ValueError(f"{parameter} = {text!r} is not {allowed}") from error

@@ -60,35 +60,25 @@ def find(text: str) -> Benchmark:
     """Return the benchmark with a known name, of a TOML file, ``NAME=FILE``, or a spec of ``openrlhf_dbb.tasks``.
 
     The data file of ``NAME=FILE`` has columns ``input`` and ``label``. Its prompts are used verbatim, without a chat
-    template. Math-Verify verifies the responses.
+    template. Math-Verify verifies the responses. A TOML file names its benchmark. Its ``configs`` may be a table:
+    configuration = form of its answers. A relative ``file`` is relative to it.
 
     Raises:
         UsageError: there is no such benchmark or file, or the file has a mistake.
     """
     if tasks.is_spec(text):
         return Benchmark(text, text.removeprefix(tasks.PREFIX), hub=text, question="prompt", verifier="reasoning_gym")
-    name, equals, path = text.partition("=")
+    name, equals, file = text.partition("=")
     if equals:
         if not name or "/" in name:
             raise UsageError(f"{name!r} in {text} cannot be the name of a benchmark; write NAME=FILE")
-        benchmark = Benchmark(name, name, file=path, chat_template=False)
-        check(benchmark, path)
-        return benchmark
-    if text in NAMES:
-        return read(Path(__file__).with_name(f"{text}.toml"))
-    if not text.endswith(".toml"):
+        return checked(Benchmark(name, name, file=file, chat_template=False), file)
+    if text not in NAMES and not text.endswith(".toml"):
         raise UsageError(
             f"unknown benchmark {text!r}; available: {', '.join(NAMES)}; "
             f"or NAME=FILE ({', '.join(FILES)}), or the path of a benchmark's .toml file"
         )
-    return read(Path(text))
-
-
-def read(path: Path) -> Benchmark:
-    """Return the benchmark in a TOML file, named like the file.
-
-    ``configs`` may be a table: configuration = form of its answers. A relative ``file`` is relative to the TOML file.
-    """
+    path = Path(__file__).with_name(f"{text}.toml") if text in NAMES else Path(text)
     try:
         entry: dict[str, Any] = {"title": path.stem, **read_toml(path)}
         configs = entry.pop("configs", ())
@@ -100,12 +90,11 @@ def read(path: Path) -> Benchmark:
         benchmark = Benchmark(name=path.stem, configs=tuple(configs), **entry)
     except (OSError, ValueError, TypeError) as error:  # a TypeError names an unknown key
         raise UsageError(f"{path}: {error}") from error
-    check(benchmark, str(path))
-    return benchmark
+    return checked(benchmark, str(path))
 
 
-def check(benchmark: Benchmark, where: str) -> None:
-    """Raise a UsageError that starts with ``where`` if the benchmark contradicts itself."""
+def checked(benchmark: Benchmark, where: str) -> Benchmark:
+    """Return the benchmark; raise a UsageError that starts with ``where`` if it contradicts itself."""
     listed = bool(benchmark.options or benchmark.choices)
     template, file = benchmark.template, Path(benchmark.file) if benchmark.file else None
     kinds = ", ".join(VERIFIERS)
@@ -121,3 +110,4 @@ def check(benchmark: Benchmark, where: str) -> None:
     for wrong, problem in mistakes:
         if wrong:
             raise UsageError(f"{where}: {problem}")
+    return benchmark

@@ -9,6 +9,7 @@ exact        Big-Bench Hard's rules, by form of label
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from openrlhf_dbb.evaluation.verifiers import choices, exact
@@ -23,28 +24,22 @@ def normal_label(kind: str, label: str) -> str:
     return as_latex(label.strip()) if kind.startswith("math") else label.strip()
 
 
-def _math(response: str, label: str) -> Verdict:
+def _math(response: str, label: str, *, or_text: bool = False) -> Verdict:
     # The question is not known here, so a formula that is copied from it counts if the label is the same formula.
     answer = final_answer(response, label)
-    return Verdict(score(answer, label), _vote(answer, response))
-
-
-def _math_or_text(response: str, label: str) -> Verdict:
     try:
-        return _math(response, label)
+        right = score(answer, label)
     except ValueError:  # Math-Verify cannot read the label
-        answer = final_answer(response, label)
-        return Verdict(float(normal(answer or "") == normal(label)), _vote(answer, response))
-
-
-def _vote(answer: str | None, response: str) -> str | None:
+        if not or_text:
+            raise
+        right = float(normal(answer or "") == normal(label))
     # A box that states no value still votes for its text.
-    return normal(answer or last_box(response) or "") or None
+    return Verdict(right, normal(answer or last_box(response) or "") or None)
 
 
 VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
     "math": _math,
-    "math_or_text": _math_or_text,
+    "math_or_text": functools.partial(_math, or_text=True),
     "choice": choices.verify,
     "exact": exact.verify,
     "reasoning_gym": lambda response, label: Verdict(reasoning_gym.score(response, label), None),
