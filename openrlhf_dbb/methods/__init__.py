@@ -15,7 +15,7 @@ from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import RolloutStrategy
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators import FORMS
-from openrlhf_dbb.presets import PaperValue, read_toml
+from openrlhf_dbb.presets import read_toml
 
 FOLDER = Path(__file__).parent
 NONE = "none"
@@ -56,14 +56,14 @@ def default_estimator(name: str) -> str | None:
     return None if name == NONE else str(_read(name)["estimator"])
 
 
-def recipe(name: str, estimator: str) -> dict[str, PaperValue]:
+def recipe(name: str, estimator: str) -> dict[str, Any]:
     """Return the flag values of method ``name``; ``estimator`` decides the clip range."""
     if name == NONE:
         return {}
     common, own = _read(_COMMON), _read(name)
     clip = common["estimator"].get(estimator, common["estimator"]["other"])
     values = common["flags"] | clip | own["flags"] | own.get("with", {}).get(estimator, {})
-    return {flag: PaperValue(**entry) for flag, entry in values.items()}
+    return {flag: entry["value"] for flag, entry in values.items()}
 
 
 def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, int]:
