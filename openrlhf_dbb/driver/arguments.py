@@ -99,8 +99,8 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> tuple[dict[str, str], pre
     if "rollout.strategy" in given:
         named_class(STRATEGY, strategies, given["rollout.strategy"])
     if method is not None:
-        methods.check_name(method)
-        estimator = estimator or methods.default_estimator(method)
+        published = methods.default_estimator(method)
+        estimator = estimator or published
     if name is None and MODEL_FLAG in given:
         name = presets.NONE if estimator == NO_ESTIMATOR else presets.DEFAULT
     name = name or ("smollm2" if on_cpu else "qwen3-1.7b")

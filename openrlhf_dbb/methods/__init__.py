@@ -42,17 +42,13 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != _COMMON)
 
 
-def check_name(name: str) -> None:
-    """Raise UsageError if there is no method ``name``."""
+def default_estimator(name: str) -> str | None:
+    """Return the estimator of the method as published; None for no method. Raise UsageError for an unknown one."""
     known = [*names(), NONE]
     if name not in known:
         raise UsageError(
             f"unknown --method {name!r}{did_you_mean(name, known)}; known: {', '.join(known)} (the flags alone decide)"
         )
-
-
-def default_estimator(name: str) -> str | None:
-    """Return the estimator of the method as published; None for no method."""
     return None if name == NONE else str(_read(name)["estimator"])
 
 
