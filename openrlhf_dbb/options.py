@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from openrlhf_dbb.errors import UsageError, did_you_mean
@@ -46,6 +47,21 @@ class Parser(argparse.ArgumentParser):
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             self.error(f"unknown command {value!r}{did_you_mean(value, action.choices or ())}")
         super()._check_value(action, value)
+
+
+def number(kind: type, least: float, most: float | None = None, *, above: bool = False) -> Callable[[str], Any]:
+    """Return an argparse type: an int or a float from ``least`` to ``most``; ``above``: ``least`` is not allowed."""
+    allowed = f"{least:g} or more" if most is None else f"in {'(' if above else '['}{least:g}, {most:g}]"
+
+    def convert(text: str) -> Any:
+        value = kind(text)
+        fits = (value > least if above else value >= least) and (most is None or value <= most)
+        if not fits:
+            raise argparse.ArgumentTypeError(f"{text} is not {allowed}")
+        return value
+
+    convert.__name__ = kind.__name__  # argparse names the type in "invalid int value"
+    return convert
 
 
 def require_stack(command: str) -> None:

@@ -59,14 +59,6 @@ SILENT_S = 3600.0
 """How long an owner that cannot be looked up may go without a write before it counts as ended, in seconds."""
 
 
-def has_ended(owner: Owner, silent_s: float) -> bool:
-    """Return whether the owner of an unfinished run, which wrote ``silent_s`` seconds ago, seems to have ended.
-
-    A process that cannot be looked up from here counts as ended after ``SILENT_S``.
-    """
-    return owner.is_gone or (not owner.is_local and silent_s > SILENT_S)
-
-
 def _system_of(started: str | None) -> str:
     return (started or "").partition("@")[2]
 

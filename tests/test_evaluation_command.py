@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
+from trainings import kill_tree
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.results import read_evaluation
@@ -57,13 +57,7 @@ class Evaluating:
             assert process.poll() is None, "ended by itself"
             assert time.monotonic() < deadline, "too slow"
             time.sleep(0.02)
-        root = psutil.Process(process.pid)
-        for member in [root, *root.children(recursive=True)]:
-            try:
-                member.kill()
-            except psutil.NoSuchProcess:
-                continue
-        process.wait()
+        kill_tree(process)
 
     def rows(self, benchmark=None):
         """Whole lines of the responses, in the order of runs and prompts."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.evaluation import results
 from openrlhf_dbb.evaluation.results import Responses, Row
 
@@ -35,7 +36,7 @@ def write_evaluation(name, benchmarks, *, about=None, labels=None, **settings):
                     benchmark, run, place, **texts, scores=scores[run][place], responses=["so 7"] * samples, **lists
                 )
                 responses.append(row)
-    results.write_settings(folder, values)
+    write_json(folder / results.SETTINGS, values)
     return folder
 
 
@@ -109,7 +110,7 @@ def test_averages_are_within_groups(differences):
         settings = results.read_settings(folder)
         for benchmark, group in (("sums", "ID"), ("products", "ID"), ("proofs", "OOD")):
             settings["benchmarks"][benchmark]["group"] = group
-        results.write_settings(folder, settings)
+        write_json(folder / results.SETTINGS, settings)
     assert [benchmark for *_, benchmark in differences("first", "second")] == ["SUMS", "PRODUCTS", "PROOFS", "Avg. ID"]
 
 

@@ -14,6 +14,7 @@ from stored_evaluations import read_evaluations
 
 from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import evaluated_model, pipeline, results
 from openrlhf_dbb.evaluation.answering import answer
@@ -149,7 +150,7 @@ def evaluation(tmp_path):
             row(0, 1, [None, 0.0, 1.0], ["1", "2", "1"], [7, 7, 7], [True, False, False]),
         ):
             responses.append(line)
-    results.write_settings(folder, settings(n=3, temperature=0.6, asked={"sums": prompts(2)}))
+    write_json(folder / results.SETTINGS, settings(n=3, temperature=0.6, asked={"sums": prompts(2)}))
     return read_evaluation(folder)
 
 

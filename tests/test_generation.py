@@ -20,7 +20,7 @@ from openrlhf_dbb.actors import generation  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, DrawnPrompts, RolloutGenerator  # noqa: E402
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
-from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings  # noqa: E402
+from openrlhf_dbb.evaluation.engines import Finished, Request  # noqa: E402
 
 BATCH, GROUP = 2, 2
 FACTS = RunFacts(groups=BATCH, rollouts=GROUP, seed=1)
@@ -69,8 +69,8 @@ def shared_engines(ray_node):
 
         async def sample(self, requests, sampling):
             self.sizes.append(len(requests))
-            text = [f"{sampling.temperature} {sampling.top_p}"] * sampling.n
-            return [Finished(r.number, text, [r.max_tokens] * sampling.n, [False] * sampling.n) for r in requests]
+            n, text = sampling["n"], f"{sampling['temperature']} {sampling['top_p']}"
+            return [Finished(r.number, [text] * n, [r.max_tokens] * n, [False] * n) for r in requests]
 
         async def recorded(self):
             return self.calls
@@ -469,7 +469,7 @@ def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
 def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(generator, engines):
     made = generator([], engines=engines)
     requests = [Request(number, [1, 2], 5 + number) for number in range(20)]
-    finished = [each for some in made.sample(requests, SamplingSettings(2, 0.6, 0.95)) for each in some]
+    finished = [each for some in made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95}) for each in some]
     assert sorted(each.number for each in finished) == list(range(20))
     assert all(each.responses == ["0.6 0.95"] * 2 and each.tokens == [5 + each.number] * 2 for each in finished)
     sizes = ray.get([each.sizes_of_calls.remote() for each in engines])

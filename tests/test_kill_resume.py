@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
-from trainings import last_step, rows
+from trainings import kill_tree, last_step, rows
 
 from openrlhf_dbb import tiny
 from openrlhf_dbb.core.strategies.posterior import expected_variance, inclusion
@@ -121,17 +120,6 @@ CASES = {
 
 def query(folder, sql):
     return rows(folder, sql) if (folder / "openrlhf_dbb.db").exists() else []
-
-
-def kill_tree(process):
-    """SIGKILL to the driver, Ray's daemons, every actor: all at once, as an out-of-memory machine would."""
-    root = psutil.Process(process.pid)
-    for member in [root, *root.children(recursive=True)]:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()
 
 
 def tail(log):

@@ -3,6 +3,7 @@
 import sqlite3
 import time
 
+import psutil
 import pytest
 
 from openrlhf_dbb import tiny
@@ -21,6 +22,17 @@ def until(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def kill_tree(process):
+    """SIGKILL to the driver, Ray's daemons, every actor: all at once, as an out-of-memory machine would."""
+    root = psutil.Process(process.pid)
+    for member in [root, *root.children(recursive=True)]:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+    process.wait()
 
 
 def rows(folder, sql, database="openrlhf_dbb.db"):

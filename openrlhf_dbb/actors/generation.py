@@ -27,7 +27,7 @@ from openrlhf_dbb.actors.rollout_batch import (
 )
 from openrlhf_dbb.core.step import Floats, Key
 from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler
-from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings
+from openrlhf_dbb.evaluation.engines import Finished, Request
 
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
 
@@ -308,12 +308,12 @@ class RolloutGenerator(SamplesGenerator):
             for answer in answers[place]
         ]
 
-    def sample(self, requests: Sequence[Request], sampling: SamplingSettings) -> Iterator[list[Finished]]:
+    def sample(self, requests: Sequence[Request], sampling: dict[str, Any]) -> Iterator[list[Finished]]:
         """Yield responses to prompts of token ids, without rewards, in any order."""
         with self._engines_awake():
             calls = [
                 engine.sample.remote([requests[place] for place in places], sampling)
-                for engine, places in self._calls(len(requests), sampling.n)
+                for engine, places in self._calls(len(requests), sampling["n"])
             ]
             while calls:
                 [ref], calls = ray.wait(calls, num_returns=1)

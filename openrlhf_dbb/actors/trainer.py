@@ -31,7 +31,6 @@ from openrlhf_dbb.core.step import Probes, probed_prompts
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.evaluation.answering import answer_once
-from openrlhf_dbb.evaluation.engines import SamplingSettings
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
@@ -160,7 +159,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self.evaluate(self.progress.step)
 
     def finish(self) -> Progress:
-        """Describe the saved model and mark the run as finished. A finished run cannot be resumed."""
+        """Describe the saved model, mark the run as finished, which cannot be resumed then, and close its database."""
         card = model_card.text(self._posteriors.store, self._run.record, self.progress.step)
         ray.get(self.actor_model_group.async_run_method(method_name="save_card", text=card))
         self._posteriors.finish(self.samples_generator.unused())
@@ -168,11 +167,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.best, self.progress.best_folder = self._best.newest(), self._best.link
         self.progress.warnings = list(self.warnings().values())
         self.progress.enter("finished")
-        return self.progress
-
-    def close(self) -> None:
-        """Close the database; the trainer cannot be used afterwards."""
         self._posteriors.close()
+        return self.progress
 
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Return the states of the checkpoint that all ranks have loaded, and take everything back to its step."""
@@ -365,7 +361,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             as_one_batch = [(data.datasources, data.prompts, None, None)]  # of the data loader
             logs = compute_eval_metrics(as_one_batch, samples, samples_each)
         if self._benchmarks:
-            sampling = SamplingSettings(samples_each, generate_kwargs["temperature"], generate_kwargs["top_p"])
+            sampling = {"n": samples_each} | {name: generate_kwargs[name] for name in ("temperature", "top_p")}
             results |= answer_once(self._benchmarks, lambda requests: self.samples_generator.sample(requests, sampling))
         return logs | logged(results), results
 

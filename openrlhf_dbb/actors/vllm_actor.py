@@ -17,7 +17,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.evaluation.engines import Finished, Request, SamplingSettings, answers, sampling_params
+from openrlhf_dbb.evaluation.engines import Finished, Request, answers, sampling_params
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.machine import use_rays_interface
 from openrlhf_dbb.platform.weights import Parameter
@@ -61,7 +61,7 @@ class StrictRolloutActor(PlatformRolloutActor):
         """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.platform.weights.Receiver`."""
         await self.llm.collective_rpc("receive_weights", args=(bucket,))
 
-    async def sample(self, requests: Sequence[Request], sampling: SamplingSettings) -> list[Finished]:
+    async def sample(self, requests: Sequence[Request], sampling: dict[str, Any]) -> list[Finished]:
         """Return plain responses, as the command ``evaluate`` samples them: no reward function, no agent."""
         outputs = await asyncio.gather(*(self.generate(r.prompt, sampling_params(sampling, r)) for r in requests))
         return [answers(request.number, output) for request, output in zip(requests, outputs, strict=True)]

@@ -51,19 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = f"any of {names}; NAME=FILE (prompts verbatim); a .toml file; or reasoning_gym:TASK"
     parser.add_argument("--benchmarks", metavar="NAME,...", help=known)
     options.add_trust(parser)
+    size, heat, share = options.number(int, 1), options.number(float, 0), options.number(float, 0, 1, above=True)
     sampled = parser.add_argument_group("what is sampled")
-    sampled.add_argument("--n", type=int, default=8, help="samples per prompt in each run (default: %(default)s)")
-    sampled.add_argument("--runs", type=int, default=4, help="independent runs (default: %(default)s)")
-    sampled.add_argument("--temperature", type=float, default=0.6, metavar="T", help="0 is greedy (default: 0.6)")
-    sampled.add_argument("--top_p", type=float, default=0.95, metavar="P", help="nucleus sampling (default: 0.95)")
+    sampled.add_argument("--n", type=size, default=8, help="samples per prompt in each run (default: %(default)s)")
+    sampled.add_argument("--runs", type=size, default=4, help="independent runs (default: %(default)s)")
+    sampled.add_argument("--temperature", type=heat, default=0.6, metavar="T", help="0 is greedy (default: 0.6)")
+    sampled.add_argument("--top_p", type=share, default=0.95, metavar="P", help="nucleus sampling (default: 0.95)")
     limit = "limit on response length (default: the benchmark's: 4096)"
-    sampled.add_argument("--max_new_tokens", type=int, metavar="N", help=limit)
+    sampled.add_argument("--max_new_tokens", type=size, metavar="N", help=limit)
     sampled.add_argument("--seed", type=int, default=0, help="seed of the engines (default: %(default)s)")
-    sampled.add_argument("--limit", type=int, metavar="K", help="only the first K prompts of each benchmark")
+    sampled.add_argument("--limit", type=size, metavar="K", help="only the first K prompts of each benchmark")
     chat = "apply the model's chat template to prompts (default: as the benchmark says)"
     sampled.add_argument("--chat_template", action=argparse.BooleanOptionalAction, help=chat)
     engines = parser.add_argument_group("engines")
-    engines.add_argument("--engines", type=int, metavar="E", help="vLLM engines (default: all GPUs; one without CUDA)")
+    engines.add_argument("--engines", type=size, metavar="E", help="vLLM engines (default: all GPUs; one without CUDA)")
     engines.add_argument("--tensor_parallel_size", type=int, default=1, metavar="N", help="GPUs an engine (default: 1)")
     memory = "share of a GPU's memory (default: 0.9)"
     engines.add_argument("--gpu_memory_utilization", type=float, default=0.9, metavar="F", help=memory)

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ from openrlhf_dbb.secrets import without_secrets
 _NO_EXTRAS = StepExtras()
 
 
-class Posteriors:
+class Posteriors(AbstractContextManager["Posteriors"]):
     """The posteriors of all prompts of a run, in memory and in the store.
 
     Open a run with :meth:`create` or :meth:`resume`. Close it after use, or use it as a context manager. A thread
@@ -208,9 +208,6 @@ class Posteriors:
             posteriors = cls(estimator, opened, run, prompts, labels, close_store=opened is not store)
             undo.pop_all()
         return posteriors
-
-    def __enter__(self) -> Posteriors:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

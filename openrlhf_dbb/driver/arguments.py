@@ -55,18 +55,18 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     on_cpu = machine.torch_cuda() is None
     if not on_cpu:
         cuda.check_machine()
-    chosen = _choose(given, on_cpu)
-    layers = _layers(given, chosen, world_size if on_cpu else None)
+    named, preset = _choose(given, on_cpu)
+    layers = _layers(given, named, preset, world_size if on_cpu else None)
     origin: dict[str, str] = {}
     for source, layer in layers:
         for flag, value in layer.items():
             if source.startswith("preset"):
                 _check_preset_value(flag, value, actions, source)
             values[flag], origin[flag] = value, source
-    values |= {"preset": chosen.preset, "method": chosen.method, "estimator": chosen.estimator}
+    values |= named
     if not on_cpu:
-        _use_all_gpus(values, chosen.values.gpus)
-        if chosen.preset != presets.NONE:
+        _use_all_gpus(values, preset.gpus)
+        if named["preset"] != presets.NONE:
             cuda.derive(values, origin)
     if tasks.is_spec(values["data.prompt_dataset"] or ""):
         for flag, value in (("data.label_key", "label"), ("reward.remote_url", "reasoning_gym")):
@@ -77,7 +77,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     settings = Settings(values, origin, on_cpu, machine.look(), _command(given))
     _ = settings.parameters, settings.strategy  # checks them
     args = upstream.finish_arguments(
-        argparse.Namespace(**settings.values), group_baseline=chosen.estimator == NO_ESTIMATOR
+        argparse.Namespace(**settings.values), group_baseline=settings.estimator == NO_ESTIMATOR
     )
     return dataclasses.replace(settings, values={flag: attrgetter(flag)(args) for flag in settings.values})
 
@@ -91,25 +91,16 @@ def _command(given: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-@dataclasses.dataclass
-class _Choice:
-    """The names of the preset, method and estimator, and the preset without the values that are not used."""
-
-    preset: str
-    method: str
-    estimator: str
-    values: presets.Preset
-
-
-def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
+def _choose(given: Mapping[str, Any], on_cpu: bool) -> tuple[dict[str, str], presets.Preset]:
+    """Return the names of the preset, method and estimator, and the preset without the values that are not used."""
     method, estimator, name = given.get("method"), given.get("estimator"), given.get("preset")
     if estimator not in (None, NO_ESTIMATOR):
         named_class(ESTIMATOR, estimators, estimator)
     if "rollout.strategy" in given:
         named_class(STRATEGY, strategies, given["rollout.strategy"])
     if method is not None:
-        methods.check_name(method)
-        estimator = estimator or methods.default_estimator(method)
+        published = methods.default_estimator(method)
+        estimator = estimator or published
     if name is None and MODEL_FLAG in given:
         name = presets.NONE if estimator == NO_ESTIMATOR else presets.DEFAULT
     name = name or ("smollm2" if on_cpu else "qwen3-1.7b")
@@ -120,33 +111,36 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> _Choice:
     placed = any(re.match(r"[\w.]+\.num_(nodes|gpus_per_node|engines)|train\.colocate_", flag) for flag in given)
     if on_cpu or ("preset" not in given and placed):
         preset = dataclasses.replace(preset, gpus={})
-    return _Choice(name, method or preset.flags.get("method", unnamed), str(estimator), preset)
+    method = method or preset.flags.get("method", unnamed)
+    return {"preset": name, "method": method, "estimator": str(estimator)}, preset
 
 
-def _layers(given: Mapping[str, Any], chosen: _Choice, ranks_on_cpu: int | None) -> list[cuda.Layer]:
+def _layers(
+    given: Mapping[str, Any], named: Mapping[str, str], preset: presets.Preset, ranks_on_cpu: int | None
+) -> list[cuda.Layer]:
     """Return the layers of values and their origins, the lowest first."""
+    method, estimator = named["method"], named["estimator"]
     layers: list[cuda.Layer] = []
-    if chosen.estimator != NO_ESTIMATOR:
+    if estimator != NO_ESTIMATOR:
         layers.append(("--estimator", {"algo.advantage.estimator": "group_norm"}))
     if ranks_on_cpu is None:
         machine.add_shims()
-        layers += cuda.layers(machine.look().gpus, with_preset=chosen.preset != presets.NONE)
+        layers += cuda.layers(machine.look().gpus, with_preset=named["preset"] != presets.NONE)
     else:
         cpu.prepare_driver()
         ranks = ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines")
         layers.append(("no CUDA", cpu.FLAG_DEFAULTS | dict.fromkeys(ranks, ranks_on_cpu)))
-    flags, gpus, origin = chosen.values.flags, chosen.values.gpus, chosen.values.origin
+    flags, gpus, origin = preset.flags, preset.gpus, preset.origin
     for name in dict.fromkeys(origin.values()):
         layers.append(
             (f"preset {name}", {flag: value for flag, value in (flags | gpus).items() if origin[flag] == name})
         )
     if gpus and {**flags, **given}.get("train.async_enable"):
         layers.append(cuda.APART)
-    if chosen.method != methods.NONE:
-        recipe = {flag: entry.value for flag, entry in methods.recipe(chosen.method, chosen.estimator).items()}
+    if method != methods.NONE:
+        recipe = methods.recipe(method, estimator)
         same = methods.same_rollouts(recipe, flags)
-        named = {"method": chosen.method, "estimator": chosen.estimator}
-        layers.append((f"method {chosen.method}", named | recipe | same))
+        layers.append((f"method {method}", {"method": method, "estimator": estimator} | recipe | same))
     return [*layers, (COMMAND_LINE, given)]
 
 

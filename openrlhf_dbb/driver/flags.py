@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from openrlhf_dbb import estimators, methods, presets, tasks, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators.parameters import parameter_fields
-from openrlhf_dbb.options import Parser, add_trust
+from openrlhf_dbb.options import Parser, add_trust, number
 from openrlhf_dbb.platform import machine
 
 NO_ESTIMATOR = "none"
@@ -45,21 +45,6 @@ _MOST_USED = {
     "train.colocate_all": "all models share the same GPUs",
     "logger.wandb.key": "key of Weights & Biases, which then logs the run",
 }
-
-
-def number(kind: type, least: float, most: float | None = None, *, above: bool = False) -> Callable[[str], Any]:
-    """Return an argparse type: an int or a float from ``least`` to ``most``; ``above``: ``least`` is not allowed."""
-    allowed = f"{least:g} or more" if most is None else f"in {'(' if above else '['}{least:g}, {most:g}]"
-
-    def convert(text: str) -> Any:
-        value = kind(text)
-        fits = (value > least if above else value >= least) and (most is None or value <= most)
-        if not fits:
-            raise argparse.ArgumentTypeError(f"{text} is not {allowed}")
-        return value
-
-    convert.__name__ = kind.__name__  # argparse names the type in "invalid int value"
-    return convert
 
 
 def _count_or_all(text: str) -> int | str:

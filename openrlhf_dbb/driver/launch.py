@@ -160,9 +160,7 @@ class Watch:
 
     def finish(self) -> Any:
         """Mark the run as finished and close its database; return the last progress."""
-        progress = self._trainer.finish()
-        self._trainer.close()
-        return progress
+        return self._trainer.finish()
 
     @contextlib.contextmanager
     def progress_bar(self) -> Iterator[None]:

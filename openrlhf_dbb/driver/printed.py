@@ -103,10 +103,9 @@ def configuration(settings: Settings) -> str:
     lines = ["configuration (others: OpenRLHF's defaults; * differs from the paper)"]
     lines += [f"   preset {settings.preset} is made for {expects}"] if expects else []
     for flag, value in settings.flags.items():
-        papers = paper.get(flag)
-        differs = papers is not None and (list(value) if isinstance(value, tuple) else value) != papers.value
+        differs = flag in paper and (list(value) if isinstance(value, tuple) else value) != paper[flag]
         if flag in settings.origin or differs:
-            note = f"  paper: {_text(papers.value)}" if papers is not None and differs else ""
+            note = f"  paper: {_text(paper[flag])}" if differs else ""
             origin = settings.origin.get(flag, "OpenRLHF's default")
             lines.append(f" {'*' if differs else ' '} --{flag} {_text(value)}  [{origin}]{note}")
     return "\n".join(lines)

@@ -19,15 +19,6 @@ CALL_S = 0.5  # an engine reports this often
 
 
 @dataclass(frozen=True)
-class SamplingSettings:
-    """How responses are sampled: n of each prompt; temperature 0 is greedy; top_p is in (0, 1]."""
-
-    n: int
-    temperature: float
-    top_p: float
-
-
-@dataclass(frozen=True)
 class Request:
     """A prompt (token ids) to be answered N times; the answer has the same number."""
 
@@ -46,13 +37,13 @@ class Finished:
     truncated: list[bool]
 
 
-def sampling_params(sampling: SamplingSettings, request: Request) -> Any:
-    """Return the ``vllm.SamplingParams`` of a request."""
+def sampling_params(sampling: dict[str, Any], request: Request) -> Any:
+    """Return the ``vllm.SamplingParams`` of a request; ``sampling``: n, temperature (0 is greedy) and top_p."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     form = RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**vars(sampling), max_tokens=request.max_tokens, output_kind=form)
+    return SamplingParams(**sampling, max_tokens=request.max_tokens, output_kind=form)
 
 
 def answers(number: int, output: Any) -> Finished:
@@ -69,7 +60,7 @@ def answers(number: int, output: Any) -> Finished:
 class EngineActor:
     """One vLLM engine, which generates during calls of :meth:`work`."""
 
-    def __init__(self, arguments: dict[str, Any], sampling: SamplingSettings) -> None:
+    def __init__(self, arguments: dict[str, Any], sampling: dict[str, Any]) -> None:
         import vllm
 
         self._sampling = sampling
@@ -93,10 +84,10 @@ class EngineActor:
 class Engines:
     """Engines that share requests: one for each seed, with these arguments of ``vllm.LLM``. Ray must be running."""
 
-    def __init__(self, arguments: dict[str, Any], seeds: Sequence[int], sampling: SamplingSettings) -> None:
+    def __init__(self, arguments: dict[str, Any], seeds: Sequence[int], sampling: dict[str, Any]) -> None:
         import ray
 
-        self._n = sampling.n
+        self._n = sampling["n"]
         if cpu.active():
             weights = sum(file.stat().st_size for file in Path(arguments["model"]).glob("*.safetensors"))
             is_small = 0 < weights < 80_000_000  # bytes: 20 million parameters in float32

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb import storage
+from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, prompting, results
 from openrlhf_dbb.evaluation.answering import answer
-from openrlhf_dbb.evaluation.engines import Engines, SamplingSettings, ray_started
+from openrlhf_dbb.evaluation.engines import Engines, ray_started
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.metrics import measures, percent, stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
@@ -33,7 +34,11 @@ def evaluate(arguments: argparse.Namespace) -> None:
         UsageError: the request cannot be carried out; no engine was started.
         ray.exceptions.RayError: an engine failed; finished rows are kept.
     """
-    check(arguments)
+    if arguments.temperature == 0 and (arguments.n > 1 or arguments.runs > 1):
+        raise UsageError("--temperature 0 gives the same response every time; use --n 1 --runs 1")
+    if arguments.run is not None:
+        with storage.open_store(arguments.store_url, create=False) as store:
+            store.find_run(arguments.run)  # refuses a run that does not exist
     entries = benchmarks.find_all(arguments.benchmarks)
     model = evaluated_model.find(evaluated_model.choose(arguments.model), trusted=arguments.trust_remote_code)
     seen = {"chat_template": arguments.chat_template, "max_new_tokens": arguments.max_new_tokens}
@@ -44,7 +49,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         settings = settings_of(arguments, model, asked)
         if responses.keys:
             settings = continued(folder.name, results.read_settings(folder), settings)
-        results.write_settings(folder, settings)
+        write_json(folder / results.SETTINGS, settings)
         places = [(name, place) for name, prompts in asked.items() for place in range(len(prompts.texts))]
         keys = [Key(name, run, place) for run in range(settings["runs"]) for name, place in places]
         left = [key for key in keys if key not in responses.keys]
@@ -62,21 +67,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
     print(f"  files        {folder}\n  compare      openrlhf-dbb evaluate compare {folder} OTHER")
     if arguments.run is not None:
         record(arguments.store_url, arguments.run, evaluation)
-
-
-def check(arguments: argparse.Namespace) -> None:
-    """Refuse values out of range, and a ``--run`` that does not exist."""
-    for flag in ("n", "runs", "engines", "max_new_tokens", "limit"):
-        value = getattr(arguments, flag)
-        if value is not None and value < 1:
-            raise UsageError(f"--{flag} must be at least 1, got {value}")
-    if arguments.temperature < 0 or not 0 < arguments.top_p <= 1:
-        raise UsageError("--temperature must be at least 0, and --top_p above 0 and at most 1")
-    if arguments.temperature == 0 and (arguments.n > 1 or arguments.runs > 1):
-        raise UsageError("--temperature 0 gives the same response every time; use --n 1 --runs 1")
-    if arguments.run is not None:
-        with storage.open_store(arguments.store_url, create=False) as store:
-            store.find_run(arguments.run)
 
 
 def settings_of(arguments: argparse.Namespace, model: Model, asked: dict[str, BenchmarkPrompts]) -> dict[str, Any]:
@@ -139,7 +129,7 @@ def _generate(
             "gpu_memory_utilization": arguments.gpu_memory_utilization,
             "max_model_len": max(prompts.longest for prompts in asked.values()),
         }
-        sampling = SamplingSettings(n, settings["temperature"], settings["top_p"])
+        sampling = {name: settings[name] for name in ("n", "temperature", "top_p")}
         engines = Engines(vllm_arguments, seeds, sampling)
         interval = 0.1 if sys.stderr.isatty() else 15.0  # seconds; a log file gets few lines
         with tqdm(initial=done * n, total=(done + len(keys)) * n, unit="response", mininterval=interval) as bar:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,13 +133,6 @@ def find(name: str) -> Path:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the content of ``evaluation.json``."""
     return dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
-
-
-def write_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Replace ``evaluation.json``; a kill leaves the old file or the new one."""
-    building = folder / f".{SETTINGS}"
-    building.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    os.replace(building, folder / SETTINGS)
 
 
 def read_evaluation(folder: Path) -> Evaluation:

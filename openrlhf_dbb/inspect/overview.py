@@ -8,7 +8,7 @@ from typing import Any
 
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
-from openrlhf_dbb.storage.owner import has_ended
+from openrlhf_dbb.storage.owner import SILENT_S
 from openrlhf_dbb.storage.read import SUMS, held_out
 from openrlhf_dbb.terminal import Styled
 
@@ -123,7 +123,8 @@ def held_out_numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | 
 def state(run: RunRecord) -> str:
     """Return "finished", "running", or "stale": not finished, and its owner seems to have ended."""
     # A killed process cannot write that its run has ended.
-    stale = run.status == "running" and has_ended(run.owner, seconds_since(run.heartbeat_at))
+    silent = seconds_since(run.heartbeat_at) > SILENT_S
+    stale = run.status == "running" and (run.owner.is_gone or (silent and not run.owner.is_local))
     return "stale" if stale else run.status
 
 

@@ -15,7 +15,7 @@ from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import RolloutStrategy
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators import FORMS
-from openrlhf_dbb.presets import PaperValue, read_toml
+from openrlhf_dbb.presets import read_toml
 
 FOLDER = Path(__file__).parent
 NONE = "none"
@@ -42,28 +42,24 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != _COMMON)
 
 
-def check_name(name: str) -> None:
-    """Raise UsageError if there is no method ``name``."""
+def default_estimator(name: str) -> str | None:
+    """Return the estimator of the method as published; None for no method. Raise UsageError for an unknown one."""
     known = [*names(), NONE]
     if name not in known:
         raise UsageError(
             f"unknown --method {name!r}{did_you_mean(name, known)}; known: {', '.join(known)} (the flags alone decide)"
         )
-
-
-def default_estimator(name: str) -> str | None:
-    """Return the estimator of the method as published; None for no method."""
     return None if name == NONE else str(_read(name)["estimator"])
 
 
-def recipe(name: str, estimator: str) -> dict[str, PaperValue]:
+def recipe(name: str, estimator: str) -> dict[str, Any]:
     """Return the flag values of method ``name``; ``estimator`` decides the clip range."""
     if name == NONE:
         return {}
     common, own = _read(_COMMON), _read(name)
     clip = common["estimator"].get(estimator, common["estimator"]["other"])
     values = common["flags"] | clip | own["flags"] | own.get("with", {}).get(estimator, {})
-    return {flag: PaperValue(**entry) for flag, entry in values.items()}
+    return {flag: entry["value"] for flag, entry in values.items()}
 
 
 def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, int]:

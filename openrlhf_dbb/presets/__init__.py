@@ -38,14 +38,6 @@ class Preset:
     origin: Mapping[str, str] = field(default_factory=dict)  # the preset that sets each flag: it or one it extends
 
 
-@dataclass(frozen=True)
-class PaperValue:
-    """A value of the paper and the place where the paper states it."""
-
-    value: Any
-    source: str
-
-
 def names() -> list[str]:
     """Return the presets that have a name."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != _PAPER)
@@ -69,7 +61,7 @@ def load(name: str, estimator: str | None = None) -> Preset:
     estimator = estimator or own.get("estimator")
     beneath = table.get("extends")
     if beneath == _PAPER:
-        parent = Preset("", {flag: entry.value for flag, entry in paper(str(estimator)).items()}, {}, False)
+        parent = Preset("", paper(str(estimator)), {}, False)
     else:
         parent = load(beneath or NONE, estimator)
         estimator = estimator or parent.flags.get("estimator")
@@ -84,11 +76,11 @@ def load(name: str, estimator: str | None = None) -> Preset:
     )
 
 
-def paper(estimator: str) -> dict[str, PaperValue]:
+def paper(estimator: str) -> dict[str, Any]:
     """Return the paper's values for ``estimator`` that depend neither on the model nor on the method."""
     table = read_toml(FOLDER / f"{_PAPER}.toml")
     entries = table["flags"] | table["estimator"].get(estimator, {})
-    return {flag: PaperValue(**entry) for flag, entry in entries.items()}
+    return {flag: entry["value"] for flag, entry in entries.items()}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
