@@ -29,13 +29,13 @@ class Owner:
 
     @property
     def is_local(self) -> bool:
-        """Whether its process id means something here: the same host, boot and PID namespace."""
+        """Return whether its process id means something here: same host, boot and PID namespace."""
         # Containers and machines may share a host name.
         return self.host == socket.gethostname() and _system_of(self.started) == _system_of(_start_of(os.getpid()))
 
     @property
     def is_gone(self) -> bool:
-        """Whether the run has no owner, or one that is known to have ended."""
+        """Return whether the run has no owner, or one that is known to have ended."""
         return not self.host or (self.is_local and not self._is_alive())
 
     def _is_alive(self) -> bool:
