@@ -62,8 +62,8 @@ from openrlhf_dbb.driver import interrupt
 interrupt.END_S = 0.5
 interrupt.install()
 interrupt.raise_from_now_on()
-print(os.getpid(), flush=True)
 try:
+    print(os.getpid(), flush=True)  # in here: the signal may come at once
     time.sleep(60)
 except KeyboardInterrupt as error:
     print("orderly", *error.args, flush=True)
