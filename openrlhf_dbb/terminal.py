@@ -36,13 +36,14 @@ def shown(value: object, width: int | None = TEXT_WIDTH) -> str:
     return escaped if width is None or len(escaped) <= width else escaped[: width - 3] + "..."
 
 
-def readable(text: str) -> str:
-    r"""Return the text with unprintable characters escaped; line breaks stay.
+def readable(text: object) -> str:
+    r"""Return a text with unprintable characters escaped; line breaks stay.
 
     Example:
         >>> readable("one\ntwo \x07")
         'one\ntwo \\x07'
     """
+    text = str(text)  # somebody may have put bytes into the database
     if text.replace("\n", "").replace("\t", "").isprintable():  # most are, and this is much faster
         return text
     return "".join(character if character in "\n\t" else _escaped(character) for character in text)
@@ -175,7 +176,7 @@ def print_title(text: str) -> None:
 
 def json_text(value: Any) -> str:
     """Return the value as one JSON document in ASCII; NaN and infinity become null."""
-    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), indent=2)
+    return json.dumps(json.loads(json.dumps(value, default=str), parse_constant=lambda _: None), indent=2)
 
 
 def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:

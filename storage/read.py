@@ -29,9 +29,15 @@ Rows = list[dict[str, Any]]
 TRAINING = "training"
 """Name of the evaluations that are made during training."""
 
+COUNTED = f"{' + '.join(TOTALS)} IS NOT NULL"
+"""SQL condition: all counts of a step are known."""
+
 # The sum of big integers is a decimal on PostgreSQL.
-SUMS = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in TOTALS)
-"""SQL that sums every count of :class:`openrlhf_dbb.storage.Usage` over steps."""
+SUMS = ", ".join(
+    f"CAST(sum(CASE WHEN {COUNTED} THEN {count} END) AS BIGINT) AS {name}"
+    for name, count in {**{name: name for name in TOTALS}, "filtered": "generated - trained"}.items()
+)
+"""SQL that sums over steps every count of :class:`openrlhf_dbb.storage.Usage`, and "filtered": not trained on."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,7 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         SELECT s.*, q.prompts, q.visited, q.mean, c.checkpoint, p.probes, p.samples
         FROM (SELECT count(*) AS steps, CAST(coalesce(sum(prompts), 0) AS BIGINT) AS visits,
                      CAST(coalesce(sum(rollouts), 0) AS BIGINT) AS rollouts, coalesce(sum(successes), 0) AS successes,
-                     max(created_at) AS last_step_at, CAST(sum(generated - trained) AS BIGINT) AS filtered, {SUMS}
+                     max(created_at) AS last_step_at, {SUMS}
               FROM dbb_step WHERE run_id = :run) s
         CROSS JOIN (SELECT count(*) AS prompts, avg(mean) AS mean,
                            coalesce(sum(CASE WHEN visits > 0 THEN 1 ELSE 0 END), 0) AS visited

@@ -375,6 +375,7 @@ def _record(row: Row[Any]) -> RunRecord:
     parent = {name: columns[f"parent_{name}"] for name in ("name", "uuid", "step", "weight", "database")}
     for name, right, wanted in (
         ("state_fields", isinstance(fields, list) and all(isinstance(name, str) for name in fields), "a list of names"),
+        ("owner_pid", isinstance(row.owner_pid, int), "a whole number"),
         ("status", row.status in ("running", "stale", "finished"), "running, stale or finished"),
         ("parent_uuid", not row.parent_uuid or None not in parent.values(), "NULL, as another column of the parent is"),
     ):

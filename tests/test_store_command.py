@@ -347,11 +347,24 @@ def test_refusals_are_one_line_and_exit_2(store, fill, tmp_path, capsys):
 EDITS = {
     **{f"dbb_run {name}": value for name, value in (("parameters", "{"), ("config", "null"), ("state_fields", "[1]"),
                                                     ("created_at", "yesterday"), ("heartbeat_at", ""), ("status", "x"),
-                                                    ("last_step", "two"), ("parent_uuid", "x"))},
+                                                    ("last_step", "two"), ("parent_uuid", "x"), ("owner_pid", 1.5))},
     **{f"dbb_step {name}": value for name, value in (("shared", '{"c": "x"}'), ("created_at", "x"), ("metrics", "["),
                                                      ("zero_variance", "x"))},
     **{f"dbb_history {name}": "x" for name in ("alpha", "mean", "rollouts")},
 }  # fmt: skip
+
+
+def commands_say(capsys, url, folder):
+    """Call every command that reads the run "bad"; return the errors, a line each."""
+    told = []
+    for command in ("show bad", "show bad --json", "history", "history --json", "compare good bad", "lab replay bad",
+                    f"report bad -o {folder}/report.html"):  # fmt: skip
+        words = command.split()
+        words = ["history", "prompt 1", "bad", *words[1:]] if words[0] == "history" else words
+        code, output = main([*words, "--store.url", url]), capsys.readouterr()
+        assert code == 0 or output.err.count("\n") == 1
+        told += [output.err] * (code != 0)
+    return told
 
 
 @pytest.mark.parametrize("edit", EDITS)
@@ -367,19 +380,26 @@ def test_a_row_edited_by_hand_is_named_and_hides_no_other_run(open_new, fill, ca
     api.refresh()
     assert "good" in [run.record.name for run in api.runs]
     told = [] if table == "dbb_history" else [record.getMessage() for record in caplog.records]
-    for command in (
-        "show bad",
-        "history",
-        "compare good bad",
-        f"report bad -o {tmp_path}/report.html",
-        "lab replay bad",
-    ):
-        words = ["history", "prompt 1", "bad"] if command == "history" else command.split()
-        code, output = main([*words, "--store.url", store.url]), capsys.readouterr()
-        assert code == 0 or output.err.count("\n") == 1
-        told += [output.err] * (code != 0)
+    told += commands_say(capsys, store.url, tmp_path)
     names = {"dbb_history": "posterior", "dbb_step": "dbb_step", "dbb_run": "dbb_run"}
     assert any(names[table] in line and column in line and ("'bad'" in line or "run 2" in line) for line in told)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["DELETE FROM dbb_prompt", "DELETE FROM dbb_posterior", "DELETE FROM dbb_step",
+     "UPDATE dbb_prompt SET label = x'ff00'", "UPDATE dbb_checkpoint SET step = x'ff00'",
+     *(f"UPDATE dbb_step SET {count} = NULL" for count in ("generated", "groups", "rescued", "zero_variance"))],
+)  # fmt: skip
+def test_rows_that_are_gone_or_half_empty_end_no_command_in_a_traceback(open_new, fill, capsys, tmp_path, statement):
+    store = open_new("sqlite")
+    for name in ("good", "bad"):
+        evaluated(store, fill, name, {2: [1, 2, 3, 4, 0, 0]})
+    store.claim_run(2).record_checkpoint(2, "global_step2")
+    with store.database.transaction(write=True) as connection:
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
+        connection.execute(text(statement))
+    commands_say(capsys, store.url, tmp_path)
 
 
 def test_a_closed_pipe_ends_a_command_quietly(open_new, fill):

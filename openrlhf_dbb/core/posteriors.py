@@ -128,6 +128,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
         steps.keys_of(prompts, labels)  # checks them
+        if if_exists not in ("error", "new"):
+            raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
+        config = steps.of_kind("config", {} if config is None else config, Mapping)
         estimator_name, estimator = estimator, as_estimator(estimator, parameters)
         if not isinstance(estimator_name, str):  # the name by which estimators.build finds the class
             kind = type(estimator)
@@ -149,7 +152,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 dataset=without_secrets(dataset),
                 dataset_digest=steps.dataset_digest(prompts, labels),
                 reward=without_secrets(reward),
-                config=without_secrets(config or {}),
+                config=without_secrets(config),
                 method=method,
             )
             undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began
@@ -253,7 +256,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
                 f"not {step}; to do a step again, roll back first"
             )
-        rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
+        rollouts = Rollouts.checked(prompts, labels, rewards, scores, steps.of_kind("extras", extras, StepExtras))
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = None if extras.probes is None else self._positions(extras.probes.prompts)
         advantage_form = FORMS.build(str(form))
@@ -310,7 +313,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 that the run is meant to have; ``openrlhf-dbb serve`` estimates the time left from it.
         """
         self.settle()
-        self._writing = self._writer.submit(self.run.record_metrics, steps.whole("step", step), dict(metrics))
+        step, metrics = steps.whole("step", step), dict(steps.of_kind("metrics", metrics, Mapping))
+        self._writing = self._writer.submit(self.run.record_metrics, step, metrics)
 
     def settle(self) -> None:
         """Wait until the last step is stored. One transaction stores all of a step."""
@@ -420,7 +424,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
 def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
     """Return an estimator that is given by name and parameters, or as an object."""
     if isinstance(estimator, str):
-        return estimators.build(estimator, **(parameters or {}))
+        return estimators.build(estimator, **steps.of_kind("parameters", parameters or {}, Mapping))
     if not isinstance(estimator, RewardEstimator):
         raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
     if parameters is not None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,8 @@ Positions = NDArray[np.int64]
 
 Key = tuple[str, str]
 """A prompt's text and its label."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,9 @@ class Rollouts:
                 verified.
         """
         keys, size = keys_of(prompts, labels), len(prompts)
+        for name, kind in (("responses", Responses), ("probes", Probes)):
+            if (value := getattr(extras, name)) is not None:
+                of_kind(name, value, kind)
 
         def optional(name: str, highest: float = np.inf) -> Floats | None:
             values = getattr(extras, name)
@@ -154,6 +159,9 @@ class Rollouts:
 
 def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels") -> list[Key]:
     """Return prompts with their labels; raise ValueError if their numbers differ, or are 0, or one is no text."""
+    for of, texts in (("prompts", prompts), (name, labels)):
+        if isinstance(texts, str) or not hasattr(texts, "__len__"):
+            raise ValueError(f"{of} = {texts!r:.80} is no list; pass a list of str")
     if len(prompts) != len(labels):
         raise ValueError(f"there are {len(prompts)} prompts and {len(labels)} {name}; pass one for each prompt")
     if not len(prompts):
@@ -178,11 +186,22 @@ def numbers(name: str, values: Any) -> Floats:
 
 
 def whole(name: str, value: Any) -> int:
-    """Return a whole number as an int; raise ValueError for anything else."""
+    """Return a whole number from 0 to 2**62 as an int; raise ValueError for anything else."""
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} is {value!r:.80}; give a whole number") from None
+        number = -1
+    if not 0 <= number <= 2**62:
+        raise ValueError(f"{name} is {value!r:.80}; give a whole number from 0 to 2**62")
+    return number
+
+
+def of_kind(name: str, value: Any, kind: type[T]) -> T:
+    """Return a value of this kind, a mapping only with texts as keys; raise ValueError for anything else."""
+    if not isinstance(value, kind) or (isinstance(value, Mapping) and not all(isinstance(key, str) for key in value)):
+        keys = " with str keys" * issubclass(kind, Mapping)
+        raise ValueError(f"{name} = {value!r:.80} is no {kind.__name__}{keys}; pass one")
+    return value
 
 
 def _column(name: str, values: Any, size: int, within: tuple[float, float] | None = None) -> Floats:
@@ -308,7 +327,7 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored, extras: StepExtras
     trained_R, zero_variance_R = rollouts.trained, scored.zero_variance > 0
     informative_P = np.bincount(groups.group_R, trained_R & (scored.advantages != 0)) > 0
     informative_R = trained_R & informative_P[groups.group_R]
-    replayed, replayed_tokens = extras.replayed
+    replayed, replayed_tokens = of_kind("replayed", extras.replayed, tuple)
     return storage.Usage(
         generated=len(trained_R),
         generated_tokens=int(rollouts.tokens.sum()),

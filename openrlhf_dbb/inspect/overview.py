@@ -9,7 +9,7 @@ from typing import Any
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.owner import SILENT_S
-from openrlhf_dbb.storage.read import SUMS, held_out
+from openrlhf_dbb.storage.read import COUNTED, SUMS, held_out
 from openrlhf_dbb.terminal import Styled
 
 _STYLES = {"running": "green", "stale": "yellow", "finished": ""}
@@ -52,8 +52,7 @@ def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     All numbers are None if usage was not recorded. "single": groups have one rollout (fewer than two on average), so
     that zero variance is not defined.
     """
-    query = f"SELECT {SUMS}, CAST(sum(generated - trained) AS BIGINT) AS filtered FROM dbb_step WHERE run_id = :run"
-    (row,) = store.query(query, run=run.run_id)
+    (row,) = store.query(f"SELECT {SUMS} FROM dbb_step WHERE run_id = :run", run=run.run_id)
     totals = row._asdict()
     mixed = mixed_groups(totals)
     return totals | {
@@ -92,7 +91,8 @@ def usage_in_words(store: PosteriorStore, run: RunRecord, totals: Mapping[str, A
     words = {"rollouts": ", ".join(f"{count} {what}" for what, count in counts.items() if count)}
     if mixed_groups(totals) is None:
         return words
-    query = "SELECT generated, zero_variance FROM dbb_step WHERE run_id = :run AND generated > 0 ORDER BY step"
+    query = f"""SELECT generated, zero_variance FROM dbb_step
+                WHERE run_id = :run AND generated > 0 AND {COUNTED} ORDER BY step"""
     steps = store.query(query, run=run.run_id)
     quarter = -(-len(steps) // 4)
     whole, early, late = (

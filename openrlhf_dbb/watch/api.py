@@ -18,7 +18,7 @@ import numpy as np
 
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
 from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
-from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import number_in, prompt_texts
 from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
@@ -55,7 +55,7 @@ _SAMPLE = f"""
     (SELECT prompt_id FROM dbb_posterior WHERE run_id = :run ORDER BY prompt_id LIMIT {_SAMPLED_PROMPTS})"""
 
 
-class NoSuchAnswer(Exception):
+class NoSuchAnswer(StoreError):
     """Nothing has the path that was asked for; the text says so in one line."""
 
 

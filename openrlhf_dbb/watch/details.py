@@ -47,9 +47,10 @@ def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, A
 
     key = {"run": run.run_id, "prompt": prompt_id}
     posterior = store.query("SELECT mean FROM posteriors WHERE run_id = :run AND prompt_id = :prompt", **key)
-    if not posterior:
+    texts = list(prompt_texts(store, np.array([prompt_id]), length=LONGEST_TEXT))
+    if not (posterior and texts):
         return None
-    ((_, text, label, _),) = prompt_texts(store, np.array([prompt_id]), length=LONGEST_TEXT)
+    ((_, text, label, _),) = texts
     rows = prompt_history(store, run, prompt_id)
     visits = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _VISIT}
     # By step, since the table is keyed by it: otherwise all kept rollouts of the run would be read.

@@ -16,7 +16,7 @@ import numpy as np
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.inspect.overview import usage_totals
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
-from openrlhf_dbb.storage.read import SUMS, held_out, unused_rollouts
+from openrlhf_dbb.storage.read import COUNTED, SUMS, held_out, unused_rollouts
 from openrlhf_dbb.storage.records import TOTALS
 from openrlhf_dbb.storage.url import bad_row
 from openrlhf_dbb.terminal import shown
@@ -26,7 +26,7 @@ POINTS = 1000
 
 _POINTS = f"""
     SELECT max(step) AS step, max(created_at) AS ended_at, CAST(sum(rollouts) AS BIGINT) AS rewards,
-           sum(successes) AS successes, count(*) AS steps, count(generated) AS counted, {SUMS}
+           sum(successes) AS successes, count(*) AS steps, sum(CASE WHEN {COUNTED} THEN 1 ELSE 0 END) AS counted, {SUMS}
     FROM dbb_step WHERE run_id = :run AND step <= :last GROUP BY (step - 1) / :width ORDER BY 1"""
 _METRICS = "SELECT step, metrics FROM dbb_step WHERE run_id = :run AND step <= :last ORDER BY step"
 _EXTENT = """
