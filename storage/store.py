@@ -226,6 +226,13 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         return Run(self.database, _record(row), row.writer_token)
 
     @retried
+    def is_taken(self, name: str) -> bool:
+        """Return whether a run has this name. A run that ended before its first step does not hold it."""
+        with self.database.transaction() as connection:
+            former = connection.execute(schema.run.select().where(schema.run.c.name == name)).one_or_none()
+            return former is not None and not _never_trained(connection, former)
+
+    @retried
     def _run_rows(self) -> Sequence[Row[Any]]:
         with self.database.transaction() as connection:
             return connection.execute(schema.run.select().order_by(schema.run.c.run_id)).all()

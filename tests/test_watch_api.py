@@ -258,6 +258,19 @@ def test_an_answer_is_made_once_and_may_rest():
     assert cache.get("slow", 2, lambda: next(calls)) is None  # an older version, since making it took long
 
 
+def test_an_answer_about_prompts_that_rested_is_not_kept_for_a_newer_run(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 2)
+    fill.step(run, 1, ids, [1, 2])
+    asked = Asked(store, run.record)
+    assert asked("posteriors")["last"] == 1
+    fill.step(run, 2, ids, [1, 2])
+    visits = asked._api._cache._kept["visits", run.record.uuid]
+    visits.rests_until = time.monotonic() + 1000
+    assert asked("posteriors")["last"] == 1  # the run is at step 2
+    visits.rests_until = 0
+    assert asked("posteriors")["last"] == 2
+
+
 # ---- rollouts, what a run is
 
 

@@ -140,10 +140,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
             source_run = None if warm_start is None else source.find_run(warm_start)
-            taken = {run.name for run in opened.runs()} if if_exists == "new" else ()
             names = itertools.chain([run_name], (f"{run_name}-{number}" for number in itertools.count(2)))
             run = opened.create_run(
-                next(name for name in names if name not in taken),
+                next(name for name in names if if_exists == "error" or not opened.is_taken(name)),
                 estimator=estimator_name,
                 estimator_version=estimator.version,
                 parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]

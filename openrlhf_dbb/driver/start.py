@@ -173,7 +173,7 @@ def create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) 
     """Create a run, warm-started if asked for. A dry run creates it in a database that is thrown away."""
     if not settings.args.dry_run:
         return _create(settings, store, prompts)
-    if any(run.name == settings.run_name for run in store.runs()):
+    if store.is_taken(settings.run_name):
         raise UsageError(f"--run_name {settings.run_name}: there is such a run in {store.location}; give another name")
     with tempfile.TemporaryDirectory() as folder, storage.open_store(f"{folder}/dry_run.db") as scratch:
         source = settings.with_values({"warm_start_url": settings.args.warm_start_url or store.url}, "--dry_run")

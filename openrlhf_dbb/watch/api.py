@@ -146,7 +146,10 @@ class Api:
             return make()  # it tells the age of each run, so it is never the same twice
         _, *ids = path.split("/")
         compared = ids[2:3] if ids[1:2] == ["compare"] else []
-        version = tuple(self._run(name).version for name in (*ids[:1], *compared))
+        version: tuple[Any, ...] = tuple(self._run(name).version for name in (*ids[:1], *compared))
+        if ids[1:] in (["posteriors"], ["prompts"]):
+            # The state of the prompts may be older than the run: an answer made from it must not outlive it.
+            version += (self.visits(self._run(ids[0])).last,)
         return bytes(self._cache.get((path, prompt), version, make))
 
     def answer(self, path: str, prompt: str | None = None) -> dict[str, Any]:
