@@ -99,6 +99,11 @@ class RewardEstimator(ABC):
         check(self)
 
     @property
+    def belief(self) -> RewardEstimator:
+        """The estimator whose state a run keeps, and whose forecast strategies draw by: by default this one."""
+        return self
+
+    @property
     def state_fields(self) -> tuple[str, ...]:
         """Names of the numbers to keep for each prompt, stored in this order; may be a class attribute."""
         return ()
@@ -265,16 +270,19 @@ class RewardEstimator(ABC):
         own = [field for field in (*self.state_fields, "features") if field in state]
         return {field: state[field][prompts] for field in own} | shared
 
+    def supports(self, rewards_P_G: Floats) -> NDArray[np.bool_]:
+        """Return which rewards the estimator accepts, (P, G); False for a missing one."""
+        if self.support == "binary":
+            return np.asarray((rewards_P_G == 0) | (rewards_P_G == 1))
+        if self.support == "unit":
+            return np.asarray((rewards_P_G >= 0) & (rewards_P_G <= 1))
+        return np.isfinite(rewards_P_G)
+
     def check(self, rewards_P_G: Floats) -> None:
         """Raise what :meth:`observe` would raise for these rewards."""
         if rewards_P_G.ndim != 2:
             raise ValueError(f"rewards have shape {rewards_P_G.shape}; (prompts, rollouts) is needed")
-        if self.support == "binary":
-            wrong, allowed = (rewards_P_G != 0) & (rewards_P_G != 1), "0 or 1"
-        elif self.support == "unit":
-            wrong, allowed = ~((rewards_P_G >= 0) & (rewards_P_G <= 1)), "in [0, 1]"
-        else:
-            wrong, allowed = ~np.isfinite(rewards_P_G), "finite"
+        wrong = ~self.supports(rewards_P_G)
         if not wrong.any() and rewards_P_G.shape[1]:
             return
         missing = np.isnan(rewards_P_G)
@@ -283,6 +291,7 @@ class RewardEstimator(ABC):
         wrong &= ~missing
         if wrong.any():
             row, column = (int(i) for i in np.argwhere(wrong)[0])
+            allowed = {"binary": "0 or 1", "unit": "in [0, 1]", "real": "finite"}[self.support]
             raise RewardSupportError(row, column, float(rewards_P_G[row, column]), allowed)
 
 

@@ -9,13 +9,30 @@ import numpy as np
 
 from openrlhf_dbb.estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
 from openrlhf_dbb.estimators.parameters import parameter
-from openrlhf_dbb.estimators.registry import register
+from openrlhf_dbb.estimators.registry import build, register
+
+
+@dataclass(frozen=True)
+class GroupAlone(RewardEstimator):
+    """An estimator that scores a group by itself. The run remembers all groups by another estimator, ``memory``.
+
+    The memory changes no advantage. It makes the history that people look at, warm starts and strategies that draw.
+    """
+
+    memory: str = parameter("auto", "what keeps posteriors beside", choices=("auto", "dbb", "gaussian"))
+
+    @property
+    def belief(self) -> RewardEstimator:
+        return build(self.memory)
+
+    def update(self, state: State, rewards_P_G: Floats) -> State:
+        return {}
 
 
 @register
 @dataclass(frozen=True)
-class PointEstimator(RewardEstimator):
-    """Sample mean and N-1 variance of the current group; nothing is kept between visits.
+class PointEstimator(GroupAlone):
+    """Sample mean and N-1 variance of the current group, as in GRPO.
 
     ``mean = sum(X) / N`` and ``variance = sum((X - mean)^2) / (N - 1)`` over the N rollouts that are not missing. The
     variance is exactly 0 if all N rewards are equal (or N = 1); such a group has no advantage.
@@ -25,9 +42,6 @@ class PointEstimator(RewardEstimator):
 
     name: ClassVar[str] = "point"
     min_rollouts: ClassVar[int] = 2
-
-    def update(self, state: State, rewards_P_G: Floats) -> State:
-        return {}
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         total, rollouts = counts(rewards_P_G)
@@ -43,8 +57,8 @@ class PointEstimator(RewardEstimator):
 
 @register
 @dataclass(frozen=True)
-class LaplaceSmoothing(RewardEstimator):
-    """Shrink each group's mean towards 1/2; nothing is kept between visits.
+class LaplaceSmoothing(GroupAlone):
+    """Shrink each group's mean towards 1/2.
 
     With S successes among N rollouts::
 
@@ -62,9 +76,6 @@ class LaplaceSmoothing(RewardEstimator):
     name: ClassVar[str] = "laplace"
     support: ClassVar[Support] = "unit"
     never_collapses: ClassVar[bool] = True
-
-    def update(self, state: State, rewards_P_G: Floats) -> State:
-        return {}
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         successes, rollouts = counts(rewards_P_G)

@@ -43,6 +43,7 @@ from openrlhf_dbb.storage.read import read_log as read_log
 from openrlhf_dbb.storage.read import read_probes as read_probes
 from openrlhf_dbb.storage.records import EvaluationRows as EvaluationRows
 from openrlhf_dbb.storage.records import ProbeRows as ProbeRows
+from openrlhf_dbb.storage.records import Replayed as Replayed
 from openrlhf_dbb.storage.records import RolloutRows as RolloutRows
 from openrlhf_dbb.storage.records import RunRecord as RunRecord
 from openrlhf_dbb.storage.records import StepRows as StepRows

@@ -76,6 +76,21 @@ class WarmStart:
 
 
 @dataclass(frozen=True)
+class Replayed:
+    """Posteriors that another estimator would have after the stored visits of a run.
+
+    Attributes:
+        prompt_ids: (P,) int64, ascending, in the database of the run.
+        state: (P, F) float64.
+        shared: the run-wide vectors.
+    """
+
+    prompt_ids: NDArray[np.int64]
+    state: NDArray[np.float64]
+    shared: SharedState
+
+
+@dataclass(frozen=True)
 class PosteriorTable:
     """Current posteriors, one row per requested prompt.
 

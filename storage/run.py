@@ -17,6 +17,7 @@ from openrlhf_dbb.storage.owner import NOBODY, Owner
 from openrlhf_dbb.storage.records import (
     EvaluationRows,
     PosteriorTable,
+    Replayed,
     RunRecord,
     SharedState,
     StateLayout,
@@ -210,6 +211,7 @@ class Run:
         prompt_ids: NDArray[np.int64],
         *,
         weight: float = 1.0,
+        replayed: Replayed | None = None,
     ) -> WarmStart:
         """Begin with the current posteriors and run-wide state of another run, in this or another store.
 
@@ -218,14 +220,19 @@ class Run:
             source: the run to copy from; it is not changed.
             prompt_ids: (P,) prompts of this run.
             weight: factor in (0, 1] on alpha and beta: how much the source's rollouts still count.
+            replayed: posteriors to begin with in place of a copy, for a source of another estimator.
 
         Raises:
             StoreError: this run already has posteriors or steps, the estimators' states differ, the
                 weight does not apply, or no prompt has a posterior in the source.
         """
-        warm_start.check_source(self.record, source, weight)
+        warm_start.check_weight(self.record, weight)
         # Read first: the source may be in the same database, which has one connection.
-        posteriors = warm_start.read_source(source_store.database, source)
+        if replayed is None:
+            warm_start.check_source(self.record, source)
+            posteriors = warm_start.read_source(source_store.database, source)
+        else:
+            posteriors = warm_start.of_replay(source_store.database, source, replayed)
         with self._database.transaction(write=True) as connection:
             own = replace(self.record, last_step=self._hold(connection))
             ids = np.unique(prompt_ids)

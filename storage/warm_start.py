@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 from openrlhf_dbb.storage import schema, write
 from openrlhf_dbb.storage.engine import Database, table
 from openrlhf_dbb.storage.prompt_ids import HASH_BYTES
-from openrlhf_dbb.storage.records import RunRecord, StateLayout, WarmStart
+from openrlhf_dbb.storage.records import Replayed, RunRecord, StateLayout, WarmStart, shared_to_text
 from openrlhf_dbb.storage.url import StoreError
 
 _HASH = ("hash", f"S{HASH_BYTES}")
@@ -49,8 +49,8 @@ def newest_shared(connection: Connection, run_id: int) -> str | None:
     return stored
 
 
-def check_source(own: RunRecord, source: RunRecord, weight: float) -> None:
-    """Raise StoreError if run ``own`` cannot begin from ``source`` with this weight."""
+def check_source(own: RunRecord, source: RunRecord) -> None:
+    """Raise StoreError if run ``own`` cannot begin with a copy of the posteriors of ``source``."""
     if source.state_fields != own.state_fields:
         raise StoreError(
             f"run {source.name!r} keeps {list(source.state_fields)} per prompt (estimator "
@@ -62,6 +62,10 @@ def check_source(own: RunRecord, source: RunRecord, weight: float) -> None:
             f"run {source.name!r} was written by version {source.estimator_version} of estimator "
             f"{own.estimator!r}, this is version {own.estimator_version}; name a run of the same version"
         )
+
+
+def check_weight(own: RunRecord, weight: float) -> None:
+    """Raise StoreError if run ``own`` cannot begin with this weight."""
     if not isinstance(weight, Real) or not 0 < weight <= 1:
         raise StoreError(f"the warm start's weight is {weight!r}; it must be in (0, 1]")
     if weight != 1 and set(own.state_fields) != {"alpha", "beta"}:
@@ -69,6 +73,15 @@ def check_source(own: RunRecord, source: RunRecord, weight: float) -> None:
             f"the warm start's weight is {weight!r}, but estimator {own.estimator!r} keeps "
             f"{list(own.state_fields)} and only alpha and beta can be weighted; use weight 1"
         )
+
+
+def of_replay(database: Database, source: RunRecord, replayed: Replayed) -> Posteriors:
+    """Return posteriors that another estimator has after the visits of a run."""
+    query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
+    with database.transaction() as connection:
+        found = table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(replayed.prompt_ids)})
+    state = replayed.state[np.isin(replayed.prompt_ids, found["prompt_id"])]
+    return Posteriors(source, database.location, shared_to_text(replayed.shared), found["hash"], state)
 
 
 def read_source(database: Database, source: RunRecord) -> Posteriors:

@@ -11,6 +11,7 @@ from store_invariants import check
 
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
+from openrlhf_dbb.estimators import FORMS, build
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.lab import recorded
 from openrlhf_dbb.storage import StoreError, open_store
@@ -239,8 +240,8 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url, estimator):
         ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
         ({"run_name": 5}, "the run's name 5 is empty, not printable"),
         ({"model": None}, "None is stored as text"),
-        ({"config": [1]}, r"config = \[1\] is no Mapping with str keys"),
-        ({"parameters": {1: 2}}, "parameters = {1: 2} is no Mapping with str keys"),
+        ({"config": [1]}, r"config = \[1\] is no mapping with str keys"),
+        ({"parameters": {1: 2}}, "parameters = {1: 2} is no mapping with str keys"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
         ({"store": 5}, "the store 5 is no str"),
     ],
@@ -310,3 +311,56 @@ def test_a_first_visit_profits_from_prompts_that_read_alike(new_url):
             posteriors.observe(step, seen, ["1"] * 20, [float("?" in prompt) for prompt in seen])
         alike = posteriors.observe(4, ["0 ?", "0 ?", "0 !", "0 !"], ["1"] * 4, [1, 0, 1, 0])
     assert alike.mean[0] > 0.6 and alike.mean[2] < 0.4  # (2 m + 1) / 4, 0.5 without a prediction
+
+
+@pytest.mark.parametrize("memory", ["auto", "dbb", "gaussian"])
+def test_a_group_scored_alone_is_remembered_and_its_advantages_do_not_see_that(url, memory):
+    """Point's advantages are those of the group's own mean and deviation, bit for bit, whatever the run remembers."""
+    random, point = np.random.default_rng(7), build("point")
+    with Posteriors.create(url, "grpo", *DATA, estimator="point", parameters={"memory": memory}) as grpo:
+        for step in range(1, 5):
+            rewards = random.integers(0, 2, 12).astype(float)
+            rewards[step] = np.nan
+            prompts, labels = (column * 4 for column in DATA)
+            scored = grpo.observe(step, prompts, labels, rewards)
+            groups = rewards.reshape(4, 3).T
+            alone = FORMS.build("group_norm").advantages(groups, point.estimate({}, groups))
+            assert scored.advantages.tobytes() == alone.T.ravel().tobytes()
+    with (
+        Posteriors.resume(url, "grpo", *DATA) as again,
+        Posteriors.create(url, "other", *DATA, estimator=memory) as own,
+    ):
+        assert again.run.record.state_fields == own.run.record.state_fields
+        assert again.step == 4
+
+
+def test_a_run_that_scores_groups_alone_remembers_scores_and_not_what_its_memory_cannot_take(new_url):
+    """dbb with discount 0.5 and Beta(1, 1): a score of 0.5 and penalties are unseen, and end nothing."""
+    with Posteriors.create(new_url("sqlite"), "grpo", *DATA, estimator="point", parameters={"memory": "dbb"}) as grpo:
+        scored = grpo.observe(1, *group(0, [1, 0.5, -2, 7]), scores=[1, 0.5, 0, 1], form="dr_grpo")
+        assert scored.advantages == pytest.approx(np.array([1, 0.5, -2, 7]) - 6.5 / 4)
+        grpo.observe(2, *group(1, [0.25, 0.5]))
+        forecast = grpo.predictive()
+        beliefs = dict(zip(grpo.prompt_ids, zip(forecast.alpha, forecast.beta, strict=True), strict=True))
+    # 0.5 * (0.5 + 2), 0.5 * (0.5 + 1); the second prompt keeps the prior, half of it at its next visit
+    assert [beliefs[key] for key in zip(*DATA, strict=True)] == [(1.25, 0.75), (0.5, 0.5), (0.5, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("point", "dbb"), ("laplace", "dbb"), ("auto", "dbb"), ("dbb", "point"), ("ema", "auto")]
+)
+def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source, target):
+    """As if the target had seen the same groups itself; auto reads its clock, so it goes on from the same updates."""
+    steps = [group(0, [1, 1, 0, 1]), group(1, [0, 0]), group(0, [0, 1])]
+    with Posteriors.create(url, "old", *DATA, estimator=source) as old:
+        for step, columns in enumerate(steps, 1):
+            old.observe(step, *columns)
+    with Posteriors.create(url, "seen", *DATA, estimator=target) as seen:
+        for step, columns in enumerate(steps, 1):
+            seen.observe(step, *columns)
+        expected = seen.predictive()
+    with Posteriors.create(url, "new", *DATA, estimator=target, warm_start="old") as new:
+        assert (new.warm_start.matched, new.warm_start.unmatched) == (2, 1)
+        found = new.predictive()
+    assert found.alpha[:2].tolist() == expected.alpha[:2].tolist()
+    assert found.beta[:2].tolist() == expected.beta[:2].tolist()

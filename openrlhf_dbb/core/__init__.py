@@ -1,6 +1,7 @@
 """One training step without torch, Ray and OpenRLHF.
 
 posteriors   rewards of a step go in, advantages come out, everything is stored; any trainer can use it
+replayed_visits  the visits of a stored run as another estimator remembers them
 step         the rollouts of a step: columns, groups, advantages, stored texts, probes
 strategies/  which prompts are generated for, and which groups are trained on
 replay_cache RePO's cache of old rollouts: which are replayed, and their advantages

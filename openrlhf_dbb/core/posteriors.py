@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import step as steps
+from openrlhf_dbb.core.replayed_visits import can_copy, replay
 from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
@@ -73,12 +74,13 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     ) -> None:
         """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`."""
         self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
+        self._belief = estimator.belief
         self._close_store = close_store
         # Equal pairs of text and label have one id, and so share one posterior.
         self._ids, first_row = np.unique(store.register_prompts(prompts, labels), return_index=True)
         self.prompt_ids = {(prompts[row], labels[row]): int(at) for at, row in zip(self._ids, first_row, strict=True)}
         self._texts = [prompts[row] for row in first_row]
-        self._features: State = {"features": text_features(self._texts)} if estimator.reads_texts else {}
+        self._features: State = {"features": text_features(self._texts)} if self._belief.reads_texts else {}
         # A slow or distant database must not hold up the training.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
@@ -117,7 +119,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             parameters: parameters of an estimator that is given by name.
             if_exists: "error" refuses a name that is taken; "new" appends the first free number to it ("demo-2").
             warm_start: name, uuid or number of a run. This run begins with its final posteriors, matched by prompt and
-                label.
+                label. If it has another estimator, its stored visits are replayed through this run's.
             warm_start_weight: in (0, 1], multiplies the imported counts.
             warm_start_store: the store of the other run, if it is not ``store``.
             model, dataset, reward, method, config: stored with the run; passwords, queries of URLs, and entries of
@@ -130,7 +132,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         steps.keys_of(prompts, labels)  # checks them
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
-        config = steps.of_kind("config", {} if config is None else config, Mapping)
+        config = steps.named("config", {} if config is None else config)
         estimator_name, estimator = estimator, as_estimator(estimator, parameters)
         if not isinstance(estimator_name, str):  # the name by which estimators.build finds the class
             kind = type(estimator)
@@ -144,9 +146,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             run = opened.create_run(
                 next(name for name in names if if_exists == "error" or not opened.is_taken(name)),
                 estimator=estimator_name,
-                estimator_version=estimator.version,
+                estimator_version=estimator.belief.version,
                 parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
-                state_fields=estimator.state_fields,
+                state_fields=estimator.belief.state_fields,
                 model=without_secrets(model),
                 dataset=without_secrets(dataset),
                 dataset_digest=steps.dataset_digest(prompts, labels),
@@ -158,7 +160,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             ids = opened.register_prompts(prompts, labels)
             started = None
             if source_run is not None:
-                started = run.warm_start(source, source_run, ids, weight=warm_start_weight)
+                replayed = None if can_copy(source_run, run.record) else replay(source, source_run, estimator.belief)
+                started = run.warm_start(source, source_run, ids, weight=warm_start_weight, replayed=replayed)
             close_store = opened is not store
             posteriors = cls(estimator, opened, run, prompts, labels, warm_start=started, close_store=close_store)
             undo.pop_all()
@@ -197,11 +200,12 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             record = opened.find_run(run_name)
             estimators.check_stored(record.estimator)
             estimator = estimators.build(record.estimator, **record.parameters)
-            if (record.estimator_version, record.state_fields) != (estimator.version, tuple(estimator.state_fields)):
+            belief = estimator.belief
+            if (record.estimator_version, record.state_fields) != (belief.version, tuple(belief.state_fields)):
                 raise ValueError(
                     f"run {record.name!r} was written by version {record.estimator_version} of estimator "
                     f"{record.estimator!r} (state {', '.join(record.state_fields)}), installed is version "
-                    f"{estimator.version} ({', '.join(estimator.state_fields)}); start a new run"
+                    f"{belief.version} ({', '.join(belief.state_fields)}); start a new run"
                 )
             run = opened.claim_run(record.run_id, take_over=take_over)
             undo.callback(run.release)
@@ -266,7 +270,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             )
 
         # The estimator changes a copy, since whatever is refused below must change nothing.
-        state = self._state | {field: self._state[field].copy() for field in self.estimator.state_fields}
+        state = self._state | {field: self._state[field].copy() for field in self._belief.state_fields}
         estimate, rows = self._update(state, step, rollouts, groups, advantage_form)
         scored = steps.score(rollouts, groups, estimate, advantage_form)
         ids_P = self._ids[groups.prompts_P]
@@ -282,7 +286,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         if extras.responses is not None:
             rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored.advantages)
         try:
-            rows = rows.checked(len(self.estimator.state_fields))
+            rows = rows.checked(len(self._belief.state_fields))
         except storage.StoreError as error:
             raise ValueError(f"step {step} is refused: {error}") from None
         if not np.isfinite(scored.advantages).all():
@@ -297,7 +301,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     def predictive(self) -> Predictive:
         """Return what the estimator expects of every prompt's next visit. Another thread may call this method."""
         with self._state_lock:
-            expected = self.estimator.predictive(self._state)
+            expected = self._belief.predictive(self._state)
         if expected is None:
             raise ValueError(
                 f"estimator {self.estimator.name!r} does not predict the next visit; use dbb, auto or predicted_prior"
@@ -312,8 +316,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 that the run is meant to have; ``openrlhf-dbb serve`` estimates the time left from it.
         """
         self.settle()
-        step, metrics = steps.whole("step", step), dict(steps.of_kind("metrics", metrics, Mapping))
-        self._writing = self._writer.submit(self.run.record_metrics, step, metrics)
+        values = steps.whole("step", step), steps.named("metrics", metrics)
+        self._writing = self._writer.submit(self.run.record_metrics, *values)
 
     def settle(self) -> None:
         """Wait until the last step is stored. One transaction stores all of a step."""
@@ -353,14 +357,14 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     def _load(self) -> None:
         """Read the run's state from the store; prompts without a stored posterior get the prior."""
         table = self.run.load(self._ids)
-        initial = self.estimator.initial_state(len(self._ids))
+        initial = self._belief.initial_state(len(self._ids))
         shared = initial | (self.run.load_shared() or {})
         self._visited_at = table.step
         self.step = self.run.record.last_step
         self._state = {
             field: np.where(table.step >= 0, table.state[:, i], initial[field])
-            for i, field in enumerate(self.estimator.state_fields)
-        } | {field: shared[field] for field in self.estimator.shared_fields}
+            for i, field in enumerate(self._belief.state_fields)
+        } | {field: shared[field] for field in self._belief.shared_fields}
         self._state |= self._features
 
     def _positions(self, prompts: Sequence[Key]) -> Positions:
@@ -381,19 +385,13 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         previous_state, previous_step = self._columns(state, at_V), self._visited_at[at_V]
         previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
-        observed_V_G = groups.matrix(rollouts.rewards) if self.estimator.support == "real" else scores_V_G
         versions_R, lag_V = rollouts.policy_versions, np.zeros(len(at_V))
         if versions_R is not None:
             lag_V = step - 1 - np.nanmean(groups.matrix(versions_R), axis=1)
-        # All rollouts of a group have the same drift, and the same probability of being drawn.
-        drift_V, inclusion_V = (
-            None if values_R is None else groups.matrix(values_R)[:, 0]
-            for values_R in (rollouts.drift, rollouts.inclusion)
-        )
+        # All rollouts of a group have the same probability of being drawn.
+        inclusion_V = None if rollouts.inclusion is None else groups.matrix(rollouts.inclusion)[:, 0]
         try:
-            estimate = self.estimator.observe_at(
-                state, at_V, observed_V_G, lag_V, drift_P=drift_V, leave_one_out=form.leave_one_out
-            )
+            estimate = self._estimated(state, rollouts, groups, lag_V, form)
         except RewardSupportError as error:
             raise ValueError(
                 f"score {error.value:g} of prompt {self._texts[at_V[error.row]]!r:.80} is not {error.allowed}, as "
@@ -408,22 +406,42 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             state=self._columns(state, at_V),
             previous_state=previous_state,
             previous_step=previous_step,
-            shared={field: state[field] for field in self.estimator.shared_fields},
+            shared={field: state[field] for field in self._belief.shared_fields},
             policy_version=None if versions_R is None else step - 1 - lag_V,
             inclusion=inclusion_V,
         )
         return estimate, rows
 
+    def _estimated(
+        self, state: State, rollouts: Rollouts, groups: Groups, lag_V: Floats, form: Form
+    ) -> estimators.Estimate:
+        """Update the state of the step's V prompts, and return the estimate that their rollouts are scored with."""
+
+        def seen_by(estimator: RewardEstimator) -> Floats:
+            return groups.matrix(rollouts.rewards if estimator.support == "real" else rollouts.scores)
+
+        at_V, belief = groups.prompts_V, self._belief
+        if belief is self.estimator:
+            drift_V = None if rollouts.drift is None else groups.matrix(rollouts.drift)[:, 0]
+            options: dict[str, Any] = {"drift_P": drift_V, "leave_one_out": form.leave_one_out}
+            return belief.observe_at(state, at_V, seen_by(belief), lag_V, **options)
+        # A memory beside the scores must not end a training: what it cannot take, such as a reward of 7, is unseen.
+        seen_V_G = seen_by(belief)
+        seen_V_G = np.where(belief.supports(seen_V_G), seen_V_G, np.nan)
+        some_V = ~np.isnan(seen_V_G).all(axis=1)
+        belief.observe_at(state, at_V[some_V], seen_V_G[some_V], lag_V[some_V])
+        return self.estimator.observe_at({}, at_V, seen_by(self.estimator), leave_one_out=form.leave_one_out)
+
     def _columns(self, state: State, at_V: Positions) -> Floats:
         """Return the state of some prompts as the store keeps it, a column for each state field."""
-        fields = self.estimator.state_fields
+        fields = self._belief.state_fields
         return np.column_stack([state[field][at_V] for field in fields]) if fields else np.empty((len(at_V), 0))
 
 
 def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
     """Return an estimator that is given by name and parameters, or as an object."""
     if isinstance(estimator, str):
-        return estimators.build(estimator, **steps.of_kind("parameters", parameters or {}, Mapping))
+        return estimators.build(estimator, **steps.named("parameters", parameters or {}))
     if not isinstance(estimator, RewardEstimator):
         raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
     if parameters is not None:

@@ -197,11 +197,17 @@ def whole(name: str, value: Any) -> int:
 
 
 def of_kind(name: str, value: Any, kind: type[T]) -> T:
-    """Return a value of this kind, a mapping only with texts as keys; raise ValueError for anything else."""
-    if not isinstance(value, kind) or (isinstance(value, Mapping) and not all(isinstance(key, str) for key in value)):
-        keys = " with str keys" * issubclass(kind, Mapping)
-        raise ValueError(f"{name} = {value!r:.80} is no {kind.__name__}{keys}; pass one")
+    """Return a value of this kind; raise ValueError for anything else."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} = {value!r:.80} is no {kind.__name__}; pass one")
     return value
+
+
+def named(name: str, values: Any) -> dict[str, Any]:
+    """Return values by name as a dict; raise ValueError for anything else."""
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise ValueError(f"{name} = {values!r:.80} is no mapping with str keys; pass a dict")
+    return dict(values)
 
 
 def _column(name: str, values: Any, size: int, within: tuple[float, float] | None = None) -> Floats:
@@ -251,6 +257,18 @@ class Groups:
         values_P = np.zeros((len(self.prompts_P), *values_V.shape[1:]))
         values_P[self.verified_P] = values_V
         return values_P[self.group_R] if values_P.ndim == 1 else values_P[self.group_R, self.slot_R]
+
+
+def rewards_of(rollouts_V: Positions, successes_V: Floats) -> Floats:
+    """Return rewards (V, G) of groups of which the number and the sum are known, S ones and N - S zeros; NaN fills up.
+
+    A group whose sum is no number of ones has the mean as every reward.
+    """
+    slot = np.arange(rollouts_V.max(initial=0))
+    ones_V_G = np.where(slot < successes_V[:, None], 1.0, 0.0)
+    whole_V = (successes_V == np.round(successes_V)) & (successes_V >= 0) & (successes_V <= rollouts_V)
+    rewards_V_G = np.where(whole_V[:, None], ones_V_G, (successes_V / rollouts_V)[:, None])
+    return np.where(slot < rollouts_V[:, None], rewards_V_G, np.nan)
 
 
 def earlier_visits(prompt_R: Positions) -> Positions:

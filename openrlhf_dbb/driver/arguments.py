@@ -177,7 +177,7 @@ def _fill_placeholders(values: dict[str, Any]) -> None:
     if values["run_name"] is None:
         generic = values["preset"] in (presets.NONE, presets.DEFAULT)
         subject = Path(values[MODEL_FLAG] or "model" if generic else values["preset"].removesuffix(".toml")).name
-        named = [values["method"]] if values["method"] not in (methods.NONE, "grpo", "centered") else []
+        named = [values["method"]] if values["method"] not in (methods.NONE, "grpo") else []
         words = re.sub(r"[^\w.+-]", "_", "-".join([*named, values["estimator"].split(":")[-1], subject]))
         values["run_name"] = f"{words}-{datetime.now():%Y%m%d-%H%M%S}".lower()
     places = {"run": values["run_name"], "tiny": tiny.default_folder(), "smollm2": smollm2.default_folder()}

@@ -153,8 +153,6 @@ def _check_estimator(settings: Settings, estimator: RewardEstimator) -> None:
             f"--estimator {name} takes log-probs of earlier rollouts, and no images are kept; leave out "
             "--data.max_images_per_prompt, or use --estimator auto"
         )
-    if args.warm_start is not None and not estimator.state_fields + estimator.shared_fields:
-        raise UsageError(f"--warm_start: --estimator {name} keeps no history to start from; give dbb or auto")
 
 
 def _check_form(settings: Settings, estimator: RewardEstimator) -> None:
@@ -184,10 +182,10 @@ def _check_strategy(settings: Settings, estimator: RewardEstimator) -> None:
         )
     if facts.score_range is not None and not strategy.reads_score_range:
         raise UsageError(f"--algo.dynamic_filtering_enable asks for another --rollout.strategy than {name}; give one")
-    if strategy.draws and not estimator.can_predict():
+    if strategy.draws and not estimator.belief.can_predict():
         raise UsageError(
             f"--rollout.strategy {name} draws prompts by a forecast, and --estimator {settings.estimator} makes none; "
-            "use dbb, auto or predicted_prior"
+            "use point, dbb, auto or predicted_prior"
         )
 
 

@@ -123,7 +123,7 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
         ("--preset", presets.NONE, f"flag values to start from: {known[1]}, a .toml file of yours, or {presets.NONE}; "
          "default: 'default' with a model of yours, else smollm2 without CUDA and qwen3-1.7b with it"),
         ("--method", methods.NONE, f"training method, a recipe of flags: {known[2]}, or {methods.NONE}; default: the "
-         "preset's (grpo; default has centered for all estimators but point, smollm2 for dbb)"),
+         "preset's (grpo)"),
     ):  # fmt: skip
         group.add_argument(flag, metavar="NAME", default=none, help=text)
     for flag, options, text in _OURS:

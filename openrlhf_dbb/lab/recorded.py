@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb import estimators
-from openrlhf_dbb.core.step import earlier_visits
+from openrlhf_dbb.core.step import earlier_visits, rewards_of
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import Estimate, RewardEstimator
 from openrlhf_dbb.estimators.base import Floats
@@ -119,13 +119,11 @@ def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
         )
     # Ids of a store may have gaps; the estimators want prompts numbered from 0.
     ids, prompt = np.unique(log.prompt_id, return_inverse=True)
-    slot = np.arange(rollouts.max(initial=0))
-    rewards_V_G = np.where(slot < rollouts[:, None], 1.0 * (slot < successes[:, None]), np.nan)
     return Visits(
         **vars(log),
         prompt=prompt,
         earlier=earlier_visits(prompt),
-        rewards_V_G=rewards_V_G,
+        rewards_V_G=rewards_of(rollouts, successes),
         prompts=len(ids),
         texts=texts,
     )

@@ -103,6 +103,8 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
         parts.append(f"replay of {args.replay.samples} of {args.replay.cache} cached rollouts a prompt")
     if args.reward.overlong_buffer_len is not None:
         parts.append(f"overlong penalty over the last {args.reward.overlong_buffer_len:g} tokens")
+    if (name, estimator) == ("grpo", "dbb"):
+        name = "grpo with dbb, the paper's recipe"
     return f"{name}: " + "; ".join(parts)
 
 

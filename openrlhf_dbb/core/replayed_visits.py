@@ -1,0 +1,39 @@
+"""A run's stored visits, replayed through another estimator: so any run can be the source of a warm start."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from openrlhf_dbb import storage
+from openrlhf_dbb.core.step import rewards_of
+from openrlhf_dbb.estimators import RewardEstimator
+from openrlhf_dbb.estimators.text_features import text_features
+from openrlhf_dbb.storage.read import prompt_texts, read_log
+
+_WHOLE = 2**31 - 1  # characters of a prompt
+
+
+def can_copy(source: storage.RunRecord, own: storage.RunRecord) -> bool:
+    """Return whether the state of ``source`` means the same to run ``own``."""
+    kept_by, kept_by_own = (run.parameters.get("memory", run.estimator) for run in (source, own))
+    same_version = kept_by != kept_by_own or source.estimator_version == own.estimator_version
+    return source.state_fields == own.state_fields and same_version
+
+
+def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: RewardEstimator) -> storage.Replayed:
+    """Return what ``belief`` would know after all visits of a run. Rewards that it does not support are left out."""
+    log = read_log(store, run)
+    prompt_ids, prompt_V = np.unique(log.prompt_id, return_inverse=True)
+    state = belief.initial_state(len(prompt_ids))
+    if belief.reads_texts:
+        texts = [text for _, text, _, _ in prompt_texts(store, prompt_ids, length=_WHOLE)]
+        state["features"] = text_features(texts)
+    rewards_V_G = rewards_of(log.rollouts, log.successes)
+    rewards_V_G = np.where(belief.supports(rewards_V_G), rewards_V_G, np.nan)
+    some_V = ~np.isnan(rewards_V_G).all(axis=1)
+    for rows in np.split(np.arange(len(log.step)), np.flatnonzero(np.diff(log.step)) + 1):
+        rows = rows[some_V[rows]]
+        belief.observe_at(state, prompt_V[rows], rewards_V_G[rows], log.lag[rows])
+    seen = np.unique(prompt_V[some_V])
+    columns = np.stack([state[field][seen] for field in belief.state_fields], axis=1)
+    return storage.Replayed(prompt_ids[seen], columns, {field: state[field] for field in belief.shared_fields})
