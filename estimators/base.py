@@ -62,10 +62,9 @@ class RewardSupportError(ValueError):
 class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
-    An estimator is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, are
-    its parameters and become the command line's flags ``--NAME.FIELD``. The object itself learns nothing: the caller
-    keeps, stores and rolls back a ``State``, with numbers for each prompt and for the whole run (a prior that all
-    prompts share, a clock).
+    An estimator is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, become
+    the command line's flags ``--NAME.FIELD``. The object learns nothing: the caller keeps, stores and rolls back a
+    ``State``, with numbers for each prompt and for the whole run (a prior that all prompts share, a clock).
 
     All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float. NaN marks a missing rollout (a
     verifier time-out), so N may differ between prompts, but every row holds a reward. Methods return new arrays and

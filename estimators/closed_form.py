@@ -52,7 +52,7 @@ def moments(estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int) -> Mome
     empirical_bayes    a + b                             N for k = t, else 0; p_0 = a / (a + b)
     =================  ================================  ====================================================
 
-    The shared prior (a, b) of ``empirical_bayes`` is that of :func:`fitted_prior`: accurate if there are many prompts.
+    The prior (a, b) of ``empirical_bayes`` is that of :func:`fitted_prior`: accurate if there are many prompts.
 
     Args:
         estimator: point, dbb (forgetting by visits), ema, laplace or empirical_bayes.
@@ -62,8 +62,7 @@ def moments(estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int) -> Mome
     Raises:
         ValueError: no closed form is known for the estimator, or an argument is outside its range.
 
-    Source: paper, section 3.3 (DBB, point) and the appendices that derive it and compare EMA, Laplace smoothing and
-    empirical Bayes. Their formulas are special cases of the three lines above.
+    Source: paper, section 3.3 and its appendices, whose formulas are special cases of the three lines above.
     """
     if rollouts < 1:
         raise ValueError(f"rollouts must be at least 1, got {rollouts}")
