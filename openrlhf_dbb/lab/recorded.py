@@ -25,21 +25,13 @@ from openrlhf_dbb.storage.read import Integers, ProbeLog, StepLog, prompt_texts,
 
 @dataclass(frozen=True)
 class Visits(StepLog):
-    """The groups that a run recorded, one for each visit: S successes of N rollouts, rewarded with 0 and 1.
+    """The groups that a run recorded, one for each visit: S successes of N rollouts, rewarded with 0 and 1."""
 
-    Attributes:
-        prompt: (V,) position of the prompt, 0 to ``prompts`` - 1.
-        earlier: (V,) number of earlier visits of its prompt.
-        rewards_V_G: S ones, then N - S zeros, then NaN. The store keeps no order within a group, and none is needed.
-        prompts: P.
-        texts: (P,) texts of the prompts; empty if they are not known.
-    """
-
-    prompt: Integers
-    earlier: Integers
-    rewards_V_G: Floats
-    prompts: int
-    texts: Sequence[str] = ()
+    prompt: Integers  # (V,) its position, 0 to P - 1
+    earlier: Integers  # (V,) number of earlier visits of its prompt
+    rewards_V_G: Floats  # S ones, then N - S zeros, then NaN: the store keeps no order within a group
+    prompts: int  # P
+    texts: Sequence[str] = ()  # (P,); empty if they are not known
 
 
 @dataclass(frozen=True)
@@ -60,26 +52,15 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Rerun:
-    """The output of an estimator at V visits.
+    """The output of an estimator at V visits."""
 
-    Attributes:
-        estimate: the estimate that the visit's rollouts would have been scored with.
-        group_weight: (V,) share of the mean that is the visit's own S/N; None if the mean is not of that form.
-        predictive: (alpha, beta) before the visit, (V,) each; None if the estimator gives no forecast.
-    """
-
-    estimate: Estimate
-    group_weight: Floats | None
-    predictive: tuple[Floats, Floats] | None
+    estimate: Estimate  # that the visit's rollouts would have been scored with
+    group_weight: Floats | None  # (V,) share of the mean that is the visit's own S/N; None if it is not of that form
+    predictive: tuple[Floats, Floats] | None  # (alpha, beta) before the visit, (V,) each; None without a forecast
 
 
 def read(store_url: str | None, ref: str | None) -> RecordedRun:
-    """Return the run ``ref`` of a store, or its latest run with a step if ``ref`` is None.
-
-    Raises:
-        UsageError: the run has recorded no rollouts, or rewards other than 0 and 1.
-        storage.StoreError: there is no such store or run.
-    """
+    """Return the run ``ref`` of a store; None: its latest run with a step. A run without rollouts is refused."""
     with open_store(store_url, create=False) as store:
         record = chosen(store, ref)
         log, probe_log = read_log(store, record), read_probes(store, record)
@@ -105,11 +86,7 @@ def unreplayable(log: StepLog) -> NDArray[np.bool_]:
 
 
 def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
-    """Return visits from a run's log; ``texts`` are of the distinct prompts, by ascending id.
-
-    Raises:
-        UsageError: a group's successes are not a whole number from 0 to N.
-    """
+    """Return visits from a run's log, or raise UsageError; ``texts`` are of the distinct prompts, by ascending id."""
     rollouts, successes, wrong = log.rollouts, log.successes, unreplayable(log)
     if wrong.any():
         at = int(wrong.argmax())
@@ -132,11 +109,7 @@ def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
 
 
 def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
-    """Feed the visits to ``estimator``, from its prior, in recorded order and with their recorded lag.
-
-    Raises:
-        UsageError: the estimator cannot be used on these rewards.
-    """
+    """Feed the visits to ``estimator``, from its prior, in recorded order and with their recorded lag."""
     # Steps x prompts / visits is right whether or not every prompt is visited in every pass.
     steps_per_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
     estimator = specs.with_updates_per_epoch(estimator, max(round(steps_per_epoch), 1))
