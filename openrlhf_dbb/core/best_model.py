@@ -29,21 +29,13 @@ CARD = "README.md"  # the model card
 
 @dataclass(frozen=True)
 class Best:
-    """The content of ``best.json``.
+    """The content of ``best.json``."""
 
-    Attributes:
-        run: uuid of the run.
-        step: the model was evaluated after this step.
-        measure: name of the measure, such as ``eval_mean@8``.
-        value: of the measure; the highest of all evaluations so far.
-        evaluated: names of the data sets that the measure covers, in order.
-    """
-
-    run: str
-    step: int
-    measure: str
-    value: float
-    evaluated: list[str]
+    run: str  # its uuid
+    step: int  # after which the model was evaluated
+    measure: str  # such as ``eval_mean@8``
+    value: float  # of the measure; the highest of all evaluations so far
+    evaluated: list[str]  # names of the data sets that the measure covers, in order
 
 
 def read(folder: Path) -> Best | None:
@@ -88,11 +80,7 @@ class BestModel:
     def finish(self, best: Best, listings: Sequence[Mapping[str, int]]) -> None:
         """Make the saved model the best one, also after a kill or a power failure.
 
-        Args:
-            listings: the files that the host of each rank sees, from :func:`checkpoints.sizes`.
-
-        Raises:
-            RunError: this host does not see all files, or something else has the name of the link.
+        ``listings`` are as for :func:`checkpoints.wait_for`, whose RunError is raised.
         """
         for name in checkpoints.wait_for(self.unfinished, f"the best model, of step {best.step}", listings):
             with (self.unfinished / name).open("rb") as file:
@@ -111,11 +99,7 @@ class BestModel:
         self._prune()
 
     def roll_back(self, step: int) -> None:
-        """Undo what came after ``step``, the checkpoint that the run continues from; 0 undoes everything.
-
-        Raises:
-            RunError: something else has the name of the link.
-        """
+        """Undo what came after ``step``, the checkpoint that the run continues from; 0 undoes everything."""
         self._resumable = step
         best, linked = self.newest(until=step), read(self.link)
         if best is not None:

@@ -28,19 +28,12 @@ _TOKEN = [("id", np.int32), ("action", np.bool_), ("log_prob", np.float32)]
 
 
 class CachedRollout(NamedTuple):
-    """A rollout as it is replayed.
+    """A rollout as it is replayed."""
 
-    Attributes:
-        tokens: shape (T,), prompt and response.
-        actions: shape (T - 1,), True where the policy generated ``tokens[1:]``.
-        log_probs: shape (A,), of the generated tokens, computed by the trainer under the policy that generated them.
-        reward: the optimized reward.
-    """
-
-    tokens: NDArray[np.int32]
-    actions: NDArray[np.bool_]
-    log_probs: NDArray[np.float32]
-    reward: float
+    tokens: NDArray[np.int32]  # (T,), prompt and response
+    actions: NDArray[np.bool_]  # (T - 1,), True where the policy generated ``tokens[1:]``
+    log_probs: NDArray[np.float32]  # (A,), of the generated tokens, by the trainer under the policy that generated them
+    reward: float  # the optimized one
 
 
 class ReplayCache:

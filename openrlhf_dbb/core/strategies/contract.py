@@ -77,17 +77,12 @@ class Sampler:
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
         """Return the next prompt to generate for; called only if the strategy ``draws``.
 
-        Args:
-            predictive: returns the estimator's present forecast; a call takes the time of a pass over all prompts.
+        ``predictive`` returns the estimator's present forecast, in the time of a pass over all prompts.
         """
         raise NotImplementedError
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
-        """Take note of a generated group, and decide what is done with it.
-
-        Args:
-            scores_N: the verifier's scores before any penalty; NaN where missing.
-        """
+        """Decide what is done with a group; ``scores_N``: the verifier's before any penalty, NaN where missing."""
         return Decision.TRAIN
 
     def end_step(self) -> None:

@@ -33,9 +33,7 @@ class PosteriorSampling(RolloutStrategy):
 
     One systematic draw gives a batch of exactly B different prompts. A rollout's advantage is multiplied by
     ``(B / (P pi_i)) ** weight_power``. With 1 the expected gradient is that of prompts drawn evenly, and no weight
-    exceeds 1 / floor. With 0 the policy is trained on the mixture that was drawn, a curriculum. The weights are exact,
-    since pi is fixed before anything is generated. If v is right, power 1/2 with weights makes the gradient least
-    noisy; ``floor`` bounds the cost of a wrong v.
+    exceeds 1 / floor. If v is right, power 1/2 with weights makes the gradient least noisy.
 
     Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952); with this posterior our own.
     """
@@ -117,12 +115,9 @@ def expected_variance(alpha: Floats, beta: Floats) -> Floats:
 
 
 def inclusion(value_P: Floats, batch: int, floor: float) -> Floats:
-    """Return the probability that each prompt is in a batch, (P,) in (0, 1], with the sum ``batch``.
+    """Return the probability that each prompt is in a batch, (P,) in [floor * batch / P, 1], with the sum ``batch``.
 
-    Args:
-        value_P: >= 0. The draws are in proportion to it, apart from the floor and the limit of 1.
-        batch: at most P.
-        floor: share in (0, 1] that all prompts get alike. No probability is below ``floor * batch / P``.
+    The draws are in proportion to ``value_P`` >= 0, apart from the floor in (0, 1] and the limit of 1; batch <= P.
     """
     prompts, total = len(value_P), value_P.sum()
     even_P = np.full(prompts, 1 / prompts)
