@@ -80,12 +80,6 @@ class RolloutGenerator(SamplesGenerator):
     are then lost, or shift every later step. Here the groups wait until the next pass completes the batch, under the
     same policy. Nothing is left over between steps, unless more is generated at a time than a step needs
     (``--rollout.vllm_generate_batch_size``, in async training).
-
-    Args:
-        sampler: the rollout strategy at work.
-        prompt_ids: each prompt's id, as the strategy knows it.
-        max_rollouts: training rollouts that may be generated; None for any number.
-        version: in async training, the training steps that the policy in the engines has seen; the caller keeps it.
     """
 
     def __init__(
@@ -106,7 +100,8 @@ class RolloutGenerator(SamplesGenerator):
             engine.use_tokenizer.remote(tokenizer)
         self.sampler, self.prompt_ids = sampler, prompt_ids
         self.generated = 0  # training rollouts so far
-        self._max_rollouts, self.version = max_rollouts, version
+        self._max_rollouts = max_rollouts
+        self.version = version  # training steps that the engines' policy has seen; in async training the caller's
         # One update: then nobody else takes the log-probs that are stored.
         self._takes_log_probs = self.args.algo.advantage.is_correction_level != "off" or one_update(self.args)
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
@@ -123,11 +118,7 @@ class RolloutGenerator(SamplesGenerator):
         """Return one whole rollout batch, or an empty one if the pass over the data ends first.
 
         With it, as OpenRLHF's loop expects: the share of groups kept, in percent; the number of prompts generated for;
-        whether the pass is over.
-
-        Raises:
-            BudgetSpent: the budget does not allow the batch to be filled.
-            openrlhf_dbb.errors.RunError: the strategy gives up.
+        whether the pass is over. Raise BudgetSpent, or RunError if the strategy gives up.
         """
         size, consumed = self.args.rollout.batch_size, 0
         log_probs = self._takes_log_probs or self._compares
@@ -279,11 +270,7 @@ class RolloutGenerator(SamplesGenerator):
     # Samples that are not training rollouts.
 
     def score_more(self, rollouts: Sequence[Experience], samples: int, **generate_kwargs: Any) -> Floats:
-        """Return scores (Q, M) of M further responses to the prompts of Q rollouts; NaN where missing.
-
-        Raises:
-            ValueError: an agent gave a response neither a score nor a reward.
-        """
+        """Return scores (Q, M) of M further responses to the prompts of Q rollouts; NaN where missing."""
         prompts = [(r.prompts[0], r.labels[0], r.images[0] if r.images else None) for r in rollouts]
         scores_R = scores(self._sample_groups(prompts, **generate_kwargs | {"n_samples_per_prompt": samples}))
         if scores_R is None:

@@ -91,9 +91,7 @@ class PolicyDrift:
     ) -> Floats:
         """Return the drift (R,) of the prompt of each of a step's R rollouts; 0 on a first visit.
 
-        Args:
-            prompts, verified: (R,) of each rollout; a prompt without a verified rollout has no visit.
-            log_probs_of: returns the present policy's log-probs of the generated tokens of rollouts.
+        A prompt without a verified rollout has no visit. ``log_probs_of`` returns the present policy's log-probs.
         """
         visited = dict.fromkeys(key for key, seen in zip(prompts, verified, strict=True) if seen)
         past = {key: kept[0] for key in visited if (kept := self.cache.rollouts_of(self._prompt_ids[key]))}
@@ -143,10 +141,7 @@ def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Ex
     """Return one row for OpenRLHF's replay buffer, as OpenRLHF would have made it from a fresh rollout.
 
     OpenRLHF batches rows by the fields and info keys of the first one, so the row gets those of ``like``, a batch of
-    fresh rollouts. In ``info`` "reward" and "score" are the reward, all else is 0.
-
-    Args:
-        advantage: of every token up to the last generated one; no KL penalty.
+    fresh rollouts. In ``info`` "reward" and "score" are the reward, all else is 0. There is no KL penalty.
     """
     sequences = torch.tensor(rollout.tokens)
     actions = torch.tensor(rollout.actions)

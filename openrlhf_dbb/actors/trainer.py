@@ -41,14 +41,7 @@ MARK = "openrlhf_dbb"
 
 
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
-    """OpenRLHF's trainer. A step is stored while it is trained on, and reported once both are done.
-
-    Args:
-        store_url, run_uuid: the run's; not in OpenRLHF's arguments, which go to its trackers.
-        checkpoint: loaded by every rank; None if the run starts from its beginning.
-        rows: of the data set, to train on.
-        benchmarks: of ``--eval.benchmarks``, by name.
-    """
+    """OpenRLHF's trainer. A step is stored while it is trained on, and reported once both are done."""
 
     prompts_dataloader: Any
     eval_dataloader: Any
@@ -60,10 +53,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         pretrain: str,
         strategy: Any,
         *groups: Any,
-        store_url: str,
+        store_url: str,  # not in OpenRLHF's arguments, which go to its trackers
         run_uuid: str,
-        checkpoint: str | None,
-        rows: list[int],
+        checkpoint: str | None,  # loaded by every rank; None if the run starts from its beginning
+        rows: list[int],  # of the data set, to train on
         benchmarks: Mapping[str, BenchmarkPrompts],
         **generate_kwargs: Any,
     ) -> None:
