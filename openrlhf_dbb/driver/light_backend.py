@@ -72,10 +72,9 @@ def backend(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> 
 
 
 def _load(model_backend: Any, load_ckpt: Any, tag: str | None, model: Any, folder: str, **options: Any) -> Any:
-    """Load one checkpoint, or raise RunError. OpenRLHF's ``load_ckpt`` goes on in silence if there is none.
+    """Load one checkpoint, or raise RunError: return the folder, and the states, which name the checkpoint as LOADED.
 
-    Returns:
-        The folder, and the states; the states name the checkpoint under LOADED.
+    OpenRLHF's ``load_ckpt`` goes on in silence if there is none.
     """
     if tag is None:
         return None, {}

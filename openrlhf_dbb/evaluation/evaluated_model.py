@@ -69,11 +69,7 @@ def refuse_code(flag: str, name: str) -> None:
 def find(name: str, *, trusted: bool = False) -> Model:
     """Return the model of ``--model``; from the hub, its configuration and tokenizer are downloaded.
 
-    Args:
-        trusted: run the code that the model brings along.
-
-    Raises:
-        UsageError: there is no such model, it cannot be loaded, or it brings code along and is not trusted.
+    A model that cannot be loaded is refused, and one that brings code along unless it is ``trusted``.
     """
     folder = Path(name).expanduser()
     is_folder = folder.is_dir()

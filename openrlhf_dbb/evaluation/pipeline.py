@@ -82,11 +82,7 @@ def settings_of(arguments: argparse.Namespace, model: Model, asked: dict[str, Be
 
 
 def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of an evaluation that goes on: more runs or benchmarks may be asked for.
-
-    Raises:
-        UsageError: other settings differ, so that two evaluations would be mixed.
-    """
+    """Return the settings of an evaluation that goes on with more runs or benchmarks; refuse to mix two evaluations."""
     differing = [
         f"{key} {recorded[key]}, not {asked[key]}"
         for key in ("model", "fingerprint", "n", "temperature", "top_p", "seed")

@@ -77,11 +77,7 @@ class Evaluation:
 
 
 class Responses:
-    """The rows of an evaluation (``keys``) in its folder, which is created; no other process may append rows.
-
-    Raises:
-        UsageError: another process appends rows, the folder cannot be written, or a line is damaged.
-    """
+    """The rows of an evaluation (``keys``) in its folder, which is created; no other process may append rows."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / RESPONSES

@@ -16,14 +16,10 @@ _ADAPTER = "default"  # the name that OpenRLHF's get_peft_model gives
 
 
 class Weight:
-    """A weight and its adapter, if it has one. It has what OpenRLHF's weight sync and ours read of a parameter.
-
-    Attributes:
-        parts: the parameters of which the merged weight is made. ZeRO 3 partitions them.
-        requires_grad: whether training changes the merged weight.
-    """
+    """A weight and its adapter, if it has one. It has what OpenRLHF's weight sync and ours read of a parameter."""
 
     def __init__(self, weight: torch.Tensor, layer: Any = None) -> None:
+        # The parameters of which the merged weight is made. ZeRO 3 partitions them.
         self.parts = [weight] if layer is None else list(layer.parameters())
         self.requires_grad = any(part.requires_grad for part in self.parts)
         self.dtype, self.device = weight.dtype, weight.device

@@ -32,11 +32,7 @@ def prepare() -> None:
 
 
 def init(**options: Any) -> None:
-    """Call ``ray.init``, with ports for the agents if it starts a cluster; try again if it fails.
-
-    Raises:
-        RunError: Ray did not start; the message says how busy the machine is.
-    """
+    """Call ``ray.init``, with ports for the agents if it starts a cluster; try again, then raise RunError."""
     import ray
     from ray._private import node
 

@@ -49,11 +49,7 @@ def scored(reward_func: Callable[..., Any], file: str, query: str, prompt: str, 
 def checked(result: Any, source: str) -> Scored:
     """Return reward, score and logs of one response; reward and score are finite, or both None for a missing one.
 
-    Args:
-        result: the return value of the reward function or server ``source`` for this response.
-
-    Raises:
-        RewardError: it is no dictionary with one finite number or None as "rewards" (and "scores").
+    Raise RewardError unless ``source`` gave a dictionary with one finite number or None as "rewards" (and "scores").
     """
     is_form = isinstance(result, dict) and "rewards" in result and isinstance(result.get("extra_logs"), dict | None)
     reward, score = (_number(result.get(key)) for key in ("rewards", "scores")) if is_form else (math.nan, None)
@@ -82,11 +78,7 @@ def _failure(error: BaseException, file: str) -> str:
 
 
 def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator) -> list[str]:
-    """Return a warning if prompts are right as responses to themselves.
-
-    Raises:
-        UsageError: the file cannot be imported, fails or hangs, or returns what is no reward for the estimator.
-    """
+    """Return a warning if prompts are right as responses to themselves; refuse a file that cannot reward a training."""
     name, step = Path(file).name, max(1, len(prompts) // TRIED_PROMPTS)
     rows = list(zip(prompts, labels, strict=True))[::step][:TRIED_PROMPTS]
     with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")) as pool:
@@ -116,11 +108,7 @@ def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: R
 
 
 def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Import the file and score some responses to prompts with labels.
-
-    Returns:
-        The "scores", the number of "prompts" tried, and of those whose repetition is "paid"; or why it "failed".
-    """
+    """Return "scores", the number of "prompts" tried, and of those whose repetition is "paid"; or why it "failed"."""
     scores: list[float] = []
     paid, prompts, began = 0, 0, time.monotonic()
     try:

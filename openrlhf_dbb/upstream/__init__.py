@@ -90,14 +90,9 @@ def choices(flag: str) -> list[str]:
 
 
 def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -> SimpleNamespace:
-    """Nest the flat namespace (``args.actor.adam.lr``) and apply OpenRLHF's own checks and derived values.
+    """Nest the parsed arguments (``args.actor.adam.lr``) and apply OpenRLHF's own checks and derived values.
 
-    Args:
-        args: the result of the parser.
-        group_baseline: False if our form replaces OpenRLHF's baseline of the current group.
-
-    Raises:
-        UsageError: OpenRLHF refuses the arguments.
+    ``group_baseline`` is False if our form replaces OpenRLHF's baseline of the current group.
     """
     flags = dict(vars(args))
     names: dict[str, Any] = {"args": args, "hierarchize": load("openrlhf.utils.config", "hierarchize")}
@@ -199,21 +194,13 @@ def mask_trackers() -> None:
 def run(
     args: SimpleNamespace,
     *,
-    trainer: Any | None = None,
+    trainer: Any | None = None,  # anything with ``.remote(...)``
     rollout_actor: Any | None = None,
     policy_actor: Any | None = None,
     get_strategy: Callable[[SimpleNamespace], Any] | None = None,
-    bars: bool = True,
+    bars: bool = True,  # of a trainer in this process
 ) -> None:
-    """Run OpenRLHF's ``train(args)`` with our classes in place of the names that it looks up.
-
-    Args:
-        trainer: anything with ``.remote(...)``, for ``PPOTrainer`` and ``PPOTrainerAsync``.
-        rollout_actor: Ray actor class for ``RolloutRayActor``.
-        policy_actor: Ray actor class for ``PolicyModelActor``.
-        get_strategy: for the function of that name.
-        bars: show the progress bars of a trainer in this process.
-    """
+    """Run OpenRLHF's ``train(args)`` with our classes in place of the names that it looks up."""
     from tqdm import tqdm
 
     with imports_for_driver():
