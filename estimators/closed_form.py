@@ -54,13 +54,8 @@ def moments(estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int) -> Mome
 
     The prior (a, b) of ``empirical_bayes`` is that of :func:`fitted_prior`: accurate if there are many prompts.
 
-    Args:
-        estimator: point, dbb (forgetting by visits), ema, laplace or empirical_bayes.
-        p_Q_T: shape (Q, T), success probabilities in [0, 1] at each visit; NaN after a prompt's last.
-        rollouts: N >= 1, the same on every visit.
-
-    Raises:
-        ValueError: no closed form is known for the estimator, or an argument is outside its range.
+    ``p_Q_T`` are success probabilities in [0, 1], NaN after a prompt's last visit; N >= 1 ``rollouts`` at each. Raise
+    ValueError for another estimator, or an argument outside its range.
 
     Source: paper, section 3.3 and its appendices, whose formulas are special cases of the three lines above.
     """

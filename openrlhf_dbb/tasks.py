@@ -3,8 +3,8 @@
 A spec is ``reasoning_gym:TASK?SETTING=VALUE&...``. The settings are the task's own, with ``size`` (the number of
 problems) and ``seed`` (default 0) among them. A setting that is a list takes its name once for each entry.
 
-A label is JSON that says how the problem is made again. The problems are made and verified in processes of their own:
-some tasks go by Python's hash seed or by the global random generator, and no verifier has a time limit.
+A label is JSON that says how the problem is made again. Problems are made and verified in processes of their own, for
+Python's hash seed, the global random generator and a time limit.
 
 Usage: python -m openrlhf_dbb.tasks SECONDS    one such process, as ``rewards.verifier_pool`` starts it
 """
@@ -47,10 +47,7 @@ def problems(spec: str, instruction: str = INSTRUCTION) -> list[dict[str, str]]:
     """Return the problems of a spec, each with "prompt" and "label"; the same for the same spec.
 
     The prompt is the question, then the instruction in a line of its own. A question that the task repeats keeps its
-    first label, so that both are one prompt.
-
-    Raises:
-        UsageError: there is no such task or setting, the task refuses a value, or the package is not installed.
+    first label, so that both are one prompt. Raise UsageError for a task or a setting that there is not.
     """
     made = _ask(spec, task=spec.removeprefix(PREFIX))
     return [{"prompt": f"{question}\n{instruction}".rstrip(), "label": label} for question, label in made]

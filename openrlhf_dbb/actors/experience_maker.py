@@ -216,9 +216,8 @@ def log_prob_difference(experiences: Sequence[Experience]) -> float:
 def whiten(experiences: Sequence[Experience], verified: Sequence[torch.Tensor], *, divide: bool) -> None:
     """Subtract the batch's mean from the advantages (in place), and divide by its standard deviation, as OpenRLHF does.
 
-    Mean and deviation are over the response tokens of all verified rollouts together. A rollout that could not be
-    verified (``verified``: (B,) bool of each experience) is not shifted: it keeps 0, or its KL penalty on the scale of
-    the others.
+    Mean and deviation are over the response tokens of all verified rollouts together. A rollout that is not verified
+    (``verified``: (B,) bool of each experience) is not shifted: it keeps 0, or its KL penalty on the others' scale.
 
     Source: OpenRLHF 0.11.2, the end of ``compute_advantages_and_returns``; its floor of the variance is kept.
     """

@@ -22,9 +22,8 @@ Chosen = Mapping[Key, Sequence[CachedRollout]]
 class Replays:
     """Earlier rollouts of each prompt; some of them are trained on again when the prompt comes back.
 
-    A step replays from the cache as it was before the step; its own rollouts are added afterwards. The replayed rows
-    keep the log-probs of the policy that generated them; these are never refreshed. A row's loss is that of a fresh
-    rollout, and the mean is over all rows, as in RePO's code.
+    A step replays from the cache as it was before the step. Replayed rows keep the log-probs of the policy that
+    generated them.
 
     Source: RePO (Li et al. 2025, arXiv 2506.09340), and its published code.
     """
@@ -73,8 +72,7 @@ class PolicyDrift:
     """Measures how far the policy has moved, by the newest rollout of each prompt, which ``cache`` keeps.
 
     The drift is the mean of ``|log-prob now - log-prob then|`` over the rollout's generated tokens, in nats a token:
-    "now" is before this step's update, "then" was before the update of the prompt's last visit. A step costs one
-    forward pass over a rollout of each of its prompts. A generated token takes 9 bytes of the trainer's memory.
+    "now" is before this step's update, "then" was before the update of the prompt's last visit.
 
     Source: SPO (Xu and Ding 2025, arXiv 2509.13232) and its public code, which takes both log-probs after the update.
     """

@@ -17,16 +17,11 @@ NEWEST = "newest"
 
 
 class LightBackend:
-    """Has the methods of the backend that OpenRLHF's loaders and trainer call; turns into the backend in an actor.
-
-    Args:
-        args: OpenRLHF's arguments.
-        on_cpu: whether to train without CUDA.
-        loads: the only checkpoint that model actors load; None: none; NEWEST: OpenRLHF chooses.
-    """
+    """Has the methods of the backend that OpenRLHF's loaders and trainer call; turns into the backend in an actor."""
 
     def __init__(self, args: SimpleNamespace, *, on_cpu: bool, loads: str | None = NEWEST) -> None:
         self.args = args
+        # ``loads``: the only checkpoint that model actors load; None: none; NEWEST: OpenRLHF chooses.
         self._on_cpu, self._loads = on_cpu, loads
 
     def __reduce__(self) -> Any:

@@ -92,9 +92,8 @@ def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None) -> d
 def differences(benchmarks: Sequence[Shared], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Return for each pair (model, baseline) its difference on each benchmark, and on average over each group.
 
-    Acc@N is in [0, 1], ``accuracy`` and ``baseline_accuracy`` by run. The test is one-sided, H1: the model is better.
-    ``p_holm`` is corrected for all benchmarks and pairs, for averages separately, as they repeat their benchmarks.
-    ``better`` and ``worse`` count the prompts on which the model's accuracy is higher and lower.
+    Acc@N is in [0, 1], ``accuracy`` and ``baseline_accuracy`` by run. ``better`` and ``worse`` count prompts. Averages
+    are corrected (``p_holm``) separately, as they repeat their benchmarks.
     """
     groups: dict[str, list[Shared]] = {}
     for benchmark in benchmarks:

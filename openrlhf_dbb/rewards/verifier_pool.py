@@ -55,11 +55,8 @@ class VerifierPool:
     def verify(self, answer: str, label: str) -> bool | None:
         """Return whether the verifier finds the answer equal to the label; None if it could not be verified.
 
-        A text that is known to be nothing but an answer or a label is given to Math-Verify in a box.
-
-        Raises:
-            ValueError: the verifier cannot read the label.
-            RuntimeError: no process could start.
+        A text that is known to be nothing but an answer or a label is given to Math-Verify in a box. Raise ValueError
+        for a label that the verifier cannot read, RuntimeError if no process could start.
         """
         reply = self.ask({"answer": answer, "label": label})
         if "bad_label" in reply:

@@ -31,9 +31,8 @@ class PosteriorSampling(RolloutStrategy):
         q_i   = (1 - floor) v_i^power / sum(v^power) + floor / P
         pi_i  = min(1, c q_i), sum(pi) = B            probability that prompt i is in the batch
 
-    One systematic draw gives a batch of exactly B different prompts. A rollout's advantage is multiplied by
-    ``(B / (P pi_i)) ** weight_power``. With 1 the expected gradient is that of prompts drawn evenly, and no weight
-    exceeds 1 / floor. If v is right, power 1/2 with weights makes the gradient least noisy.
+    One systematic draw gives a batch of B different prompts. An advantage is multiplied by
+    ``(B / (P pi_i)) ** weight_power``; with 1 the expected gradient is that of prompts drawn evenly.
 
     Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952); with this posterior our own.
     """
