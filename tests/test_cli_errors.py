@@ -67,7 +67,6 @@ def no_engine_starts(monkeypatch):
     ("argv", "line"),
     [
         (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: there is no such folder"),
-        (["--actor.model_name_or_path", "a/b/c"], "--actor.model_name_or_path a/b/c: there is no such folder"),
         (["--estimator", "point", "--dbb.discount", "0.9"], "--dbb.discount is not read by this run's plain and point"),
         (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded"),
         (["--resume", "nobody"], "there is no run 'nobody'"),
