@@ -123,12 +123,9 @@ class RewardEstimator(ABC):
     def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
         """As :meth:`update`, where an earlier policy than this step's generated at least one group.
 
-        By default a late group is a visit like any other. An estimator that counts policy updates overrides this: the
-        group belongs to update ``g = now - lag``, in which it would have been on-policy. A prompt's counts are kept as
-        of the greatest g of its groups, so that the order in which its groups are observed makes no difference.
-
-        Args:
-            lag_P: (P,) training steps between the policy that generated a group and this step's, >= 0; 0: on-policy.
+        ``lag_P`` (P,) are the training steps between the two policies, >= 0. By default a late group is a visit like
+        any other. For an estimator that counts policy updates it belongs to update ``g = now - lag``, and a prompt's
+        counts are kept as of its greatest g, so that the order of observation makes no difference.
         """
         return self.update(state, rewards_P_G)
 
@@ -161,16 +158,9 @@ class RewardEstimator(ABC):
     def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> Floats | None:
         """Return the estimate's mean had a rollout of the current group not been seen, for each rollout.
 
-        With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``.
-        Override it if leaving out a rollout changes the other weights in another way.
-
-        Args:
-            state: after the visit.
-            estimate: of :meth:`estimate`, for this group.
-
-        Returns:
-            (P, G), in reward units; NaN for a missing rollout, and where the mean knows only this rollout (c = 1).
-            None if :meth:`group_weight` is None. The mean itself if the estimator reads before the update.
+        With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``,
+        (P, G); NaN for a missing rollout, and where c = 1. None if :meth:`group_weight` is None. The mean itself if the
+        estimator reads before the update. ``state`` and ``estimate`` are those after the visit.
         """
         seen = ~np.isnan(rewards_P_G)
         if self.reads == "before":

@@ -76,10 +76,9 @@ class DrawnPrompts:
 class RolloutGenerator(SamplesGenerator):
     """Fills whole rollout batches, as its strategy decides.
 
-    OpenRLHF trains on the short batch at the end of a pass over the data. Its rows may not fill an optimizer step: they
-    are then lost, or shift every later step. Here the groups wait until the next pass completes the batch, under the
-    same policy. Nothing is left over between steps, unless more is generated at a time than a step needs
-    (``--rollout.vllm_generate_batch_size``, in async training).
+    OpenRLHF trains on the short batch at the end of a pass, which may not fill an optimizer step. Here its groups wait
+    until the next pass completes the batch. Nothing else is left over between steps, unless more is generated at a time
+    than a step needs (``--rollout.vllm_generate_batch_size``).
     """
 
     def __init__(

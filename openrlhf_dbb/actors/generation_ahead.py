@@ -29,8 +29,7 @@ class _Filled(NamedTuple):
 class GenerationAhead:
     """Hands out, in order, the batches that a :class:`RolloutGenerator` makes in a thread; the trainer uses it instead.
 
-    State, position and counts are those of the batch that was handed out last. Batches that were made ahead of it do
-    not belong to a checkpoint, which continues right after its own step.
+    State, position and counts are those of the batch that was handed out last: a checkpoint continues after it.
     """
 
     def __init__(self, generator: RolloutGenerator, args: Any) -> None:

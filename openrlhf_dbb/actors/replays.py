@@ -138,8 +138,8 @@ def cached_rollouts(experience: Experience) -> list[CachedRollout]:
 def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Experience:
     """Return one row for OpenRLHF's replay buffer, as OpenRLHF would have made it from a fresh rollout.
 
-    OpenRLHF batches rows by the fields and info keys of the first one, so the row gets those of ``like``, a batch of
-    fresh rollouts. In ``info`` "reward" and "score" are the reward, all else is 0. There is no KL penalty.
+    OpenRLHF batches rows by the fields and info keys of the first one, so the row gets those of ``like``. In ``info``
+    "reward" and "score" are the reward, all else is 0. There is no KL penalty.
     """
     sequences = torch.tensor(rollout.tokens)
     actions = torch.tensor(rollout.actions)

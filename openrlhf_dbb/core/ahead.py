@@ -45,7 +45,7 @@ class Ahead(Generic[_Batch]):
         self._thread.start()
 
     def take(self) -> _Batch | None:
-        """Return the next batch, in the order of making; None after the last. Raise the error that ended the making."""
+        """Return the next batch, None after the last; raise the error that ended the making."""
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._ended)
             if not self._batches:

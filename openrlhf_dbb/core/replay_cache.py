@@ -32,7 +32,7 @@ class CachedRollout(NamedTuple):
 
     tokens: NDArray[np.int32]  # (T,), prompt and response
     actions: NDArray[np.bool_]  # (T - 1,), True where the policy generated ``tokens[1:]``
-    log_probs: NDArray[np.float32]  # (A,), of the generated tokens, by the trainer under the policy that generated them
+    log_probs: NDArray[np.float32]  # (A,), of the generated tokens, by their own policy
     reward: float  # the optimized one
 
 

@@ -17,7 +17,7 @@ NEWEST = "newest"
 
 
 class LightBackend:
-    """Has the methods of the backend that OpenRLHF's loaders and trainer call; turns into the backend in an actor."""
+    """What OpenRLHF's loaders and trainer call of the backend; turns into it in an actor."""
 
     def __init__(self, args: SimpleNamespace, *, on_cpu: bool, loads: str | None = NEWEST) -> None:
         self.args = args

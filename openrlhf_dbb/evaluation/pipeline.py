@@ -77,7 +77,7 @@ def settings_of(arguments: argparse.Namespace, model: Model, asked: dict[str, Be
 
 
 def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of an evaluation that goes on with more runs or benchmarks; refuse to mix two evaluations."""
+    """Return the settings of an evaluation that goes on; refuse to mix two."""
     differing = [
         f"{key} {recorded[key]}, not {asked[key]}"
         for key in ("model", "fingerprint", "n", "temperature", "top_p", "seed")

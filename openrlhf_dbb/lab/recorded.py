@@ -29,7 +29,7 @@ class Visits(StepLog):
 
     prompt: Integers  # (V,) its position, 0 to P - 1
     earlier: Integers  # (V,) number of earlier visits of its prompt
-    rewards_V_G: Floats  # S ones, then N - S zeros, then NaN: the store keeps no order within a group
+    rewards_V_G: Floats  # S ones, then N - S zeros, then NaN
     prompts: int  # P
     texts: Sequence[str] = ()  # (P,); empty if they are not known
 
@@ -55,8 +55,8 @@ class Rerun:
     """The output of an estimator at V visits."""
 
     estimate: Estimate  # that the visit's rollouts would have been scored with
-    group_weight: Floats | None  # (V,) share of the mean that is the visit's own S/N; None if it is not of that form
-    predictive: tuple[Floats, Floats] | None  # (alpha, beta) before the visit, (V,) each; None without a forecast
+    group_weight: Floats | None  # (V,) share of the mean that is S/N; None if there is none
+    predictive: tuple[Floats, Floats] | None  # (alpha, beta) before the visit, (V,)
 
 
 def read(store_url: str | None, ref: str | None) -> RecordedRun:
@@ -86,7 +86,7 @@ def unreplayable(log: StepLog) -> NDArray[np.bool_]:
 
 
 def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
-    """Return visits from a run's log, or raise UsageError; ``texts`` are of the distinct prompts, by ascending id."""
+    """Return visits from a run's log; ``texts`` are of the distinct prompts, by ascending id."""
     rollouts, successes, wrong = log.rollouts, log.successes, unreplayable(log)
     if wrong.any():
         at = int(wrong.argmax())

@@ -35,7 +35,7 @@ class Outcome:
     """The losses and advantages of one estimator at the visits."""
 
     estimator: RewardEstimator
-    losses: dict[str, Floats]  # (V,) by criterion that applies; lower is better, NaN where a visit does not count
+    losses: dict[str, Floats]  # (V,) by criterion; NaN where a visit does not count
     zero_groups: float  # share of the groups in which every advantage is 0
     mean_advantage: float  # mean of abs(advantage) over rollouts, in standard deviations
 

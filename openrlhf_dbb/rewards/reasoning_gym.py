@@ -27,11 +27,8 @@ def score(response: str, label: str) -> float | None:
     """Return 1.0 for an answer with full credit, 0.0 for another one or none, None if nobody could verify it.
 
     The last ``<answer>...</answer>`` is the answer. Without such tags the answer is on the last line: if the task's own
-    answer is a number, the line's last number that stands for itself, as ``math_answer`` reads it; otherwise the line.
-    If the task's own answer is not a number, the whole response counts too, for answers of several lines.
-
-    Raises:
-        ValueError: it is not the label of a task.
+    answer is a number, the line's last number that stands for itself, as ``math_answer`` reads it; otherwise the line,
+    or the whole response. Raise ValueError for what is not the label of a task.
     """
     correct = _pool.verify(response, label)
     return None if correct is None else float(correct)

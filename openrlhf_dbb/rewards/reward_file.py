@@ -78,7 +78,7 @@ def _failure(error: BaseException, file: str) -> str:
 
 
 def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator) -> list[str]:
-    """Return a warning if prompts are right as responses to themselves; refuse a file that cannot reward a training."""
+    """Return a warning if prompts are right as responses to themselves; refuse a broken file."""
     name, step = Path(file).name, max(1, len(prompts) // TRIED_PROMPTS)
     rows = list(zip(prompts, labels, strict=True))[::step][:TRIED_PROMPTS]
     with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")) as pool:

@@ -50,7 +50,7 @@ class TinyAssets:
 
     model: Path
     train: Path
-    heldout: Path  # with the "ood" prompts behind, if the recipe has any; then a column "datasource" tells them apart
+    heldout: Path  # then the "ood" prompts, if any, told apart by column "datasource"
 
 
 def default_folder() -> Path:

@@ -24,15 +24,8 @@ from openrlhf_dbb.estimators.parameters import parameter
 class PosteriorSampling(RolloutStrategy):
     """Each batch's prompts are drawn by the expected variance of a reward, E[p (1 - p)].
 
-    Beta(a_i, b_i) is the estimator's forecast of prompt i's success probability just before the batch. With B prompts
-    of P in a batch::
-
-        v_i   = E[p (1 - p)] = a_i b_i / ((a_i + b_i) (a_i + b_i + 1))
-        q_i   = (1 - floor) v_i^power / sum(v^power) + floor / P
-        pi_i  = min(1, c q_i), sum(pi) = B            probability that prompt i is in the batch
-
-    One systematic draw gives a batch of B different prompts. An advantage is multiplied by
-    ``(B / (P pi_i)) ** weight_power``; with 1 the expected gradient is that of prompts drawn evenly.
+    The estimator forecasts each prompt's success probability p as a Beta just before the batch. One systematic draw
+    gives a batch of different prompts. docs/methods.md has the probabilities and the importance weights.
 
     Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952); with this posterior our own.
     """
@@ -116,7 +109,7 @@ def expected_variance(alpha: Floats, beta: Floats) -> Floats:
 def inclusion(value_P: Floats, batch: int, floor: float) -> Floats:
     """Return the probability that each prompt is in a batch, (P,) in [floor * batch / P, 1], with the sum ``batch``.
 
-    The draws are in proportion to ``value_P`` >= 0, apart from the floor in (0, 1] and the limit of 1; batch <= P.
+    The draws are in proportion to ``value_P`` >= 0, apart from the floor in (0, 1] and the limit of 1.
     """
     prompts, total = len(value_P), value_P.sum()
     even_P = np.full(prompts, 1 / prompts)
