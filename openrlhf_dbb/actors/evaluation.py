@@ -19,11 +19,7 @@ from openrlhf_dbb.evaluation.results import Results
 
 
 def logged(results: Mapping[str, Results]) -> dict[str, float]:
-    """Return the measures that are logged beside OpenRLHF's, whose names they follow: ``eval_SOURCE_MEASURE``.
-
-    The measures are those of :func:`openrlhf_dbb.evaluation.metrics.measures`. ``eval_mean@N`` and ``eval_best@N`` are
-    means over data sources.
-    """
+    """Return ``eval_SOURCE_MEASURE``, and the means over data sources ``eval_mean@N`` and ``eval_best@N``."""
     measured = {source: metrics.measures(of_source) for source, of_source in results.items()}
     logs = {
         f"eval_{source}_{name}": float(values_R.mean())

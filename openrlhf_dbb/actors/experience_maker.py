@@ -201,11 +201,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
 
 
 def log_prob_difference(experiences: Sequence[Experience]) -> float:
-    """Return the mean absolute difference of the log-probs of vLLM and the policy, in nats a token.
-
-    In the first step of a start both hold the same weights, and only rounding is left: 0.01 to 0.05 in bf16. A
-    difference above 0.1 means that the weights were not synchronised.
-    """
+    """Return the mean absolute difference of the log-probs of vLLM and the policy, in nats a token."""
     differences = [
         (experience.rollout_log_probs.float() - experience.action_log_probs.float())[experience.action_mask.bool()]
         for experience in experiences

@@ -42,8 +42,7 @@ class BudgetSpent(Exception):
 class DrawnPrompts:
     """Yields the prompts that a strategy draws: draw, text, label, images; each a list of one.
 
-    It takes the place of OpenRLHF's data loader. A pass ends when as many prompts were drawn as the data has rows. The
-    sampler's state holds the prompts that are drawn and not yet yielded.
+    It takes the place of OpenRLHF's data loader. A pass ends when as many prompts were drawn as the data has rows.
     """
 
     def __init__(

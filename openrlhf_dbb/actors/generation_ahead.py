@@ -1,7 +1,6 @@
 """Generation ahead of the training (``--train.async_enable``): a thread of the driver fills the next rollout batches.
 
-OpenRLHF has two actors, a queue and a lock for it. Here one process draws, generates, trains and stores. A kill ends
-everything at once, and a checkpoint knows which groups the training has used.
+OpenRLHF has two actors for it. Here a kill ends everything at once, and a checkpoint knows which groups were used.
 """
 
 from __future__ import annotations

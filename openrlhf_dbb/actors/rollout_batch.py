@@ -71,11 +71,7 @@ class RolloutBatch:
 
 
 def one_update(args: SimpleNamespace) -> bool:
-    """Return whether a step's rollouts are trained on in one optimizer update, which then needs no old log-probs.
-
-    The pass that takes them is still needed for a KL term, a critic, replayed rows, and the correction of vLLM's
-    log-probs.
-    """
+    """Return whether a step is one optimizer update, and nothing else asks for the pass that takes log-probs."""
     rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
     one = args.train.batch_size == rollouts and args.train.max_epochs == 1
     needed = args.algo.kl.init_coef > 0 or args.critic.model_name_or_path or args.replay.samples

@@ -32,11 +32,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Returns:
-        0; 1 if a training failed; 2, with one line on stderr, if the request cannot be carried out; 130 if interrupted.
-    """
+    """Run a command; return 0, 1 if a training failed, 2 if the request is refused, 130 if interrupted."""
     if "" not in sys.path:  # the working folder, for module:Class; "python -m" adds it too
         sys.path.append("")
     try:

@@ -3,8 +3,7 @@
 Axes: T tokens of a rollout, prompt and response; A of them generated; M cached and K replayed rollouts of each of P
 prompts.
 
-Source: RePO (Li et al. 2025, arXiv 2506.09340), with the settings of its published code: the rollouts with the highest
-rewards, normalised among themselves.
+Source: RePO (Li et al. 2025, arXiv 2506.09340), with the settings of its published code.
 """
 
 from __future__ import annotations
@@ -87,10 +86,7 @@ class ReplayCache:
 
 
 def highest(rewards_M: Floats, count: int) -> NDArray[np.int64]:
-    """Return the positions of the ``count`` highest rewards, ascending; of equal rewards the oldest.
-
-    With rewards 0 and 1 and ``count`` successes in the cache, only successes are replayed. Their advantage is 0.
-    """
+    """Return the positions of the ``count`` highest rewards, ascending; of equal rewards the oldest."""
     return np.sort(np.argsort(-rewards_M, kind="stable")[:count])
 
 

@@ -91,8 +91,7 @@ def moments_by_visit(
 ) -> list[tuple[str, str, float, float, float, float]]:
     """Return label, visit ("all" last), and the means over prompts of bias^2, variance, MSE and the sum of X - p.
 
-    The sum is that of a group's advantages with the form ``dr_grpo``. Its expectation is -N times the bias. Raise what
-    :func:`moments` raises.
+    The sum is that of a group's advantages with the form ``dr_grpo``. Its expectation is -N times the bias.
     """
     rows: list[tuple[str, str, float, float, float, float]] = []
     for estimator in estimators:

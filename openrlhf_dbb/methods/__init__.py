@@ -1,8 +1,4 @@
-"""Training methods: named recipes of flag values, one TOML file each, every value with its source.
-
-A method sets a rollout strategy, an advantage form, a loss aggregation, a clip range and whether rollouts are replayed.
-It sets flags and nothing else, and each piece has its own flag.
-"""
+"""Training methods: named recipes of flag values, one TOML file each, every value with its source."""
 
 from __future__ import annotations
 

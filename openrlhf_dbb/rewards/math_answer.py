@@ -1,8 +1,7 @@
 r"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not verified.
 
-Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). The last complete ``\boxed{...}`` of
-the response is the answer. Without a box the last number or formula that stands for itself is the answer. Math-Verify
-compares it with the label. A calculation that the response did not carry out is no answer.
+Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). The answer is the last complete
+``\boxed{...}``, else the last number or formula that stands for itself. Math-Verify compares it with the label.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Reward function for the tasks of reasoning-gym: 1.0 for an answer with full credit, 0.0 for another, None missing.
 
-Use it as ``--reward.remote_url reasoning_gym``. Labels are those of ``openrlhf_dbb.tasks.problems``. Partial credit
-counts as 0: many tasks give some to any text, and some to an answer that the text merely contains.
+Labels are those of ``openrlhf_dbb.tasks.problems``. Partial credit counts as 0: many tasks give some to any text.
 """
 
 from __future__ import annotations
