@@ -166,7 +166,6 @@ def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(comma
         (["--estimator", "auto"], "it was trained with estimator 'dbb', not 'auto'"),
         (["--data.max_samples", "4"], "it was trained with prompts and labels 'of other content or order', not"),
         (["--method", "dapo"], "it was trained with method 'centered', not 'dapo'"),
-        (["--replay.samples", "2"], "it was trained with --replay.samples 0, not 2"),
         (["--ds.zero_stage", "3"], "it was trained with --ds.zero_stage 2, not 3"),
         (
             ["--actor.num_nodes", "2", "--vllm.num_engines", "2"],
