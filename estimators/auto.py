@@ -217,7 +217,7 @@ def _before(state: State, seen_at: Floats) -> tuple[Floats, Floats]:
 
 
 def _remembered(state: State, successes: Floats, rollouts: Floats, generated_at: Floats) -> State:
-    """Return each prompt's visits with one more: the two latest apart, the others summed as of the second."""
+    """Return the visits with one more: the two latest apart, the others summed."""
     new = {"successes": successes, "rollouts": rollouts, "seen": generated_at}
     is_first, is_second = ((state[f"rollouts_{k}"] == 0) | (generated_at >= state[f"seen_{k}"]) for k in (1, 2))
     kept: State = {}

@@ -113,7 +113,7 @@ class RewardEstimator(ABC):
         return "real"
 
     def initial_state(self, num_prompts: int) -> State:
-        """Return the state of ``num_prompts`` prompts, and of the run, before any rollout; by default 0 per prompt."""
+        """Return the state before any rollout; by default 0 per prompt."""
         return {field: np.zeros(num_prompts) for field in self.state_fields}
 
     @abstractmethod
@@ -134,7 +134,7 @@ class RewardEstimator(ABC):
         """Return mean and variance of one reward of every prompt, given a state and the current group."""
 
     def learn(self, state: State) -> State:
-        """Return the shared fields that change at the end of a step; by default none. ``state`` is of ALL prompts."""
+        """Return the shared fields that a step's end changes; ``state`` is of ALL prompts."""
         return {}
 
     def predictive(self, state: State) -> tuple[Floats, Floats] | None:
@@ -249,7 +249,7 @@ class RewardEstimator(ABC):
         return estimate
 
     def state_at(self, state: State, prompts: NDArray[np.int64]) -> State:
-        """Return a copy of the state of some prompts, (P,) each, with their features and the run-wide state."""
+        """Return a copy of the state of some prompts, with features and run-wide state."""
         shared = {field: state[field] for field in self.shared_fields}
         own = [field for field in (*self.state_fields, "features") if field in state]
         return {field: state[field][prompts] for field in own} | shared
@@ -276,7 +276,7 @@ class RewardEstimator(ABC):
 
 
 class BetaPosterior(RewardEstimator):
-    """An estimator of rewards 0 and 1 whose state holds a Beta posterior of each prompt as ``alpha`` and ``beta``."""
+    """Keeps a Beta posterior of each prompt as ``alpha`` and ``beta``; for rewards 0 and 1."""
 
     never_collapses: ClassVar[bool] = True
 
@@ -298,14 +298,14 @@ class FadingPosterior(BetaPosterior):
     updates_per_epoch: float
 
     def _faded(self, updates: Floats) -> Floats:
-        """Return the weight that is left of a group after some updates: discount ** (updates / updates_per_epoch)."""
+        """Return discount ** (updates / updates_per_epoch), what is left of a group."""
         if not self.updates_per_epoch:
             raise ValueError("updates_per_epoch is 0; give the number of policy updates in an epoch")
         return np.asarray(self.discount ** (updates / self.updates_per_epoch))
 
 
 def latest(seen_at_P: Floats, generated_at_P: Floats, never_P: NDArray[np.bool_]) -> Floats:
-    """Return the greatest g of each prompt with one more group; ``never_P``: the prompt had no group before."""
+    """Return the greatest g with one more group; ``never_P``: there was none before."""
     return np.where(never_P, generated_at_P, np.maximum(seen_at_P, generated_at_P))
 
 
@@ -317,7 +317,7 @@ def _checked(name: str, values_P: Floats | None, groups: int) -> Floats:
 
 
 def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:
-    """Return sum of the rewards (successes S) and number of rollouts N of each group, both (P,); NaN is left out."""
+    """Return sum of rewards S and number of rollouts N of each group, (P,); NaN is left out."""
     successes = rewards_P_G.sum(axis=1)
     if not np.isnan(successes).any():
         return successes, np.full(len(rewards_P_G), float(rewards_P_G.shape[1]))

@@ -118,7 +118,7 @@ class DiscountedBetaBernoulli(FadingPosterior):
         return _floored(kept * state["alpha"]), _floored(kept * state["beta"])
 
     def _kept(self, state: State, seen_at: Floats) -> Floats:
-        """Return the factor on the past of prompts whose latest group is now that of update ``seen_at``."""
+        """Return the factor on the past if the latest group is now of update ``seen_at``."""
         return self._faded(np.where(_never(state), self.updates_per_epoch, seen_at - state["seen_at"]))
 
 

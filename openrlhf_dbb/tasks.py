@@ -54,7 +54,7 @@ def problems(spec: str, instruction: str = INSTRUCTION) -> list[dict[str, str]]:
 
 
 def examples(names: list[str] | None) -> list[tuple[str, str | None, str]]:
-    """Return of each task (None: all) its name, the answer and the first question; raise as :func:`problems`."""
+    """Return name, answer and first question of tasks (None: all); raise as :func:`problems`."""
     return [(name, json.loads(label)["answer"], question) for name, question, label in _ask("tasks", names=names)]
 
 
@@ -74,7 +74,7 @@ def _ask(source: str, **request: Any) -> Any:
 
 
 def reply_to(**request: Any) -> dict[str, Any]:
-    """Return ``rows``, or the verdict on an answer as ``correct``; else the reason, as ``verifier_pool.reply_to``."""
+    """Return ``rows``, or ``correct``; else the reason, as ``verifier_pool.reply_to``."""
     failed = "unverified"
     try:
         if "task" in request:
@@ -94,7 +94,7 @@ def reply_to(**request: Any) -> dict[str, Any]:
 
 
 def _found(response: str, right: str | None) -> list[str | None]:
-    """Return the texts that may be the answer of a response, as ``rewards.reasoning_gym.score`` explains."""
+    """Return the texts that may be the answer, as ``rewards.reasoning_gym.score`` explains."""
     tagged, line = _TAGGED.findall(response), response.rpartition("\n")[2]
     if tagged:
         return [tagged[-1].strip()]

@@ -19,7 +19,7 @@ from openrlhf_dbb.evaluation.results import Results
 
 
 def logged(results: Mapping[str, Results]) -> dict[str, float]:
-    """Return ``eval_SOURCE_MEASURE``, and the means over data sources ``eval_mean@N`` and ``eval_best@N``."""
+    """Return ``eval_SOURCE_MEASURE``, and the means over sources ``eval_mean@N``, ``eval_best@N``."""
     measured = {source: metrics.measures(of_source) for source, of_source in results.items()}
     logs = {
         f"eval_{source}_{name}": float(values_R.mean())

@@ -148,7 +148,7 @@ class RolloutGenerator(SamplesGenerator):
         return batch, 100 * len(batch) / len(batch.all), consumed, over
 
     def _draw(self, count: int) -> list[Group]:
-        """Return groups of the next ``count`` prompts that are not skipped; fewer at the end of the pass."""
+        """Return groups of the next prompts that are not skipped; fewer at the end of the pass."""
         groups: list[Group] = []
         while len(groups) < count:
             if self._again:
@@ -228,7 +228,7 @@ class RolloutGenerator(SamplesGenerator):
         return (self._max_rollouts - self.generated) // self.args.rollout.n_samples_per_prompt
 
     def drop_stale(self, oldest: int) -> None:
-        """Set aside the waiting groups of policies before version ``oldest``: they are observed and not trained on."""
+        """Set aside the waiting groups of policies before version ``oldest``."""
         self._batch.set_aside([group for group in self._kept if group.version < oldest])
         self._kept = [group for group in self._kept if group.version >= oldest]
 
@@ -256,7 +256,7 @@ class RolloutGenerator(SamplesGenerator):
             self._prompts_iter = _ENDED
 
     def position(self, episode: int) -> dict[str, Any]:
-        """Return where in the data a checkpoint of pass ``episode`` continues, as entries of OpenRLHF's states."""
+        """Return where in the data a checkpoint continues, as entries of OpenRLHF's states."""
         if self._prompts_iter is None:  # a finished data loader would serve its whole pass again after a resume
             return {"episode": episode + (not self._kept), "data_loader_state_dict": {}}
         return {"episode": episode, "data_loader_state_dict": self.prompts_dataloader.state_dict()}
@@ -276,7 +276,7 @@ class RolloutGenerator(SamplesGenerator):
         return scores_R.reshape(len(prompts), samples)
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Experience]:
-        """Return samples of all evaluation prompts, side by side for each prompt, in the order of the data."""
+        """Return samples of all evaluation prompts, side by side, in the order of the data."""
         # OpenRLHF waits for each rollout batch of prompts, and returns prompts in the order in which they finish.
         data = self.eval_dataloader.dataset
         return self._sample_groups(list(zip(data.prompts, data.labels, data.images, strict=True)), **generate_kwargs)
@@ -317,7 +317,7 @@ class RolloutGenerator(SamplesGenerator):
                 ray.get([engine.sleep.remote() for engine in self.vllm_engines])
 
     def _ask(self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any) -> list[tuple[Any, list[int]]]:
-        """Ask the engines for responses, at most ``most`` prompts a call; return each call's reference and places."""
+        """Ask the engines, at most ``most`` prompts a call; return references and places."""
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         sampling = {
             "temperature": generate_kwargs.get("temperature", 1.0),

@@ -1,4 +1,4 @@
-"""Rollouts of earlier visits: some are trained on again (RePO), or tell how far the policy has moved (SPO)."""
+"""Rollouts of earlier visits: trained on again (RePO), or a measure of drift (SPO)."""
 
 from __future__ import annotations
 

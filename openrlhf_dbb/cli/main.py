@@ -28,7 +28,7 @@ COMMANDS = {
     "serve": ("openrlhf_dbb.watch.serve", "a live page about all runs, in the browser"),
     "report": ("openrlhf_dbb.watch.report", "one HTML page about some runs that opens offline"),
 }
-"""The module of each command, whose ``add_commands`` declares it (None: it reads its own arguments), and its help."""
+"""The module of each command (None: it reads its own arguments), and its help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,7 +36,7 @@ def add_commands(add: Any) -> None:
 
 
 def command(arguments: argparse.Namespace) -> None:
-    """List the tasks with an example each, or try a model on them. Raise UsageError if that is not possible."""
+    """List the tasks with an example each, or try a model on them."""
     if arguments.model is None:
         rows = tasks.examples(arguments.tasks and arguments.tasks.split(","))
         print_table(("task", "answer", "question"), [(name, shown(a, 20), shown(q)) for name, a, q in rows])

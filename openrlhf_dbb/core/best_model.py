@@ -59,13 +59,13 @@ class BestModel:
         self._resumable = 0  # step of the newest whole checkpoint
 
     def newest(self, until: float = math.inf) -> Best | None:
-        """Return the best model up to a step. A later model on disk is always better than an earlier one."""
+        """Return the best model up to a step: a later one on disk is always better."""
         whole = (read(path) for path in self.folder.glob("step*"))
         candidates = [best for best in whole if best is not None and best.run == self.run and best.step <= until]
         return max(candidates, key=lambda best: best.step, default=None)
 
     def wants(self, candidate: Best) -> bool:
-        """Return whether the candidate is the best model so far, or cannot be compared with it; NaN never is."""
+        """Return whether the candidate is the best so far, or of another measure; NaN never is."""
         best = self.newest()
         if best is None or (best.measure, best.evaluated) != (candidate.measure, candidate.evaluated):
             return not math.isnan(candidate.value)
@@ -94,12 +94,12 @@ class BestModel:
         self._prune()
 
     def settle(self, step: int) -> None:
-        """Note that the checkpoint of ``step`` is whole, or that the run has finished: no resume goes further back."""
+        """Note that no resume goes further back than ``step``."""
         self._resumable = step
         self._prune()
 
     def roll_back(self, step: int) -> None:
-        """Undo what came after ``step``, the checkpoint that the run continues from; 0 undoes everything."""
+        """Undo what came after ``step``, from which the run continues; 0 undoes everything."""
         self._resumable = step
         best, linked = self.newest(until=step), read(self.link)
         if best is not None:

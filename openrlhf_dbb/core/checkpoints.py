@@ -157,7 +157,7 @@ def check_loaded(folder: Path, tag: str, run: str, loaded: Sequence[tuple[Any, A
 
 
 def delete_after(folder: Path, run: str, step: int) -> None:
-    """Delete the run's checkpoints of steps after ``step``. The run continues from there, so these steps are undone."""
+    """Delete the run's checkpoints of steps after ``step``, which are undone."""
     for tag in tags(folder):
         if step_of(tag) > step and read_json(actor_folder(folder, tag) / MANIFEST).get("run", run) == run:
             delete(folder, tag)

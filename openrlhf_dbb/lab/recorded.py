@@ -25,7 +25,7 @@ from openrlhf_dbb.storage.read import Integers, ProbeLog, StepLog, prompt_texts,
 
 @dataclass(frozen=True)
 class Visits(StepLog):
-    """The groups that a run recorded, one for each visit: S successes of N rollouts, rewarded with 0 and 1."""
+    """The groups that a run recorded, one a visit: S successes of N rollouts."""
 
     prompt: Integers  # (V,) its position, 0 to P - 1
     earlier: Integers  # (V,) number of earlier visits of its prompt
@@ -60,7 +60,7 @@ class Rerun:
 
 
 def read(store_url: str | None, ref: str | None) -> RecordedRun:
-    """Return the run ``ref`` of a store; None: its latest run with a step. A run without rollouts is refused."""
+    """Return a run, by default the latest with a step; refuse one without rollouts."""
     with open_store(store_url, create=False) as store:
         record = chosen(store, ref)
         log, probe_log = read_log(store, record), read_probes(store, record)
@@ -72,7 +72,7 @@ def read(store_url: str | None, ref: str | None) -> RecordedRun:
 
 
 def own_estimator(record: RunRecord) -> RewardEstimator | None:
-    """Return the estimator that the run was trained with; None if it is not installed or not imported here."""
+    """Return the run's estimator; None if it is not installed or not imported here."""
     try:
         estimators.check_stored(record.estimator)
         return estimators.build(record.estimator, **record.parameters)
@@ -81,7 +81,7 @@ def own_estimator(record: RunRecord) -> RewardEstimator | None:
 
 
 def unreplayable(log: StepLog) -> NDArray[np.bool_]:
-    """Return whether a visit's successes are not a whole number from 0 to N, which rewards 0 and 1 make; (V,)."""
+    """Return where successes are not a whole number from 0 to N, (V,)."""
     return (log.successes != np.round(log.successes)) | (log.successes < 0) | (log.successes > log.rollouts)
 
 
@@ -144,7 +144,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
 
 
 def _probed_visits(log: StepLog, probes: ProbeLog) -> ProbedVisits | None:
-    """Return the probes whose noise can be measured, each with the row of the log that has its step and prompt."""
+    """Return the probes whose noise can be measured, with their rows of the log."""
     # One number for each pair of step and prompt, so that a binary search finds the pair.
     width = max(log.prompt_id.max(), probes.prompt_id.max(initial=0)) + 1
     logged, wanted = log.step * width + log.prompt_id, probes.step * width + probes.prompt_id

@@ -50,7 +50,7 @@ class Outcome:
 
 
 def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | None) -> Outcome:
-    """Replay the visits with ``estimator`` as :func:`recorded.rerun`; measure it by every criterion that applies."""
+    """Replay the visits with ``estimator``, and measure it by every criterion that applies."""
     again = rerun(estimator, visits)
     losses = {}
     if probes is not None:
@@ -87,7 +87,7 @@ def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats
 
 
 def log_score(visits: Visits, alpha: Floats, beta: Floats) -> Floats:
-    """Return the log-probability (nats) of a visit's S by the forecast before it, (V,); NaN at first visits."""
+    """Return the log-probability (nats) of S by the forecast, (V,); NaN at first visits."""
     score = betabinom.logpmf(visits.successes, visits.rollouts, alpha, beta)
     return np.where(visits.earlier > 0, score, np.nan)
 
@@ -109,12 +109,12 @@ class Ranking:
         return list(best.values())
 
     def excess(self) -> tuple[Floats, Floats, Floats]:
-        """Return the loss beyond that of the best candidate, and the ends of its 95 % interval; (C,) each."""
+        """Return the loss beyond the best candidate's, and its 95 % interval; (C,) each."""
         low, high = np.percentile(self.draws_B_C - self.draws_B_C[:, [0]], [2.5, 97.5], axis=0)
         return self.mean_C - self.mean_C[0], low, high
 
     def best_discount(self, name: str) -> tuple[float, float, float] | None:
-        """Return the best discount of estimator ``name`` and the ends of its 95 % interval; None for fewer than two."""
+        """Return an estimator's best discount and its 95 % interval; None for fewer than two."""
         members = [at for at, outcome in enumerate(self.candidates) if outcome.estimator.name == name]
         values = np.array([specs.knob_value(self.candidates[at].estimator) or 0.0 for at in members])
         if len(set(values.tolist())) < 2:
@@ -126,7 +126,7 @@ class Ranking:
 
 
 def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
-    """Rank the candidates by the first criterion that judges any of them, with a bootstrap over prompts."""
+    """Rank by the first criterion that judges a candidate, with a bootstrap over prompts."""
     judged = {name: [outcome for outcome in outcomes if outcome.mean(name) is not None] for name in CRITERIA}
     criterion = next((name for name, able in judged.items() if able), None)
     if criterion is None:

@@ -85,7 +85,7 @@ def _node_with_ports(rays_node: Any) -> Any:
 
 
 def _free_ports(*names: str) -> dict[str, int]:
-    """Return a free port for each name. Another process may take one before its agent does; then Ray does not start."""
+    """Return a free port for each name; another process may take it before the agent does."""
     with contextlib.ExitStack() as stack:
         sockets = {name: stack.enter_context(socket.socket()) for name in names}
         for each in sockets.values():

@@ -1,4 +1,4 @@
-"""Checks reward functions: each result during a training, and the whole file before it, in a process of its own.
+"""Checks reward functions: the file before a training, and each result during it.
 
 The process imports the file as OpenRLHF does. Then it scores some prompts as if they were responses: a reward function
 that pays for a repeated question teaches the model to repeat it. Labels and empty responses are scored too.
@@ -37,7 +37,7 @@ class RewardError(RunError):
 
 
 def scored(reward_func: Callable[..., Any], file: str, query: str, prompt: str, label: Any) -> Scored:
-    """Call the reward function of a file for one response; return and raise the same as :func:`checked`."""
+    """Call a file's reward function for one response; return and raise as :func:`checked`."""
     source = f"reward_func of {Path(file).name}"
     try:
         result = reward_func([query], [prompt], [label])
@@ -60,7 +60,7 @@ def checked(result: Any, source: str) -> Scored:
 
 
 def _number(value: Any, *, inner: bool = False) -> float | None:
-    """Return the number in a scalar, or in a list, array or tensor of one; None stays None, all else is math.nan."""
+    """Return the number in a scalar or a list of one; None stays None, all else is math.nan."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, (list, tuple)) and len(value) == 1 and not inner:
         return _number(value[0], inner=True)
@@ -108,7 +108,7 @@ def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: R
 
 
 def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return "scores", the number of "prompts" tried, and of those whose repetition is "paid"; or why it "failed"."""
+    """Return "scores", the numbers of "prompts" and of those "paid"; or why it "failed"."""
     scores: list[float] = []
     paid, prompts, began = 0, 0, time.monotonic()
     try:

@@ -116,7 +116,7 @@ class VerifierPool:
 
 
 def _exchange(process: subprocess.Popen[str], request: str, seconds: float) -> dict[str, Any] | None:
-    """Send a request, or nothing, and return the next reply; None if the process has ended or does not reply."""
+    """Send a request, or nothing, and return the next reply; None if there is none."""
     assert process.stdin is not None and process.stdout is not None
     replies = select.poll()
     replies.register(process.stdout, select.POLLIN)
@@ -151,7 +151,7 @@ def _parse(text: str) -> list[Any]:
 
 
 def reply_to(label: str, answer: str | None = None) -> dict[str, Any]:
-    """Return ``correct``, ``unverified`` (the reason) or ``bad_label`` (the reason); {} for a readable label alone."""
+    """Return ``correct``, or why as ``unverified`` or ``bad_label``; {} for a readable label."""
     from math_verify import verify
 
     failed = "bad_label"

@@ -1,4 +1,4 @@
-"""The model and files of the tiny preset: a two-layer Qwen3 on characters that already answers some prompts."""
+"""The tiny preset's model, a two-layer Qwen3 on characters, and its files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per character, then <eos> and <pad>. Unknown characters become <pad>."""
+    """Return a tokenizer of characters, <eos> and <pad>. Unknown characters become <pad>."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import WordLevel
@@ -89,7 +89,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(seed: int, hidden: int = TINY.hidden) -> Qwen3ForCausalLM:
-    """Return a model with random weights in float32: 116,160 parameters at the default width, 29,472 at half of it."""
+    """Return a model with random weights in float32, of 116,160 parameters by default."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -169,7 +169,7 @@ def _warm_start(
 
 
 def _encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids (R, T), padded on the right, and the ids to predict (R, T), IGNORED outside the answers."""
+    """Return token ids, padded on the right, and ids to predict, IGNORED outside answers; (R, T)."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 

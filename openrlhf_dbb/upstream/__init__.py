@@ -62,7 +62,7 @@ def _file(module: str) -> Path:
 
 
 def _run_main_block(*, before_parsing: bool, names: dict[str, Any]) -> None:
-    """Execute OpenRLHF's ``if __name__ == "__main__"`` block before, or after, ``args = parser.parse_args()``."""
+    """Execute OpenRLHF's main block before, or after, ``args = parser.parse_args()``."""
     # OpenRLHF has no function that returns its parser or checks its arguments, and its import takes seconds.
     nodes = ast.parse(_file(COMMAND).read_text(encoding="utf-8")).body
     [main] = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"]
@@ -133,7 +133,7 @@ def data_parallel_ranks(args: SimpleNamespace) -> int:
 
 @contextlib.contextmanager
 def imports_for_driver() -> Iterator[None]:
-    """Let the driver import OpenRLHF without DeepSpeed, vLLM and torch's compiler, which the driver never uses."""
+    """Let the driver import OpenRLHF without DeepSpeed, vLLM and torch's compiler."""
     import torch
 
     # OpenRLHF decorates functions with torch.compile, which imports the compiler at once.
@@ -147,7 +147,7 @@ def imports_for_driver() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet(verbose: bool = False) -> Iterator[None]:
-    """Drop what OpenRLHF prints and logs in this process. It prints all its arguments, secrets included."""
+    """Drop what OpenRLHF prints in this process: all its arguments, secrets included."""
     if verbose:
         yield
         return
@@ -167,7 +167,7 @@ def plain_class(remote_class: Any) -> type:
 
 
 def replace(module: ModuleType, name: str, replacement: Any) -> None:
-    """Put ``replacement`` where ``module`` of OpenRLHF looks ``name`` up when it runs; raise UsageError without it."""
+    """Put ``replacement`` where ``module`` of OpenRLHF looks ``name`` up."""
     if not hasattr(module, name):
         raise UsageError(f"openrlhf no longer has {module.__name__}.{name}; use {CHECKED_VERSIONS[-1]}")
     setattr(module, name, replacement)
