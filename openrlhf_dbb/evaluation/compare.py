@@ -128,7 +128,7 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
 
 
 def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> list[str]:
-    """Return what a reader should know before relying on the numbers: different settings, missing samples."""
+    """Return what a reader should know: different settings, missing samples."""
     lines = [_differing(key, {each.name: each.settings[key] for each in evaluations}) for key in _SETTINGS]
     for name, benchmark in benchmarks.items():
         about = {each.name: each.settings["benchmarks"][name] for each in evaluations}

@@ -37,7 +37,7 @@ class Model:
 
 
 def choose(name: str) -> str:
-    """Return the best model, or else the last one, if ``name`` is the folder of a run; otherwise return ``name``."""
+    """Return the best model, else the last one, of a run's folder; otherwise ``name``."""
     for folder in (Path(name).expanduser() / best_model.NAME, Path(name).expanduser() / LAST):
         if (folder / "config.json").is_file():
             print(f"{name}: evaluating its {'best' if folder.name == best_model.NAME else 'last'} model, {folder}")
@@ -101,7 +101,7 @@ def find(name: str, *, trusted: bool = False) -> Model:
 
 @contextmanager
 def merged(name: str, parent: Path, *, trusted: bool = False) -> Iterator[str]:
-    """Yield the model as vLLM loads it: an adapter merged into its base, in a folder that is deleted afterwards."""
+    """Yield the model as vLLM loads it: an adapter merged into its base, within the block."""
     if not (Path(name) / ADAPTER).is_file():
         yield name
         return

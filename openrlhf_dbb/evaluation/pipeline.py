@@ -100,7 +100,7 @@ def _generate(
     keys: Sequence[Key],
     responses: Responses,
 ) -> None:
-    """Start the engines, have them answer the prompts of ``keys``, and write each row when it is verified."""
+    """Start the engines, and write the rows of ``keys`` as they are verified."""
     from tqdm import tqdm
 
     done, n = len(responses.keys), settings["n"]
@@ -135,7 +135,7 @@ def engine_seed(seed: int, done: int, engine: int) -> int:
 
 
 def summary(evaluation: Evaluation) -> str:
-    """Return the table of a finished evaluation: its benchmarks, and an average for each group of benchmarks."""
+    """Return the table of a finished evaluation, with an average for each group."""
     about, n, runs = evaluation.settings["benchmarks"], evaluation.settings["n"], evaluation.settings["runs"]
     shown = (f"mean@{n}", f"best@{n}", f"majority@{n}")
     unknown_R = np.full(runs, np.nan)  # the majority of a benchmark without answers
@@ -161,7 +161,7 @@ def summary(evaluation: Evaluation) -> str:
 
 
 def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:
-    """Store the results of an evaluation with a run, prompt by prompt; earlier ones under its name are replaced."""
+    """Store an evaluation with a run, prompt by prompt; it replaces one of its name."""
     with storage.open_store(store_url, create=False) as store:
         trained = store.find_run(run)
         rows = [stored_rows(measured, store) for measured in evaluation.results.values()]

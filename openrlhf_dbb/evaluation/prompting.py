@@ -30,7 +30,7 @@ class BenchmarkPrompts(Loaded):
         return max(map(len, self.tokens)) + self.max_new_tokens
 
     def about(self) -> dict[str, Any]:
-        """Return the settings that are recorded; they are equal if the same prompts are answered and verified alike."""
+        """Return the settings, which are equal if the same prompts are answered alike."""
         entry = self.benchmark
         content = json.dumps([self.ids, self.texts, self.labels]).encode()
         return {

@@ -118,7 +118,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def find(name: str) -> Path:
-    """Return the folder of an evaluation that is given by its path, or by its name under ``evaluations/``."""
+    """Return the folder of an evaluation by its path, or its name under ``evaluations/``."""
     for folder in (Path(name), FOLDER / name):
         if (folder / SETTINGS).is_file():
             return folder

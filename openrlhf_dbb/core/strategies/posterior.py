@@ -125,7 +125,7 @@ def inclusion(value_P: Floats, batch: int, floor: float) -> Floats:
 
 
 def systematic(pi_P: Floats, random: np.random.Generator) -> NDArray[np.int64]:
-    """Draw as many different prompts as ``pi_P``, in (0, 1], sums to, each with its probability, in random order."""
+    """Draw as many different prompts as ``pi_P`` sums to, each with its probability."""
     certain = np.flatnonzero(pi_P == 1)
     others = random.permutation(np.flatnonzero(pi_P < 1))
     size = round(float(pi_P.sum())) - len(certain)
