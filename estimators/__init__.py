@@ -16,19 +16,6 @@
     closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
 
 Axes in names: ``rewards_P_G`` is an array of P prompts by G rollouts per prompt.
-
-Example:
-    >>> import numpy as np
-    >>> from openrlhf_dbb.estimators import build, standardized
-    >>> dbb = build("dbb", discount=0.5)
-    >>> rewards_P_G = np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]])
-    >>> state, estimate = dbb.observe(dbb.initial_state(2), rewards_P_G)
-    >>> state["alpha"], state["beta"]
-    (array([4.5, 1.5]), array([0.5, 3.5]))
-    >>> estimate.mean
-    array([0.9, 0.3])
-    >>> standardized(rewards_P_G, estimate)[1].round(3)
-    array([ 1.528, -0.655, -0.655, -0.655])
 """
 
 from openrlhf_dbb.estimators import closed_form as closed_form

@@ -43,30 +43,24 @@ class SelfTuningBetaBernoulli(BetaPosterior):
 
     and ``alpha = a + S``, ``beta = b + N - S`` on a first visit. ``variance`` is that of ONE reward, > 0.
 
-    Ages are in visits (1, 2, ... ago) or in time: passes over the prompts since that visit. Every call of ``observe``
-    is a policy update. A pass has E updates: as many as it takes, at the mean number of groups per update so far, to
-    observe as many groups as prompts have been seen.
+    Ages are in visits (1, 2, ... ago) or in passes over the prompts. Every call of ``observe`` is a policy update. A
+    pass has E updates: as many as it takes, at the mean number of groups per update so far, to observe as many groups
+    as prompts have been seen.
 
     ``(weight, discount)`` is the pair, from a 5 x 21 grid for each way to count ages, whose means had the least squared
-    error so far. The squared error can be estimated without bias. With the current group's share ``g = N / (alpha +
-    beta)`` in the mean, ::
+    error so far. With the current group's share ``g = N / (alpha + beta)`` in the mean, its unbiased estimate is ::
 
         (mean - S/N)^2 - (1 - 2 g) S (N - S) / (N^2 (N - 1))
 
-    has the expectation of ``(mean - p)^2``, since ``E[(mean - p)(S/N - p)] = g p (1 - p) / N``. The noise of a single
-    rollout cannot be estimated. With N = 1 a pair is judged by how well the history alone predicted the reward, plus,
-    from the third visit, by how well the last visit's estimate did. The squared error of that estimate exceeds its
-    error at its own visit by the same amount for all pairs, if what moves p averages 0 and does not depend on the past.
+    With N = 1 a pair is judged by how well the history alone predicted the reward, plus, from the third visit, by how
+    well the last visit's estimate did. If N is always 1, ``a + b = 1 / rho - 1``, with rho the correlation of a
+    prompt's reward with that of its last visit. It starts as if 50 pairs had shown 2.
 
     A group's weight in these scores halves in 0.7 passes over the prompts seen so far, and in 0.15 in the fit of the
-    prior; nothing is forgotten until prompts come back. In the fit of the prior a group counts for the passes since its
-    prompt's last visit (or the start), from 0.25 to 4, so that all prompts count the same. If N is always 1, single
-    visits do not tell a + b. It is then ``1 / rho - 1``, with rho the correlation of a prompt's reward with that of its
-    last visit: the share of the rewards' variance that lies between prompts. It starts as if 50 pairs had shown 2.
+    prior, where it counts for the passes since its prompt's last visit, from 0.25 to 4.
 
-    A late group is of update g (:meth:`RewardEstimator.update_late`). With v the greatest g of a prompt, ages
-    in time are ``(v - g_k) / E``, also for the group itself. Ages in visits are in the order of g, and the group itself
-    has age 0. The run's numbers are fitted to groups as they come.
+    A late group is of update g (:meth:`RewardEstimator.update_late`). With v the greatest g of a prompt, ages in time
+    are ``(v - g_k) / E``. Ages in visits are in the order of g, and the group itself has age 0.
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.
@@ -223,7 +217,7 @@ def _before(state: State, seen_at: Floats) -> tuple[Floats, Floats]:
 
 
 def _remembered(state: State, successes: Floats, rollouts: Floats, generated_at: Floats) -> State:
-    """Return each prompt's visits with one more: the two latest apart, the others summed as of the second."""
+    """Return the visits with one more: the two latest apart, the others summed."""
     new = {"successes": successes, "rollouts": rollouts, "seen": generated_at}
     is_first, is_second = ((state[f"rollouts_{k}"] == 0) | (generated_at >= state[f"seen_{k}"]) for k in (1, 2))
     kept: State = {}

@@ -62,10 +62,9 @@ class RewardSupportError(ValueError):
 class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
-    An estimator is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, are
-    its parameters and become the command line's flags ``--NAME.FIELD``. The object itself learns nothing: the caller
-    keeps, stores and rolls back a ``State``, with numbers for each prompt and for the whole run (a prior that all
-    prompts share, a clock).
+    An estimator is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, become
+    the command line's flags ``--NAME.FIELD``. The object learns nothing: the caller keeps, stores and rolls back a
+    ``State``, with numbers for each prompt and for the whole run (a prior that all prompts share, a clock).
 
     All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float. NaN marks a missing rollout (a
     verifier time-out), so N may differ between prompts, but every row holds a reward. Methods return new arrays and
@@ -119,7 +118,7 @@ class RewardEstimator(ABC):
         return "real"
 
     def initial_state(self, num_prompts: int) -> State:
-        """Return the state of ``num_prompts`` prompts, and of the run, before any rollout; by default 0 per prompt."""
+        """Return the state before any rollout; by default 0 per prompt."""
         return {field: np.zeros(num_prompts) for field in self.state_fields}
 
     @abstractmethod
@@ -129,12 +128,9 @@ class RewardEstimator(ABC):
     def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
         """As :meth:`update`, where an earlier policy than this step's generated at least one group.
 
-        By default a late group is a visit like any other. An estimator that counts policy updates overrides this: the
-        group belongs to update ``g = now - lag``, in which it would have been on-policy. A prompt's counts are kept as
-        of the greatest g of its groups, so that the order in which its groups are observed makes no difference.
-
-        Args:
-            lag_P: (P,) training steps between the policy that generated a group and this step's, >= 0; 0: on-policy.
+        ``lag_P`` (P,) are the training steps between the two policies, >= 0. By default a late group is a visit like
+        any other. For an estimator that counts policy updates it belongs to update ``g = now - lag``, and a prompt's
+        counts are kept as of its greatest g, so that the order of observation makes no difference.
         """
         return self.update(state, rewards_P_G)
 
@@ -143,7 +139,7 @@ class RewardEstimator(ABC):
         """Return mean and variance of one reward of every prompt, given a state and the current group."""
 
     def learn(self, state: State) -> State:
-        """Return the shared fields that change at the end of a step; by default none. ``state`` is of ALL prompts."""
+        """Return the shared fields that a step's end changes; ``state`` is of ALL prompts."""
         return {}
 
     def predictive(self, state: State) -> tuple[Floats, Floats] | None:
@@ -167,16 +163,9 @@ class RewardEstimator(ABC):
     def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> Floats | None:
         """Return the estimate's mean had a rollout of the current group not been seen, for each rollout.
 
-        With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``.
-        Override it if leaving out a rollout changes the other weights in another way.
-
-        Args:
-            state: after the visit.
-            estimate: of :meth:`estimate`, for this group.
-
-        Returns:
-            (P, G), in reward units; NaN for a missing rollout, and where the mean knows only this rollout (c = 1).
-            None if :meth:`group_weight` is None. The mean itself if the estimator reads before the update.
+        With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``,
+        (P, G); NaN for a missing rollout, and where c = 1. None if :meth:`group_weight` is None. The mean itself if the
+        estimator reads before the update. ``state`` and ``estimate`` are those after the visit.
         """
         seen = ~np.isnan(rewards_P_G)
         if self.reads == "before":
@@ -265,7 +254,7 @@ class RewardEstimator(ABC):
         return estimate
 
     def state_at(self, state: State, prompts: NDArray[np.int64]) -> State:
-        """Return a copy of the state of some prompts, (P,) each, with their features and the run-wide state."""
+        """Return a copy of the state of some prompts, with features and run-wide state."""
         shared = {field: state[field] for field in self.shared_fields}
         own = [field for field in (*self.state_fields, "features") if field in state]
         return {field: state[field][prompts] for field in own} | shared
@@ -296,7 +285,7 @@ class RewardEstimator(ABC):
 
 
 class BetaPosterior(RewardEstimator):
-    """An estimator of rewards 0 and 1 whose state holds a Beta posterior of each prompt as ``alpha`` and ``beta``."""
+    """Keeps a Beta posterior of each prompt as ``alpha`` and ``beta``; for rewards 0 and 1."""
 
     never_collapses: ClassVar[bool] = True
 
@@ -318,14 +307,14 @@ class FadingPosterior(BetaPosterior):
     updates_per_epoch: float
 
     def _faded(self, updates: Floats) -> Floats:
-        """Return the weight that is left of a group after some updates: discount ** (updates / updates_per_epoch)."""
+        """Return discount ** (updates / updates_per_epoch), what is left of a group."""
         if not self.updates_per_epoch:
             raise ValueError("updates_per_epoch is 0; give the number of policy updates in an epoch")
         return np.asarray(self.discount ** (updates / self.updates_per_epoch))
 
 
 def latest(seen_at_P: Floats, generated_at_P: Floats, never_P: NDArray[np.bool_]) -> Floats:
-    """Return the greatest g of each prompt with one more group; ``never_P``: the prompt had no group before."""
+    """Return the greatest g with one more group; ``never_P``: there was none before."""
     return np.where(never_P, generated_at_P, np.maximum(seen_at_P, generated_at_P))
 
 
@@ -337,7 +326,7 @@ def _checked(name: str, values_P: Floats | None, groups: int) -> Floats:
 
 
 def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:
-    """Return sum of the rewards (successes S) and number of rollouts N of each group, both (P,); NaN is left out."""
+    """Return sum of rewards S and number of rollouts N of each group, (P,); NaN is left out."""
     successes = rewards_P_G.sum(axis=1)
     if not np.isnan(successes).any():
         return successes, np.full(len(rewards_P_G), float(rewards_P_G.shape[1]))

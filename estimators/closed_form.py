@@ -20,7 +20,7 @@ SUPPORTED = (DiscountedBetaBernoulli, MovingAverage, EmpiricalBayes, LaplaceSmoo
 
 @dataclass(frozen=True)
 class Moments:
-    """Bias (expectation minus the true probability) and variance of an estimated mean, each of shape (Q, T)."""
+    """Bias (expectation minus truth) and variance of an estimated mean, (Q, T) each."""
 
     bias: Floats
     variance: Floats
@@ -52,18 +52,12 @@ def moments(estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int) -> Mome
     empirical_bayes    a + b                             N for k = t, else 0; p_0 = a / (a + b)
     =================  ================================  ====================================================
 
-    The shared prior (a, b) of ``empirical_bayes`` is that of :func:`fitted_prior`: accurate if there are many prompts.
+    The prior (a, b) of ``empirical_bayes`` is that of :func:`fitted_prior`: accurate if there are many prompts.
 
-    Args:
-        estimator: point, dbb (forgetting by visits), ema, laplace or empirical_bayes.
-        p_Q_T: shape (Q, T), success probabilities in [0, 1] at each visit; NaN after a prompt's last.
-        rollouts: N >= 1, the same on every visit.
+    ``p_Q_T`` are success probabilities in [0, 1], NaN after a prompt's last visit; N >= 1 ``rollouts`` at each. Raise
+    ValueError for another estimator, or an argument outside its range.
 
-    Raises:
-        ValueError: no closed form is known for the estimator, or an argument is outside its range.
-
-    Source: paper, section 3.3 (DBB, point) and the appendices that derive it and compare EMA, Laplace smoothing and
-    empirical Bayes. Their formulas are special cases of the three lines above.
+    Source: paper, section 3.3 and its appendices, whose formulas are special cases of the three lines above.
     """
     if rollouts < 1:
         raise ValueError(f"rollouts must be at least 1, got {rollouts}")
@@ -82,7 +76,7 @@ def moments(estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int) -> Mome
 
 
 def _weights(estimator: RewardEstimator, p_Q_T: Floats, rollouts: int) -> tuple[Floats, Floats, Floats]:
-    """Return the prior's weight and mean at visit t, both (T,), and the weight at visit t of group k, (T, T)."""
+    """Return the prior's weight and mean, (T,), and the weight at visit t of group k, (T, T)."""
     # Not isinstance: a subclass may weigh the groups in another way.
     if type(estimator) not in SUPPORTED or getattr(estimator, "forgetting", "visits") != "visits":
         known = ", ".join(sorted(cls.name for cls in SUPPORTED))
@@ -113,7 +107,7 @@ def _powers(discount: float, visits: int) -> Floats:
 
 
 def fitted_prior(p_Q_T: Floats, rollouts: int) -> Floats:
-    """Return the prior (a, b) that empirical Bayes fits to the moments expected of visits 1 ... t, shape (T, 2)."""
+    """Return the prior (a, b) fitted to the moments expected of visits 1 ... t, (T, 2)."""
     squares_Q_T = p_Q_T**2 + p_Q_T * (1 - p_Q_T) / rollouts
     groups_T = np.sum(~np.isnan(p_Q_T), axis=0)
     moments_T_4 = np.stack(

@@ -24,17 +24,14 @@ class DiscountedBetaBernoulli(FadingPosterior):
         alpha <- discount * alpha + S        mean     = alpha / (alpha + beta)
         beta  <- discount * beta + N - S     variance = alpha * beta / (alpha + beta)^2
 
-    ``variance`` is that of ONE reward. It is > 0 even if all N rewards are equal, so that a group of zero variance
-    still has an advantage.
+    ``variance`` is that of ONE reward, > 0 even if all N rewards are equal.
 
-    With ``forgetting="updates"`` the past shrinks with the policy updates since the prompt's last visit, by
-    ``discount ** (elapsed / updates_per_epoch)``. This is the same if every prompt comes once an epoch, and stays right
-    if prompts come back irregularly (dynamic sampling, curricula, warm start). A prompt's first visit discounts the
-    prior once. Every call of ``observe`` is one update.
+    With ``forgetting="updates"`` the past shrinks by ``discount ** (elapsed / updates_per_epoch)`` for the calls of
+    ``observe`` since the prompt's last visit. A prompt's first visit discounts the prior once.
 
-    With "visits" a late group (a lag above 0) is one more visit, so observe groups in the order of their generation.
-    With "updates" it counts as of update ``g = now - lag`` (:meth:`RewardEstimator.update_late`). With
-    first and v the least and the greatest g of a prompt, and E updates per epoch::
+    With "visits" a late group (a lag above 0) is one more visit. With "updates" it counts as of update
+    ``g = now - lag`` (:meth:`RewardEstimator.update_late`). With first and v the least and the greatest g of a prompt,
+    and E updates per epoch::
 
         alpha = prior_alpha * discount^(1 + (v - first)/E) + sum_k S_k * discount^((v - g_k)/E)
         beta  = prior_beta  * discount^(1 + (v - first)/E) + sum_k (N_k - S_k) * discount^((v - g_k)/E)
@@ -121,7 +118,7 @@ class DiscountedBetaBernoulli(FadingPosterior):
         return _floored(kept * state["alpha"]), _floored(kept * state["beta"])
 
     def _kept(self, state: State, seen_at: Floats) -> Floats:
-        """Return the factor on the past of prompts whose latest group is now that of update ``seen_at``."""
+        """Return the factor on the past if the latest group is now of update ``seen_at``."""
         return self._faded(np.where(_never(state), self.updates_per_epoch, seen_at - state["seen_at"]))
 
 

@@ -64,14 +64,14 @@ class EmpiricalBayes(RewardEstimator):
 
 
 def group_moments(successes: Floats, rollouts: Floats, counted: Floats | None = None) -> Floats:
-    """Return the number of groups, and their sums of S/N, (S/N)^2 and 1/N; group i counts ``counted[i]`` times."""
+    """Return the number of groups, and sums of S/N, (S/N)^2 and 1/N, weighted by ``counted``."""
     share = successes / rollouts
     counted = np.ones_like(share) if counted is None else counted
     return np.array([counted.sum(), (counted * share).sum(), (counted * share) @ share, (counted / rollouts).sum()])
 
 
 def fit_beta(moments: Floats, weight: float = WEIGHT) -> Floats:
-    """Return (a, b) of the Beta behind some groups; ``weight`` is a + b where the groups do not tell it."""
+    """Return (a, b) of the Beta behind some groups; ``weight``: a + b if they do not tell it."""
     groups, total, squares, inverse = moments
     mean = min(max(total / groups, _MEAN_LIMIT), 1 - _MEAN_LIMIT)
     noise = inverse / groups
@@ -83,5 +83,5 @@ def fit_beta(moments: Floats, weight: float = WEIGHT) -> Floats:
 
 
 def beta_weight(spread: float) -> float:
-    """Return ``a + b``, within the limits, of a Beta whose variance is ``spread * m (1 - m)``: 1 / spread - 1."""
+    """Return ``a + b``, within limits, of a Beta of variance ``spread * m (1 - m)``."""
     return min(max(1 / spread - 1, _WEAKEST), _STRONGEST) if spread > 0 else _STRONGEST

@@ -99,25 +99,15 @@ class DrGrpo(Form):
 class BatchCentered(DrGrpo):
     """``X - p`` minus its mean over the step's rollouts: the advantages of a step sum to 0.
 
-    Let c be that mean. The gradient estimate ``sum A_i grad log pi(y_i)`` holds ``c sum grad log pi(y_i)``. This term
-    tells nothing of the rewards: its expectation is 0, its variance grows with ``c^2``. With ``point`` c is 0. A
-    posterior whose prior mean is 1/2 gives ``c < 0`` on prompts that are hardly ever solved, and the term is nearly the
-    whole estimate. Adam, which normalizes it, then makes whatever was sampled less likely in full steps: successes are
-    lost and the entropy grows. Not dividing by the deviation keeps c, and with it what is left of a failed group after
-    the subtraction, small where p is small.
-
-    With ``dbb``, let q be a prompt's success probability. Before its group of N is observed, the discounted counts have
-    the sum n and the mean p0. Let M = n + N, and R the rollouts of the step. Then, exactly, with posteriors given::
+    With ``dbb``, let q be a prompt's success probability, n and p0 the sum and the mean of its discounted counts before
+    a group of N, M = n + N, R the rollouts of the step, and c the step's mean of X - p. Then, with posteriors given::
 
         E[sum of X - p over the group] = N n (q - p0) / M
         E[c]   = mean over groups of n (q - p0) / M
         Var[c] = mean over groups of n^2 q (1 - q) / M^2, divided by R
         E[A grad log pi(y)] = (1 - 1/M - n / (M R)) grad q
-        the step's mean of A^2 = that of (X - p)^2, minus c^2
 
-    ``X - p`` alone has the factor 1 - 1/M, since p holds X; the further n / (M R) is what c holds of it. ``rloo`` has
-    the factor 1, and its sum is M / (M - 1) times that of X - p. ``group_norm`` divides by a deviation that depends on
-    the rewards, so that neither is linear in q.
+    ``docs/history.md`` says what a c below 0 does to a policy.
 
     Source: our own; measured by ``python -m study rare``. A constant baseline: Williams 1992, section 5.
     """
@@ -152,11 +142,8 @@ class BatchMean(BatchCentered):
 class Rloo(Form):
     """``X - p_without``: p_without is the estimated mean, had this rollout not been seen.
 
-    A baseline that does not depend on the rollout it scores leaves the policy gradient unbiased. With c the share of
-    one rollout in the mean p, the advantage is ``(X - p) / (1 - c)``. c is 1 / N with ``point``, as published, and
-    1 / M with ``dbb``, where M = alpha + beta after the update. If the estimator has seen the score behind X (before a
-    length penalty), the score is left out of p and X is compared with the rest. A prior that is fitted to all prompts
-    (``auto``, ``empirical_bayes``) still holds X.
+    With c the share of one rollout in the mean p, it is ``(X - p) / (1 - c)``. c is 1 / N with ``point``, as published,
+    and 1 / (alpha + beta) after the update with ``dbb``. A prior that is fitted to all prompts still holds X.
 
     Source: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; RLOO (Ahmadian et al. 2024, arXiv
     2402.14740); with a posterior: our own.
@@ -176,9 +163,8 @@ class Rloo(Form):
 class ReinforceBaseline(DrGrpo):
     """``X - p`` here; the trainer then whitens over all response tokens of the batch.
 
-    With A_t the advantage of a token, and m and s its mean and standard deviation over all response tokens of verified
-    rollouts in the batch, the token is trained with ``(A_t - m) / s``, or with ``A_t - m``. With ``point`` m is small.
-    With a posterior m holds what all groups of the batch have in common, and whitening takes it away.
+    With m and s mean and standard deviation of A over all response tokens of verified rollouts in the batch, a token is
+    trained with ``(A - m) / s``, or with ``A - m``.
 
     Source: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), the variant with a baseline; OpenRLHF 0.11.2,
     ``compute_advantages_and_returns``.
@@ -193,9 +179,8 @@ class ReinforceBaseline(DrGrpo):
 class MaxRl(Form):
     """``(X - p) / p``: the policy gradient of log p, so that a prompt weighs 1 / p.
 
-    Exactly 0 where p <= 0: with ``point`` an all-wrong group has no advantage, as published. With a posterior p > 0
-    always, and every rollout of an all-wrong group has the advantage -1 whatever p is: the more such groups, the more
-    all that the model writes is pushed down. A success has 1 / p - 1, which grows without bound as p falls.
+    Exactly 0 where p <= 0: with ``point`` an all-wrong group has no advantage, as published; with a posterior it has
+    -1 for every rollout.
 
     Source: MaxRL (Tajwar et al. 2026, arXiv 2602.02710), the estimator with the group's mean as control variate.
     """
@@ -217,12 +202,9 @@ class Bnpo(Form):
 
         a = (m (1 - m) / v - 1) m          b = (m (1 - m) / v - 1) (1 - m)         each at least 0
 
-    The weight 1 / f(p) is at most 1e6. It is 1, and the advantage ``X - p``, if nothing can be fitted: there is one
-    group, or all p are equal up to 1e-6. Otherwise a small v makes small weights. Where p is 0 or 1 with ``point``, all
-    rewards are p, and the advantage is 0.
+    The weight 1 / f(p) is at most 1e6. It is 1 if there is one group, or all p are equal up to 1e-6.
 
-    Source: BNPO (Xiao et al. 2025, arXiv 2506.02864) and its public code, ``compute_bnpo_outcome_advantage``, which has
-    the same bounds. It takes p as the group's mean, and as 0 for a group of one.
+    Source: BNPO (Xiao et al. 2025, arXiv 2506.02864) and its public code, which has the same bounds.
 
     Raises:
         ValueError: a p is outside [0, 1].

@@ -19,20 +19,15 @@ _RESOLUTION = 1e-10  # least standard deviation, in units of the mean
 class DiscountedGaussian(RewardEstimator):
     """Track mean and variance of a prompt's rewards with a Normal-inverse-gamma posterior that forgets.
 
-    For rewards that are not 0 or 1: partial credit, length penalties, process rewards. With group mean ``xbar`` and sum
-    of squares ``SS = sum((X - xbar)^2)`` of the N rollouts of a visit::
+    With group mean ``xbar`` and ``SS = sum((X - xbar)^2)`` of the N rollouts of a visit, and old values on the right::
 
         weight <- discount * weight + N
         mean   <- (discount * weight * mean + N * xbar) / weight_new
         spread <- discount * spread + SS + discount * weight * N * (xbar - mean)^2 / weight_new
         variance = spread / weight                                of ONE reward, > 0
 
-    (right-hand sides are the old values). This is the conjugate update of a Normal with mean m and variance v,
-    ``m | v ~ Normal(mean, v / weight)`` and ``v ~ Inverse-gamma(weight / 2, spread / 2)``, after the past's weight and
-    both parameters of v were multiplied by ``discount``. ``variance`` is 1 / E[1 / v].
-
-    Equal rewards shrink the variance by about ``discount`` a visit, never to 0. On rewards 0 and 1 the defaults give
-    exactly ``dbb`` with prior (1, 1) and the same discount.
+    This is the conjugate update of ``m | v ~ Normal(mean, v / weight)``, ``v ~ Inverse-gamma(weight / 2, spread / 2)``,
+    with the past discounted. ``variance`` is 1 / E[1 / v]. On rewards 0 and 1 the defaults give exactly ``dbb``.
 
     State:
         weight: discounted number of rollouts, > 0.

@@ -40,15 +40,13 @@ class PredictedPrior(FadingPosterior):
 
         mean = alpha / (alpha + beta)        variance = mean (1 - mean) > 0, of ONE reward
 
-    A prompt's first visit profits from all other prompts, and its old counts fade towards the prediction. A group is
-    scored with weights w that have not seen it. After each update a logistic regression of the present counts A, B (of
-    the 8,192 prompts seen last) moves w by two Newton steps. With z_i the features standardised over these prompts, and
-    D the number of features that vary, it maximises ::
+    A group is scored with weights w that have not seen it. After each update a logistic regression of the present
+    counts A, B (of the 8,192 prompts seen last) moves w by two Newton steps. With z_i the features standardised over
+    these prompts, and D the number of features that vary, it maximises ::
 
         sum_i A_i log m_i + B_i log(1 - m_i) - RIDGE/2 (c^2 + D |v|^2),        logit m_i = c + v . z_i
 
-    w is v and c in the features' own units. A late group counts as of the update in which it would have been on-policy
-    (:meth:`RewardEstimator.update_late`).
+    A late group counts as of the update in which it would have been on-policy (:meth:`RewardEstimator.update_late`).
 
     State:
         alpha, beta: as of the prompt's latest visit, in rollouts, > 0.

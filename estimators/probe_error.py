@@ -16,15 +16,8 @@ Samples = Floats | NDArray[np.int64]
 def squared_errors(estimates: Floats, samples: Samples, successes: Floats, squares: Floats) -> Floats:
     """Return unbiased estimates of ``(estimate - p)^2``, shape (V,), with p the expected score of a probe rollout.
 
-    Each is ``(estimate - q)^2 - s^2 / M`` with q the mean and s^2 the N-1 variance of the M scores. A single value may
-    be negative; the mean of many is right on average.
-
-    Args:
-        samples: (V,) M, number of scores of the probe.
-        successes, squares: (V,) sum and sum of squares of the scores.
-
-    Returns:
-        (V,); NaN where M < 2, since one score does not tell its noise.
+    Each is ``(estimate - q)^2 - s^2 / M`` with q the mean and s^2 the N-1 variance of the M scores (``samples``), of
+    which ``successes`` and ``squares`` are the sum and the sum of squares; (V,) each. NaN where M < 2.
 
     Source: paper, section 5.3, with the noise of its reference removed.
     """

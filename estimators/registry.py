@@ -71,7 +71,7 @@ class Registry(Generic[_Base]):
         return known[name]
 
     def check_stored(self, name: str) -> None:
-        """Raise ValueError if a name from a database is a ``module:Class`` that is not imported: that runs its code."""
+        """Raise ValueError for a ``module:Class`` that is not imported: that runs its code."""
         module, colon, _ = name.partition(":")
         if colon and module not in sys.modules:
             raise ValueError(

@@ -35,7 +35,7 @@ class PointEstimator(GroupAlone):
     """Sample mean and N-1 variance of the current group, as in GRPO.
 
     ``mean = sum(X) / N`` and ``variance = sum((X - mean)^2) / (N - 1)`` over the N rollouts that are not missing. The
-    variance is exactly 0 if all N rewards are equal (or N = 1); such a group has no advantage.
+    variance is exactly 0 if all N rewards are equal (or N = 1).
 
     Source: paper, section 2.2 (GRPO's mu and sigma) and section 3.1.
     """
@@ -65,8 +65,7 @@ class LaplaceSmoothing(GroupAlone):
         mean     = (S + smoothing) / (N + 2 * smoothing)
         variance = mean * (1 - mean)                        of ONE reward, > 0
 
-    A first visit of DBB with prior (a, a) gives the same estimate for ``smoothing = discount * a``, so the comparison
-    with DBB shows the value of the history. Scores in [0, 1] count as fractional successes.
+    Scores in [0, 1] count as fractional successes.
 
     Source: paper, appendix "Comparison with Per-Prompt EMA and Laplace Smoothing", for the mean.
     """
@@ -97,15 +96,14 @@ class MovingAverage(RewardEstimator):
         mean    <- discount * mean + (1 - discount) * S / N          on later ones
         variance = mean * (1 - mean)                                 of ONE reward
 
-    There is no prior, so the variance is exactly 0 as long as all rewards of a prompt have been 0, or all 1. Such
-    groups have no advantage. Scores in [0, 1] count as fractional successes.
+    There is no prior: the variance is exactly 0 as long as all rewards of a prompt have been 0, or all 1. Scores in
+    [0, 1] count as fractional successes.
 
     State:
         mean: the average, in [0, 1]; 0 before any rollout.
         visits: number of groups in the average.
 
-    Source: paper, appendix "Comparison with Per-Prompt EMA and Laplace Smoothing", for the mean; the variance is read
-    as DBB's, without N - 1.
+    Source: paper, appendix "Comparison with Per-Prompt EMA and Laplace Smoothing", for the mean.
     """
 
     discount: float = parameter(0.3, "weight of the past per visit", within="[0, 1)")

@@ -23,22 +23,12 @@ class Spo(BetaPosterior):
         rho = clip(2^(-D / d_half), rho_min, rho_max)
         alpha <- rho * alpha + S                 beta <- rho * beta + N - S
 
-    D is the mean of ``|log-prob now - log-prob then|`` over the tokens of one rollout of the prompt's last visit, in
-    nats a token. Only our trainer measures it (``actors/replays.py``): per prompt, as published. A clock of
-    the drift of each step would need as many forward passes, and steps that cancel out would add up. Without a D (other
-    trainers, ``lab replay``, a first visit) it is 0, and rho is ``rho_max``.
+    D is in nats a token; only our trainer measures it (``actors/replays.py``), between the policies that generated.
+    Elsewhere, and on a first visit, it is 0, and rho is ``rho_max``. A prompt begins with 0.5, 0.5, as publicly coded
+    without an offline evaluation. A late group is a visit like any other, in the order in which groups are observed.
 
-    Differences from the published recipe:
-
-    - D is taken between the policies that generated, before their updates. The public code takes it after them.
-    - A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation. With one of M rollouts a prompt,
-      the public code begins with ``alpha = n (S + 0.5) / (M + 1)``, ``beta = n (M - S + 0.5) / (M + 1)``, n = 1 / (1 -
-      rho_min) = 8. A warm start with weight n / (M + 1) from a ``dbb`` run of one visit a prompt, discount 1 and prior
-      0.5, 0.5 gives the same.
-    - A visit may have more than one rollout.
-
-    A late group is a visit like any other, in the order in which groups are observed. D is then between the policies
-    that the trainer had at the two observations, as is the state.
+    A warm start with weight n / (M + 1) from a ``dbb`` run of one visit of M rollouts a prompt, discount 1 and prior
+    0.5, 0.5 begins as the public code does after an offline evaluation, n = 1 / (1 - rho_min) = 8.
 
     State:
         alpha, beta: discounted counts of successes and failures, in rollouts, > 0.

@@ -23,8 +23,7 @@ def text_features(texts: Sequence[str]) -> NDArray[np.float64]:
     """Return signed hashes of the n-grams of 1 to 3 bytes of each text, and the logarithm of its length.
 
     Each n-gram of the UTF-8 text between a begin and an end mark adds 1 or -1 to one of 128 buckets; a fixed hash gives
-    both. The buckets of a text are then scaled to the norm 1. The last column is log(1 + bytes). Row i of the (P, D)
-    features depends on ``texts[i]`` alone, and a column means the same for every data set and on every machine.
+    both. A text's buckets are then scaled to the norm 1. The last column is log(1 + bytes).
 
     Source: feature hashing, arXiv:0902.2206; the mixing of the bits is that of SplitMix64.
     """

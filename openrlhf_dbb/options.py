@@ -18,7 +18,7 @@ RUN_HELP = "name, number or uuid (default: the latest run with a step)"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser without abbreviations. An error is a UsageError of one line; a description is a sentence."""
+    """argparse's parser without abbreviations; an error is a UsageError of one line."""
 
     def __init__(self, *, description: str = "", **options: Any) -> None:
         sentence = description[:1].upper() + description[1:].rstrip(".") + "."
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind: type, least: float, most: float | None = None, *, above: bool = False) -> Callable[[str], Any]:
-    """Return an argparse type: an int or a float from ``least`` to ``most``; ``above``: ``least`` is not allowed."""
+    """Return an argparse type: a number from ``least`` (not itself if ``above``) to ``most``."""
     allowed = f"{least:g} or more" if most is None else f"in {'(' if above else '['}{least:g}, {most:g}]"
 
     def convert(text: str) -> Any:
@@ -65,7 +65,7 @@ def number(kind: type, least: float, most: float | None = None, *, above: bool =
 
 
 def require_stack(command: str) -> None:
-    """Raise UsageError if the training stack is not installed, which the light install leaves out; imports nothing."""
+    """Raise UsageError if the training stack is not installed; imports nothing."""
     if sys.version_info >= (3, 13):
         raise UsageError(f"{command} needs the training stack, which is for Python 3.10 to 3.12")
     for name in _STACK:
@@ -82,7 +82,7 @@ def add_run(parser: argparse._ActionsContainer) -> None:
 
 
 def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
-    """Return the run that ``ref`` names; None: the latest with a step, else the latest. Raise StoreError if none is."""
+    """Return the run that ``ref`` names; None: the latest with a step, else the latest."""
     from openrlhf_dbb.storage import StoreError
 
     if ref is not None:

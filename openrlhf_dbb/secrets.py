@@ -33,7 +33,7 @@ def without_passwords(text: str) -> str:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Return a value with its URLs masked, and what has the name of a key, a token or a store's URL as a whole.
+    """Return a value with URLs masked, and keys, tokens and stores' URLs as a whole.
 
     Example:
         >>> without_secrets({"hub_token": "hf_1", "input_key": "question", "files": ["s3://key:secret@bucket/a"]})

@@ -3,8 +3,8 @@
 A spec is ``reasoning_gym:TASK?SETTING=VALUE&...``. The settings are the task's own, with ``size`` (the number of
 problems) and ``seed`` (default 0) among them. A setting that is a list takes its name once for each entry.
 
-A label is JSON that says how the problem is made again. The problems are made and verified in processes of their own:
-some tasks go by Python's hash seed or by the global random generator, and no verifier has a time limit.
+A label is JSON that says how the problem is made again. Problems are made and verified in processes of their own, for
+Python's hash seed, the global random generator and a time limit.
 
 Usage: python -m openrlhf_dbb.tasks SECONDS    one such process, as ``rewards.verifier_pool`` starts it
 """
@@ -47,17 +47,14 @@ def problems(spec: str, instruction: str = INSTRUCTION) -> list[dict[str, str]]:
     """Return the problems of a spec, each with "prompt" and "label"; the same for the same spec.
 
     The prompt is the question, then the instruction in a line of its own. A question that the task repeats keeps its
-    first label, so that both are one prompt.
-
-    Raises:
-        UsageError: there is no such task or setting, the task refuses a value, or the package is not installed.
+    first label, so that both are one prompt. Raise UsageError for a task or a setting that there is not.
     """
     made = _ask(spec, task=spec.removeprefix(PREFIX))
     return [{"prompt": f"{question}\n{instruction}".rstrip(), "label": label} for question, label in made]
 
 
 def examples(names: list[str] | None) -> list[tuple[str, str | None, str]]:
-    """Return of each task (None: all) its name, the answer and the first question; raise as :func:`problems`."""
+    """Return name, answer and first question of tasks (None: all); raise as :func:`problems`."""
     return [(name, json.loads(label)["answer"], question) for name, question, label in _ask("tasks", names=names)]
 
 
@@ -77,7 +74,7 @@ def _ask(source: str, **request: Any) -> Any:
 
 
 def reply_to(**request: Any) -> dict[str, Any]:
-    """Return ``rows``, or the verdict on an answer as ``correct``; else the reason, as ``verifier_pool.reply_to``."""
+    """Return ``rows``, or ``correct``; else the reason, as ``verifier_pool.reply_to``."""
     failed = "unverified"
     try:
         if "task" in request:
@@ -97,7 +94,7 @@ def reply_to(**request: Any) -> dict[str, Any]:
 
 
 def _found(response: str, right: str | None) -> list[str | None]:
-    """Return the texts that may be the answer of a response, as ``rewards.reasoning_gym.score`` explains."""
+    """Return the texts that may be the answer, as ``rewards.reasoning_gym.score`` explains."""
     tagged, line = _TAGGED.findall(response), response.rpartition("\n")[2]
     if tagged:
         return [tagged[-1].strip()]

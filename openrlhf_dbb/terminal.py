@@ -1,4 +1,4 @@
-"""Makes texts of a store safe to print or to show on a page, and prints tables, with colour on a terminal."""
+"""Makes texts of a store safe to show, and prints tables, with colour on a terminal."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def template_of(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def apart(texts: Sequence[str]) -> list[str]:
-    """Return the texts from the word on in which they begin to differ; what they share stays if it is short."""
+    """Return the texts from the word on in which they differ; a short start stays."""
     same = len(re.sub(r"\S+\Z", "", _common_start(texts)))
     return [f"...{text[same:]}" if same >= _SHORTEST_TEMPLATE else text for text in texts]
 

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb import estimators, upstream
-from openrlhf_dbb.core import strategies
+from openrlhf_dbb import upstream
 from openrlhf_dbb.driver import arguments, checks, flags, printed
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
@@ -95,22 +94,6 @@ def test_naming_a_model_means_preset_default_and_plain_openrlhf_none():
     assert (alone.args.rollout.n_samples_per_prompt, alone.args.train.num_episodes) == (1, 1)
 
 
-# The paper's tables, and where a user looks for the results.
-METHOD = {
-    "rollout.temperature": 1.0,
-    "rollout.top_p": 1.0,
-    "actor.lr_warmup_ratio": 0.0,
-    "rollout.batch_size": 128,
-    "train.batch_size": 512,
-    "rollout.n_samples_per_prompt": 8,
-    "train.num_episodes": 4,
-    "actor.adam.lr": 1e-6,
-    "actor.lr_scheduler": "constant",
-    "algo.kl.init_coef": 0.0,
-    "data.drop_duplicates": True,
-}
-
-
 @pytest.mark.parametrize(
     ("argv", "method", "estimator", "form", "clip"),
     [
@@ -126,7 +109,7 @@ def test_a_model_is_trained_by_grpo_with_the_papers_sizes_and_centred_with_a_pos
 ):
     settings = parse(*MODEL, "--run_name", "mine", *argv)
     values = settings.flags
-    assert {flag: values[flag] for flag in METHOD} == METHOD
+    assert (values["rollout.batch_size"], values["rollout.n_samples_per_prompt"]) == (128, 8)
     assert (settings.method, settings.estimator, values["algo.advantage.estimator"]) == (method, estimator, form)
     assert values["actor.eps_clip_low_high"] == clip
     assert settings.origin["train.num_episodes"] == "preset default"
@@ -197,12 +180,9 @@ def test_the_command_line_wins_over_the_preset():
         (["--lr", "1"], r"unknown flag --lr, did you mean --actor.(adam|muon).lr\?"),
         (["stray"], r"unrecognized arguments: stray"),
         (["--preset", "tiny", "--dbb.discount", "1.5"], r"--dbb.discount.* 1.5 .*\(0, 1\]"),
-        (["--warm_start_weight", "0"], r"--warm_start_weight: 0 is not in \(0, 1\]"),
         (["--probe.samples", "1"], r"--probe.samples: 1 is not 2 or more"),
         (["--preset", "tiny", "--reward.remote_url", "matth"], r"'matth' is neither a URL, a .py file nor"),
-        (["--preset", "tiny", "--estimator", "none", "--rollout.n_samples_per_prompt", "1"], r"requires n_samples"),
         (["--preset", "tinny"], r"unknown --preset 'tinny', did you mean tiny\?; known: default, "),
-        (["--method", "grop"], r"unknown --method 'grop', did you mean grpo\?; known"),
         (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: .*, did you mean dbb\?"),
         (["--actor.adam.lr", "x"], r"--actor.adam.lr: invalid float value: 'x'"),
         (
@@ -311,14 +291,6 @@ def test_a_clip_range_of_the_command_line_replaces_that_of_a_method():
     settings = parse("--preset", "tiny", "--actor.eps_clip", "0.1")
     assert list(settings.args.actor.eps_clip_low_high) == [0.1, 0.1]
     assert settings.origin["actor.eps_clip_low_high"] == "--actor.eps_clip"
-
-
-def test_our_flags_are_few():
-    theirs = {action.dest for action in upstream.build_parser()._actions}
-    ours = {action.dest for action in flags.build_parser()._actions} - theirs
-    own = {flag for flag in ours if flag.partition(".")[0] not in {*estimators.available(), *strategies.available()}}
-    assert len({flag for flag in own if not flag.startswith(("replay.", "help"))}) <= 24
-    assert len(ours) <= 48
 
 
 def test_other_values_make_other_settings_in_which_everything_follows():

@@ -33,11 +33,9 @@ MODEL = ["--actor.model_name_or_path", "m"]
         ),
         (["--resume", "--warm_start", "x"], "--resume continues a run, --warm_start begins a new one"),
         (["--ckpt.max_num", "1"], "--ckpt.max_num 1 does not work: OpenRLHF deletes an old checkpoint"),
-        (["--ckpt.save_adapter"], "--ckpt.save_adapter needs adapters; give --ds.lora.rank"),
         (["--ds.lora.rank", "8", "--estimator", "none"], "--ds.lora.rank 8 does not go with --estimator none"),
         (["--ds.lora.rank", "8", "--ds.param_dtype", "bf16", "--ds.tensor_parallel_size", "2"],
          "--ds.lora.rank 8 does not go with --ds.tensor_parallel_size 2"),
-        (["--vllm.num_engines", "0"], "--vllm.num_engines is missing"),
         (["--vllm.num_engines", "2"], "--train.colocate_all: the policy has 1 GPUs"),
         *((["--estimator", "none", *flag], f"{flag[0]} ") for flag in (
             ["--rollout.strategy", "dynamic"], ["--replay.samples", "2"], ["--train.max_rollouts", "512"],
@@ -52,10 +50,7 @@ MODEL = ["--actor.model_name_or_path", "m"]
         (["--reward.model_name_or_path", "m"], "--reward.model_name_or_path m is not asked where --reward.remote_url"),
         (["--preset", "none", *MODEL, "--vllm.num_engines", "1", "--reward.model_name_or_path", "m", *DATA],
          "--reward.model_name_or_path m gives any real number, --estimator dbb takes scores of 0 to 1"),
-        (["--reward.remote_url=", "--eval.dataset="], "--reward.remote_url is missing"),
-        (["--data.input_template", "Q:"], "--data.input_template has no {} where the prompt goes"),
         (["--eval.steps", "0"], "--eval.steps 0 is too low; give 1 or more, or -1 for never"),
-        (["--rollout.temperature", "0"], "--rollout.temperature 0 is too low"),
         ([ASYNC, AHEAD, "63"], f"{AHEAD} 63 is less than --rollout.batch_size 64"),
         (["--train.batch_size", "24"], "= 512 is not a multiple of --train.batch_size = 24"),
     ],
@@ -114,26 +109,16 @@ TRAINED = {
         "cosine_with_min_lr", "--actor.lr_warmup_ratio", "0.5", "--actor.min_lr_ratio", "0.3",
     ],
     "actor.eps_clip": ["0.1", "--method", "none", "--algo.kl.init_coef", "0"],
-    "actor.loss_agg_mode": ["token-mean"],
-    "train.dynamic_batch_enable": [
-        "--train.max_tokens_per_gpu", "256", "--rollout.max_tokens_per_gpu", "512", "--method", "dr_grpo",
-    ],
     "critic.freezing_steps": ["0"],
     "algo.kl.init_coef": ["0.05"],
     "ref.offload": [*KL, "--train.colocate_actor_ref"],
     "algo.kl.target": ["0.01", "--algo.kl.horizon", "100", "--algo.kl.estimator", "k3", *KL],
     "algo.kl.unbiased_gradient": ["--algo.kl.use_loss", *KL],
-    "algo.advantage.estimator": ["dr_grpo"],
     "single": [
         "--method", "single", "--estimator", "auto", "--train.batch_size", "8", "--train.micro_batch_size", "8",
         "--rollout.micro_batch_size", "8", "--actor.policy_loss_type", "gspo",
     ],
     "algo.advantage.no_std_norm": ["--algo.advantage.estimator", "reinforce_baseline", *KL],
-    "reinforce_baseline": [
-        "--algo.advantage.estimator", "reinforce_baseline", "--actor.dual_clip", "3", "--actor.entropy_coef", "0.01",
-        "--algo.kl.use_loss", "--algo.kl.estimator", "k2", *KL,
-    ],
-    "algo.dynamic_filtering_enable": ["--algo.dynamic_filtering_range", "0", "1", "--train.num_episodes", "4"],
     "reward.normalize_enable": REWARD_MODEL,
     "reward.offload": [*REWARD_MODEL, "--ds.value_head_prefix", "value"],
     "reward.overlong_buffer_len": ["8", "--reward.overlong_penalty_factor", "0.5"],
@@ -141,7 +126,6 @@ TRAINED = {
     "ds.overlap_comm": [],
     "ds.attn_implementation": ["sdpa", "--ds.grad_accum_dtype", "bf16"],
     "train.max_epochs": ["2"],
-    "eval.steps": ["1", "--eval.temperature", "0.5", "--eval.n_samples_per_prompt", "2", "--eval.split", "train"],
     "data.prompt_probs": ["0.5,0.5", "--data.prompt_dataset", "{tiny}/train.jsonl,{tiny}/heldout.jsonl"],
     "data.input_template": ["{}=", "--data.disable_fast_tokenizer", "--data.dataloader_num_workers", "2"],
     "ckpt.save_hf": ["--ckpt.save_steps", "1"],
@@ -149,11 +133,10 @@ TRAINED = {
     "ckpt.max_num": ["2", "--ckpt.save_steps", "1", "--train.num_episodes", "2"],
     "ckpt.max_mem": ["1e-6", "--ckpt.save_steps", "1"],
     "ckpt.load_enable": [],
-    "ckpt.best_metric_key": ["eval_default_pass1", "--eval.steps", "1"],
     "logger.logging_steps": ["2"],
     "logger.wandb.run_name": ["other"],
 }  # fmt: skip
-STEPS = {"algo.dynamic_filtering_enable": 3, "ckpt.max_num": 4}
+STEPS = {"ckpt.max_num": 4}
 # Flags of vLLM's engine, of the number of ranks and of the models' data types; each training has its own process.
 ALONE = {
     "ds.zpg": ["2", "--ds.zero_stage", "3", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"],
@@ -194,15 +177,12 @@ SHOWS = {
     "actor.lr_scheduler": lambda _, tags: tags["train/actor_lr"] == pytest.approx({1: 3e-4, 2: 0.3 * 3e-4}),
     "algo.kl.init_coef": lambda _, tags: abs(tags["train/kl"][1]) < 1e-3 and tags["train/kl"][2] != 0,
     "critic.freezing_steps": lambda _, tags: list(tags["train/policy_loss"]) == [2],  # the policy rests in step 1
-    "algo.advantage.estimator": lambda _, tags: max(tags["train/estimator/abs_advantage"].values()) < 1,
     "single": groups_are_of_one_rollout,
     "reward.overlong_buffer_len": lambda _, tags: tags["train/return"][1] < 0,
-    "eval.steps": lambda _, tags: list(tags["eval/eval_default_pass2"]) == [0, 1, 2],
     "ckpt.save_hf": lambda folder, _: saved(folder, "*_hf") == ["global_step1_hf", "global_step2_hf"],
     "ckpt.disable_ds": lambda folder, _: saved(folder, "*") == [],
     "ckpt.max_num": lambda folder, _: saved(folder, "_actor/global_step*") == ["global_step3", "global_step4"],
     "ckpt.max_mem": lambda folder, _: saved(folder, "_actor/global_step*") == ["global_step2"],
-    "ckpt.best_metric_key": lambda folder, _: "eval_default_pass1" in (folder / "runs/run/best/best.json").read_text(),
     "logger.logging_steps": lambda _, tags: list(tags["train/policy_loss"]) == [2],
     "logger.wandb.run_name": lambda folder, _: (folder / "runs/run/tensorboard/other").is_dir(),
 }

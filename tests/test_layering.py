@@ -1,7 +1,6 @@
 """Who may import whom: no circles, nothing imports upwards, and a fresh process loads only what it needs."""
 
 import ast
-import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -154,20 +153,3 @@ def test_a_command_line_is_read_without_the_training_stack_and_the_store():
     pytest.importorskip("openrlhf")  # whose flags are read from its source
     loaded = _loaded("from openrlhf_dbb.driver import arguments; arguments.parse([])")
     assert loaded.isdisjoint((*STACK, "transformers", "deepspeed", "storage", "sqlalchemy"))
-
-
-@pytest.mark.parametrize("package", [name for name, path in FILES.items() if path.name == "__init__.py"])
-def test_a_package_s_docstring_is_its_map(package):
-    """One line for each module: its name, spaces, what it is about; such a line for nothing else.
-
-    Estimators and strategies find themselves: one may do without a line, so that adding one touches one file.
-    """
-    folder = FILES[package].parent
-    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
-    plugins = {path.stem for path in folder.glob("*.py") if "\n@register\n" in path.read_text()}
-    there = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/*.py")}
-    data = {path.name for path in folder.iterdir() if path.is_dir()}
-    first_words = {line.split()[0].rstrip("/") for line in text.splitlines() if line.strip()}
-    lines = set(re.findall(r"^ *(\w+)/? {2,}\S", text, flags=re.MULTILINE))
-    assert there - plugins - {"__init__", "__main__"} - first_words == set(), "not in the map"
-    assert lines - there - data == set(), "not in the package"

@@ -28,36 +28,27 @@ def look_up(settings, flag):
     return list(value) if isinstance(value, tuple) else value
 
 
-# With --method NAME and the preset tiny; a method's own file says the rest.
-PIECES = ("rollout.strategy", "algo.advantage.estimator", "actor.loss_agg_mode", "replay.samples")
-RECIPES = {
-    "grpo": ("plain", "group_norm", "seq-mean-token-mean", 0),
-    "centered": ("plain", "batch_centered", "seq-mean-token-sum-norm", 0),
-    "dr_grpo": ("plain", "dr_grpo", "seq-mean-token-sum-norm", 0),
-    "reinforce": ("plain", "batch_mean", "seq-mean-token-sum-norm", 0),
-    "dapo": ("dynamic", "group_norm", "token-mean", 0),
-    "greso": ("greso", "group_norm", "seq-mean-token-mean", 0),
-    "repo": ("plain", "group_norm", "seq-mean-token-mean", 8),
-    "single": ("plain", "rloo", "seq-mean-token-mean", 0),
-    "spo": ("plain", "reinforce_baseline", "token-mean", 0),
-    "max_rl": ("plain", "max_rl", "seq-mean-token-mean", 0),
-}
-
-
-@pytest.mark.parametrize("estimator", [None, "point", "dbb", "auto", "predicted_prior"])
 @pytest.mark.parametrize("method", methods.names())
-def test_a_method_sets_its_pieces_and_the_estimator_decides_the_clip_range(method, estimator):
-    settings = parse("--method", method, *(["--estimator", estimator] if estimator else []))
-    assert tuple(look_up(settings, flag) for flag in PIECES) == RECIPES[method]
-    own = {"single": "auto", "centered": "dbb", "reinforce": "dbb", "spo": "spo"}
-    assert settings.estimator == (estimator or own.get(method, "point"))
-    narrow = settings.estimator in ("point", "spo") or method in ("centered", "reinforce")
-    clip = [0.2, 0.28] if narrow else [0.98, 0.98]
-    assert (look_up(settings, "actor.eps_clip_low_high"), look_up(settings, "algo.kl.init_coef")) == (clip, 0)
-    recipe = methods.recipe(method, settings.estimator)
-    assert {settings.origin[flag] for flag in recipe} == {f"method {method}"}
-    if estimator != "point" or method not in ("single", "spo"):  # one rollout has no deviation from its mean
-        checks.check(settings)
+def test_a_method_sets_its_flags_and_passes_all_checks_with_its_own_estimator(method):
+    settings = parse("--method", method)
+    assert settings.estimator == methods.default_estimator(method)
+    assert {settings.origin[flag] for flag in methods.recipe(method, settings.estimator)} == {f"method {method}"}
+    checks.check(settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "estimator", "clip"),
+    [
+        ("grpo", "point", [0.2, 0.28]),
+        ("grpo", "dbb", [0.98, 0.98]),
+        ("dapo", "predicted_prior", [0.98, 0.98]),
+        ("centered", "dbb", [0.2, 0.28]),
+    ],
+)
+def test_the_estimator_decides_the_clip_range_unless_the_method_centres(method, estimator, clip):
+    settings = parse("--method", method, "--estimator", estimator)
+    assert look_up(settings, "actor.eps_clip_low_high") == clip
+    checks.check(settings)
 
 
 def test_every_value_of_a_method_and_of_the_paper_has_its_source():

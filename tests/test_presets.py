@@ -54,7 +54,6 @@ def test_a_preset_of_ones_own_is_a_file(tmp_path):
         ("[flags]\nactor.adam.lr = ", r"cannot be read: Invalid value \(at "),
         ("[flag]\nactor.adam.lr = 1e-6", r"has 'flag'; allowed: description, extends, needs_cuda, expects, flags, "),
         ("[flags]\nactor.adm.lr = 1e-6", r"sets --actor.adm.lr, which there is not, did you mean actor.adam.lr\?"),
-        ("[flags]\nactor.adam.lr = '1e-6'", r"sets --actor.adam.lr to '1e-6'; allowed: float"),
         ("[flags]\ntrain.colocate_all = 1", r"sets --train.colocate_all to 1; allowed: bool"),
         ("[flags]\nactor.adam.betas = 0.9", r"sets --actor.adam.betas to 0.9; allowed: a list of float"),
         ("[flags]\nactor.optim = 'adm'", r"sets --actor.optim to 'adm'; allowed: adam, muon"),

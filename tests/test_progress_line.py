@@ -23,12 +23,10 @@ def training(step=1, ends=(0.0, 74.0), **more):
         (Progress(since=80.0), None, "starting engines 5.0 s"),
         # before the first step is whole, nothing is said about the pace
         (training(0, [0.0], phase=GENERATING, size=64), 41, "step 1 of 24 · generating 41/64"),
-        (training(0, [0.0], phase=GENERATING, size=64), None, "step 1 of 24 · generating 5.0 s"),
         # 23 steps of 74 s are left, less the 11 s of the present one: 1691 s
         (training(phase=TRAINING, size=16), 3, "step 2 of 24 · training 3/16 · 74 s a step · 28 min left"),
         # long responses all end at the same time: the count stands still, the time does not
         (Progress(total=24, phase=GENERATING, size=64, since=60.0), 0, "step 1 of 24 · generating 0/64 25 s"),
-        (training(phase="saving"), None, "step 2 of 24 · saving 5.0 s · 74 s a step · 28 min left"),
         # a batch of which more rollouts were asked for than it needs
         (training(phase=GENERATING, size=64), 80, "step 2 of 24 · generating 64/64 · 74 s a step · 28 min left"),
         (

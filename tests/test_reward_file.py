@@ -55,13 +55,10 @@ def check(tmp_path):
     ("source", "problem"),
     [
         ("\ndef reward_func(queries:\n", "{} failed: SyntaxError: '(' was never closed (mine.py, line 2)"),
-        ("import foo\n", "{} failed: ModuleNotFoundError: No module named 'foo' (mine.py, line 1)"),
         ("import os\nos._exit(7)\n", "reward_func of mine.py: its process ended; call it by hand (docs/rewards.md)"),
         ("reward_func = 5\n", "{} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)"),
         (returning("1 / 0"), "reward_func of mine.py failed: ZeroDivisionError: division by zero (mine.py, line 3)"),
         (returning("sys.exit('no\\nkey')"), "reward_func of mine.py failed: SystemExit: no key (mine.py, line 3)"),
-        ("def reward_func(a, b): ...\n",
-         "reward_func of mine.py failed: TypeError: reward_func() takes 2 positional arguments but 3 were given"),
         (returning("(1.0,)"),
          'reward_func of mine.py returned (1.0,); return {"rewards": [one number or None for each response]}'),
         (returning("{'rewards': None}"), "reward_func of mine.py returned None for all responses that were tried"),

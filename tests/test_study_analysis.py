@@ -8,7 +8,7 @@ import pytest
 
 from openrlhf_dbb.errors import UsageError
 from study import __main__ as command
-from study import analysis, cells, rows, tables
+from study import analysis, rows, tables
 from study.rows import COLUMNS, Study
 
 PROMPTS = 2048
@@ -61,13 +61,6 @@ def test_a_paired_test_by_hand():
     # the 97.5 % point of t with 2 degrees of freedom is 4.3027, the 80 % point 1.0607
     assert (test.low, test.high) == pytest.approx((0.02 - 4.3027 * 0.0057735, 0.02 + 4.3027 * 0.0057735), rel=1e-4)
     assert test.detectable == pytest.approx((4.3027 + 1.0607) * 0.0057735, rel=1e-4)
-
-
-def test_with_too_few_seeds_there_is_no_test():
-    one, none = (analysis.paired(pd.Series({1: 0.6}), pd.Series({seed: 0.5})) for seed in (1, 2))
-    assert (one.n, one.mean, none.n) == (1, pytest.approx(0.1), 0)
-    assert all(map(math.isnan, (one.error, one.low, one.p, one.detectable, none.mean)))
-    assert (cells.difference(one), cells.difference(none)) == ("+10.00", "-")
 
 
 def test_holm_is_within_each_family_of_contrasts():
@@ -134,20 +127,6 @@ def test_errors_of_estimates_by_task_by_hand():
     # t = -2 with one degree of freedom, whose p is 1 - (2 / pi) arctan 2.
     assert (test.n, test.mean, test.p) == pytest.approx((2, -2, 1 - 2 / math.pi * math.atan(2)))
     assert analysis.by_task(study).task.unique().tolist() == ["pairs", "lcm"]
-
-
-def test_a_row_of_the_arms_table_by_hand():
-    made = [runs({"grpo": [0.5] * 3}, best=0.6, ood=0.2), runs({"dbb": [0.51, 0.52, 0.53, 0.54]}, best=0.62, ood=0.2)]
-    curves = {("grpo", seed): [0.4, 0.45, 0.5] for seed in (1, 2, 3)}
-    curves |= {("dbb", seed): [0.4, 0.5, 0.5 + seed / 100] for seed in (1, 2, 3)}
-    row = row_of(tables.tables(Study.of(runs=pd.concat(made), epochs=epochs(curves)))["arms-n2"], "DBB 0.5")
-    # four runs, of which three are paired; 0.51 to 0.54 has a standard deviation of 1.29 points
-    assert row[:9] == [
-        "DBB 0.5", "4 (3)", "52.50 \u00b1 0.65", "+2.00 \u00b1 0.58", "-0.48 to +4.48", "0.0742", "0.0742", "3.10",
-        "+2.00 \u00b1 0.00",
-    ]  # fmt: skip
-    # Means over two evaluations: 3, 3.5, 4 points above 0.475, t = 12.12. Every DBB curve is at 0.5 after half.
-    assert row[11:] == ["+3.50 \u00b1 0.29", "0.0067", "0.50", "0.50 to 0.50"]
 
 
 CURVE = [0.40, 0.44, 0.46, 0.47, 0.48]

@@ -64,20 +64,6 @@ def test_runs_come_seed_by_seed_and_an_experiment_can_be_like_another(small):
     assert flags["data.drop_duplicates"] is True
 
 
-def test_arguments_come_from_the_sizes_the_protocol_the_arm_and_the_experiment(small):
-    plan = protocol.load(small())
-    dbb = next(each for each in plan.runs if each.name == "n2-dbb-s2")
-    argv = [
-        "--preset", "tiny", "--store.url", "sqlite:///a.db", "--train.seed", "2", "--eval.dataset", "e.jsonl",
-        "--rollout.n_samples_per_prompt", "2", "--train.batch_size", "128", "--train.micro_batch_size", "128",
-        "--rollout.micro_batch_size", "128", "--train.num_episodes", "4", "--estimator", "dbb",
-        "--actor.eps_clip_low_high", "0.5", "0.5", "--data.drop_duplicates",
-    ]  # fmt: skip
-    given = ("sqlite:///a.db", {"eval.dataset": "e.jsonl"})
-    assert protocol.argv(dbb, plan, *given, resume=False) == [*argv, "--run_name", "n2-dbb-s2"]
-    assert protocol.argv(dbb, plan, *given, resume=True) == [*argv, "--resume", "n2-dbb-s2"]
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [

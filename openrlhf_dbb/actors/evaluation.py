@@ -19,11 +19,7 @@ from openrlhf_dbb.evaluation.results import Results
 
 
 def logged(results: Mapping[str, Results]) -> dict[str, float]:
-    """Return the measures that are logged beside OpenRLHF's, whose names they follow: ``eval_SOURCE_MEASURE``.
-
-    The measures are those of :func:`openrlhf_dbb.evaluation.metrics.measures`. ``eval_mean@N`` and ``eval_best@N`` are
-    means over data sources.
-    """
+    """Return ``eval_SOURCE_MEASURE``, and the means over sources ``eval_mean@N``, ``eval_best@N``."""
     measured = {source: metrics.measures(of_source) for source, of_source in results.items()}
     logs = {
         f"eval_{source}_{name}": float(values_R.mean())
@@ -37,13 +33,9 @@ def logged(results: Mapping[str, Results]) -> dict[str, float]:
 
 
 def collect(data: Any, samples: Sequence[Any]) -> dict[str, Results]:
-    """Sort the samples of OpenRLHF's evaluation data set by data source.
+    """Sort samples (an ``Experience`` each, N side by side for each prompt of the data, in its order) by data source.
 
-    Args:
-        samples: an ``Experience`` for each, N side by side for each prompt, in the order of the data.
-
-    Raises:
-        UsageError: a sample has no score.
+    A sample without a score is refused.
     """
     shape = (1, len(data.prompts), len(samples) // len(data.prompts))
     scores_R = scores(samples)
@@ -80,10 +72,7 @@ def best_measure(key: str, logs: Mapping[str, float]) -> str | None:
     """Return the measure that ``--ckpt.best_metric_key`` chooses the best model by; None for no best model.
 
     Without a key it is the mean over data sources, ``eval_mean@N``. OpenRLHF takes the pass1 of the first data source,
-    which counts a missing score as 0.
-
-    Raises:
-        UsageError: there is no such measure; OpenRLHF would silently keep nothing.
+    which counts a missing score as 0. An unknown measure, for which it would silently keep nothing, is refused.
     """
     if key == "none":
         return None

@@ -50,7 +50,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: RolloutBatch) -> list[Experience]:
-        """Return the step's rollouts with log-probs, as upstream's, and with advantages from the posteriors."""
+        """Return the step's rollouts with log-probs and advantages."""
         samples = self.split_rollout_samples(rollout_samples.trained)
         self._progress.enter(LOG_PROBS)
         experiences = self.make_experience(samples)
@@ -83,7 +83,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return samples_list
 
     def add_advantages(self, experiences: list[Experience], batch: RolloutBatch) -> list[Experience]:
-        """Observe all rollouts of a step, and give the trained ones (with log-probs and KL) their advantages, in place.
+        """Observe all rollouts of a step, and give the trained ones their advantages, in place.
 
         The stored and logged advantages are those of the form, before they are spread over tokens and whitened.
         """
@@ -127,7 +127,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return experiences
 
     def _observe(self, trained: list[Experience], batch: RolloutBatch, replayed: Chosen) -> tuple[Floats, Scored]:
-        """Return the rewards (R,) of all rollouts of the step, after OpenRLHF's length penalties, and their scoring."""
+        """Return the rewards (R,) of the step after length penalties, and their scoring."""
         experiences = [*trained, *batch.filtered]
         for experience in experiences:  # integers would cut the penalties
             experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
@@ -180,7 +180,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return [row[: len(rollout.actions)][rollout.actions] for row, rollout in zip(rows, rollouts, strict=False)]
 
     def _responses(self, experiences: list[Experience]) -> Responses | None:
-        """Return what the model wrote. Only the stored rollouts are decoded, without the token that ended them."""
+        """Return what the model wrote, decoded on demand, without the token that ended it."""
         keep = self.args.rollouts.keep
         if keep == 0:
             return None
@@ -201,11 +201,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
 
 
 def log_prob_difference(experiences: Sequence[Experience]) -> float:
-    """Return the mean absolute difference of the log-probs of vLLM and the policy, in nats a token.
-
-    In the first step of a start both hold the same weights, and only rounding is left: 0.01 to 0.05 in bf16. A
-    difference above 0.1 means that the weights were not synchronised.
-    """
+    """Return the mean absolute difference of the log-probs of vLLM and the policy, in nats a token."""
     differences = [
         (experience.rollout_log_probs.float() - experience.action_log_probs.float())[experience.action_mask.bool()]
         for experience in experiences
@@ -214,15 +210,10 @@ def log_prob_difference(experiences: Sequence[Experience]) -> float:
 
 
 def whiten(experiences: Sequence[Experience], verified: Sequence[torch.Tensor], *, divide: bool) -> None:
-    """Subtract the batch's mean from the advantages, and divide by its standard deviation, as OpenRLHF does.
+    """Subtract the batch's mean from the advantages, and divide by its deviation, in place.
 
-    Mean and deviation are over the response tokens of all verified rollouts together. A rollout that could not be
-    verified is not shifted: it keeps 0, or its KL penalty on the scale of the others.
-
-    Args:
-        experiences: with advantages (B, T) and the mask of the response tokens; changed in place.
-        verified: (B,) bool of each experience.
-        divide: False for ``--algo.advantage.no_std_norm``: only the mean is subtracted.
+    Mean and deviation are over the response tokens of all verified rollouts together. A rollout that is not verified
+    (``verified``: (B,) bool of each experience) is not shifted: it keeps 0, or its KL penalty on the others' scale.
 
     Source: OpenRLHF 0.11.2, the end of ``compute_advantages_and_returns``; its floor of the variance is kept.
     """
@@ -242,7 +233,7 @@ def whiten(experiences: Sequence[Experience], verified: Sequence[torch.Tensor], 
 
 
 def _log_prob_sums(experience: Experience) -> torch.Tensor:
-    """Return each response's log-prob (B,) by the engine that sampled it, else by the trainer, else NaN."""
+    """Return each response's log-prob (B,) by the engine, else by the trainer, else NaN."""
     log_probs = experience.rollout_log_probs
     if log_probs is None:
         log_probs = experience.action_log_probs

@@ -42,8 +42,7 @@ class BudgetSpent(Exception):
 class DrawnPrompts:
     """Yields the prompts that a strategy draws: draw, text, label, images; each a list of one.
 
-    It takes the place of OpenRLHF's data loader. A pass ends when as many prompts were drawn as the data has rows. The
-    sampler's state holds the prompts that are drawn and not yet yielded.
+    It takes the place of OpenRLHF's data loader. A pass ends when as many prompts were drawn as the data has rows.
     """
 
     def __init__(
@@ -76,16 +75,9 @@ class DrawnPrompts:
 class RolloutGenerator(SamplesGenerator):
     """Fills whole rollout batches, as its strategy decides.
 
-    OpenRLHF trains on the short batch at the end of a pass over the data. Its rows may not fill an optimizer step: they
-    are then lost, or shift every later step. Here the groups wait until the next pass completes the batch, under the
-    same policy. Nothing is left over between steps, unless more is generated at a time than a step needs
-    (``--rollout.vllm_generate_batch_size``, in async training).
-
-    Args:
-        sampler: the rollout strategy at work.
-        prompt_ids: each prompt's id, as the strategy knows it.
-        max_rollouts: training rollouts that may be generated; None for any number.
-        version: in async training, the training steps that the policy in the engines has seen; the caller keeps it.
+    OpenRLHF trains on the short batch at the end of a pass, which may not fill an optimizer step. Here its groups wait
+    until the next pass completes the batch. Nothing else is left over between steps, unless more is generated at a time
+    than a step needs (``--rollout.vllm_generate_batch_size``).
     """
 
     def __init__(
@@ -106,7 +98,8 @@ class RolloutGenerator(SamplesGenerator):
             engine.use_tokenizer.remote(tokenizer)
         self.sampler, self.prompt_ids = sampler, prompt_ids
         self.generated = 0  # training rollouts so far
-        self._max_rollouts, self.version = max_rollouts, version
+        self._max_rollouts = max_rollouts
+        self.version = version  # training steps that the engines' policy has seen; in async training the caller's
         # One update: then nobody else takes the log-probs that are stored.
         self._takes_log_probs = self.args.algo.advantage.is_correction_level != "off" or one_update(self.args)
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
@@ -123,11 +116,7 @@ class RolloutGenerator(SamplesGenerator):
         """Return one whole rollout batch, or an empty one if the pass over the data ends first.
 
         With it, as OpenRLHF's loop expects: the share of groups kept, in percent; the number of prompts generated for;
-        whether the pass is over.
-
-        Raises:
-            BudgetSpent: the budget does not allow the batch to be filled.
-            openrlhf_dbb.errors.RunError: the strategy gives up.
+        whether the pass is over. Raise BudgetSpent, or RunError if the strategy gives up.
         """
         size, consumed = self.args.rollout.batch_size, 0
         log_probs = self._takes_log_probs or self._compares
@@ -159,7 +148,7 @@ class RolloutGenerator(SamplesGenerator):
         return batch, 100 * len(batch) / len(batch.all), consumed, over
 
     def _draw(self, count: int) -> list[Group]:
-        """Return groups of the next ``count`` prompts that are not skipped; fewer at the end of the pass."""
+        """Return groups of the next prompts that are not skipped; fewer at the end of the pass."""
         groups: list[Group] = []
         while len(groups) < count:
             if self._again:
@@ -239,7 +228,7 @@ class RolloutGenerator(SamplesGenerator):
         return (self._max_rollouts - self.generated) // self.args.rollout.n_samples_per_prompt
 
     def drop_stale(self, oldest: int) -> None:
-        """Set aside the waiting groups of policies before version ``oldest``: they are observed and not trained on."""
+        """Set aside the waiting groups of policies before version ``oldest``."""
         self._batch.set_aside([group for group in self._kept if group.version < oldest])
         self._kept = [group for group in self._kept if group.version >= oldest]
 
@@ -267,7 +256,7 @@ class RolloutGenerator(SamplesGenerator):
             self._prompts_iter = _ENDED
 
     def position(self, episode: int) -> dict[str, Any]:
-        """Return where in the data a checkpoint of pass ``episode`` continues, as entries of OpenRLHF's states."""
+        """Return where in the data a checkpoint continues, as entries of OpenRLHF's states."""
         if self._prompts_iter is None:  # a finished data loader would serve its whole pass again after a resume
             return {"episode": episode + (not self._kept), "data_loader_state_dict": {}}
         return {"episode": episode, "data_loader_state_dict": self.prompts_dataloader.state_dict()}
@@ -279,11 +268,7 @@ class RolloutGenerator(SamplesGenerator):
     # Samples that are not training rollouts.
 
     def score_more(self, rollouts: Sequence[Experience], samples: int, **generate_kwargs: Any) -> Floats:
-        """Return scores (Q, M) of M further responses to the prompts of Q rollouts; NaN where missing.
-
-        Raises:
-            ValueError: an agent gave a response neither a score nor a reward.
-        """
+        """Return scores (Q, M) of M further responses to the prompts of Q rollouts; NaN where missing."""
         prompts = [(r.prompts[0], r.labels[0], r.images[0] if r.images else None) for r in rollouts]
         scores_R = scores(self._sample_groups(prompts, **generate_kwargs | {"n_samples_per_prompt": samples}))
         if scores_R is None:
@@ -291,7 +276,7 @@ class RolloutGenerator(SamplesGenerator):
         return scores_R.reshape(len(prompts), samples)
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Experience]:
-        """Return samples of all evaluation prompts, side by side for each prompt, in the order of the data."""
+        """Return samples of all evaluation prompts, side by side, in the order of the data."""
         # OpenRLHF waits for each rollout batch of prompts, and returns prompts in the order in which they finish.
         data = self.eval_dataloader.dataset
         return self._sample_groups(list(zip(data.prompts, data.labels, data.images, strict=True)), **generate_kwargs)
@@ -332,7 +317,7 @@ class RolloutGenerator(SamplesGenerator):
                 ray.get([engine.sleep.remote() for engine in self.vllm_engines])
 
     def _ask(self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any) -> list[tuple[Any, list[int]]]:
-        """Ask the engines for responses, at most ``most`` prompts a call; return each call's reference and places."""
+        """Ask the engines, at most ``most`` prompts a call; return references and places."""
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         sampling = {
             "temperature": generate_kwargs.get("temperature", 1.0),

@@ -1,7 +1,6 @@
-"""Generation ahead of the training (``--train.async_enable``): a thread of the driver fills the next rollout batches.
+"""Generation ahead of the training (``--train.async_enable``), in a thread of the driver.
 
-OpenRLHF has two actors, a queue and a lock for it. Here one process draws, generates, trains and stores. A kill ends
-everything at once, and a checkpoint knows which groups the training has used.
+OpenRLHF has two actors for it. Here a kill ends everything at once, and a checkpoint knows which groups were used.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ class _Filled(NamedTuple):
 
 
 class GenerationAhead:
-    """Hands out, in order, the batches that a :class:`RolloutGenerator` makes in a thread; the trainer uses it instead.
+    """Hands out, in order, the batches that a :class:`RolloutGenerator` makes in a thread.
 
-    State, position and counts are those of the batch that was handed out last. Batches that were made ahead of it do
-    not belong to a checkpoint, which continues right after its own step.
+    State, position and counts are those of the batch that was handed out last: a checkpoint continues after it.
     """
 
     def __init__(self, generator: RolloutGenerator, args: Any) -> None:
@@ -97,7 +95,7 @@ class GenerationAhead:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Send weights inside: generation waits, or with partial rollouts stands still and goes on afterwards."""
+        """Send weights inside: generation waits, or with partial rollouts stands still."""
         if self._ahead is None:  # the engines get the weights of the checkpoint
             yield
             return

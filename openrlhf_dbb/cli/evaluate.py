@@ -27,7 +27,7 @@ def add_commands(add: Any) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Evaluate a model. Raise UsageError or StoreError if that is not possible, RayError if an engine fails."""
+    """Evaluate a model. Raise UsageError, StoreError, or RayError if an engine fails."""
     if arguments.model is None or arguments.benchmarks is None:
         raise UsageError("evaluate needs --model and --benchmarks, or the command compare")
     options.require_stack("openrlhf-dbb evaluate --model")

@@ -28,15 +28,11 @@ COMMANDS = {
     "serve": ("openrlhf_dbb.watch.serve", "a live page about all runs, in the browser"),
     "report": ("openrlhf_dbb.watch.report", "one HTML page about some runs that opens offline"),
 }
-"""The module of each command, whose ``add_commands`` declares it (None: it reads its own arguments), and its help."""
+"""The module of each command (None: it reads its own arguments), and its help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Returns:
-        0; 1 if a training failed; 2, with one line on stderr, if the request cannot be carried out; 130 if interrupted.
-    """
+    """Run a command; return 0, 1 if a training failed, 2 if the request is refused, 130 if interrupted."""
     if "" not in sys.path:  # the working folder, for module:Class; "python -m" adds it too
         sys.path.append("")
     try:

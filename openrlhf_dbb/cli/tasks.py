@@ -36,7 +36,7 @@ def add_commands(add: Any) -> None:
 
 
 def command(arguments: argparse.Namespace) -> None:
-    """List the tasks with an example each, or try a model on them. Raise UsageError if that is not possible."""
+    """List the tasks with an example each, or try a model on them."""
     if arguments.model is None:
         rows = tasks.examples(arguments.tasks and arguments.tasks.split(","))
         print_table(("task", "answer", "question"), [(name, shown(a, 20), shown(q)) for name, a, q in rows])
@@ -50,12 +50,12 @@ def command(arguments: argparse.Namespace) -> None:
     specs = [tasks.PREFIX + tasks.sized(task, arguments.problems) for task in (arguments.tasks or _FIRST).split(",")]
     parser = Parser()
     evaluate.add_arguments(parser)
-    flags = {
-        "model": model,
-        "benchmarks": ",".join(specs),
-        "max_new_tokens": arguments.max_new_tokens,
-        "name": f"tasks-{name.rstrip('/').rpartition('/')[2]}-{datetime.now():%Y%m%d-%H%M%S}",
-        **{"n": 8, "runs": 1, "temperature": 1, "top_p": 1},  # groups as in training
-    }
-    trust = ["--trust_remote_code"] * arguments.trust_remote_code
-    evaluate.evaluate(parser.parse_args([*trust, *(f"--{flag}={value}" for flag, value in flags.items())]))
+    parser.set_defaults(
+        model=model,
+        benchmarks=",".join(specs),
+        max_new_tokens=arguments.max_new_tokens,
+        name=f"tasks-{name.rstrip('/').rpartition('/')[2]}-{datetime.now():%Y%m%d-%H%M%S}",
+        trust_remote_code=arguments.trust_remote_code,
+        **{"n": 8, "runs": 1, "temperature": 1.0, "top_p": 1.0},  # groups as in training
+    )
+    evaluate.evaluate(parser.parse_args([]))

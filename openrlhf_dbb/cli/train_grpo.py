@@ -23,7 +23,7 @@ REFUSED = 2
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, and return the exit code: 0 done, 1 the training failed, 2 the input is refused, 130 interrupted."""
+    """Train; return 0 done, 1 the training failed, 2 the input is refused, 130 interrupted."""
     began = time.monotonic()
     if int(os.environ.get("RANK", "0")) != 0:
         return 0

@@ -20,25 +20,19 @@ class Ahead(Generic[_Batch]):
 
     The lag of a batch is at most ``size``, since a batch is begun only after the one ``size`` before it was taken.
 
-    Args:
-        make: called in the thread with the step that the batch is for. It returns the batch and whether the batch
-            fills the step (an empty one does not), or None to end the making.
-        step: the last trained step.
-        version: returns the number of training steps that the policy has seen.
-        size: batches that may be begun and not yet taken, >= 1.
-        max_lag: a batch is begun only once its lag cannot exceed this, >= 0; None sets no limit.
-        overlap: the policy may change while a batch is made (partial rollouts).
+    ``make`` is called in the thread with the step that the batch is for. It returns the batch and whether the batch
+    fills the step (an empty one does not), or None to end the making.
     """
 
     def __init__(
         self,
         make: Callable[[int], tuple[_Batch, bool] | None],
         *,
-        step: int,
-        version: Callable[[], int],
-        size: int = 1,
-        max_lag: int | None = None,
-        overlap: bool = False,
+        step: int,  # the last trained one
+        version: Callable[[], int],  # the number of training steps that the policy has seen
+        size: int = 1,  # batches that may be begun and not yet taken
+        max_lag: int | None = None,  # a batch is begun only once its lag cannot exceed this
+        overlap: bool = False,  # the policy may change while a batch is made (partial rollouts)
     ) -> None:
         self._make, self._version, self._max_lag, self._overlap = make, version, max_lag, overlap
         self._step, self._slots = step + 1, size
@@ -51,11 +45,7 @@ class Ahead(Generic[_Batch]):
         self._thread.start()
 
     def take(self) -> _Batch | None:
-        """Return the next batch, in the order of making; None after the last.
-
-        Raises:
-            BaseException: the error that ended the making, once all batches before it are taken.
-        """
+        """Return the next batch, None after the last; raise the error that ended the making."""
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._ended)
             if not self._batches:

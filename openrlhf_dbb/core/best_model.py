@@ -29,21 +29,13 @@ CARD = "README.md"  # the model card
 
 @dataclass(frozen=True)
 class Best:
-    """The content of ``best.json``.
+    """The content of ``best.json``."""
 
-    Attributes:
-        run: uuid of the run.
-        step: the model was evaluated after this step.
-        measure: name of the measure, such as ``eval_mean@8``.
-        value: of the measure; the highest of all evaluations so far.
-        evaluated: names of the data sets that the measure covers, in order.
-    """
-
-    run: str
-    step: int
-    measure: str
-    value: float
-    evaluated: list[str]
+    run: str  # its uuid
+    step: int  # after which the model was evaluated
+    measure: str  # such as ``eval_mean@8``
+    value: float  # of the measure; the highest of all evaluations so far
+    evaluated: list[str]  # names of the data sets that the measure covers, in order
 
 
 def read(folder: Path) -> Best | None:
@@ -67,13 +59,13 @@ class BestModel:
         self._resumable = 0  # step of the newest whole checkpoint
 
     def newest(self, until: float = math.inf) -> Best | None:
-        """Return the best model up to a step. A later model on disk is always better than an earlier one."""
+        """Return the best model up to a step: a later one on disk is always better."""
         whole = (read(path) for path in self.folder.glob("step*"))
         candidates = [best for best in whole if best is not None and best.run == self.run and best.step <= until]
         return max(candidates, key=lambda best: best.step, default=None)
 
     def wants(self, candidate: Best) -> bool:
-        """Return whether the candidate is the best model so far, or cannot be compared with it; NaN never is."""
+        """Return whether the candidate is the best so far, or of another measure; NaN never is."""
         best = self.newest()
         if best is None or (best.measure, best.evaluated) != (candidate.measure, candidate.evaluated):
             return not math.isnan(candidate.value)
@@ -88,11 +80,7 @@ class BestModel:
     def finish(self, best: Best, listings: Sequence[Mapping[str, int]]) -> None:
         """Make the saved model the best one, also after a kill or a power failure.
 
-        Args:
-            listings: the files that the host of each rank sees, from :func:`checkpoints.sizes`.
-
-        Raises:
-            RunError: this host does not see all files, or something else has the name of the link.
+        ``listings`` are as for :func:`checkpoints.wait_for`, whose RunError is raised.
         """
         for name in checkpoints.wait_for(self.unfinished, f"the best model, of step {best.step}", listings):
             with (self.unfinished / name).open("rb") as file:
@@ -106,16 +94,12 @@ class BestModel:
         self._prune()
 
     def settle(self, step: int) -> None:
-        """Note that the checkpoint of ``step`` is whole, or that the run has finished: no resume goes further back."""
+        """Note that no resume goes further back than ``step``."""
         self._resumable = step
         self._prune()
 
     def roll_back(self, step: int) -> None:
-        """Undo what came after ``step``, the checkpoint that the run continues from; 0 undoes everything.
-
-        Raises:
-            RunError: something else has the name of the link.
-        """
+        """Undo what came after ``step``, from which the run continues; 0 undoes everything."""
         self._resumable = step
         best, linked = self.newest(until=step), read(self.link)
         if best is not None:

@@ -65,14 +65,9 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, int]]) -> None:
-    """Write the manifest. From here on the checkpoint is whole, also after a power failure.
+    """Write the manifest. From here on the checkpoint of this run (a uuid) is whole, also after a power failure.
 
-    Args:
-        run: uuid of the run.
-        listings: the files of the checkpoint that the host of each rank sees, from :func:`sizes`.
-
-    Raises:
-        RunError: this host does not see all files.
+    ``listings`` are as for :func:`wait_for`, whose RunError is raised.
     """
     ranks, step = actor_folder(folder, tag), step_of(tag)
     paths = [ranks / name for name in wait_for(ranks, f"checkpoint {tag}", listings)]
@@ -130,10 +125,9 @@ def wait_for(folder: Path, name: str, listings: Sequence[Mapping[str, int]]) -> 
 
 
 def newest_whole(folder: Path, run: str, last_step: int) -> tuple[str | None, list[str]]:
-    """Find the newest whole checkpoint of the run with this uuid, up to ``last_step`` of the stored posteriors.
+    """Return the tag of the newest whole checkpoint of a run (a uuid) up to ``last_step``, or None.
 
-    Returns:
-        The checkpoint's tag, or None; and a line for each newer checkpoint that says why it is passed over.
+    With it comes a line for each newer checkpoint that says why it is passed over.
     """
     passed: list[str] = []
     for tag in tags(folder):
@@ -150,13 +144,9 @@ def is_finished(folder: Path, tag: str) -> bool:
 
 
 def check_loaded(folder: Path, tag: str, run: str, loaded: Sequence[tuple[Any, Any, Any]]) -> None:
-    """Check that every rank has loaded a checkpoint of a run.
+    """Raise RunError unless every rank has loaded this checkpoint of this run.
 
-    Args:
-        loaded: tag, step and run in the states of each rank; None where the states name none.
-
-    Raises:
-        RunError: a rank has loaded another checkpoint, or none.
+    ``loaded`` has tag, step and run in the states of each rank; None where the states name none.
     """
     for rank, states in enumerate(loaded):
         if states != (tag, step_of(tag), run):
@@ -167,7 +157,7 @@ def check_loaded(folder: Path, tag: str, run: str, loaded: Sequence[tuple[Any, A
 
 
 def delete_after(folder: Path, run: str, step: int) -> None:
-    """Delete the run's checkpoints of steps after ``step``. The run continues from there, so these steps are undone."""
+    """Delete the run's checkpoints of steps after ``step``, which are undone."""
     for tag in tags(folder):
         if step_of(tag) > step and read_json(actor_folder(folder, tag) / MANIFEST).get("run", run) == run:
             delete(folder, tag)

@@ -3,8 +3,7 @@
 Axes: T tokens of a rollout, prompt and response; A of them generated; M cached and K replayed rollouts of each of P
 prompts.
 
-Source: RePO (Li et al. 2025, arXiv 2506.09340), with the settings of its published code: the rollouts with the highest
-rewards, normalised among themselves.
+Source: RePO (Li et al. 2025, arXiv 2506.09340), with the settings of its published code.
 """
 
 from __future__ import annotations
@@ -28,19 +27,12 @@ _TOKEN = [("id", np.int32), ("action", np.bool_), ("log_prob", np.float32)]
 
 
 class CachedRollout(NamedTuple):
-    """A rollout as it is replayed.
+    """A rollout as it is replayed."""
 
-    Attributes:
-        tokens: shape (T,), prompt and response.
-        actions: shape (T - 1,), True where the policy generated ``tokens[1:]``.
-        log_probs: shape (A,), of the generated tokens, computed by the trainer under the policy that generated them.
-        reward: the optimized reward.
-    """
-
-    tokens: NDArray[np.int32]
-    actions: NDArray[np.bool_]
-    log_probs: NDArray[np.float32]
-    reward: float
+    tokens: NDArray[np.int32]  # (T,), prompt and response
+    actions: NDArray[np.bool_]  # (T - 1,), True where the policy generated ``tokens[1:]``
+    log_probs: NDArray[np.float32]  # (A,), of the generated tokens, by their own policy
+    reward: float  # the optimized one
 
 
 class ReplayCache:
@@ -94,10 +86,7 @@ class ReplayCache:
 
 
 def highest(rewards_M: Floats, count: int) -> NDArray[np.int64]:
-    """Return the positions of the ``count`` highest rewards, ascending; of equal rewards the oldest.
-
-    With rewards 0 and 1 and ``count`` successes in the cache, only successes are replayed. Their advantage is 0.
-    """
+    """Return the positions of the ``count`` highest rewards, ascending; of equal rewards the oldest."""
     return np.sort(np.argsort(-rewards_M, kind="stable")[:count])
 
 

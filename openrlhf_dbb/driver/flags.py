@@ -78,12 +78,8 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
 def build_parser(argv: Sequence[str] = ()) -> Parser:
     """Return OpenRLHF's parser with our flags added. Its own flags keep name, default and meaning.
 
-    Args:
-        argv: a command line. If it names a ``module:Class``, the parameters of that class become flags too; with
-            ``--help-all`` the help shows all flags of OpenRLHF.
-
-    Raises:
-        UsageError: there is no such class, or its flags have the names of other flags.
+    If ``argv`` names a ``module:Class``, the parameters of that class become flags too; with ``--help-all`` the help
+    shows all flags of OpenRLHF.
     """
     parser: Parser = upstream.build_parser(Parser)
     for action in parser._actions:

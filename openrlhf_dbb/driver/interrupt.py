@@ -74,7 +74,7 @@ def _end(number: int) -> None:
 
 
 def kill_children() -> None:
-    """Kill all processes that this one has started, also those of a Ray that is starting. This process ends next."""
+    """Kill all processes that this one has started, also those of a starting Ray."""
     import psutil
 
     for process in psutil.Process().children(recursive=True):

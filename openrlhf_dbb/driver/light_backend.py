@@ -17,16 +17,11 @@ NEWEST = "newest"
 
 
 class LightBackend:
-    """Has the methods of the backend that OpenRLHF's loaders and trainer call; turns into the backend in an actor.
-
-    Args:
-        args: OpenRLHF's arguments.
-        on_cpu: whether to train without CUDA.
-        loads: the only checkpoint that model actors load; None: none; NEWEST: OpenRLHF chooses.
-    """
+    """What OpenRLHF's loaders and trainer call of the backend; turns into it in an actor."""
 
     def __init__(self, args: SimpleNamespace, *, on_cpu: bool, loads: str | None = NEWEST) -> None:
         self.args = args
+        # ``loads``: the only checkpoint that model actors load; None: none; NEWEST: OpenRLHF chooses.
         self._on_cpu, self._loads = on_cpu, loads
 
     def __reduce__(self) -> Any:
@@ -72,10 +67,9 @@ def backend(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> 
 
 
 def _load(model_backend: Any, load_ckpt: Any, tag: str | None, model: Any, folder: str, **options: Any) -> Any:
-    """Load one checkpoint, or raise RunError. OpenRLHF's ``load_ckpt`` goes on in silence if there is none.
+    """Load one checkpoint, or raise RunError: return the folder, and the states, which name the checkpoint as LOADED.
 
-    Returns:
-        The folder, and the states; the states name the checkpoint under LOADED.
+    OpenRLHF's ``load_ckpt`` goes on in silence if there is none.
     """
     if tag is None:
         return None, {}

@@ -12,6 +12,4 @@ results      evaluations on disk
 metrics      Acc@N, Best@N, pass@k, majority@N, length, share truncated, share missing
 compare      the command compare: models against each other on the benchmarks they share
 paired_tests  paired t-tests, intervals, Holm's correction
-
-Evaluations during training are in ``openrlhf_dbb.actors.evaluation``.
 """

@@ -92,9 +92,8 @@ def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None) -> d
 def differences(benchmarks: Sequence[Shared], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Return for each pair (model, baseline) its difference on each benchmark, and on average over each group.
 
-    Acc@N is in [0, 1], ``accuracy`` and ``baseline_accuracy`` by run. The test is one-sided, H1: the model is better.
-    ``p_holm`` is corrected for all benchmarks and pairs, for averages separately, as they repeat their benchmarks.
-    ``better`` and ``worse`` count the prompts on which the model's accuracy is higher and lower.
+    Acc@N is in [0, 1], ``accuracy`` and ``baseline_accuracy`` by run. ``better`` and ``worse`` count prompts. Averages
+    are corrected (``p_holm``) separately, as they repeat their benchmarks.
     """
     groups: dict[str, list[Shared]] = {}
     for benchmark in benchmarks:
@@ -129,7 +128,7 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
 
 
 def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> list[str]:
-    """Return what a reader should know before relying on the numbers: different settings, missing samples."""
+    """Return what a reader should know: different settings, missing samples."""
     lines = [_differing(key, {each.name: each.settings[key] for each in evaluations}) for key in _SETTINGS]
     for name, benchmark in benchmarks.items():
         about = {each.name: each.settings["benchmarks"][name] for each in evaluations}

@@ -82,7 +82,7 @@ class EngineActor:
 
 
 class Engines:
-    """Engines that share requests: one for each seed, with these arguments of ``vllm.LLM``. Ray must be running."""
+    """Engines that share requests, one for each seed. Ray must be running."""
 
     def __init__(self, arguments: dict[str, Any], seeds: Sequence[int], sampling: dict[str, Any]) -> None:
         import ray
@@ -128,7 +128,7 @@ class Engines:
 
 @contextmanager
 def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -> Iterator[int]:
-    """Run Ray for the duration of the block; yield the number of engines, by default as many as the GPUs allow."""
+    """Run Ray in the block; yield the number of engines, by default what the GPUs allow."""
     ray_start.prepare()
     import ray
 

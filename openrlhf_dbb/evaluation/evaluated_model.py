@@ -37,7 +37,7 @@ class Model:
 
 
 def choose(name: str) -> str:
-    """Return the best model, or else the last one, if ``name`` is the folder of a run; otherwise return ``name``."""
+    """Return the best model, else the last one, of a run's folder; otherwise ``name``."""
     for folder in (Path(name).expanduser() / best_model.NAME, Path(name).expanduser() / LAST):
         if (folder / "config.json").is_file():
             print(f"{name}: evaluating its {'best' if folder.name == best_model.NAME else 'last'} model, {folder}")
@@ -69,11 +69,7 @@ def refuse_code(flag: str, name: str) -> None:
 def find(name: str, *, trusted: bool = False) -> Model:
     """Return the model of ``--model``; from the hub, its configuration and tokenizer are downloaded.
 
-    Args:
-        trusted: run the code that the model brings along.
-
-    Raises:
-        UsageError: there is no such model, it cannot be loaded, or it brings code along and is not trusted.
+    A model that cannot be loaded is refused, and one that brings code along unless it is ``trusted``.
     """
     folder = Path(name).expanduser()
     is_folder = folder.is_dir()
@@ -105,7 +101,7 @@ def find(name: str, *, trusted: bool = False) -> Model:
 
 @contextmanager
 def merged(name: str, parent: Path, *, trusted: bool = False) -> Iterator[str]:
-    """Yield the model as vLLM loads it: an adapter merged into its base, in a folder that is deleted afterwards."""
+    """Yield the model as vLLM loads it: an adapter merged into its base, within the block."""
     if not (Path(name) / ADAPTER).is_file():
         yield name
         return

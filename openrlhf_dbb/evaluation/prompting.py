@@ -30,7 +30,7 @@ class BenchmarkPrompts(Loaded):
         return max(map(len, self.tokens)) + self.max_new_tokens
 
     def about(self) -> dict[str, Any]:
-        """Return the settings that are recorded; they are equal if the same prompts are answered and verified alike."""
+        """Return the settings, which are equal if the same prompts are answered alike."""
         entry = self.benchmark
         content = json.dumps([self.ids, self.texts, self.labels]).encode()
         return {
@@ -52,10 +52,8 @@ def prepare(
 ) -> BenchmarkPrompts:
     """Apply the chat template and tokenize, as OpenRLHF does in training: no special tokens except those in the text.
 
-    None is the benchmark's choice. Its chat template is ignored if the tokenizer has none.
-
-    Raises:
-        UsageError: a prompt is too long, or the tokenizer has no chat template.
+    None is the benchmark's choice. Its chat template is ignored if the tokenizer has none. A prompt that is too long is
+    refused.
     """
     tokenizer, benchmark = model.tokenizer, loaded.benchmark
     wanted = benchmark.chat_template if chat_template is None else chat_template

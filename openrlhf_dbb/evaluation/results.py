@@ -77,11 +77,7 @@ class Evaluation:
 
 
 class Responses:
-    """The rows of an evaluation (``keys``) in its folder, which is created; no other process may append rows.
-
-    Raises:
-        UsageError: another process appends rows, the folder cannot be written, or a line is damaged.
-    """
+    """The rows of an evaluation (``keys``) in its folder, which is created; no other process may append rows."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / RESPONSES
@@ -122,7 +118,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def find(name: str) -> Path:
-    """Return the folder of an evaluation that is given by its path, or by its name under ``evaluations/``."""
+    """Return the folder of an evaluation by its path, or its name under ``evaluations/``."""
     for folder in (Path(name), FOLDER / name):
         if (folder / SETTINGS).is_file():
             return folder

@@ -1,4 +1,4 @@
-"""The laboratory chooses an estimator and a discount from a run's record. It trains nothing and needs no torch.
+"""The laboratory chooses an estimator and a discount from a run's record, without torch.
 
 replay    lab replay: how other estimators would have done on a run's recorded successes
 mse       lab mse: errors in closed form, for given or probed success probabilities

@@ -74,11 +74,7 @@ def _command(arguments: argparse.Namespace) -> None:
 
 
 def _given(texts: Sequence[str]) -> Floats:
-    """Return the probabilities of ``--p``, (Q, T), NaN after a prompt's last visit.
-
-    Raises:
-        UsageError: a number is not in [0, 1].
-    """
+    """Return the probabilities of ``--p``, (Q, T), NaN after a prompt's last visit."""
     lines = [text.split(",") for text in texts]
     p_Q_T = np.full((len(lines), max(map(len, lines))), np.nan)
     for row, line in enumerate(lines):
@@ -96,9 +92,6 @@ def moments_by_visit(
     """Return label, visit ("all" last), and the means over prompts of bias^2, variance, MSE and the sum of X - p.
 
     The sum is that of a group's advantages with the form ``dr_grpo``. Its expectation is -N times the bias.
-
-    Raises:
-        ValueError: no closed form is known for an estimator, or ``rollouts`` is below 1.
     """
     rows: list[tuple[str, str, float, float, float, float]] = []
     for estimator in estimators:
@@ -112,11 +105,7 @@ def moments_by_visit(
 
 
 def probed(run: RecordedRun) -> Floats:
-    """Return the probed success probabilities of a run, (Q, T), with a row for each probed prompt.
-
-    Raises:
-        UsageError: the run has no probes, or rewards other than 0 and 1.
-    """
+    """Return the probed success probabilities of a run, (Q, T), with a row for each probed prompt."""
     probes = run.probes
     if probes is None:
         raise UsageError(

@@ -25,21 +25,13 @@ from openrlhf_dbb.storage.read import Integers, ProbeLog, StepLog, prompt_texts,
 
 @dataclass(frozen=True)
 class Visits(StepLog):
-    """The groups that a run recorded, one for each visit: S successes of N rollouts, rewarded with 0 and 1.
+    """The groups that a run recorded, one a visit: S successes of N rollouts."""
 
-    Attributes:
-        prompt: (V,) position of the prompt, 0 to ``prompts`` - 1.
-        earlier: (V,) number of earlier visits of its prompt.
-        rewards_V_G: S ones, then N - S zeros, then NaN. The store keeps no order within a group, and none is needed.
-        prompts: P.
-        texts: (P,) texts of the prompts; empty if they are not known.
-    """
-
-    prompt: Integers
-    earlier: Integers
-    rewards_V_G: Floats
-    prompts: int
-    texts: Sequence[str] = ()
+    prompt: Integers  # (V,) its position, 0 to P - 1
+    earlier: Integers  # (V,) number of earlier visits of its prompt
+    rewards_V_G: Floats  # S ones, then N - S zeros, then NaN
+    prompts: int  # P
+    texts: Sequence[str] = ()  # (P,); empty if they are not known
 
 
 @dataclass(frozen=True)
@@ -60,26 +52,15 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class Rerun:
-    """The output of an estimator at V visits.
+    """The output of an estimator at V visits."""
 
-    Attributes:
-        estimate: the estimate that the visit's rollouts would have been scored with.
-        group_weight: (V,) share of the mean that is the visit's own S/N; None if the mean is not of that form.
-        predictive: (alpha, beta) before the visit, (V,) each; None if the estimator gives no forecast.
-    """
-
-    estimate: Estimate
-    group_weight: Floats | None
-    predictive: tuple[Floats, Floats] | None
+    estimate: Estimate  # that the visit's rollouts would have been scored with
+    group_weight: Floats | None  # (V,) share of the mean that is S/N; None if there is none
+    predictive: tuple[Floats, Floats] | None  # (alpha, beta) before the visit, (V,)
 
 
 def read(store_url: str | None, ref: str | None) -> RecordedRun:
-    """Return the run ``ref`` of a store, or its latest run with a step if ``ref`` is None.
-
-    Raises:
-        UsageError: the run has recorded no rollouts, or rewards other than 0 and 1.
-        storage.StoreError: there is no such store or run.
-    """
+    """Return a run, by default the latest with a step; refuse one without rollouts."""
     with open_store(store_url, create=False) as store:
         record = chosen(store, ref)
         log, probe_log = read_log(store, record), read_probes(store, record)
@@ -91,7 +72,7 @@ def read(store_url: str | None, ref: str | None) -> RecordedRun:
 
 
 def own_estimator(record: RunRecord) -> RewardEstimator | None:
-    """Return the estimator that the run was trained with; None if it is not installed or not imported here."""
+    """Return the run's estimator; None if it is not installed or not imported here."""
     try:
         estimators.check_stored(record.estimator)
         return estimators.build(record.estimator, **record.parameters)
@@ -100,16 +81,12 @@ def own_estimator(record: RunRecord) -> RewardEstimator | None:
 
 
 def unreplayable(log: StepLog) -> NDArray[np.bool_]:
-    """Return whether a visit's successes are not a whole number from 0 to N, which rewards 0 and 1 make; (V,)."""
+    """Return where successes are not a whole number from 0 to N, (V,)."""
     return (log.successes != np.round(log.successes)) | (log.successes < 0) | (log.successes > log.rollouts)
 
 
 def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
-    """Return visits from a run's log; ``texts`` are of the distinct prompts, by ascending id.
-
-    Raises:
-        UsageError: a group's successes are not a whole number from 0 to N.
-    """
+    """Return visits from a run's log; ``texts`` are of the distinct prompts, by ascending id."""
     rollouts, successes, wrong = log.rollouts, log.successes, unreplayable(log)
     if wrong.any():
         at = int(wrong.argmax())
@@ -130,11 +107,7 @@ def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
 
 
 def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
-    """Feed the visits to ``estimator``, from its prior, in recorded order and with their recorded lag.
-
-    Raises:
-        UsageError: the estimator cannot be used on these rewards.
-    """
+    """Feed the visits to ``estimator``, from its prior, in recorded order and with their recorded lag."""
     # Steps x prompts / visits is right whether or not every prompt is visited in every pass.
     steps_per_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
     estimator = specs.with_updates_per_epoch(estimator, max(round(steps_per_epoch), 1))
@@ -169,7 +142,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
 
 
 def _probed_visits(log: StepLog, probes: ProbeLog) -> ProbedVisits | None:
-    """Return the probes whose noise can be measured, each with the row of the log that has its step and prompt."""
+    """Return the probes whose noise can be measured, with their rows of the log."""
     # One number for each pair of step and prompt, so that a binary search finds the pair.
     width = max(log.prompt_id.max(), probes.prompt_id.max(initial=0)) + 1
     logged, wanted = log.step * width + log.prompt_id, probes.step * width + probes.prompt_id

@@ -32,19 +32,12 @@ DRAWS = 1000
 
 @dataclass(frozen=True)
 class Outcome:
-    """The losses and advantages of one estimator at the visits.
-
-    Attributes:
-        losses: by criterion, (V,), lower is better; NaN where a visit does not count. A criterion that does not apply
-            to the estimator is left out.
-        zero_groups: share of the groups in which every advantage is 0.
-        mean_advantage: mean of abs(advantage) over rollouts, in standard deviations.
-    """
+    """The losses and advantages of one estimator at the visits."""
 
     estimator: RewardEstimator
-    losses: dict[str, Floats]
-    zero_groups: float
-    mean_advantage: float
+    losses: dict[str, Floats]  # (V,) by criterion; NaN where a visit does not count
+    zero_groups: float  # share of the groups in which every advantage is 0
+    mean_advantage: float  # mean of abs(advantage) over rollouts, in standard deviations
 
     @property
     def label(self) -> str:
@@ -57,7 +50,7 @@ class Outcome:
 
 
 def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | None) -> Outcome:
-    """Replay the visits with ``estimator`` as :func:`recorded.rerun`; measure it by every criterion that applies."""
+    """Replay the visits with ``estimator``, and measure it by every criterion that applies."""
     again = rerun(estimator, visits)
     losses = {}
     if probes is not None:
@@ -86,37 +79,27 @@ def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats
     Var x = p (1 - p) / N; in the middle one mean - x = (w - 1) x + c, so its expectation is 2 (w - 1) Var x.
     Hence ``E (mean - p)^2 = E (mean - x)^2 - (1 - 2 w) Var x``, and S (N - S) / (N^2 (N - 1)) is unbiased for Var x.
 
-    A single value may be negative; only means over many visits are meaningful. Every group of a step must have been
-    recorded, also groups with zero variance. Run-wide numbers that are fitted to the step's own groups make w and c
-    depend on S. For ``auto`` the result was too low by 8 Var x / P on average in simulations.
-
-    Args:
-        mean: (V,) the estimate that the visit was scored with.
-        group_weight: (V,) share of ``mean`` that is the visit's own S/N, in [0, 1].
+    A single value may be negative. Run-wide numbers that are fitted to the step's own groups make w and c depend on S:
+    for ``auto`` the result was too low by 8 Var x / P on average in simulations.
     """
     noise = mean_variance(visits.rollouts, visits.successes, visits.successes)
     return (mean - visits.successes / visits.rollouts) ** 2 - (1 - 2 * group_weight) * noise
 
 
 def log_score(visits: Visits, alpha: Floats, beta: Floats) -> Floats:
-    """Return the log-probability (nats) of a visit's S by the forecast before it, (V,); NaN at first visits."""
+    """Return the log-probability (nats) of S by the forecast, (V,); NaN at first visits."""
     score = betabinom.logpmf(visits.successes, visits.rollouts, alpha, beta)
     return np.where(visits.earlier > 0, score, np.nan)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The candidates that a criterion can judge, best first.
-
-    Attributes:
-        mean_C: mean loss over visits.
-        draws_B_C: mean loss over the visits of prompts resampled with replacement; all candidates see the same prompts.
-    """
+    """The candidates that a criterion can judge, best first."""
 
     criterion: str
     candidates: list[Outcome]
-    mean_C: Floats
-    draws_B_C: Floats
+    mean_C: Floats  # mean loss over visits
+    draws_B_C: Floats  # the same over prompts resampled with replacement, alike for all candidates
 
     def best_of_each(self) -> list[int]:
         """Return the position of the best candidate of every registered name, best first."""
@@ -126,12 +109,12 @@ class Ranking:
         return list(best.values())
 
     def excess(self) -> tuple[Floats, Floats, Floats]:
-        """Return the loss beyond that of the best candidate, and the ends of its 95 % interval; (C,) each."""
+        """Return the loss beyond the best candidate's, and its 95 % interval; (C,) each."""
         low, high = np.percentile(self.draws_B_C - self.draws_B_C[:, [0]], [2.5, 97.5], axis=0)
         return self.mean_C - self.mean_C[0], low, high
 
     def best_discount(self, name: str) -> tuple[float, float, float] | None:
-        """Return the best discount of estimator ``name`` and the ends of its 95 % interval; None for fewer than two."""
+        """Return an estimator's best discount and its 95 % interval; None for fewer than two."""
         members = [at for at, outcome in enumerate(self.candidates) if outcome.estimator.name == name]
         values = np.array([specs.knob_value(self.candidates[at].estimator) or 0.0 for at in members])
         if len(set(values.tolist())) < 2:
@@ -143,11 +126,7 @@ class Ranking:
 
 
 def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
-    """Rank the candidates by the first criterion that judges any of them, with a bootstrap over prompts.
-
-    Raises:
-        UsageError: no criterion judges a candidate on this log.
-    """
+    """Rank by the first criterion that judges a candidate, with a bootstrap over prompts."""
     judged = {name: [outcome for outcome in outcomes if outcome.mean(name) is not None] for name in CRITERIA}
     criterion = next((name for name, able in judged.items() if able), None)
     if criterion is None:

@@ -1,4 +1,4 @@
-"""Read estimators from text such as ``dbb:discount=0.4,prior_alpha=2``, and write them as text and as flags."""
+"""Read estimators from text such as ``dbb:discount=0.4``, and write them as text and flags."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ _SWITCH = {"true": True, "false": False}
 
 def parse(text: str) -> RewardEstimator:
     """Return the estimator that ``NAME`` or ``NAME:PARAMETER=VALUE,...`` names; NAME may be ``module:Class``.
-
-    Raises:
-        UsageError: no such estimator or parameter, or a value outside its range.
 
     Example:
         >>> parse("dbb:discount=0.4").discount
@@ -66,7 +63,7 @@ def family(estimator: RewardEstimator) -> str:
 
 
 def knob(estimator: RewardEstimator) -> str | None:
-    """Return the parameter that curves are drawn over, ``discount`` or ``smoothing``; None if it has neither."""
+    """Return ``discount`` or ``smoothing``, whichever is a parameter; None if neither is."""
     names = [field.name for field in parameter_fields(type(estimator))]
     return next((name for name in _KNOBS if name in names), None)
 
@@ -78,7 +75,7 @@ def knob_value(estimator: RewardEstimator) -> float | None:
 
 
 def swept(estimator: RewardEstimator, values: Iterable[float]) -> list[RewardEstimator]:
-    """Return the estimator with each of the discounts (or smoothings) that it allows; itself if it has neither."""
+    """Return the estimator with each of the discounts (or smoothings) that it allows, else itself."""
     name = knob(estimator)
     if name is None:
         return [estimator]
@@ -92,7 +89,7 @@ def swept(estimator: RewardEstimator, values: Iterable[float]) -> list[RewardEst
 
 
 def sweep(texts: Sequence[str], discounts: Sequence[float] = DISCOUNTS) -> list[RewardEstimator]:
-    """Return the candidates that texts name; a text without a discount (or smoothing) stands for all ``discounts``."""
+    """Return the candidates that texts name; one without a discount stands for all."""
     candidates: dict[str, RewardEstimator] = {}
     for text in texts:
         estimator = parse(text)
@@ -102,7 +99,7 @@ def sweep(texts: Sequence[str], discounts: Sequence[float] = DISCOUNTS) -> list[
 
 
 def with_updates_per_epoch(estimator: RewardEstimator, updates: int) -> RewardEstimator:
-    """Return the estimator with ``updates_per_epoch`` filled in, if it has this parameter and leaves it open (0)."""
+    """Return the estimator with ``updates_per_epoch`` filled in, if it leaves it open (0)."""
     if getattr(estimator, "updates_per_epoch", None) != 0:
         return estimator
     return dataclasses.replace(estimator, updates_per_epoch=float(updates))  # type: ignore[type-var]

@@ -1,8 +1,4 @@
-"""Training methods: named recipes of flag values, one TOML file each, every value with its source.
-
-A method sets a rollout strategy, an advantage form, a loss aggregation, a clip range and whether rollouts are replayed.
-It sets flags and nothing else, and each piece has its own flag.
-"""
+"""Training methods: named recipes of flag values, one TOML file each, every value with its source."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ def names() -> list[str]:
 
 
 def default_estimator(name: str) -> str | None:
-    """Return the estimator of the method as published; None for no method. Raise UsageError for an unknown one."""
+    """Return the published estimator of a method; None for no method. Refuse an unknown one."""
     known = [*names(), NONE]
     if name not in known:
         raise UsageError(
@@ -79,7 +75,7 @@ def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
 
 
 def constant_length(args: SimpleNamespace) -> int:
-    """Return the length of ``CONSTANT_LENGTH`` in tokens: the longest response, or where it has no limit, sequence."""
+    """Return the constant length in tokens: the longest response, else the longest sequence."""
     return int(args.rollout.max_new_tokens or args.data.max_len)
 
 

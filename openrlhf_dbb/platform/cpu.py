@@ -1,4 +1,4 @@
-"""Prepares the processes of a run on a machine without CUDA. The build of torch decides whether this code is used."""
+"""Prepares the processes of a run where torch is built without CUDA."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_flags(args: SimpleNamespace) -> None:
 
 
 def prepare_driver() -> None:
-    """Set the environment of the driver process. Call this before ``import ray`` or any import of OpenRLHF."""
+    """Set the environment of the driver process, before ``import ray`` or OpenRLHF."""
     if machine.ray_cluster() is None:
         # Ray then binds every socket to 127.0.0.1: a laptop is not a cluster.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -88,7 +88,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def has_bf16() -> bool:
-    """Return whether the processor multiplies bfloat16; others emulate it, which takes 6 to 8 times as long."""
+    """Return whether the processor multiplies bfloat16; emulation takes 6 to 8 times as long."""
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and any(flag in cpuinfo.read_text() for flag in ("avx512_bf16", "amx_bf16"))
 

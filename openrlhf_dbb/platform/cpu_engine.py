@@ -1,8 +1,7 @@
 """Runs vLLM's engine in its caller's process and on one thread, with the interface of ``vllm.AsyncLLMEngine``.
 
-vLLM's own asynchronous engine always starts a process. That process imports vllm and torch again, and then competes
-with its parent for the cores at each step. This engine samples from torch's global random stream, which it shares with
-all other code of its process.
+vLLM's own asynchronous engine always starts a process, which competes with its parent for the cores at each step. This
+engine samples from torch's global random stream.
 """
 
 from __future__ import annotations

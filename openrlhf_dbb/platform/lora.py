@@ -1,4 +1,4 @@
-"""Merges LoRA adapters into the weights that are sent to vLLM and saved. The policy keeps weights and adapters apart.
+"""Merges LoRA adapters into the weights that are sent to vLLM and saved.
 
 A layer's merged weight is ``W + alpha / rank * B A``. It has the name of W in a model without adapters.
 """
@@ -16,14 +16,10 @@ _ADAPTER = "default"  # the name that OpenRLHF's get_peft_model gives
 
 
 class Weight:
-    """A weight and its adapter, if it has one. It has what OpenRLHF's weight sync and ours read of a parameter.
-
-    Attributes:
-        parts: the parameters of which the merged weight is made. ZeRO 3 partitions them.
-        requires_grad: whether training changes the merged weight.
-    """
+    """A weight and its adapter, if any, with what the weight sync reads of a parameter."""
 
     def __init__(self, weight: torch.Tensor, layer: Any = None) -> None:
+        # The parameters of which the merged weight is made. ZeRO 3 partitions them.
         self.parts = [weight] if layer is None else list(layer.parameters())
         self.requires_grad = any(part.requires_grad for part in self.parts)
         self.dtype, self.device = weight.dtype, weight.device
@@ -59,9 +55,9 @@ def _plain(name: str) -> str:
 
 
 class MergedModel:
-    """A policy with adapters, as OpenRLHF's ``save_model`` reads a model without. Its weights are only on rank 0.
+    """A policy with adapters, as OpenRLHF's ``save_model`` reads a model without.
 
-    All ranks have to make it.
+    All ranks have to make it; its weights are only on rank 0.
     """
 
     def __init__(self, model: PeftModel, *, keep: bool) -> None:

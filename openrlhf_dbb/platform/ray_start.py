@@ -32,11 +32,7 @@ def prepare() -> None:
 
 
 def init(**options: Any) -> None:
-    """Call ``ray.init``, with ports for the agents if it starts a cluster; try again if it fails.
-
-    Raises:
-        RunError: Ray did not start; the message says how busy the machine is.
-    """
+    """Call ``ray.init``, with ports for the agents if it starts a cluster; try again, then raise RunError."""
     import ray
     from ray._private import node
 
@@ -89,7 +85,7 @@ def _node_with_ports(rays_node: Any) -> Any:
 
 
 def _free_ports(*names: str) -> dict[str, int]:
-    """Return a free port for each name. Another process may take one before its agent does; then Ray does not start."""
+    """Return a free port for each name; another process may take it before the agent does."""
     with contextlib.ExitStack() as stack:
         sockets = {name: stack.enter_context(socket.socket()) for name in names}
         for each in sockets.values():

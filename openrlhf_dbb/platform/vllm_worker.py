@@ -26,7 +26,7 @@ else:
 
     # Not OpenRLHF's own: it needs NCCL, and its import takes seconds in each engine.
     class Upstream:  # type: ignore[no-redef]
-        """The methods of OpenRLHF's ``WorkerWrap`` that it calls where weights are broadcast, over gloo."""
+        """The methods of OpenRLHF's ``WorkerWrap`` that broadcast weights, over gloo."""
 
         def init_process_group(
             self, master_address: str, master_port: int, rank_offset: int, world_size: int, *_: Any, **__: Any

@@ -44,15 +44,10 @@ def names() -> list[str]:
 
 
 def load(name: str, estimator: str | None = None) -> Preset:
-    """Return preset ``name``, or the preset in a file.
+    """Return a preset by its name, "none", or the path of a ``.toml`` file, with the flags of one estimator.
 
-    Args:
-        name: one of :func:`names`, "none", or the path of a ``.toml`` file: ``[flags]``, ``[estimator.NAME]`` for the
-            flags of one estimator only, ``[gpus]``, and ``extends`` with the name of a preset to start from.
-        estimator: the estimator whose flags are taken; None: the preset's own.
-
-    Raises:
-        UsageError: there is no such preset, or the file is not a preset.
+    A file has ``[flags]``, ``[estimator.NAME]`` for the flags of one estimator only, ``[gpus]``, and ``extends`` with
+    the name of a preset to start from. Estimator None is the preset's own.
     """
     if name == NONE:
         return Preset("", {}, {}, False)

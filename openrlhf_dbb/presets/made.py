@@ -22,15 +22,8 @@ def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: C
     """Fill the folder unless its stamp says that it holds what is wanted.
 
     The folder appears complete or not at all. If two processes call at once, one makes it and the other waits.
-
-    Args:
-        folder: to be made; a folder whose stamp says something else is replaced.
-        stamp_name: the file in the folder that says what it holds.
-        wanted: what it shall hold; JSON.
-        write: writes all files but the stamp into an empty folder.
-
-    Raises:
-        UsageError: the folder has files and no stamp; they stay.
+    ``write`` writes all files but the stamp into an empty folder. A folder with another stamp is replaced. One with
+    files and no stamp is refused.
     """
     if _stamp(folder, stamp_name) == wanted:
         return

@@ -30,11 +30,7 @@ def default_folder() -> Path:
 
 
 def prepare(folder: Path) -> None:
-    """Make ``model/``, ``train.jsonl`` and ``heldout.jsonl`` unless they exist, in about half a minute.
-
-    Raises:
-        UsageError: a package is missing.
-    """
+    """Make ``model/``, ``train.jsonl`` and ``heldout.jsonl`` unless they exist, in about half a minute."""
     try:
         versions = {name: version(name) for name in _PACKAGES}
     except PackageNotFoundError as error:

@@ -1,8 +1,7 @@
 r"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not verified.
 
-Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). The last complete ``\boxed{...}`` of
-the response is the answer. Without a box the last number or formula that stands for itself is the answer. Math-Verify
-compares it with the label. A calculation that the response did not carry out is no answer.
+Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). The answer is the last complete
+``\boxed{...}``, else the last number or formula that stands for itself. Math-Verify compares it with the label.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 def score(answer: str | None, label: str) -> float | None:
     """Return 1.0 if the answer equals the label, 0.0 if it does not or is None, and None if nobody could verify it.
 
-    Raises:
-        ValueError: Math-Verify cannot read the label.
+    Raise ValueError if Math-Verify cannot read the label.
     """
     if answer is None and answers.is_value(label):
         return 0.0
@@ -57,11 +55,7 @@ def score(answer: str | None, label: str) -> float | None:
 
 
 def unreadable_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return the labels that Math-Verify cannot read, each with a reason. Plain integers need no check.
-
-    Raises:
-        RuntimeError: no verifier process could start.
-    """
+    """Return the labels that Math-Verify cannot read, each with a reason. Plain integers need no check."""
     asked = [label for label in dict.fromkeys(labels) if not answers.same_integer(label, label)]
     with ThreadPoolExecutor(_pool.size) as threads:
         reasons = threads.map(_pool.why_unreadable, map(answers.label_expression, asked))

@@ -1,7 +1,6 @@
 """Reward function for the tasks of reasoning-gym: 1.0 for an answer with full credit, 0.0 for another, None missing.
 
-Use it as ``--reward.remote_url reasoning_gym``. Labels are those of ``openrlhf_dbb.tasks.problems``. Partial credit
-counts as 0: many tasks give some to any text, and some to an answer that the text merely contains.
+Labels are those of ``openrlhf_dbb.tasks.problems``. Partial credit counts as 0: many tasks give some to any text.
 """
 
 from __future__ import annotations
@@ -27,11 +26,8 @@ def score(response: str, label: str) -> float | None:
     """Return 1.0 for an answer with full credit, 0.0 for another one or none, None if nobody could verify it.
 
     The last ``<answer>...</answer>`` is the answer. Without such tags the answer is on the last line: if the task's own
-    answer is a number, the line's last number that stands for itself, as ``math_answer`` reads it; otherwise the line.
-    If the task's own answer is not a number, the whole response counts too, for answers of several lines.
-
-    Raises:
-        ValueError: it is not the label of a task.
+    answer is a number, the line's last number that stands for itself, as ``math_answer`` reads it; otherwise the line,
+    or the whole response. Raise ValueError for what is not the label of a task.
     """
     correct = _pool.verify(response, label)
     return None if correct is None else float(correct)

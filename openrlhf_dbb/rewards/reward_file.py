@@ -1,4 +1,4 @@
-"""Checks reward functions: each result during a training, and the whole file before it, in a process of its own.
+"""Checks reward functions: the file before a training, and each result during it.
 
 The process imports the file as OpenRLHF does. Then it scores some prompts as if they were responses: a reward function
 that pays for a repeated question teaches the model to repeat it. Labels and empty responses are scored too.
@@ -37,7 +37,7 @@ class RewardError(RunError):
 
 
 def scored(reward_func: Callable[..., Any], file: str, query: str, prompt: str, label: Any) -> Scored:
-    """Call the reward function of a file for one response; return and raise the same as :func:`checked`."""
+    """Call a file's reward function for one response; return and raise as :func:`checked`."""
     source = f"reward_func of {Path(file).name}"
     try:
         result = reward_func([query], [prompt], [label])
@@ -49,11 +49,7 @@ def scored(reward_func: Callable[..., Any], file: str, query: str, prompt: str, 
 def checked(result: Any, source: str) -> Scored:
     """Return reward, score and logs of one response; reward and score are finite, or both None for a missing one.
 
-    Args:
-        result: the return value of the reward function or server ``source`` for this response.
-
-    Raises:
-        RewardError: it is no dictionary with one finite number or None as "rewards" (and "scores").
+    Raise RewardError unless ``source`` gave a dictionary with one finite number or None as "rewards" (and "scores").
     """
     is_form = isinstance(result, dict) and "rewards" in result and isinstance(result.get("extra_logs"), dict | None)
     reward, score = (_number(result.get(key)) for key in ("rewards", "scores")) if is_form else (math.nan, None)
@@ -64,7 +60,7 @@ def checked(result: Any, source: str) -> Scored:
 
 
 def _number(value: Any, *, inner: bool = False) -> float | None:
-    """Return the number in a scalar, or in a list, array or tensor of one; None stays None, all else is math.nan."""
+    """Return the number in a scalar or a list of one; None stays None, all else is math.nan."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, (list, tuple)) and len(value) == 1 and not inner:
         return _number(value[0], inner=True)
@@ -82,11 +78,7 @@ def _failure(error: BaseException, file: str) -> str:
 
 
 def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator) -> list[str]:
-    """Return a warning if prompts are right as responses to themselves.
-
-    Raises:
-        UsageError: the file cannot be imported, fails or hangs, or returns what is no reward for the estimator.
-    """
+    """Return a warning if prompts are right as responses to themselves; refuse a broken file."""
     name, step = Path(file).name, max(1, len(prompts) // TRIED_PROMPTS)
     rows = list(zip(prompts, labels, strict=True))[::step][:TRIED_PROMPTS]
     with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")) as pool:
@@ -116,11 +108,7 @@ def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: R
 
 
 def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Import the file and score some responses to prompts with labels.
-
-    Returns:
-        The "scores", the number of "prompts" tried, and of those whose repetition is "paid"; or why it "failed".
-    """
+    """Return "scores", the numbers of "prompts" and of those "paid"; or why it "failed"."""
     scores: list[float] = []
     paid, prompts, began = 0, 0, time.monotonic()
     try:

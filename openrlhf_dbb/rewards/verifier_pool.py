@@ -55,11 +55,8 @@ class VerifierPool:
     def verify(self, answer: str, label: str) -> bool | None:
         """Return whether the verifier finds the answer equal to the label; None if it could not be verified.
 
-        A text that is known to be nothing but an answer or a label is given to Math-Verify in a box.
-
-        Raises:
-            ValueError: the verifier cannot read the label.
-            RuntimeError: no process could start.
+        A text that is known to be nothing but an answer or a label is given to Math-Verify in a box. Raise ValueError
+        for a label that the verifier cannot read, RuntimeError if no process could start.
         """
         reply = self.ask({"answer": answer, "label": label})
         if "bad_label" in reply:
@@ -119,7 +116,7 @@ class VerifierPool:
 
 
 def _exchange(process: subprocess.Popen[str], request: str, seconds: float) -> dict[str, Any] | None:
-    """Send a request, or nothing, and return the next reply; None if the process has ended or does not reply."""
+    """Send a request, or nothing, and return the next reply; None if there is none."""
     assert process.stdin is not None and process.stdout is not None
     replies = select.poll()
     replies.register(process.stdout, select.POLLIN)
@@ -154,7 +151,7 @@ def _parse(text: str) -> list[Any]:
 
 
 def reply_to(label: str, answer: str | None = None) -> dict[str, Any]:
-    """Return ``correct``, ``unverified`` (the reason) or ``bad_label`` (the reason); {} for a readable label alone."""
+    """Return ``correct``, or why as ``unverified`` or ``bad_label``; {} for a readable label."""
     from math_verify import verify
 
     failed = "bad_label"

@@ -1,4 +1,4 @@
-"""The model and files of the tiny preset: a two-layer Qwen3 on characters that already answers some prompts."""
+"""The tiny preset's model, a two-layer Qwen3 on characters, and its files."""
 
 from __future__ import annotations
 
@@ -32,19 +32,13 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Recipe:
-    """The sizes of what :func:`prepare` makes; the defaults are the tiny preset's.
-
-    Attributes:
-        train_prompts, heldout_prompts, ood_prompts: number of prompts in these splits of the task.
-        warmup_steps: steps of supervised training, >= 1.
-        hidden: width of the model, a multiple of 16.
-    """
+    """The sizes of what :func:`prepare` makes; the defaults are the tiny preset's."""
 
     train_prompts: int = 512
     heldout_prompts: int = 128
     ood_prompts: int = 0
-    warmup_steps: int = 560
-    hidden: int = 64
+    warmup_steps: int = 560  # of supervised training, >= 1
+    hidden: int = 64  # width of the model, a multiple of 16
 
 
 TINY = Recipe()
@@ -52,16 +46,11 @@ TINY = Recipe()
 
 @dataclass(frozen=True)
 class TinyAssets:
-    """The paths of the model with its tokenizer and of the JSONL files of prompts.
-
-    Attributes:
-        heldout: the held-out prompts. Out-of-distribution prompts follow them if the recipe has any; then a column
-            "datasource" is "heldout" or "ood".
-    """
+    """The paths of the model with its tokenizer and of the JSONL files of prompts."""
 
     model: Path
     train: Path
-    heldout: Path
+    heldout: Path  # then the "ood" prompts, if any, told apart by column "datasource"
 
 
 def default_folder() -> Path:
@@ -70,11 +59,9 @@ def default_folder() -> Path:
 
 
 def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
-    """Make the files unless they exist, in about 15 s. A seed, a recipe and a torch version always give the same files.
+    """Make the files unless they exist, in about 15 s; those of another version, seed or recipe are replaced.
 
-    Args:
-        folder: for the files; files of another version, seed or recipe are replaced.
-        seed: of the prompts, the initial weights and the warm start.
+    A seed (of prompts, weights and warm start), a recipe and a torch version always give the same files.
     """
     assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / "heldout.jsonl")
     wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
@@ -85,7 +72,7 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token per character, then <eos> and <pad>. Unknown characters become <pad>."""
+    """Return a tokenizer of characters, <eos> and <pad>. Unknown characters become <pad>."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import WordLevel
@@ -102,7 +89,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(seed: int, hidden: int = TINY.hidden) -> Qwen3ForCausalLM:
-    """Return a model with random weights in float32: 116,160 parameters at the default width, 29,472 at half of it."""
+    """Return a model with random weights in float32, of 116,160 parameters by default."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -182,7 +169,7 @@ def _warm_start(
 
 
 def _encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids (R, T), padded on the right, and the ids to predict (R, T), IGNORED outside the answers."""
+    """Return token ids, padded on the right, and ids to predict, IGNORED outside answers; (R, T)."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 

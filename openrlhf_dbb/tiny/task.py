@@ -17,18 +17,10 @@ CHARACTERS = "0123456789+-s="
 
 
 def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
-    """Return distinct prompts with their labels, in random order.
+    """Return ``{"input": prompt, "label": answer}`` of up to 20,000 distinct prompts, in an order by the seed.
 
-    The hash of a prompt decides its split, so splits of any seeds have no prompt in common. Split "ood" has sorting
-    only, of 3 to 7 digits of which some repeat.
-
-    Args:
-        split: "train", "heldout", "sft" (for the supervised warm start) or "ood".
-        size: number of prompts, 0 to 20000; there are no more short ones.
-        seed: the same seed gives the same prompts in the same order.
-
-    Returns:
-        ``{"input": prompt, "label": answer}`` per prompt; labels are integers of 2 to 7 digits without a leading zero.
+    The hash of a prompt decides its split, so splits of any seeds have no prompt in common. "sft" is for the supervised
+    warm start. Labels are integers of 2 to 7 digits without a leading zero.
     """
     draw = random.Random(f"{split} {seed}")
     makers = (_sorting_repeated,) if split == "ood" else (_addition, _subtraction, _sorting)

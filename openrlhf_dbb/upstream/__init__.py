@@ -62,7 +62,7 @@ def _file(module: str) -> Path:
 
 
 def _run_main_block(*, before_parsing: bool, names: dict[str, Any]) -> None:
-    """Execute OpenRLHF's ``if __name__ == "__main__"`` block before, or after, ``args = parser.parse_args()``."""
+    """Execute OpenRLHF's main block before, or after, ``args = parser.parse_args()``."""
     # OpenRLHF has no function that returns its parser or checks its arguments, and its import takes seconds.
     nodes = ast.parse(_file(COMMAND).read_text(encoding="utf-8")).body
     [main] = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"]
@@ -90,14 +90,9 @@ def choices(flag: str) -> list[str]:
 
 
 def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -> SimpleNamespace:
-    """Nest the flat namespace (``args.actor.adam.lr``) and apply OpenRLHF's own checks and derived values.
+    """Nest the parsed arguments (``args.actor.adam.lr``) and apply OpenRLHF's own checks and derived values.
 
-    Args:
-        args: the result of the parser.
-        group_baseline: False if our form replaces OpenRLHF's baseline of the current group.
-
-    Raises:
-        UsageError: OpenRLHF refuses the arguments.
+    ``group_baseline`` is False if our form replaces OpenRLHF's baseline of the current group.
     """
     flags = dict(vars(args))
     names: dict[str, Any] = {"args": args, "hierarchize": load("openrlhf.utils.config", "hierarchize")}
@@ -138,7 +133,7 @@ def data_parallel_ranks(args: SimpleNamespace) -> int:
 
 @contextlib.contextmanager
 def imports_for_driver() -> Iterator[None]:
-    """Let the driver import OpenRLHF without DeepSpeed, vLLM and torch's compiler, which the driver never uses."""
+    """Let the driver import OpenRLHF without DeepSpeed, vLLM and torch's compiler."""
     import torch
 
     # OpenRLHF decorates functions with torch.compile, which imports the compiler at once.
@@ -152,7 +147,7 @@ def imports_for_driver() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet(verbose: bool = False) -> Iterator[None]:
-    """Drop what OpenRLHF prints and logs in this process. It prints all its arguments, secrets included."""
+    """Drop what OpenRLHF prints in this process: all its arguments, secrets included."""
     if verbose:
         yield
         return
@@ -172,7 +167,7 @@ def plain_class(remote_class: Any) -> type:
 
 
 def replace(module: ModuleType, name: str, replacement: Any) -> None:
-    """Put ``replacement`` where ``module`` of OpenRLHF looks ``name`` up when it runs; raise UsageError without it."""
+    """Put ``replacement`` where ``module`` of OpenRLHF looks ``name`` up."""
     if not hasattr(module, name):
         raise UsageError(f"openrlhf no longer has {module.__name__}.{name}; use {CHECKED_VERSIONS[-1]}")
     setattr(module, name, replacement)
@@ -199,21 +194,13 @@ def mask_trackers() -> None:
 def run(
     args: SimpleNamespace,
     *,
-    trainer: Any | None = None,
+    trainer: Any | None = None,  # anything with ``.remote(...)``
     rollout_actor: Any | None = None,
     policy_actor: Any | None = None,
     get_strategy: Callable[[SimpleNamespace], Any] | None = None,
-    bars: bool = True,
+    bars: bool = True,  # of a trainer in this process
 ) -> None:
-    """Run OpenRLHF's ``train(args)`` with our classes in place of the names that it looks up.
-
-    Args:
-        trainer: anything with ``.remote(...)``, for ``PPOTrainer`` and ``PPOTrainerAsync``.
-        rollout_actor: Ray actor class for ``RolloutRayActor``.
-        policy_actor: Ray actor class for ``PolicyModelActor``.
-        get_strategy: for the function of that name.
-        bars: show the progress bars of a trainer in this process.
-    """
+    """Run OpenRLHF's ``train(args)`` with our classes in place of the names that it looks up."""
     from tqdm import tqdm
 
     with imports_for_driver():

@@ -22,10 +22,7 @@ def deferring(*modules: str) -> Iterator[None]:
     """Let ``import`` of these modules make stand-ins within the block; names taken from them stay stand-ins.
 
     Code within the block may only name the stand-ins. After the block a stand-in becomes the real thing when it is
-    called, when an attribute is read, and in the process that it is pickled to.
-
-    Args:
-        modules: packages and modules, with their submodules. A module that has been imported before stays as it is.
+    called, when an attribute is read, and in the process that it is pickled to. What was imported before stays.
     """
     finder = _Finder(tuple(module for module in modules if module not in sys.modules))
     sys.meta_path.insert(0, finder)

@@ -5,8 +5,7 @@
     greso      prompts whose groups had zero variance are skipped (GRESO)
     posterior  prompts are drawn by the variance that their posterior expects
 
-They know neither torch nor OpenRLHF: prompts are ids, groups are arrays of scores. ``actors/generation.py`` carries out
-their decisions.
+Prompts are ids, groups are arrays of scores. ``actors/generation.py`` carries out the decisions.
 """
 
 from __future__ import annotations

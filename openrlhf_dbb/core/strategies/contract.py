@@ -77,17 +77,12 @@ class Sampler:
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
         """Return the next prompt to generate for; called only if the strategy ``draws``.
 
-        Args:
-            predictive: returns the estimator's present forecast; a call takes the time of a pass over all prompts.
+        ``predictive`` returns the estimator's present forecast, in the time of a pass over all prompts.
         """
         raise NotImplementedError
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
-        """Take note of a generated group, and decide what is done with it.
-
-        Args:
-            scores_N: the verifier's scores before any penalty; NaN where missing.
-        """
+        """Decide what is done with a group; ``scores_N``: the verifier's before any penalty, NaN where missing."""
         return Decision.TRAIN
 
     def end_step(self) -> None:
@@ -112,13 +107,12 @@ class Sampler:
 class RolloutStrategy:
     """Decides which prompts are generated for and which groups are trained on.
 
-    A strategy is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, are its
-    parameters and become the flags ``--NAME.FIELD``. The :class:`Sampler` holds what changes during the training.
+    A strategy is a frozen dataclass whose fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, become
+    the flags ``--NAME.FIELD``. The :class:`Sampler` holds what changes during the training.
 
     Class attributes:
         name: the registered name.
-        needs_scores: True if it judges groups by their scores, so that rewards must be known at generation and a step
-            may need more than a batch of groups.
+        needs_scores: True if it judges groups by their scores, which must then be known at generation.
         min_rollouts: the smallest group that it can use.
         needs_budget: True if a pass over the prompts has no fixed cost, so that a number of rollouts ends the training.
         draws: True if it chooses the prompts by the estimator's forecast; the estimator then needs a ``predictive``.

@@ -20,8 +20,6 @@ class DynamicSampling(RolloutStrategy):
     """Groups of zero variance are replaced by groups of other prompts (DAPO).
 
     A group is trained on if its scores vary and, with ``RunFacts.score_range``, if their mean lies strictly within it.
-    One new prompt replaces each rejected group, so that no accepted group is wasted. DAPO's own loop generates whole
-    batches and discards the surplus.
     """
 
     name: ClassVar[str] = "dynamic"

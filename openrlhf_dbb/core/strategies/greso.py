@@ -32,16 +32,8 @@ MOST_IDLE_PASSES = 200
 class Greso(RolloutStrategy):
     """Prompts whose last groups had zero variance are skipped before generation.
 
-    A prompt is skipped with probability 1 - max(p^z, floor) after z groups in a row of zero variance. p is p_easy if
-    these groups succeeded and p_hard if they failed. A group that varies resets z, and a group of zero variance of the
-    other kind sets z to 1. Skipping does not change z. After every training step from the second pass on, each p falls
-    by STEP if the share of such groups among all generated for the step was at its target or above, and rises by STEP
-    otherwise, within [LOWEST_P, HIGHEST_P]. A third of ``target`` is for groups with only successes, two thirds are for
-    groups with only failures.
-
-    A step's first round has 1.5 batches of prompts. A later round has ``SAFETY * missing / (1 - z)`` prompts, with z
-    the share of groups of zero variance in the round before, between half a batch and the size of the first round.
-    Groups of zero variance are not trained on.
+    After z groups in a row of zero variance the probability is 1 - max(p^z, floor). There is a p of groups that
+    succeeded and one of groups that failed; both adapt to ``target``. docs/methods.md has the rules.
     """
 
     target: float = parameter(0.25, "share of zero-variance groups to aim at", within="(0, 1)")

@@ -24,18 +24,8 @@ from openrlhf_dbb.estimators.parameters import parameter
 class PosteriorSampling(RolloutStrategy):
     """Each batch's prompts are drawn by the expected variance of a reward, E[p (1 - p)].
 
-    Beta(a_i, b_i) is the estimator's forecast of prompt i's success probability just before the batch. With B prompts
-    of P in a batch::
-
-        v_i   = E[p (1 - p)] = a_i b_i / ((a_i + b_i) (a_i + b_i + 1))
-        q_i   = (1 - floor) v_i^power / sum(v^power) + floor / P
-        pi_i  = min(1, c q_i), sum(pi) = B            probability that prompt i is in the batch
-
-    One systematic draw gives a batch of exactly B different prompts. A rollout's advantage is multiplied by
-    ``(B / (P pi_i)) ** weight_power``. With 1 the expected gradient is that of prompts drawn evenly, and no weight
-    exceeds 1 / floor. With 0 the policy is trained on the mixture that was drawn, a curriculum. The weights are exact,
-    since pi is fixed before anything is generated. If v is right, power 1/2 with weights makes the gradient least
-    noisy; ``floor`` bounds the cost of a wrong v.
+    The estimator forecasts each prompt's success probability p as a Beta just before the batch. One systematic draw
+    gives a batch of different prompts. docs/methods.md has the probabilities and the importance weights.
 
     Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952); with this posterior our own.
     """
@@ -117,12 +107,9 @@ def expected_variance(alpha: Floats, beta: Floats) -> Floats:
 
 
 def inclusion(value_P: Floats, batch: int, floor: float) -> Floats:
-    """Return the probability that each prompt is in a batch, (P,) in (0, 1], with the sum ``batch``.
+    """Return the probability that each prompt is in a batch, (P,) in [floor * batch / P, 1], with the sum ``batch``.
 
-    Args:
-        value_P: >= 0. The draws are in proportion to it, apart from the floor and the limit of 1.
-        batch: at most P.
-        floor: share in (0, 1] that all prompts get alike. No probability is below ``floor * batch / P``.
+    The draws are in proportion to ``value_P`` >= 0, apart from the floor in (0, 1] and the limit of 1.
     """
     prompts, total = len(value_P), value_P.sum()
     even_P = np.full(prompts, 1 / prompts)
@@ -138,7 +125,7 @@ def inclusion(value_P: Floats, batch: int, floor: float) -> Floats:
 
 
 def systematic(pi_P: Floats, random: np.random.Generator) -> NDArray[np.int64]:
-    """Draw as many different prompts as ``pi_P``, in (0, 1], sums to, each with its probability, in random order."""
+    """Draw as many different prompts as ``pi_P`` sums to, each with its probability."""
     certain = np.flatnonzero(pi_P == 1)
     others = random.permutation(np.flatnonzero(pi_P < 1))
     size = round(float(pi_P.sum())) - len(certain)

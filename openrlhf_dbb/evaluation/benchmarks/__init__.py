@@ -61,10 +61,7 @@ def find(text: str) -> Benchmark:
 
     The data file of ``NAME=FILE`` has columns ``input`` and ``label``. Its prompts are used verbatim, without a chat
     template. Math-Verify verifies the responses. A TOML file names its benchmark. Its ``configs`` may be a table:
-    configuration = form of its answers. A relative ``file`` is relative to it.
-
-    Raises:
-        UsageError: there is no such benchmark or file, or the file has a mistake.
+    configuration = form of its answers. A relative ``file`` is relative to it. Mistakes are refused.
     """
     if tasks.is_spec(text):
         return Benchmark(text, text.removeprefix(tasks.PREFIX), hub=text, question="prompt", verifier="reasoning_gym")

@@ -2,8 +2,7 @@
 
 The last statement counts: a box, "the answer is ...", "option ... is correct". Letters elsewhere are words ("A", "I")
 or options under discussion; without any statement, only a letter alone on the last line counts, or one in parentheses
-at its end. A statement with several letters, "(A) or (B)", is not an answer. The extractions of MMLU-Pro and
-simple-evals use such statements too, but take the first one, and MMLU-Pro's falls back on any lone letter.
+at its end. A statement with several letters, "(A) or (B)", is not an answer.
 """
 
 from __future__ import annotations
