@@ -94,7 +94,7 @@ def ours(tmp_path):
         opened.append(store)
         run = store.create_run(
             "run", estimator=estimator, estimator_version=built.version, parameters=parameters,
-            state_fields=built.state_fields, model="m", dataset="d", dataset_digest="x", reward="r", config={},
+            state_fields=built.belief.state_fields, model="m", dataset="d", dataset_digest="x", reward="r", config={},
         )  # fmt: skip
         labels = [str(i + 1) for i in range(len(PROMPTS))]
         posteriors = Posteriors(built, store, run, PROMPTS, labels)

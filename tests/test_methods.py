@@ -125,7 +125,11 @@ PLAIN, FORM = "all prompts, all groups", "advantage (X - p) / sqrt(variance)"
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        ([], f"grpo: {PLAIN}; estimator dbb; {FORM}; loss seq-mean-token-mean; clip 0.98 0.98; no KL"),
+        (
+            [],
+            f"grpo with dbb, the paper's recipe: {PLAIN}; estimator dbb; {FORM}; loss seq-mean-token-mean; "
+            "clip 0.98 0.98; no KL",
+        ),
         (
             ["--method", "repo"],
             f"repo: {PLAIN}; estimator point; {FORM}; loss seq-mean-token-mean; clip 0.2 0.28; no KL; "

@@ -30,7 +30,7 @@ def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: Reward
         state["features"] = text_features(texts)
     rewards_V_G = rewards_of(log.rollouts, log.successes)
     rewards_V_G = np.where(belief.supports(rewards_V_G), rewards_V_G, np.nan)
-    some_V = ~np.isnan(rewards_V_G).all(axis=1)
+    some_V = np.asarray(~np.isnan(rewards_V_G).all(axis=1))
     for rows in np.split(np.arange(len(log.step)), np.flatnonzero(np.diff(log.step)) + 1):
         rows = rows[some_V[rows]]
         belief.observe_at(state, prompt_V[rows], rewards_V_G[rows], log.lag[rows])

@@ -129,8 +129,7 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
 
 
 def _new_run(record: storage.RunRecord) -> str:
-    """Return the advice to start a new run; only a run that keeps posteriors can be its warm start."""
-    return "start a new run" + f", with --warm_start {record.name} from its posteriors"
+    return f"start a new run, with --warm_start {record.name} from its posteriors"
 
 
 def _changed(settings: Settings, record: storage.RunRecord) -> dict[str, tuple[Any, Any]]:
