@@ -69,6 +69,8 @@ def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_eno
     flags = ["--train.micro_batch_size", "8", "--data.max_len", "512", "--rollout.max_new_tokens", "64"]
     # Saved for the backward pass: 8 x 512 tokens x 30 layers x 576 x 80 bytes = 5.3 GiB; 2 layers' with checkpoints.
     with_all = cpu_fit.memory(fitted(*flags)) / GIB
+    packed = cpu_fit.memory(fitted(*flags, "--ds.packing_samples")) / GIB
+    assert packed - with_all == pytest.approx(8 * 64 * 49_152 * 10 / GIB)  # OpenRLHF's pass copies the logits
     machine(free=with_all - 1)
     settings = fitted(*flags)
     assert chosen(settings)[3] and cpu_fit.memory(settings) / GIB == pytest.approx(with_all - 5.27 * 28 / 30, abs=0.02)

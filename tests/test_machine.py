@@ -131,19 +131,25 @@ def test_a_compiled_module_comes_before_its_shim(tmp_path):
 
 
 @pytest.mark.parametrize(("home", "expected"), [("with", "with/bin/nvcc"), ("without", None), (None, "bin/nvcc")])
-def test_flashinfer_is_left_out_where_it_would_find_no_nvcc(tmp_path, monkeypatch, home, expected):
+def test_nvcc_is_found_where_deepspeed_looks_for_it(tmp_path, monkeypatch, home, expected):
     for place in (tmp_path / "with/bin/nvcc", tmp_path / "bin/nvcc"):
         place.parent.mkdir(parents=True)
         place.touch(mode=0o755)
-    for name in ("CUDA_PATH", "CUDA_HOME", "VLLM_USE_FLASHINFER_SAMPLER"):
+    for name in ("CUDA_PATH", "CUDA_HOME"):
         monkeypatch.delenv(name, raising=False)
     if home:
         monkeypatch.setenv("CUDA_HOME", str(tmp_path / home))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert machine.nvcc() == (str(tmp_path / expected) if expected else None)
-    assert cuda.worker_environment() == ({} if expected else {"VLLM_USE_FLASHINFER_SAMPLER": "0"})
-    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")  # the user's own choice
-    assert cuda.worker_environment() == {}
+
+
+def test_flashinfer_is_left_out_with_and_without_nvcc_unless_the_user_wants_it(monkeypatch):
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    for found in (None, "/usr/local/cuda/bin/nvcc"):
+        monkeypatch.setattr(machine, "nvcc", lambda found=found: found)
+        assert cuda.worker_environment() == {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
+    assert cuda.worker_environment() == {"VLLM_USE_FLASHINFER_SAMPLER": "1"}
 
 
 HOPPER, TURING, BLACKWELL = ((machine.Gpu("G", 1, (major, minor)),) for major, minor in ((9, 0), (7, 5), (10, 0)))

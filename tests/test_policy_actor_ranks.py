@@ -14,6 +14,11 @@ def rollouts(policy, rows, advantage):
                       advantages=advantages, returns=advantages.clone(), info={"reward": torch.ones(rows)})
     made.action_log_probs = policy.forward(tokens, actions, made.attention_mask)
     return made
+
+def train(policy):
+    policy.append(rollouts(policy, 4, 1.0))
+    torch.manual_seed(2)  # the order of the rows
+    policy.fit()
 """
 
 REPLAYS = """
@@ -53,11 +58,6 @@ EXACT = """
 def fp32(resume):
     return actor({"ds.param_dtype": "fp32", "ckpt.load_enable": resume})
 
-def train(policy):
-    policy.append(rollouts(policy, 4, 1.0))
-    torch.manual_seed(2)  # the order of the rows
-    policy.fit()
-
 def weights(policy):
     return torch.cat([each.detach().flatten() for each in policy.actor.model.module.parameters()])
 
@@ -91,3 +91,42 @@ def test_a_checkpoint_in_fp32_continues_exactly(two_ranks, tmp_path, more, train
     assert (found["dtype"], found["moved"]) == ("torch.float32", True)
     assert found["resumed"] == [True, True, 2]  # one step before the checkpoint, one after
     assert found["trained"] == found["moments"] == trained  # Adam keeps nothing for a frozen weight
+
+
+SLEEP = """
+def log_probs(policy):
+    return rollouts(policy, 4, 1.0).action_log_probs.tolist()
+
+found = {}
+for stage in (1, 2, 3):
+    values = {"ds.zero_stage": stage, "ckpt.path": f"{settings.flags['ckpt.path']}/{stage}"}
+    plain, sleeper = actor(values), actor({**values, "ds.enable_sleep": True})  # upstream lets it sleep at once
+    before = log_probs(plain)
+    for _ in range(2):
+        train(plain)
+        sleeper.reload_states()
+        train(sleeper)
+        same = log_probs(plain) == log_probs(sleeper) != before
+        sleeper.offload_states()
+    sleeper.reload_states()
+    sleeper.save_checkpoint("one", {})
+    resumed = actor({**values, "ckpt.load_enable": True})
+    kept = sorted({key for state in resumed.actor.model.basic_optimizer.state.values() for key in state})
+    train(plain)
+    train(resumed)
+    found[stage] = {"same": same, "kept": kept, "resumed": log_probs(plain) == log_probs(resumed)}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.active(), reason="over gloo")
+def test_a_policy_that_sleeps_between_its_steps_trains_the_same_in_every_zero_stage(two_ranks, tmp_path):
+    arguments = rank_arguments(
+        tmp_path / "start", 1, "--rollout.batch_size", "1", "--rollout.n_samples_per_prompt", "4", "--ds.param_dtype",
+        "bf16", "--train.batch_size", "4", "--actor.adam.lr", "1e-2", "--ckpt.path", str(tmp_path / "checkpoints"),
+    )  # fmt: skip
+    [found] = two_ranks(RANK + ROLLOUTS + SLEEP, *arguments, count=1)
+    # A checkpoint holds the buffers that ZeRO 3 sleeps in; loaded onto a GPU, they would hold the sleeping Adam there.
+    as_it_is = {"same": True, "kept": ["exp_avg", "exp_avg_sq", "step"], "resumed": True}
+    assert found == {"1": as_it_is, "2": as_it_is, "3": as_it_is}

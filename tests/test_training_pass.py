@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from trainings import RANK, rank_arguments
 
 from openrlhf_dbb import tiny
@@ -11,7 +12,8 @@ cpu.prepare_driver()
 
 from openrlhf.models import Actor  # noqa: E402
 
-from openrlhf_dbb.actors.training_pass import ResponseActor, contributing  # noqa: E402
+from openrlhf_dbb.actors import training_pass  # noqa: E402
+from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor, contributing  # noqa: E402
 
 # Two actions apart, as agents make them; a row that is shorter; a row without a response.
 ACTIONS = torch.tensor([[0, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0]])
@@ -19,7 +21,9 @@ LENGTHS = torch.tensor([8, 4, 5, 7])
 
 
 @pytest.mark.parametrize("rows", [None, [True, False, False, True], [False, True, False, False]])
-def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, rows):
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
+def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, monkeypatch, rows, dtype, rounding):
+    monkeypatch.setitem(training_pass.CHUNK, "cpu", 5 * 14)  # five tokens of 14 words
     tiny.build_model(3).save_pretrained(tmp_path)
     tokens = torch.randint(0, 14, (4, 8), generator=torch.Generator().manual_seed(1))
     attention = (torch.arange(8)[None] < LENGTHS[:, None]).long()
@@ -28,7 +32,7 @@ def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, 
     found = []
     for wrapper in (Actor, ResponseActor):
         actor = wrapper(str(tmp_path), **options)
-        actor.model.float()
+        actor.model.to(dtype)
         if wrapper is ResponseActor:
             actor.rows = rows and torch.tensor(rows)
         with torch.compiler.set_stance("force_eager"):
@@ -38,7 +42,38 @@ def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, 
         found.append([log_probs * kept, entropy, *(weight.grad for weight in actor.model.parameters())])
         if rows is not None and wrapper is ResponseActor:
             assert torch.equal(log_probs, log_probs * kept)  # rows that are left out are 0
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+    assert output["logits"] is None  # their memory has become the gradient's
+    torch.testing.assert_close(found[1], found[0], rtol=rounding, atol=rounding / 10)
+
+
+class Made(TorchDispatchMode):
+    """Notes the sizes in bytes of the tensors that operations make, views left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not result._is_view() and result is not args[0]:
+            self.sizes.append(result.nbytes)
+        return result
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_beside_the_logits_nothing_is_larger_than_a_chunk(monkeypatch, dtype):
+    monkeypatch.setitem(training_pass.CHUNK, "cpu", 3 * 50)
+    logits = torch.randn(40, 50, generator=torch.Generator().manual_seed(1)).to(dtype).requires_grad_()
+    copy = logits * 1
+    gradients = []
+    copy.register_hook(gradients.append)
+    with Made() as made:
+        log_probs, entropy = LogProbs.apply(copy, torch.arange(40), 1.0)
+        assert entropy.requires_grad
+        torch.autograd.grad(log_probs, copy, torch.full_like(log_probs, -0.5))
+    assert max(made.sizes) == 3 * 50 * 4
+    expected = 0.5 * (logits.detach().float().softmax(1) - torch.eye(40, 50))
+    torch.testing.assert_close(copy.detach(), expected.to(dtype))
 
 
 def test_rows_that_change_nothing():

@@ -50,6 +50,14 @@ def test_buckets_keep_the_order_and_their_size(limit, expected):
     assert [[parameter.name for parameter in bucket] for bucket in filled] == expected
 
 
+def receives(load_weights):
+    receiver = Receiver()
+    receiver.device = torch.device("cuda", 3)
+    receiver.model_config = SimpleNamespace(dtype=torch.bfloat16)
+    receiver.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=load_weights))
+    return receiver
+
+
 def test_a_parameter_that_vllm_ignores_is_an_error_each_time():
     loaded = []
 
@@ -58,9 +66,7 @@ def test_a_parameter_that_vllm_ignores_is_an_error_each_time():
         loaded.append(names)
         return set(names)
 
-    receiver = Receiver()
-    receiver.model_config = SimpleNamespace(dtype=torch.bfloat16)
-    receiver.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=load_weights))
+    receiver = receives(load_weights)
     weights = [("a", torch.ones(1)), ("b", torch.ones(2))]
     receiver.load(weights)
     receiver.load(weights)
@@ -68,3 +74,23 @@ def test_a_parameter_that_vllm_ignores_is_an_error_each_time():
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"loaded nothing from 'lost' \(2, 3\)"):
             receiver.load([*weights, ("lost", torch.ones(2, 3))])
+
+
+def test_a_weight_in_the_policys_memory_is_loaded_and_one_that_vllm_ignores_is_an_error(monkeypatch):
+    monkeypatch.setattr("openrlhf.trainer.ray.utils.get_physical_gpu_id", lambda: "this GPU")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    loaded = {}
+
+    def load_weights(weights):
+        loaded.update((name, weight) for name, weight in weights if name != "lost")
+        return set(loaded) & {name for name, _ in weights}
+
+    def rebuild(*values):  # torch's function has the number of the GPU in the seventh place
+        return torch.tensor(values, dtype=torch.float32)
+
+    receiver = receives(load_weights)
+    handles = {"another GPU": None, "this GPU": (rebuild, (0, 1, 2, 3, 4, 5, 99, 7))}
+    receiver.update_weight_cuda_ipc("a", torch.float32, (8,), handles)
+    assert loaded["a"].tolist() == [0, 1, 2, 3, 4, 5, 3, 7] and loaded["a"].dtype == torch.bfloat16
+    with pytest.raises(RuntimeError, match=r"loaded nothing from 'lost' \(8,\)"):
+        receiver.update_weight_cuda_ipc("lost", torch.float32, (8,), handles)

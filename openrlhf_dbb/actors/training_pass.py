@@ -1,6 +1,7 @@
 """Leaves out of the policy's passes what nobody reads; losses and gradients stay OpenRLHF's to rounding.
 
 - Logits, log-probs and entropy of tokens that are not part of a response.
+- Copies of the logits: they are in float32 a chunk at a time, and their gradient takes their place.
 - The pass that takes the old log-probs, where a step has one optimizer update: the training pass takes the same.
 - Rows whose advantages are all 0, where no other term reads them. They count in the loss's mean all the same.
 
@@ -10,11 +11,11 @@ Packed rows keep OpenRLHF's own pass.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from openrlhf.models import Actor, PolicyLoss
-from openrlhf.models.utils import compute_entropy, log_probs_from_logits
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 from peft import PeftModel
@@ -22,6 +23,48 @@ from peft.tuners.lora import LoraLayer
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
+
+# Logits that are in float32 at a time: 16 MiB, which a processor's cache holds; more to keep a GPU busy.
+CHUNK = {"cpu": 2**22, "cuda": 2**25}
+
+
+class LogProbs(torch.autograd.Function):
+    """Log-probs and entropies from logits. The backward pass writes the gradient over the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> Any:
+        """Return log-probs of tokens (T,) and entropies in nats, both (T,) in float32; logits are (T, V)."""
+        total, log_probs, entropy = logits.new_empty((3, len(tokens), 1), dtype=torch.float32)
+        for rows, scaled in _chunks(logits, temperature):
+            total[rows] = scaled.logsumexp(dim=1, keepdim=True)
+            log_p = scaled.sub_(total[rows])
+            log_probs[rows] = log_p.gather(1, tokens[rows, None])
+            entropy[rows] = -log_p.exp().mul_(log_p).sum(dim=1, keepdim=True)
+        ctx.save_for_backward(logits, tokens, total, entropy)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)  # an entropy that is only logged takes no part in the backward pass
+        return log_probs[:, 0], entropy[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, of_log_probs: torch.Tensor, of_entropy: torch.Tensor | None) -> Any:
+        """Return the gradient of the logits, in their memory."""
+        logits, tokens, total, entropy = ctx.saved_tensors
+        for rows, scaled in _chunks(logits, ctx.temperature):
+            log_p = scaled.sub_(total[rows])
+            p, slope = log_p.exp(), of_log_probs[rows, None] / ctx.temperature
+            gradient = (p * -slope).scatter_add_(1, tokens[rows, None], slope)
+            if of_entropy is not None:
+                gradient -= of_entropy[rows, None] / ctx.temperature * p * (log_p + entropy[rows])
+            logits[rows] = gradient
+        return logits, None, None
+
+
+def _chunks(logits: torch.Tensor, temperature: float) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield slices of rows, and the logits there in float32, divided by the temperature."""
+    size = max(CHUNK[logits.device.type] // logits.shape[1], 1)
+    for start in range(0, len(logits), size):
+        rows = slice(start, start + size)
+        yield rows, logits[rows].float() / temperature
 
 
 class ResponseActor(Actor):
@@ -71,16 +114,14 @@ class ResponseActor(Actor):
         tokens, attention = sequences[rows[:, 0], :end], attention_mask[rows[:, 0], :end]
         positions = (attention.long().cumsum(-1) - 1).masked_fill(attention == 0, 1)
         output = self.model(tokens, attention_mask=attention, position_ids=positions, logits_to_keep=predicted - 1)
-        logits = output["logits"].to(torch.float32)
-        if self.temperature != 1.0:
-            logits.div_(self.temperature)
+        logits, output["logits"] = output["logits"].flatten(0, 1), None
+        chosen = tokens[:, predicted]
 
         def spread(values: torch.Tensor) -> torch.Tensor:
-            return values.new_zeros(action_mask.shape).index_put((rows, columns[None]), values)
+            return values.new_zeros(action_mask.shape).index_put((rows, columns[None]), values.view(chosen.shape))
 
-        if return_entropy:
-            output.entropy = spread(compute_entropy(logits))
-        log_probs = spread(log_probs_from_logits(logits, tokens[:, predicted])) * action_mask.float()
+        log_probs, output.entropy = map(spread, LogProbs.apply(logits, chosen.flatten(), self.temperature))
+        log_probs = log_probs * action_mask.float()
         return (log_probs, output) if return_output else log_probs
 
 

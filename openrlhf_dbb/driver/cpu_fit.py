@@ -101,7 +101,9 @@ def memory(settings: Settings, *, longest: bool = True) -> float:
         return float(policies + engines + _PROCESS)
     rows, layers = args.train.micro_batch_size, 2 if args.actor.gradient_checkpointing_enable else shape.layers
     saved = rows * args.data.max_len * shape.hidden * _SAVED * layers
-    logits = 16 * rows * (args.rollout.max_new_tokens or args.data.max_len) * shape.vocabulary
+    # Bytes a logit, as measured. OpenRLHF's pass, which packed rows take too, copies the logits.
+    each = 16 if settings.estimator == "none" or args.ds.packing_samples else 6
+    logits = each * rows * (args.rollout.max_new_tokens or args.data.max_len) * shape.vocabulary
     cache = args.vllm.num_engines * engine_arguments(settings)["kv_cache_memory_bytes"]
     return float(policies + engines + _PROCESS + ranks * (saved + logits) + cache)
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from deepspeed.ops.adam import fused_adam
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.utils import convert_to_torch_dtype
 from peft import PeftModel
@@ -68,7 +69,11 @@ class Backend(DeepspeedStrategy):
 
     def load_ckpt(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a checkpoint as upstream does. Frozen weights that are not in it stay those of the base model."""
-        return super().load_ckpt(model, *args, **kwargs, load_module_strict=not isinstance(model.module, PeftModel))
+        found = super().load_ckpt(model, *args, **kwargs, load_module_strict=not isinstance(model.module, PeftModel))
+        for state in model.basic_optimizer.state.values():  # buffers of ZeRO 3's sleep, now on the GPU: no use there
+            state.pop("exp_avg_offload_buffer", None)
+            state.pop("exp_avg_sq_offload_buffer", None)
+        return found
 
     def get_ds_train_config(
         self, optim_dict: dict[str, Any] | None = None, *, max_norm: float | None = None
@@ -77,6 +82,9 @@ class Backend(DeepspeedStrategy):
         if optim_dict is not None and optim_dict["type"] == "AdamW" and not self.adam_offload:
             # DeepSpeed's own Adam is compiled at the start: that takes a minute or more, and nvcc.
             config["optimizer"]["params"]["torch_adam"] = True
+            if self.stage == 3:
+                # To offload its state for --ds.enable_sleep, DeepSpeed asserts this class; the state is the same.
+                upstream.replace(fused_adam, "FusedAdam", torch.optim.AdamW)
             if torch.cuda.is_available():
                 config["optimizer"]["params"]["fused"] = True  # the unfused one needs the weights' memory once more
         if self.use_dynamic_batch:

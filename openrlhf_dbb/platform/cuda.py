@@ -21,7 +21,8 @@ SHARED = "--train.colocate_all: on the policy's GPUs"
 FLASH, TORCH = "flash_attention_2", "sdpa"
 _KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
 
-LEAST_SEQUENCES, MOST_SEQUENCES = 128, 1024  # sequences that an engine runs at a time; vLLM's default is 128
+# Sequences that an engine runs at a time; vLLM's default is 128. On a GPU vLLM keeps 4 bytes a sequence and word.
+LEAST_SEQUENCES, MOST_SEQUENCES = 128, 512
 MAX_NUM_BATCHED_TOKENS = 8192  # tokens in one step of an engine; vLLM's default for its asynchronous engine is 2,048
 PACKING = _PACKING, _DYNAMIC = "ds.packing_samples", "train.dynamic_batch_enable"
 _ATTENTION = "ds.attn_implementation"
@@ -65,9 +66,8 @@ def check_flags(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> None:
 
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of every Ray worker, and so of the vLLM engines."""
-    if "VLLM_USE_FLASHINFER_SAMPLER" in os.environ or machine.nvcc() is not None:
-        return {}
-    return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}  # vLLM would compile it at the first top-p, and fail without nvcc
+    # vLLM would compile FlashInfer's sampler at the first top-p. Only evaluations have one.
+    return {"VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")}
 
 
 def choose_attention(gpus: Sequence[machine.Gpu]) -> tuple[str, str]:

@@ -90,6 +90,15 @@ class Receiver:
         self._model_update_group.broadcast(packed, src=0, stream=stream)  # type: ignore[attr-defined]
         self.load(list(unpack(parameters, packed)))
 
+    def update_weight_cuda_ipc(self, name: str, dtype: Any, shape: Any, ipc_handles: Any, *_: Any) -> None:
+        """Load one parameter from the policy's memory on the same GPU; raises as above, which upstream's does not."""
+        from openrlhf.trainer.ray.utils import get_physical_gpu_id
+
+        rebuild, values = ipc_handles[get_physical_gpu_id()]
+        place = self.device.index  # type: ignore[attr-defined]  # the policy's process may number the GPUs otherwise
+        self.load([(name, rebuild(*values[:6], place, *values[7:]))])
+        torch.cuda.synchronize()  # the policy frees the memory once this returns
+
     def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         """Load weights by name into vLLM's model; raises as :meth:`receive_weights`."""
         dtype, model = self.model_config.dtype, self.model_runner.model  # type: ignore[attr-defined]

@@ -167,9 +167,9 @@ def plain_class(remote_class: Any) -> type:
 
 
 def replace(module: ModuleType, name: str, replacement: Any) -> None:
-    """Put ``replacement`` where ``module`` of OpenRLHF looks ``name`` up."""
+    """Put ``replacement`` where OpenRLHF, or a package that it uses, looks ``name`` up; raise UsageError without it."""
     if not hasattr(module, name):
-        raise UsageError(f"openrlhf no longer has {module.__name__}.{name}; use {CHECKED_VERSIONS[-1]}")
+        raise UsageError(f"{module.__name__} has no {name}; install the locked versions: bash scripts/setup_env.sh")
     setattr(module, name, replacement)
 
 
