@@ -13,7 +13,8 @@ from openrlhf_dbb import storage
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, cluster
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import machine
+from openrlhf_dbb.evaluation import engines
+from openrlhf_dbb.platform import machine, ray_start
 
 SEPARATE = ["--no-train.colocate_all", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "3"]
 
@@ -30,6 +31,33 @@ SEPARATE = ["--no-train.colocate_all", "--actor.num_gpus_per_node", "2", "--vllm
 )
 def test_gpus_are_counted_as_openrlhf_reserves_them(flags, gpus):
     assert cluster.gpus_needed(arguments.parse(["--preset", "tiny", *flags]).args) == gpus
+
+
+def test_fewer_cpus_than_gpus_are_given_or_counted(pretend_gpus, monkeypatch):
+    ray_start.prepare()
+    import ray
+
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr("ray._private.utils.get_num_cpus", lambda: 1)
+    pretend_gpus(2)
+    settings = arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"])
+    given, init = [], ray_start.init
+
+    def with_one_cpu(num_cpus, **options):
+        given.append(num_cpus)
+        init(num_cpus=1, num_gpus=2, **options)
+
+    monkeypatch.setattr(ray_start, "init", with_one_cpu)
+    try:
+        with pytest.raises(UsageError, match=r"^these flags need 3 GPUs, there are 1; .*--cpus-per-task"):
+            cluster.start(settings)
+        assert ray_start.places() == 1 and ray_start.places(2) == 1
+    finally:
+        ray.shutdown()
+    with pytest.raises(UsageError, match=r"^Ray has GPUs, each with a CPU, for 1 engines with"):  # noqa: SIM117
+        with engines.ray_started(2, 1, verbose=False):
+            pass
+    assert given == [2 + 2, 2 + 2]
 
 
 def test_a_cluster_is_that_of_ray_address_or_the_one_on_this_host_or_none(monkeypatch, tmp_path):

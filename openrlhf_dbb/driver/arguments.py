@@ -163,10 +163,11 @@ def _check_preset_value(flag: str, value: Any, actions: Mapping[str, argparse.Ac
 
 def _use_all_gpus(values: dict[str, Any], gpus: Mapping[str, Any]) -> None:
     """Replace "all" in the values that a preset's ``[gpus]`` sets."""
-    devices = len(machine.look().gpus)
+    hosts = values["actor.num_nodes"]
+    devices = hosts * len(machine.look().gpus)
     tensor_parallel, apart = max(values["vllm.tensor_parallel_size"], 1), bool(values["train.async_enable"])
     engines = cuda.engines(devices, tensor_parallel, apart=apart)
-    ranks = devices - engines * tensor_parallel if apart else devices
+    ranks = (devices - engines * tensor_parallel if apart else devices) // hosts
     for flag in gpus:
         if values[flag] == "all":
             values[flag] = max(engines if flag == "vllm.num_engines" else ranks, 1)

@@ -5,6 +5,7 @@ docs/machines.md says which parts of this have been run on a GPU.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ PADDED = "micro-batch size x --data.max_len"
 SHARED = "--train.colocate_all: on the policy's GPUs"
 
 FLASH, TORCH = "flash_attention_2", "sdpa"
+LEAST_CAPABILITY = (8, 0)  # the first with bfloat16
+_ALLOCATOR = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # torch reads both
 _KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
 
 LEAST_SEQUENCES, MOST_SEQUENCES = 128, 1024  # sequences that an engine runs at a time; vLLM's default is 128
@@ -51,16 +54,30 @@ def check_machine() -> None:
 
 def check_flags(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> None:
     """Raise UsageError for a flag that needs something that these GPUs or this host do not have."""
-    attention = args.ds.attn_implementation
+    ds, attention, leave = args.ds, args.ds.attn_implementation, "install it, or leave it out"
     if why := unavailable(attention, gpus):
         raise UsageError(f"--{_ATTENTION} {attention}: {why}; use {choose_attention(gpus)[0]}, or leave it out")
-    for flag, used in (
-        ("--ds.adam_offload", args.ds.adam_offload),
-        ("--actor.optim muon", args.actor.optim == "muon"),
-        ("--ds.deepcompile", args.ds.deepcompile),
-    ):
-        if used and machine.nvcc() is None:
-            raise UsageError(f"{flag}: DeepSpeed compiles this with nvcc, which is missing; install it or leave it out")
+    old = [gpu.name for gpu in gpus if gpu.capability < LEAST_CAPABILITY]
+    ring = ds.ring_attn_size > 1 and not (attention == FLASH and machine.is_real("ring_flash_attn"))
+    liger = ds.use_liger_kernel and not machine.is_real("liger_kernel")
+    expandable = [name for name in _ALLOCATOR if "expandable_segments:True" in os.environ.get(name, "")]
+    shared = args.train.colocate_all and not args.train.async_enable
+    nvcc, compiles = machine.nvcc() is None, "DeepSpeed compiles this with nvcc, which is missing"
+    for what, used, why, advice in (
+        (", ".join(old), old, "vLLM's bfloat16 needs compute capability 8.0", "hide it with CUDA_VISIBLE_DEVICES"),
+        (f"--ds.ring_attn_size {ds.ring_attn_size}", ring, f"it needs {FLASH} and ring_flash_attn", leave),
+        ("--ds.use_liger_kernel", liger, "there is no package liger_kernel", leave),
+        ("--ds.param_dtype fp16", ds.param_dtype == "fp16", "vLLM generates in bfloat16", "use bf16"),
+        ("--ds.zero_stage 0", ds.zero_stage == 0 and ds.enable_sleep, "DeepSpeed's states stay on the GPU, although "
+         "--ds.enable_sleep is to move them off it", "give --ds.zero_stage 2, or --no-ds.enable_sleep"),
+        (" and ".join(expandable), shared and expandable, "expandable_segments:True changes the memory that vLLM is to "
+         "read new weights from", "unset it"),
+        ("--ds.adam_offload", ds.adam_offload and nvcc, compiles, leave),
+        ("--actor.optim muon", args.actor.optim == "muon" and nvcc, compiles, leave),
+        ("--ds.deepcompile", ds.deepcompile and nvcc, compiles, leave),
+    ):  # fmt: skip
+        if used:
+            raise UsageError(f"{what}: {why}; {advice}")
 
 
 def worker_environment() -> dict[str, str]:
@@ -132,13 +149,24 @@ def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
             ("critic", flags["algo.advantage.estimator"] == "gae"),
             ("reward", not flags["reward.remote_url"]),
         ):
-            if used and f"{model}.num_gpus_per_node" not in origin:
-                put(f"{model}.num_gpus_per_node", flags["actor.num_gpus_per_node"], SHARED)
+            for places in ("num_nodes", "num_gpus_per_node"):
+                if used and f"{model}.{places}" not in origin:
+                    put(f"{model}.{places}", flags[f"actor.{places}"], SHARED)
     if flags[_DYNAMIC]:
         for part in ("train", "rollout"):  # padded micro-batches take at most this memory
             if f"{part}.max_tokens_per_gpu" not in origin:
                 tokens = flags[f"{part}.micro_batch_size"] * flags["data.max_len"]
                 put(f"{part}.max_tokens_per_gpu", tokens, PADDED)
+
+
+def rows(args: SimpleNamespace, part: str) -> int:
+    """Return the most rows of ``--data.max_len`` tokens in a micro-batch; ``part`` is "train" or "rollout"."""
+    flags = getattr(args, part)
+    if args.train.dynamic_batch_enable:
+        return max(1, int(flags.max_tokens_per_gpu // args.data.max_len))
+    fresh = int(flags.micro_batch_size)
+    replayed = fresh * args.replay.samples if part == "train" else 0  # for each group, dealt evenly
+    return fresh + math.ceil(replayed / args.rollout.n_samples_per_prompt)
 
 
 def engine_limits(args: SimpleNamespace) -> dict[str, int]:

@@ -59,6 +59,21 @@ def init(**options: Any) -> None:
             node.Node = rays_node
 
 
+def cores(gpus: int) -> int:
+    """Return the CPUs to give a Ray of our own: an engine or rank takes one beside its GPU, OpenRLHF's trainers two."""
+    from ray._private.utils import get_num_cpus
+
+    return max(int(get_num_cpus()), gpus + 2)  # with fewer Ray would wait for ever
+
+
+def places(gpus_each: int = 1) -> int:
+    """Return how many actors with so many GPUs and one CPU each the hosts of Ray can hold."""
+    import ray
+
+    hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(int(min(host.get("GPU", 0) // gpus_each, host.get("CPU", 0))) for host in hosts)
+
+
 def busyness() -> str:
     """Return how busy this machine is, as in "load 38 on 2 cores"."""
     return f"load {os.getloadavg()[0]:.0f} on {len(os.sched_getaffinity(0))} cores"
