@@ -1,5 +1,6 @@
 """Which Ray cluster a run joins, and the line about an actor that has died."""
 
+import functools
 import os
 import re
 import socket
@@ -40,23 +41,16 @@ def test_fewer_cpus_than_gpus_are_given_or_counted(pretend_gpus, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
     monkeypatch.setattr("ray._private.utils.get_num_cpus", lambda: 1)
     pretend_gpus(2)
-    settings = arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"])
-    given, init = [], ray_start.init
-
-    def with_one_cpu(num_cpus, **options):
-        given.append(num_cpus)
-        init(num_cpus=1, num_gpus=2, **options)
-
-    monkeypatch.setattr(ray_start, "init", with_one_cpu)
+    given, one_cpu = [], functools.partial(ray_start.init, num_cpus=1, num_gpus=2)
+    monkeypatch.setattr(ray_start, "init", lambda num_cpus, **more: given.append(num_cpus) or one_cpu(**more))
     try:
         with pytest.raises(UsageError, match=r"^these flags need 3 GPUs, there are 1; .*--cpus-per-task"):
-            cluster.start(settings)
-        assert ray_start.places() == 1 and ray_start.places(2) == 1
+            cluster.start(arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"]))
+        assert ray_start.places(2) == 1
     finally:
         ray.shutdown()
-    with pytest.raises(UsageError, match=r"^Ray has GPUs, each with a CPU, for 1 engines with"):  # noqa: SIM117
-        with engines.ray_started(2, 1, verbose=False):
-            pass
+    with pytest.raises(UsageError, match=r"^Ray has GPUs, each with a CPU, for 1 engines with"):
+        engines.ray_started(2, 1, verbose=False).__enter__()
     assert given == [2 + 2, 2 + 2]
 
 

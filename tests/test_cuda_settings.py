@@ -139,39 +139,37 @@ def test_the_slurm_example_uses_all_gpus_of_both_hosts(parse, monkeypatch):
     assert parse(*flags, "--vllm.tensor_parallel_size", "4", gpus=8).args.vllm.num_engines == 4
 
 
-PACKED = ["--ds.packing_samples", "--ds.attn_implementation", "sdpa"]
-SHARED = ["--preset", "qwen3-1.7b"]
+RING = ["--ds.packing_samples", "--ds.attn_implementation", "sdpa", "--ds.ring_attn_size", "2"]
 
 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (
-            [*PACKED, "--ds.ring_attn_size", "2"],
-            "--ds.ring_attn_size 2: it needs flash_attention_2 and ring_flash_attn",
-        ),
+        (RING, "--ds.ring_attn_size 2: it needs flash_attention_2 and ring_flash_attn"),
         (["--ds.use_liger_kernel"], "--ds.use_liger_kernel: there is no package liger_kernel"),
         (["--ds.param_dtype", "fp16"], "--ds.param_dtype fp16: vLLM generates in bfloat16; use bf16"),
-        (["--ds.zero_stage", "0"], "--ds.zero_stage 0: .*; give --ds.zero_stage 2, or --no-ds.enable_sleep"),
+        (["--ds.zero_stage", "0"], "--ds.zero_stage 0: --ds.enable_sleep cannot move its states; use 2, or --no-ds"),
+        (
+            ["--ds.attn_implementation", "flash_attention_2"],
+            "--ds.attn_implementation .* no compiled flash-attn is insta",
+        ),
         (["--ds.deepcompile"], "--ds.deepcompile: DeepSpeed compiles this with nvcc, which is missing"),
     ],
 )
 def test_what_would_fail_late_or_train_wrongly_is_refused(parse, flags, line):
     with pytest.raises(UsageError, match=f"^{line}"):
-        parse(*SHARED, *flags, gpus=2)
+        parse("--preset", "qwen3-1.7b", *flags, gpus=2)
 
 
 def test_gpus_without_bfloat16_are_refused(parse):
     with pytest.raises(UsageError, match=r"^GPU: vLLM's bfloat16 needs compute capability 8\.0; hide it with CUDA_VIS"):
-        parse(*SHARED, capability=(7, 5))
-    parse(*SHARED, capability=(8, 0))
+        parse(*MODEL, capability=(7, 5))
+    parse(*MODEL, capability=(8, 0))
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_expandable_segments_are_refused_where_vllm_reads_weights_on_the_same_gpu(parse, monkeypatch, name):
     monkeypatch.setenv(name, "max_split_size_mb:64,expandable_segments:True")
     with pytest.raises(UsageError, match=f"^{name}: expandable_segments:True .*; unset it"):
-        parse(*SHARED)
+        parse(*MODEL)
     parse(*ALONE_ASYNC, gpus=2)
-    monkeypatch.setenv(name, "expandable_segments:False")
-    parse(*SHARED)

@@ -12,21 +12,18 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cuda
 from openrlhf_dbb.platform.machine import GIB
 
-# Bytes a parameter
-_WEIGHT = _GRADIENT = 2  # bfloat16
-_STATES = 12  # in float32 the weight and Adam's two moments
-_STEP = 4  # a step has the gradient in float32 too, when the logits are gone; with ZeRO 3 of a part at a time
-# Bytes a logit
-_TRAINED = 10  # at the peak of training: in float32 4, their gradient 4, that again in bfloat16 2
-_TAKEN = 6  # in the pass that takes log-probs: in bfloat16 2, a copy in float32 4
-# Bytes a token and hidden unit
-_SAVED = 2  # of each layer: gradient checkpointing keeps its input in bfloat16
-_LAYER = 40  # of a layer whose inside is kept: half of what cpu_fit has measured in float32
-# Bytes
-_BESIDE = 4e9  # two CUDA contexts, graphs and the sampler's table of the sleeping engine, DeepSpeed's buckets
-_GATHERED = 2e9  # the weights that ZeRO 3 holds whole at a time: 1e9 parameters (stage3_max_live_parameters)
+_WEIGHT = 2  # bytes a parameter, and of its gradient: bfloat16
+_STATES = 12  # bytes a parameter: in float32 the weight and Adam's two moments
+_STEP = (
+    4  # bytes a parameter: a step has the gradient in float32 too, when the logits are gone; ZeRO 3 of few at a time
+)
+_TRAINED = 10  # bytes a logit at the peak of training: in float32 4, its gradient 4, that again in bfloat16 2
+_TAKEN = 6  # bytes a logit where log-probs are taken: in bfloat16 2, a copy in float32 4
+_SAVED = 2  # bytes a token, unit and layer: gradient checkpointing keeps a layer's input in bfloat16
+_LAYER = 40  # bytes a token, unit and layer whose inside is kept: half of what cpu_fit has measured in float32
+_BESIDE = 4e9  # bytes: two CUDA contexts, graphs and sampler of the sleeping engine, DeepSpeed's buckets
+_GATHERED = 2e9  # bytes of weights that ZeRO 3 holds whole at a time (stage3_max_live_parameters is 1e9)
 _USABLE = 0.95  # of a GPU's memory: torch's allocator leaves holes
-_FLAGS = "--ds.zero_stage 3 (on several GPUs), --ds.adam_offload, --ds.lora.rank 64 or a smaller model"
 
 
 def fitted(settings: Settings) -> Settings:
@@ -35,20 +32,20 @@ def fitted(settings: Settings) -> Settings:
     Raises:
         UsageError: weights, gradients and Adam's states alone need more memory than a GPU has.
     """
-    card, least = _card(settings), memory(settings)[0]
+    card, least = min(gpu.memory for gpu in settings.machine.gpus), memory(settings)[0]
     if least > card:
         raise UsageError(
             f"--actor.model_name_or_path {settings.args.actor.model_name_or_path} needs {least / GIB:.1f} GiB of each "
-            f"GPU for weights, gradients and Adam's states, the smallest has {card / GIB:.1f}; give {_FLAGS}"
+            f"GPU for weights, gradients and Adam, the smallest has {card / GIB:.1f}; give {cuda.SMALLER}"
         )
     for needed, part in enumerate(("train", "rollout"), start=1):
-        most, tokens = settings.values[f"{part}.micro_batch_size"], f"{part}.max_tokens_per_gpu"
+        most = settings.values[f"{part}.micro_batch_size"]
         # A divisor of the size that has passed the checks divides the batches too.
         for rows in (rows for rows in range(most, 0, -1) if most % rows == 0):
             settings = with_free(settings, f"{part}.micro_batch_size", rows)
-            if settings.origin.get(tokens) == cuda.PADDED:
-                padded = settings.values[f"{part}.micro_batch_size"] * settings.values["data.max_len"]
-                settings = settings.with_values({tokens: padded}, cuda.PADDED)
+            if settings.origin.get(f"{part}.max_tokens_per_gpu") == cuda.PADDED:
+                tokens = settings.values[f"{part}.micro_batch_size"] * settings.args.data.max_len
+                settings = settings.with_values({f"{part}.max_tokens_per_gpu": tokens}, cuda.PADDED)
             if memory(settings)[needed] <= _USABLE * card:
                 break
     return settings
@@ -58,27 +55,24 @@ def memory(settings: Settings) -> tuple[float, float, float]:
     """Return the bytes of each GPU that are needed in any case, at the peak of training, and to take log-probs."""
     args, shape, stage = settings.args, settings.shape, settings.args.ds.zero_stage
     assert shape is not None
-    trained, shards = shape.trained(args), [1 if stage < first else rank_count(args) for first in range(4)]
-    weights = _WEIGHT * shape.parameters / shards[3]
-    kept = 0 if args.ds.adam_offload else _GRADIENT * trained / shards[2] + _STATES * trained / shards[1]
-    step = 0 if args.ds.adam_offload or stage == 3 else _STEP * trained / shards[1]
-
-    beside, shared = _BESIDE, args.train.colocate_all and not args.train.async_enable
-    if shared and not args.vllm.enable_sleep:
-        beside += args.vllm.gpu_memory_utilization * _card(settings)
-    if stage == 3:
-        beside += min(_WEIGHT * shape.parameters, _GATHERED)
+    shards = [rank_count(args) if stage >= first else 1 for first in range(4)]  # of what ZeRO shards from a stage on
+    trained = 0 if args.ds.adam_offload else shape.trained(args)
+    weights, kept = _WEIGHT * shape.parameters / shards[3], trained * (_WEIGHT / shards[2] + _STATES / shards[1])
+    step = _STEP * trained / shards[1] * (stage < 3)
+    beside = _BESIDE + min(_WEIGHT * shape.parameters, _GATHERED) * (stage == 3)
+    if args.train.colocate_all and not args.train.async_enable and not args.vllm.enable_sleep:
+        beside += args.vllm.gpu_memory_utilization * min(gpu.memory for gpu in settings.machine.gpus)
     if args.algo.kl.init_coef > 0 and (args.train.colocate_all or args.train.colocate_actor_ref):
-        beside += 0 if args.ref.offload else weights  # of the reference model
-
-    # Our pass makes the logits of responses only.
-    responses = not args.ds.packing_samples and settings.estimator != NO_ESTIMATOR
+        beside += weights * (not args.ref.offload)  # of the reference model
+    responses = (
+        not args.ds.packing_samples and settings.estimator != NO_ESTIMATOR
+    )  # our pass leaves out prompts' logits
     logits = shape.vocabulary * ((responses and args.rollout.max_new_tokens) or args.data.max_len)
-    layers = _SAVED * shape.layers + _LAYER if args.actor.gradient_checkpointing_enable else _LAYER * shape.layers
+    layers = _LAYER + _SAVED * shape.layers if args.actor.gradient_checkpointing_enable else _LAYER * shape.layers
     units = args.data.max_len * shape.hidden
     training = cuda.rows(args, "train") * (units * layers + _TRAINED * logits)
     log_probs = cuda.rows(args, "rollout") * (units * _LAYER + _TAKEN * logits)
-    awake = 0 if args.ds.enable_sleep else kept
+    awake = kept * (not args.ds.enable_sleep)
     return weights + kept + step, weights + kept + training + beside, weights + awake + log_probs + beside
 
 
@@ -87,15 +81,8 @@ def describe(settings: Settings) -> list[str]:
     line, args = f"machine    {settings.machine.describe()}", settings.args
     if settings.shape is None:
         return [line]
-    needed, has = max(memory(settings)) / GIB, _card(settings) / GIB
+    needed, card = max(memory(settings)) / GIB, min(gpu.memory for gpu in settings.machine.gpus) / GIB
     sizes = f"{cuda.rows(args, 'train')} rows (training) and {cuda.rows(args, 'rollout')} (log-probs)"
     line += f"; micro-batches of {sizes}, about {needed:.1f} GiB of each GPU (estimated)"
-    warning = (
-        f"warning: the estimate is {needed:.1f} GiB of each GPU, the smallest has {has:.1f}: lower "
-        f"--train.micro_batch_size, --rollout.micro_batch_size or --data.max_len, or give {_FLAGS}"
-    )
-    return [line] + [warning] * (needed > _USABLE * has)
-
-
-def _card(settings: Settings) -> int:
-    return min(gpu.memory for gpu in settings.machine.gpus)
+    warning = f"warning: of {card:.1f} GiB of a GPU the estimate takes {needed:.1f}: {cuda.LESS_MEMORY}"
+    return [line] + [warning] * (needed > _USABLE * card)

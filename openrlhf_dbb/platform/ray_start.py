@@ -60,10 +60,10 @@ def init(**options: Any) -> None:
 
 
 def cores(gpus: int) -> int:
-    """Return the CPUs to give a Ray of our own: an engine or rank takes one beside its GPU, OpenRLHF's trainers two."""
+    """Return the CPUs to give a Ray of our own. With fewer than one beside each GPU, Ray would wait for ever."""
     from ray._private.utils import get_num_cpus
 
-    return max(int(get_num_cpus()), gpus + 2)  # with fewer Ray would wait for ever
+    return max(int(get_num_cpus()), gpus + 2)  # two for the actors of OpenRLHF's trainers
 
 
 def places(gpus_each: int = 1) -> int:
