@@ -141,9 +141,17 @@ def test_flashinfer_is_left_out_where_it_would_find_no_nvcc(tmp_path, monkeypatc
         monkeypatch.setenv("CUDA_HOME", str(tmp_path / home))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert machine.nvcc() == (str(tmp_path / expected) if expected else None)
-    assert cuda.worker_environment() == ({} if expected else {"VLLM_USE_FLASHINFER_SAMPLER": "0"})
+    assert cuda.worker_environment().get("VLLM_USE_FLASHINFER_SAMPLER") == (None if expected else "0")
     monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")  # the user's own choice
-    assert cuda.worker_environment() == {}
+    assert "VLLM_USE_FLASHINFER_SAMPLER" not in cuda.worker_environment()
+
+
+def test_on_wsl2_vllm_may_pin_memory_unless_the_user_forbids_it(monkeypatch):
+    name = "VLLM_WSL2_ENABLE_PIN_MEMORY"
+    monkeypatch.delenv(name, raising=False)
+    assert cuda.worker_environment()[name] == "1"
+    monkeypatch.setenv(name, "0")
+    assert cuda.worker_environment()[name] == "0"
 
 
 HOPPER, TURING, BLACKWELL = ((machine.Gpu("G", 1, (major, minor)),) for major, minor in ((9, 0), (7, 5), (10, 0)))

@@ -1,6 +1,7 @@
 """Chooses micro-batches that fit the GPUs' memory, by an estimate that no run has confirmed; flags win.
 
-A trial at the start finds out where the estimate is wrong (``PolicyActor.try_longest_micro_batch``).
+A trial at the start finds out where the estimate is wrong (``PolicyActor.try_longest_micro_batch``). The estimate
+leaves out a reference model, and an engine that does not sleep.
 """
 
 from __future__ import annotations
@@ -14,9 +15,6 @@ from openrlhf_dbb.platform.machine import GIB
 
 _WEIGHT = 2  # bytes a parameter, and of its gradient: bfloat16
 _STATES = 12  # bytes a parameter: in float32 the weight and Adam's two moments
-_STEP = (
-    4  # bytes a parameter: a step has the gradient in float32 too, when the logits are gone; ZeRO 3 of few at a time
-)
 _TRAINED = 10  # bytes a logit at the peak of training: in float32 4, its gradient 4, that again in bfloat16 2
 _TAKEN = 6  # bytes a logit where log-probs are taken: in bfloat16 2, a copy in float32 4
 _SAVED = 2  # bytes a token, unit and layer: gradient checkpointing keeps a layer's input in bfloat16
@@ -58,22 +56,15 @@ def memory(settings: Settings) -> tuple[float, float, float]:
     shards = [rank_count(args) if stage >= first else 1 for first in range(4)]  # of what ZeRO shards from a stage on
     trained = 0 if args.ds.adam_offload else shape.trained(args)
     weights, kept = _WEIGHT * shape.parameters / shards[3], trained * (_WEIGHT / shards[2] + _STATES / shards[1])
-    step = _STEP * trained / shards[1] * (stage < 3)
     beside = _BESIDE + min(_WEIGHT * shape.parameters, _GATHERED) * (stage == 3)
-    if args.train.colocate_all and not args.train.async_enable and not args.vllm.enable_sleep:
-        beside += args.vllm.gpu_memory_utilization * min(gpu.memory for gpu in settings.machine.gpus)
-    if args.algo.kl.init_coef > 0 and (args.train.colocate_all or args.train.colocate_actor_ref):
-        beside += weights * (not args.ref.offload)  # of the reference model
-    responses = (
-        not args.ds.packing_samples and settings.estimator != NO_ESTIMATOR
-    )  # our pass leaves out prompts' logits
+    responses = not args.ds.packing_samples and settings.estimator != NO_ESTIMATOR  # logits of these alone
     logits = shape.vocabulary * ((responses and args.rollout.max_new_tokens) or args.data.max_len)
     layers = _LAYER + _SAVED * shape.layers if args.actor.gradient_checkpointing_enable else _LAYER * shape.layers
     units = args.data.max_len * shape.hidden
     training = cuda.rows(args, "train") * (units * layers + _TRAINED * logits)
     log_probs = cuda.rows(args, "rollout") * (units * _LAYER + _TAKEN * logits)
     awake = kept * (not args.ds.enable_sleep)
-    return weights + kept + step, weights + kept + training + beside, weights + awake + log_probs + beside
+    return weights + kept, weights + kept + training + beside, weights + awake + log_probs + beside
 
 
 def describe(settings: Settings) -> list[str]:

@@ -84,9 +84,12 @@ def check_flags(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> None:
 
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of every Ray worker, and so of the vLLM engines."""
+    # vLLM reads this on WSL2 alone, where its model runner fails without pinned memory.
+    pinned = {"VLLM_WSL2_ENABLE_PIN_MEMORY": os.environ.get("VLLM_WSL2_ENABLE_PIN_MEMORY", "1")}
     if "VLLM_USE_FLASHINFER_SAMPLER" in os.environ or machine.nvcc() is not None:
-        return {}
-    return {"VLLM_USE_FLASHINFER_SAMPLER": "0"}  # vLLM would compile it at the first top-p, and fail without nvcc
+        return pinned
+    # vLLM would compile it at the first top-p, and fail without nvcc
+    return pinned | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 
 
 def choose_attention(gpus: Sequence[machine.Gpu]) -> tuple[str, str]:
