@@ -62,8 +62,8 @@ def pretend_gpus(monkeypatch):
     """Function: let this machine have GPUs, for all that happens before an actor starts."""
     from openrlhf_dbb.platform import machine
 
-    def put(count, gib=80):
-        gpu = machine.Gpu("GPU", gib * machine.GIB, (9, 0))
+    def put(count, gib=80, capability=(9, 0)):
+        gpu = machine.Gpu("GPU", int(gib * machine.GIB), capability)
         monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
         monkeypatch.setattr(machine, "lacks", list)
         monkeypatch.setattr(machine, "look", lambda: machine.Machine((gpu,) * count, (13, 0)))

@@ -1,5 +1,6 @@
 """Which Ray cluster a run joins, and the line about an actor that has died."""
 
+import functools
 import os
 import re
 import socket
@@ -13,7 +14,8 @@ from openrlhf_dbb import storage
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, cluster
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import machine
+from openrlhf_dbb.evaluation import engines
+from openrlhf_dbb.platform import machine, ray_start
 
 SEPARATE = ["--no-train.colocate_all", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "3"]
 
@@ -30,6 +32,26 @@ SEPARATE = ["--no-train.colocate_all", "--actor.num_gpus_per_node", "2", "--vllm
 )
 def test_gpus_are_counted_as_openrlhf_reserves_them(flags, gpus):
     assert cluster.gpus_needed(arguments.parse(["--preset", "tiny", *flags]).args) == gpus
+
+
+def test_fewer_cpus_than_gpus_are_given_or_counted(pretend_gpus, monkeypatch):
+    ray_start.prepare()
+    import ray
+
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setattr("ray._private.utils.get_num_cpus", lambda: 1)
+    pretend_gpus(2)
+    given, one_cpu = [], functools.partial(ray_start.init, num_cpus=1, num_gpus=2)
+    monkeypatch.setattr(ray_start, "init", lambda num_cpus, **more: given.append(num_cpus) or one_cpu(**more))
+    try:
+        with pytest.raises(UsageError, match=r"^these flags need 3 GPUs, there are 1; .*--cpus-per-task"):
+            cluster.start(arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"]))
+        assert ray_start.places(2) == 1
+    finally:
+        ray.shutdown()
+    with pytest.raises(UsageError, match=r"^Ray has GPUs, each with a CPU, for 1 engines with"):
+        engines.ray_started(2, 1, verbose=False).__enter__()
+    assert given == [2 + 2, 2 + 2]
 
 
 def test_a_cluster_is_that_of_ray_address_or_the_one_on_this_host_or_none(monkeypatch, tmp_path):

@@ -1,5 +1,8 @@
 """The settings that a command line gets on a machine with GPUs: packing, batches, and the places of the models."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from openrlhf_dbb.driver import arguments, checks, cluster
@@ -21,8 +24,11 @@ PLACES = ("actor.num_gpus_per_node", "vllm.num_engines", "vllm.tensor_parallel_s
 def parse(pretend_gpus, monkeypatch):
     """Function: the checked settings of a command line on a host with some Hopper GPUs of 80 GiB."""
 
-    def settings(*argv, gpus=1, flash=False):
-        pretend_gpus(gpus)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+
+    def settings(*argv, gpus=1, flash=False, capability=(9, 0)):
+        pretend_gpus(gpus, capability=capability)
         monkeypatch.setattr(machine, "nvcc", lambda: None)
         monkeypatch.setattr(machine, "is_real", lambda module: flash)
         parsed = arguments.parse(list(argv))
@@ -117,3 +123,53 @@ def test_models_that_share_gpus_are_where_the_policy_is(parse, mode, gpus):
     assert settings.args.ref.num_gpus_per_node == settings.args.actor.num_gpus_per_node == gpus
     assert settings.origin["ref.num_gpus_per_node"] == "--train.colocate_all: on the policy's GPUs"
     assert parse(*kl, *mode, "--ref.num_gpus_per_node", "1", gpus=4).args.ref.num_gpus_per_node == 1
+
+
+def test_the_slurm_example_uses_all_gpus_of_both_hosts(parse, monkeypatch):
+    script = (Path(__file__).parents[1] / "examples/cluster/slurm.sh").read_text()
+    [line] = [line for line in script.splitlines() if line.startswith("#   sbatch --nodes 2 --gpus-per-node 8 ")]
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    flags = shlex.split(line.partition("slurm.sh ")[2])
+    args = parse(*flags, "--algo.kl.init_coef", "0.1", gpus=8).args
+    for part in (args.actor, args.ref):
+        assert (part.num_nodes, part.num_gpus_per_node) == (2, 8)
+    assert args.vllm.num_engines == cluster.gpus_needed(args) == 16
+    apart = parse(*flags, *ALONE_ASYNC, gpus=8).args
+    assert (apart.actor.num_gpus_per_node, apart.vllm.num_engines, cluster.gpus_needed(apart)) == (4, 8, 16)
+    assert parse(*flags, "--vllm.tensor_parallel_size", "4", gpus=8).args.vllm.num_engines == 4
+
+
+RING = ["--ds.packing_samples", "--ds.attn_implementation", "sdpa", "--ds.ring_attn_size", "2"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (RING, "--ds.ring_attn_size 2: it needs flash_attention_2 and ring_flash_attn"),
+        (["--ds.use_liger_kernel"], "--ds.use_liger_kernel: there is no package liger_kernel"),
+        (["--ds.param_dtype", "fp16"], "--ds.param_dtype fp16: vLLM generates in bfloat16; use bf16"),
+        (["--ds.zero_stage", "0"], "--ds.zero_stage 0: --ds.enable_sleep cannot move its states; use 2, or --no-ds"),
+        (
+            ["--ds.attn_implementation", "flash_attention_2"],
+            "--ds.attn_implementation .* no compiled flash-attn is insta",
+        ),
+        (["--ds.deepcompile"], "--ds.deepcompile: DeepSpeed compiles this with nvcc, which is missing"),
+    ],
+)
+def test_what_would_fail_late_or_train_wrongly_is_refused(parse, flags, line):
+    with pytest.raises(UsageError, match=f"^{line}"):
+        parse("--preset", "qwen3-1.7b", *flags, gpus=2)
+
+
+def test_gpus_without_bfloat16_are_refused(parse):
+    with pytest.raises(UsageError, match=r"^GPU: vLLM's bfloat16 needs compute capability 8\.0; hide it with CUDA_VIS"):
+        parse(*MODEL, capability=(7, 5))
+    parse(*MODEL, capability=(8, 0))
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_expandable_segments_are_refused_where_vllm_reads_weights_on_the_same_gpu(parse, monkeypatch, name):
+    monkeypatch.setenv(name, "max_split_size_mb:64,expandable_segments:True")
+    with pytest.raises(UsageError, match=f"^{name}: expandable_segments:True .*; unset it"):
+        parse(*MODEL)
+    parse(*ALONE_ASYNC, gpus=2)

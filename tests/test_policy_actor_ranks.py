@@ -130,3 +130,56 @@ def test_a_policy_that_sleeps_between_its_steps_trains_the_same_in_every_zero_st
     # A checkpoint holds the buffers that ZeRO 3 sleeps in; loaded onto a GPU, they would hold the sleeping Adam there.
     as_it_is = {"same": True, "kept": ["exp_avg", "exp_avg_sq", "step"], "resumed": True}
     assert found == {"1": as_it_is, "2": as_it_is, "3": as_it_is}
+
+
+TRIAL = """
+from openrlhf_dbb.errors import RunError
+
+def state(policy):
+    engine = policy.actor.model
+    weights = [getattr(each, "ds_tensor", each).detach().clone() for each in engine.module.parameters()]
+    gradients = sum(each.grad is not None for each in engine.module.parameters())
+    counters = engine.micro_steps, engine.global_steps, getattr(engine.optimizer, "micro_step_id", None), gradients
+    return [*weights, torch.tensor([each or 0 for each in counters]), torch.get_rng_state()]
+
+def equal(some, others):
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+def no_memory(*args, **options):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+tried, other, passes = actor(), actor(), []
+tried.actor.register_forward_hook(lambda _, inputs, made: passes.append([*inputs[0].shape, made[0].requires_grad]))
+before = state(tried)
+tried.try_longest_micro_batch()
+found = {"same": equal(before, state(tried)), "longest": passes.pop()}
+for policy in (tried, other):
+    for _ in range(2):
+        policy.append(rollouts(policy, 8, 1.0))
+        torch.manual_seed(2)
+        policy.fit()
+found["trained"] = [equal(state(tried), state(other)), not equal(before[:-2], state(tried)[:-2])]
+tried.actor.model.module.forward = no_memory
+try:
+    tried.try_longest_micro_batch()
+except RunError as error:
+    print(json.dumps({**found, "line": str(error)}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [(2, ["--ds.zero_stage", "2"]), (2, ["--ds.zero_stage", "3"]), (1, ["--ds.lora.rank", "2"])],
+)
+def test_the_longest_micro_batch_is_tried_without_a_trace(two_ranks, tmp_path, ranks, more):
+    arguments = rank_arguments(
+        tmp_path, ranks, "--rollout.batch_size", str(ranks), "--rollout.n_samples_per_prompt", "8", "--data.max_len",
+        "32", "--train.batch_size", str(4 * ranks), "--actor.adam.lr", "1e-3", "--rollout.micro_batch_size", "2",
+        "--actor.gradient_checkpointing_enable", "--ds.lora.dropout", "0.5", *more,
+    )  # fmt: skip
+    for found in two_ranks(RANK + ROLLOUTS + TRIAL, *arguments, count=ranks):
+        assert (found["same"], found["trained"]) == (True, [True, True])
+        assert found["longest"] == [2, 32, True]  # --train.micro_batch_size rows of --data.max_len tokens
+        assert found["line"].startswith("--train.micro_batch_size 2: 2 rows of 32 tokens do not fit into ")

@@ -17,7 +17,8 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.training_pass import PolicyTrainer, ResponseActor
 from openrlhf_dbb.core import best_model, checkpoints
-from openrlhf_dbb.platform import lora
+from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.platform import cuda, lora, machine
 from openrlhf_dbb.platform.weights import Parameter, buckets, pack
 
 
@@ -37,6 +38,46 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         upstream.replace(ppo_actor, "Actor", ResponseActor)
         upstream.replace(ppo_actor, "ActorPPOTrainer", PolicyTrainer)
         super().init_model_from_pretrained(strategy, *args, **kwargs)
+
+    def try_longest_micro_batch(self) -> None:
+        """Take a micro-batch of the longest rollouts forward and backward on every rank; it leaves no trace.
+
+        Raises:
+            RunError: it does not fit into the GPU's memory.
+        """
+        args, policy, engine = self.strategy.args, self.actor, self.actor.model
+        rows, length, embedded = cuda.rows(args, "train"), args.data.max_len, list[torch.Tensor]()
+        tokens = torch.ones(rows, length, dtype=torch.long, device=torch.cuda.current_device())
+        actions = tokens[:, 1:][:, -(args.rollout.max_new_tokens or length) :]
+        ring, entropy = self.strategy.ring_attn_group, args.actor.entropy_coef is not None
+        embeddings = engine.module.get_input_embeddings()
+        hook = embeddings.register_forward_hook(lambda _, __, output: embedded.append(output.requires_grad_()))
+        policy.model = engine.module.train()  # DeepSpeed's engine would count the pass
+        try:
+            if args.ds.enable_sleep:
+                self.reload_states()
+            # Adam's moments and the gradients come with the first steps: 10 bytes a parameter of this rank's share.
+            adam = getattr(engine.optimizer, "optimizer", engine.optimizer)
+            parts = [] if adam.state else [part for group in adam.param_groups for part in group["params"]]
+            later = [torch.empty(10 * part.numel(), dtype=torch.uint8, device=part.device) for part in parts]
+            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+                log_probs, output = policy(
+                    tokens, actions, tokens, return_output=True, ring_attn_group=ring, return_entropy=entropy
+                )
+                # Down to the embeddings and not to the weights, whose gradients DeepSpeed would add up.
+                torch.autograd.grad(log_probs.mean(), embedded)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"--train.micro_batch_size {args.train.micro_batch_size}: {rows} rows of {length} tokens do not fit "
+                f"into {machine.look().describe() or 'the memory'}; {cuda.LESS_MEMORY}"
+            ) from error
+        finally:
+            hook.remove()
+            policy.model = engine
+        del later, log_probs, output
+        torch.cuda.empty_cache()
+        if args.ds.enable_sleep:
+            self.offload_states()
 
     def broadcast_to_vllm(self) -> None:
         """Send the weights to vLLM, many parameters in one call and one broadcast; see ``platform.weights``.

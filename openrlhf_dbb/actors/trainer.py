@@ -34,6 +34,7 @@ from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
+from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.storage.read import held_out, kept_rollouts
 
 MARK = "openrlhf_dbb"
@@ -133,6 +134,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """Train to the end and evaluate the result."""
         if self._budget is not None:
             self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
+        if not cpu.active():  # before an evaluation takes an hour
+            self.progress.enter("trying the longest micro-batch")
+            ray.get(self.actor_model_group.async_run_method(method_name="try_longest_micro_batch"))
         try:
             super().fit(global_step)
         except BudgetSpent:

@@ -9,6 +9,7 @@ checks     refuses what would train wrongly in silence, or fail after an expensi
 preflight  data, device, tokenizer and benchmarks; completes the settings
 capacity   the shape of a model, and the disk space of its checkpoints
 cpu_fit    threads, precision and memory without CUDA
+gpu_fit    micro-batches that fit the memory of GPUs
 start      the run to train: new, resumed or warm-started
 cluster    Ray: start it or join it, check its hosts and GPUs, stop it
 printed    the plan before the training, the summary after it

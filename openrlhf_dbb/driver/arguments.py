@@ -162,11 +162,12 @@ def _check_preset_value(flag: str, value: Any, actions: Mapping[str, argparse.Ac
 
 
 def _use_all_gpus(values: dict[str, Any], gpus: Mapping[str, Any]) -> None:
-    """Replace "all" in the values that a preset's ``[gpus]`` sets."""
-    devices = len(machine.look().gpus)
-    tensor_parallel, apart = max(values["vllm.tensor_parallel_size"], 1), bool(values["train.async_enable"])
-    engines = cuda.engines(devices, tensor_parallel, apart=apart)
-    ranks = devices - engines * tensor_parallel if apart else devices
+    """Replace "all" in the values that a preset's ``[gpus]`` sets; engines of their own GPUs get half."""
+    hosts = values["actor.num_nodes"]
+    tensor_parallel, devices = max(values["vllm.tensor_parallel_size"], 1), hosts * len(machine.look().gpus)
+    apart = bool(values["train.async_enable"])
+    engines = max((devices - devices // 2 * apart) // tensor_parallel, 1)
+    ranks = (devices - engines * tensor_parallel * apart) // hosts
     for flag in gpus:
         if values[flag] == "all":
             values[flag] = max(engines if flag == "vllm.num_engines" else ranks, 1)

@@ -84,6 +84,8 @@ def start(settings: Settings) -> None:
     if settings.on_cpu and machine.ray_cluster() is None:
         # A rank or an engine takes one logical GPU. With too few, OpenRLHF would wait for ever.
         options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed, "include_dashboard": False}
+    elif machine.ray_cluster() is None:
+        options = {"num_cpus": ray_start.cores(len(settings.machine.gpus))}
     environment = {
         "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
         "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
@@ -96,7 +98,7 @@ def start(settings: Settings) -> None:
         logging_level="warning",
         **options,
     )
-    check_gpus(settings, _gpus())
+    check_gpus(settings, ray_start.places())
 
 
 def describe(joined: str) -> str:
@@ -141,7 +143,8 @@ def check_gpus(settings: Settings, there: int | None = None) -> None:
     if needed > there:
         raise UsageError(
             f"these flags need {needed} GPUs, there are {there}; lower --actor.num_gpus_per_node and "
-            "--vllm.num_engines, or share GPUs with --train.colocate_all and without --train.async_enable"
+            "--vllm.num_engines, or share GPUs with --train.colocate_all and without --train.async_enable (Ray needs a "
+            "CPU beside each GPU: `ray start --num-cpus`, SLURM's --cpus-per-task)"
         )
 
 

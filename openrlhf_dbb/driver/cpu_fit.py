@@ -35,11 +35,11 @@ def fitted(settings: Settings) -> Settings:
     if not memory(settings):
         return settings
     short = settings.args.data.max_len <= _SHORT
-    settings = _with_free(settings, "ds.attn_implementation", "eager" if short else "sdpa")
-    settings = _with_free(settings, "ds.param_dtype", "bf16" if has_bf16() else "fp32")
-    if _ranks(settings.args) == 1 and settings.args.ds.param_dtype == "bf16":
+    settings = with_free(settings, "ds.attn_implementation", "eager" if short else "sdpa")
+    settings = with_free(settings, "ds.param_dtype", "bf16" if has_bf16() else "fp32")
+    if rank_count(settings.args) == 1 and settings.args.ds.param_dtype == "bf16":
         # The others copy each gradient, also on one rank. In float32 only they give the norm of the gradient.
-        settings = _with_free(settings, "ds.zero_stage", 0)
+        settings = with_free(settings, "ds.zero_stage", 0)
     needed, free = memory(settings, longest=False), _available()
     if needed > free:
         raise UsageError(
@@ -47,12 +47,12 @@ def fitted(settings: Settings) -> Settings:
             f"of memory beside its rollouts, {free / GIB:.1f} are free; take a smaller model, or lower "
             "--actor.num_gpus_per_node"
         )
-    without = _with_free(settings, "actor.gradient_checkpointing_enable", False)
+    without = with_free(settings, "actor.gradient_checkpointing_enable", False)
     fits = memory(without) <= free
-    return without if fits else _with_free(settings, "actor.gradient_checkpointing_enable", True)
+    return without if fits else with_free(settings, "actor.gradient_checkpointing_enable", True)
 
 
-def _with_free(settings: Settings, flag: str, value: Any) -> Settings:
+def with_free(settings: Settings, flag: str, value: Any) -> Settings:
     """Return the settings with this value unless somebody has chosen one."""
     chosen = settings.origin.get(flag) not in (None, "no CUDA", f"preset {presets.DEFAULT}", ORIGIN)
     return settings if chosen else settings.with_values({flag: value}, ORIGIN)
@@ -78,7 +78,7 @@ def threads(settings: Settings) -> int:
         return int(os.environ["OMP_NUM_THREADS"])
     if shape is None or shape.parameters < SMALL:
         return 1
-    at_once = _ranks(args) * (1 if args.train.colocate_all and not args.train.async_enable else 2)
+    at_once = rank_count(args) * (1 if args.train.colocate_all and not args.train.async_enable else 2)
     return max(1, len(os.sched_getaffinity(0)) // at_once)
 
 
@@ -92,7 +92,7 @@ def memory(settings: Settings, *, longest: bool = True) -> float:
     args, shape = settings.args, settings.shape
     if shape is None or shape.parameters < SMALL:
         return 0
-    width, ranks = (4 if args.ds.param_dtype == "fp32" else 2), _ranks(args)
+    width, ranks = (4 if args.ds.param_dtype == "fp32" else 2), rank_count(args)
     # Adam's two moments, and beside bfloat16 a weight and a gradient in float32; ranks share them. Then the gradient.
     states = (8 if width == 4 else 16) + ranks * width
     policies = shape.trained(args) * states + ranks * (shape.parameters * width + _PROCESS)
@@ -137,5 +137,5 @@ def _available() -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _ranks(args: SimpleNamespace) -> int:
+def rank_count(args: SimpleNamespace) -> int:
     return int(args.actor.num_nodes * args.actor.num_gpus_per_node)

@@ -9,7 +9,7 @@ from typing import Any
 
 from openrlhf_dbb import estimators, presets, storage, tiny, upstream
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
-from openrlhf_dbb.driver import capacity, checks, cluster, cpu_fit, start
+from openrlhf_dbb.driver import capacity, checks, cluster, cpu_fit, gpu_fit, start
 from openrlhf_dbb.driver.arguments import OUTPUTS
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.light_backend import LightBackend
@@ -83,8 +83,8 @@ def prepare(
         config, tokenizer = _load_model_files(args)
         shape = capacity.Shape.of(config)
         settings = dataclasses.replace(settings, shape=shape)
-        if shape is not None and settings.on_cpu:
-            settings = cpu_fit.fitted(settings)
+        if shape is not None:
+            settings = (cpu_fit if settings.on_cpu else gpu_fit).fitted(settings)
         leaves_open = settings.preset != presets.NONE and _TEMPLATE not in settings.origin
         if leaves_open and not args.data.input_template and getattr(tokenizer, "chat_template", None):
             settings = settings.with_values({_TEMPLATE: True}, "the model has a chat template")

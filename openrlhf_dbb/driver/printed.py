@@ -15,7 +15,7 @@ from openrlhf_dbb import __version__, estimators, methods, presets, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.data import TRAINING
-from openrlhf_dbb.driver import cpu_fit
+from openrlhf_dbb.driver import cpu_fit, gpu_fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG
 from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
@@ -38,7 +38,7 @@ def plan(settings: Settings, start: Start | None) -> str:
     lines = [
         f"openrlhf_dbb {__version__} - preset {settings.preset}{about}",
         f"model      {args.actor.model_name_or_path}",
-        *(cpu_fit.describe(settings) if settings.on_cpu else [f"machine    {gpus}"]),
+        *(cpu_fit if settings.on_cpu else gpu_fit).describe(settings),
         f"method     {methods.describe(settings.method, args, settings.estimator)}",
         *(_run(settings, start) if start is not None else []),
     ]

@@ -136,16 +136,17 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
     environment |= (cpu if cpu.active() else cuda).worker_environment()
     count, options = engines or 1, {}
     if not machine.ray_cluster():
-        options = {"include_dashboard": False} | ({"num_cpus": count, "num_gpus": 0} if cpu.active() else {})
+        on_gpus = {"num_cpus": ray_start.cores(len(machine.look().gpus))}
+        options = {"include_dashboard": False} | ({"num_cpus": count, "num_gpus": 0} if cpu.active() else on_gpus)
     ray_start.init(runtime_env={"env_vars": environment}, log_to_driver=verbose, logging_level="warning", **options)
     try:
         if not cpu.active():
-            gpus = int(ray.cluster_resources().get("GPU", 0))
-            count = engines or max(1, gpus // tensor_parallel_size)
-            if gpus < count * tensor_parallel_size:  # Ray would wait forever
+            places = ray_start.places(tensor_parallel_size)
+            count = engines or max(1, places)
+            if places < count:  # Ray would wait forever
                 raise UsageError(
-                    f"{count} engines with --tensor_parallel_size {tensor_parallel_size} need more than the {gpus} "
-                    "GPUs that Ray has; lower --engines or --tensor_parallel_size"
+                    f"Ray has GPUs, each with a CPU, for {places} engines with --tensor_parallel_size "
+                    f"{tensor_parallel_size}, not for {count}; lower --engines or --tensor_parallel_size"
                 )
         yield count
     finally:

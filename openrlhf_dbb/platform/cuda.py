@@ -5,6 +5,7 @@ docs/machines.md says which parts of this have been run on a GPU.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -19,8 +20,12 @@ PADDED = "micro-batch size x --data.max_len"
 SHARED = "--train.colocate_all: on the policy's GPUs"
 
 FLASH, TORCH = "flash_attention_2", "sdpa"
+LEAST_CAPABILITY = (8, 0)  # the first with bfloat16
+_ALLOCATOR = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # torch reads both
 _KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
 
+SMALLER = "--ds.zero_stage 3 (on several GPUs), --ds.adam_offload, --ds.lora.rank 64 or a smaller model"
+LESS_MEMORY = f"lower --train.micro_batch_size, --rollout.micro_batch_size or --data.max_len, or give {SMALLER}"
 # Sequences that an engine runs at a time; vLLM's default is 128. On a GPU vLLM keeps 4 bytes a sequence and word.
 LEAST_SEQUENCES, MOST_SEQUENCES = 128, 512
 MAX_NUM_BATCHED_TOKENS = 8192  # tokens in one step of an engine; vLLM's default for its asynchronous engine is 2,048
@@ -52,22 +57,39 @@ def check_machine() -> None:
 
 def check_flags(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> None:
     """Raise UsageError for a flag that needs something that these GPUs or this host do not have."""
-    attention = args.ds.attn_implementation
-    if why := unavailable(attention, gpus):
-        raise UsageError(f"--{_ATTENTION} {attention}: {why}; use {choose_attention(gpus)[0]}, or leave it out")
-    for flag, used in (
-        ("--ds.adam_offload", args.ds.adam_offload),
-        ("--actor.optim muon", args.actor.optim == "muon"),
-        ("--ds.deepcompile", args.ds.deepcompile),
+    ds, attention, leave = args.ds, args.ds.attn_implementation, "install it, or leave it out"
+    no_kernels, other = unavailable(attention, gpus), f"use {choose_attention(gpus)[0]}, or leave it out"
+    old = [gpu.name for gpu in gpus if gpu.capability < LEAST_CAPABILITY]
+    ring = ds.ring_attn_size > 1 and not (attention == FLASH and machine.is_real("ring_flash_attn"))
+    liger = ds.use_liger_kernel and not machine.is_real("liger_kernel")
+    expandable = [name for name in _ALLOCATOR if "expandable_segments:True" in os.environ.get(name, "")]
+    if not args.train.colocate_all or args.train.async_enable:
+        expandable = []  # the weights reach vLLM by a broadcast
+    asleep, nvcc = ds.zero_stage == 0 and ds.enable_sleep, machine.nvcc() is None
+    compiles = "DeepSpeed compiles this with nvcc, which is missing"
+    for what, used, why, advice in (
+        (f"--{_ATTENTION} {attention}", no_kernels, no_kernels, other),
+        (", ".join(old), old, "vLLM's bfloat16 needs compute capability 8.0", "hide it with CUDA_VISIBLE_DEVICES"),
+        (f"--ds.ring_attn_size {ds.ring_attn_size}", ring, f"it needs {FLASH} and ring_flash_attn", leave),
+        ("--ds.use_liger_kernel", liger, "there is no package liger_kernel", leave),
+        ("--ds.param_dtype fp16", ds.param_dtype == "fp16", "vLLM generates in bfloat16", "use bf16"),
+        ("--ds.zero_stage 0", asleep, "--ds.enable_sleep cannot move its states", "use 2, or --no-ds.enable_sleep"),
+        (" and ".join(expandable), expandable, "expandable_segments:True changes how vLLM gets weights", "unset it"),
+        ("--ds.adam_offload", ds.adam_offload and nvcc, compiles, leave),
+        ("--actor.optim muon", args.actor.optim == "muon" and nvcc, compiles, leave),
+        ("--ds.deepcompile", ds.deepcompile and nvcc, compiles, leave),
     ):
-        if used and machine.nvcc() is None:
-            raise UsageError(f"{flag}: DeepSpeed compiles this with nvcc, which is missing; install it or leave it out")
+        if used:
+            raise UsageError(f"{what}: {why}; {advice}")
 
 
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of every Ray worker, and so of the vLLM engines."""
-    # vLLM would compile FlashInfer's sampler at the first top-p. Only evaluations have one.
-    return {"VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")}
+    chosen = {
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # vLLM would compile it at the first top-p, which only evaluations have
+        "VLLM_WSL2_ENABLE_PIN_MEMORY": "1",  # read on WSL2 alone, where vLLM's model runner fails without
+    }
+    return {name: os.environ.get(name, value) for name, value in chosen.items()}
 
 
 def choose_attention(gpus: Sequence[machine.Gpu]) -> tuple[str, str]:
@@ -103,14 +125,6 @@ def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> list[Layer]:
     return values
 
 
-def engines(devices: int, tensor_parallel: int, *, apart: bool) -> int:
-    """Return the number of engines of ``tensor_parallel`` GPUs each.
-
-    Engines that are ``apart`` from the policy get half of the devices, rounded up; others share all devices with it.
-    """
-    return max((devices - devices // 2 if apart else devices) // tensor_parallel, 1)
-
-
 def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
     """Set values that depend on other flags: packing, placement, batch sizes. Changes both arguments."""
 
@@ -132,13 +146,22 @@ def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
             ("critic", flags["algo.advantage.estimator"] == "gae"),
             ("reward", not flags["reward.remote_url"]),
         ):
-            if used and f"{model}.num_gpus_per_node" not in origin:
-                put(f"{model}.num_gpus_per_node", flags["actor.num_gpus_per_node"], SHARED)
+            for places in ("num_nodes", "num_gpus_per_node"):
+                if used and f"{model}.{places}" not in origin:
+                    put(f"{model}.{places}", flags[f"actor.{places}"], SHARED)
     if flags[_DYNAMIC]:
         for part in ("train", "rollout"):  # padded micro-batches take at most this memory
             if f"{part}.max_tokens_per_gpu" not in origin:
                 tokens = flags[f"{part}.micro_batch_size"] * flags["data.max_len"]
                 put(f"{part}.max_tokens_per_gpu", tokens, PADDED)
+
+
+def rows(args: SimpleNamespace, part: str) -> int:
+    """Return the most rows of ``--data.max_len`` tokens in a micro-batch; ``part`` is "train" or "rollout"."""
+    if args.train.dynamic_batch_enable:
+        return max(1, int(getattr(args, part).max_tokens_per_gpu // args.data.max_len))
+    replays = args.replay.samples / args.rollout.n_samples_per_prompt if part == "train" else 0  # of each fresh row
+    return math.ceil(getattr(args, part).micro_batch_size * (1 + replays))
 
 
 def engine_limits(args: SimpleNamespace) -> dict[str, int]:

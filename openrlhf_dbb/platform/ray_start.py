@@ -55,6 +55,21 @@ def init(**options: Any) -> None:
             node.Node = rays_node
 
 
+def cores(gpus: int) -> int:
+    """Return the CPUs to give a Ray of our own. With fewer than one beside each GPU, Ray would wait for ever."""
+    from ray._private.utils import get_num_cpus
+
+    return max(int(get_num_cpus()), gpus + 2)  # two for the actors of OpenRLHF's trainers
+
+
+def places(gpus_each: int = 1) -> int:
+    """Return how many actors with so many GPUs and one CPU each the hosts of Ray can hold."""
+    import ray
+
+    hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(int(min(host.get("GPU", 0) // gpus_each, host.get("CPU", 0))) for host in hosts)
+
+
 def busyness() -> str:
     """Return how busy this machine is, as in "load 38 on 2 cores"."""
     return f"load {os.getloadavg()[0]:.0f} on {len(os.sched_getaffinity(0))} cores"
