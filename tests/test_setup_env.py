@@ -1,9 +1,10 @@
-"""How setup_env.sh refuses, how it finds the platform and a Python, and the image that it is run in."""
+"""How setup_env.sh refuses, how it finds the platform and a Python, the image, and the table of gpu_check.sh."""
 
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,19 @@ def test_image_has_the_cuda_that_torch_was_built_for() -> None:
     (image,) = re.findall(r"^FROM nvidia/cuda:(\d+\.\d+)\.\d+-base-", (ROOT / "Dockerfile").read_text(), re.M)
     (runtime,) = re.findall(r"^nvidia-cuda-runtime==(\d+\.\d+)\.", (ROOT / "requirements/cuda.lock").read_text(), re.M)
     assert image == runtime
+
+
+def test_the_report_of_gpu_check_becomes_a_table(tmp_path: Path) -> None:
+    peak = '<properties><property name="driver" value="580"/><property name="peak" value="9.5"/></properties>'
+    (tmp_path / "report.xml").write_text(
+        f'<s><testcase name="test_machine" time="1.26">{peak}</testcase><testcase name="test_trl" time="0">'
+        '<failure message="E: no&#10;more">x</failure></testcase></s>'
+    )
+    command = [sys.executable, ROOT / "scripts/gpu_table.py", tmp_path / "report.xml"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == [
+        "driver         580",
+        "",
+        "check    result  seconds  peak GB  why",
+        "machine  passed  1.3      9.5",
+        "trl      failed  0.0      -        E: no",
+    ]
