@@ -251,13 +251,13 @@ def run(train, folder, *flags):
         pytest.fail(f"not done after {TIMEOUT_S} s: {said}")
 
 
-def check(folder, done, record_property):
+def check(folder, done, record_property, most_kl):
     """Check that the run has ended well, that vLLM had the trained weights, the posteriors, groups and accuracy."""
     assert done.returncode == 0, tail(done.stdout, done.stderr)
     values = {tag: np.array([*steps.values()]) for tag, steps in logged(folder / LOGS).items()}
     for what in ("step_total", "generation", "ppo_train", "broadcast"):
         record_property(what, f"{np.median(values[f'train/timing/{what}']):.3f} s (median)")
-    check_weights(values["train/vllm_kl"], record_property)
+    check_weights(values["train/vllm_kl"], record_property, most_kl)
     check_posteriors(folder, STEPS)
     visits = query(folder, "SELECT count(*), sum(rollouts) FROM posterior_history GROUP BY prompt_id")
     assert visits == [(PASSES, PASSES * SAMPLES)] * PROMPTS
@@ -275,15 +275,16 @@ def check_groups(groups, number):
     assert np.mean([len(set(group)) > 1 for group in groups]) > 0.25, groups
 
 
-def check_weights(divergence, record_property):
-    """Check the divergence of the log-probs of policy and vLLM: rounding gives about 0.001, old weights about 0.02.
+def check_weights(divergence, record_property, most_kl):
+    """Check the divergence of the log-probs of policy and vLLM: rounding gives about 0.001, weights of the step before
+    about 0.02.
 
     The median counts, because one token of very small probability can dominate the estimate of a step.
     """
     typical, largest = float(np.median(np.abs(divergence))), float(np.abs(divergence).max())
     record_property("vllm_kl", f"{typical:.2g} (median; largest {largest:.2g})")
     assert len(divergence) == STEPS and np.isfinite(divergence).all(), divergence
-    assert typical < 0.005, f"at each step {divergence.round(5).tolist()}"
+    assert typical < most_kl, f"at each step {divergence.round(5).tolist()}"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -296,14 +297,14 @@ def test_training(way, gpus, train, rehearse, tmp_path, record_property):
         pytest.skip("rehearsal: the dry run passed; a training needs CUDA")
     done = run(train, tmp_path, *SMALL, *flags)
     FOLDERS[way] = tmp_path
-    check(tmp_path, done, record_property)
+    check(tmp_path, done, record_property, 0.05 if "--train.async_enable" in flags else 0.005)
     if "--probe.fraction" in flags:
         assert query(tmp_path, "SELECT DISTINCT samples FROM probes") == [(8,)]
         assert set(query(tmp_path, "SELECT count(*) FROM probes GROUP BY prompt_id")) == {(PASSES,)}
     if "--train.async_enable" in flags:
         ((late, latest),) = query(tmp_path, "SELECT avg(lag), max(lag) FROM posterior_history")
         record_property("mean lag", f"{late:.2f}")
-        assert 0 < late <= latest <= 1
+        assert 0 < late <= latest <= 2
 
 
 FOLDERS = {}  # of test_training, by the way
