@@ -359,7 +359,8 @@ def test_real_vocabulary_at_full_length(gpus, train, rehearse, tmp_path, record_
         "--rollout.batch_size", "8", "--train.batch_size", "32", "--train.max_rollouts", "64", "--rollouts.keep", "all",
         "--reward.remote_url", "math_answer",
     ]  # fmt: skip
-    full = ["--preset", "qwen3-0.6b", *flags, "--rollout.max_new_tokens", str(LONGEST)]
+    one = ["--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1"]
+    full = ["--preset", "qwen3-0.6b", *flags, *one, "--rollout.max_new_tokens", str(LONGEST)]
     rehearse(1, [*TRAINING, *full])
     short = ["--preset", "default", *flags, "--data.max_len", "64", "--rollout.max_new_tokens", "32"]
     done = run(train, tmp_path, *(full if gpus else short))
