@@ -1,11 +1,11 @@
 # The pinned stack for CUDA; docs/machines.md says what has been run of it.
 #
 #   docker build --tag openrlhf-dbb .
+#   docker run --gpus all --shm-size 16g --volume openrlhf-dbb:/runs openrlhf-dbb train --preset tiny
 #   docker run --gpus all --shm-size 16g --volume openrlhf-dbb:/runs openrlhf-dbb runs
-#   docker run --gpus all --shm-size 16g --volume openrlhf-dbb:/runs openrlhf-dbb train --estimator dbb
 #
 # Ray's object store and NCCL are in /dev/shm, of which a container has 64 MB unless told. /runs is where a command
-# starts: databases, checkpoints and models. The CUDA version is that of torch in requirements/cuda.lock, whose packages
+# starts: databases, checkpoints and models, and what is downloaded. The CUDA version is that of torch in requirements/cuda.lock, whose packages
 # bring all of CUDA but the driver; Triton needs gcc and Python.h at run time.
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04
 
@@ -21,7 +21,7 @@ WORKDIR /opt/openrlhf_dbb
 COPY --chown=1000:1000 . .
 RUN OPENRLHF_DBB_PLATFORM=cuda PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 bash scripts/setup_env.sh
 
-ENV PATH=/opt/openrlhf_dbb/.venv/bin:$PATH
+ENV PATH=/opt/openrlhf_dbb/.venv/bin:$PATH XDG_CACHE_HOME=/runs/.cache
 WORKDIR /runs
 VOLUME /runs
 ENTRYPOINT ["openrlhf-dbb"]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the checks that need CUDA (tests/test_cuda.py). The report, gpu-check-HOST-DATE.xml in the current directory, holds
-# versions, figures and failures; attach it to an issue. Only the set-up downloads anything. Arguments go to pytest.
+# Runs the checks that need CUDA (tests/test_cuda.py) and ends with a table to paste into an issue. The report,
+# gpu-check-HOST-DATE.xml in the current directory, also holds figures and failures; attach it. Only the set-up downloads
+# anything. Arguments go to pytest.
 #
 #   bash scripts/gpu_check.sh                            everything: an hour, we expect
 #   bash scripts/gpu_check.sh --no-setup                 with the environment as it is, for a machine without network
@@ -25,5 +26,6 @@ cd "$repo"
 status=0
 python -m pytest -m cuda tests/test_cuda.py --verbose --tb=short -rs -o junit_family=xunit1 \
     --junitxml "$report" "$@" || status=$?
+[ ! -f "$report" ] || python scripts/gpu_table.py "$report"
 echo "gpu_check: $SECONDS s, exit status $status; the report is $report"
 exit "$status"

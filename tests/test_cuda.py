@@ -1,7 +1,8 @@
-"""Checks a machine with CUDA: attention kernels, weight sync, sleep, packing, several GPUs, resume.
+"""Checks a machine with CUDA: attention kernels, each way to train, resume, the commands, TRL.
 
 ``bash scripts/gpu_check.sh`` runs this file; its report has the figures that the tests record. Without CUDA the tests
-are skipped. With ``OPENRLHF_DBB_REHEARSE=1`` some of them then train on the CPU, which tries the tests themselves.
+are skipped. With ``OPENRLHF_DBB_REHEARSE=1`` each way to train then gets a dry run with pretended GPUs, and what the
+CPU can do is done there, which tries the tests themselves.
 """
 
 import contextlib
@@ -22,8 +23,11 @@ from types import SimpleNamespace
 import numpy as np
 import psutil
 import pytest
-from trainings import last_step
+import trainings
+from trainings import check_posteriors, last_step, logged
 from trainings import rows as query
+
+from openrlhf_dbb import tiny
 
 pytestmark = [pytest.mark.cuda, pytest.mark.e2e]
 
@@ -33,21 +37,53 @@ TIMEOUT_S = 1800
 NEEDED = ("torch", "vllm", "ray", "deepspeed", "transformers", "openrlhf", "openrlhf-dbb")
 PERHAPS = ("flash-attn", "flashinfer-python", "triton")
 
-# 32 prompts with 8 rollouts, 16 a step: 2 steps a pass, 3 passes; 2 optimizer steps a step.
 PROMPTS, BATCH, SAMPLES, PASSES = 32, 16, 8, 3
-A_PASS = PROMPTS // BATCH
-STEPS = A_PASS * PASSES
-DISCOUNT = 0.5  # preset tiny's
+STEPS = PROMPTS // BATCH * PASSES
 # The policy moves far in each step, so that weights which did not arrive show in vllm_kl, which needs is_correction.
 SMALL = [
-    "--preset", "tiny", "--data.max_samples", str(PROMPTS), "--rollout.batch_size", str(BATCH),
-    "--rollout.micro_batch_size", "32", "--train.batch_size", "64", "--train.micro_batch_size", "32",
-    "--train.num_episodes", str(PASSES), "--ckpt.save_steps", "2", "--eval.steps", "3", "--actor.adam.lr", "1e-3",
+    *trainings.SMALL, "--train.num_episodes", str(PASSES), "--ckpt.save_steps", "2", "--eval.steps", "3",
+    "--actor.adam.lr", "1e-3", "--rollouts.keep", "all",
     "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e6",
 ]  # fmt: skip
+NAME = "checked"
+LOGS = f"runs/{NAME}/tensorboard/{NAME}"
+TRAINING = ["--estimator", "dbb", "--run_name", NAME]
 EAGER = ["--vllm.enforce_eager"]
 PROBES = ["--probe.fraction", "0.1", "--probe.samples", "8"]
-NAME = "checked"
+PACKED = ["--ds.packing_samples", "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "2048"]
+SLEEP = ["--vllm.enable_sleep", "--ds.enable_sleep"]
+TOGETHER, APART = "--train.colocate_all", "--no-train.colocate_all"
+
+
+def on_gpus(ranks, engines, *more):
+    """Return flags that place the policy and the engines on GPUs."""
+    numbers = ["--actor.num_gpus_per_node", str(ranks), "--vllm.num_engines", str(engines)]
+    return [*EAGER, *numbers, "--vllm.gpu_memory_utilization", "0.3", *more]
+
+
+# name: GPUs, flags
+WAYS = {
+    "eager": (1, EAGER),  # without torch.compile and CUDA graphs in vLLM
+    "compiled": (1, ["--no-vllm.enforce_eager"]),
+    "sleep_probes_top_p": (1, [*EAGER, *SLEEP, *PROBES, "--eval.top_p", "0.95"]),
+    "sleep_zero_3": (1, [*EAGER, *SLEEP, "--ds.zero_stage", "3"]),
+    # Adapters have to move further than all weights to be told from old ones.
+    "lora": (1, [*EAGER, TOGETHER, "--ds.lora.rank", "8", "--actor.adam.lr", "3e-3"]),
+    "packed": (1, [*EAGER, *PACKED]),
+    "two_ranks_zero_3": (2, on_gpus(2, 2, TOGETHER, "--ds.zero_stage", "3")),
+    "apart": (2, on_gpus(1, 1, APART)),  # the weights go over NCCL, not as CUDA IPC handles
+    # The policy and the engine work at the same time; requests are paused while weights are sent.
+    "ahead": (2, on_gpus(1, 1, APART, "--train.async_enable", "--train.partial_rollout_enable")),
+    "tensor_parallel": (2, on_gpus(2, 1, TOGETHER, "--vllm.tensor_parallel_size", "2")),
+}
+NOT_ON_A_CPU = ("compiled", "sleep_probes_top_p", "sleep_zero_3", "tensor_parallel")
+
+# The longest rows of preset qwen3-0.6b, in a model of its shape with random weights, which seldom ends a response.
+LONGEST = 5088  # tokens; 32 of --data.max_len are left for the prompt
+SHAPE = {
+    "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "head_dim": 128,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True,
+}  # fmt: skip
 
 LOOK = """
 import json, torch
@@ -77,15 +113,35 @@ def gpus():
     return look().gpus
 
 
-def cuda_only(gpus, reason):
-    if not gpus:
-        pytest.skip(f"rehearsal: {reason}")
+@pytest.fixture(autouse=True)
+def peak(tmp_path, record_property):
+    """Record the most memory used on one GPU, by all processes: nvidia-smi looks twice a second."""
+    if shutil.which("nvidia-smi") is None:
+        yield
+        return
+    look_again = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=500"]
+    with open(tmp_path / "memory", "w+") as seen, subprocess.Popen(look_again, stdout=seen) as looking:
+        yield
+        looking.kill()
+        seen.seek(0)
+        used_mib = [int(line) for line in seen if line.strip().isdigit()]
+    if used_mib:
+        record_property("peak", f"{max(used_mib) * 2**20 / 1e9:.1f}")
 
 
-def needs_gpus(gpus, number):
-    """Skip where there are fewer GPUs. In a rehearsal a "GPU" is a process."""
-    if gpus and len(gpus) < number:
-        pytest.skip(f"needs {number} GPUs, here is {len(gpus)}")
+@pytest.fixture
+def rehearse(gpus, pretend_gpus, monkeypatch, tmp_path):
+    """Function: in a rehearsal, parse and check a command line as on a machine with GPUs."""
+
+    def dry_run(number, flags):
+        if not gpus:
+            from openrlhf_dbb.cli import train_grpo
+
+            pretend_gpus(number)
+            monkeypatch.chdir(tmp_path)
+            assert train_grpo.main(["--dry_run", *flags]) == 0
+
+    return dry_run
 
 
 def tail(*outputs):
@@ -123,7 +179,7 @@ def machine():
         "nvcc": line_of(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version", having="release"),
         "glibc": platform.libc_ver()[1] or None,
         "python": platform.python_version(),
-        "kernel": platform.release(),
+        "commit": line_of("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
         "processors": os.cpu_count(),
         "memory": f"{psutil.virtual_memory().total / GIB:.0f} GiB",
     }
@@ -170,8 +226,8 @@ for name in (sys.argv[1], "sdpa"):
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "sdpa"])
 def test_attention(name, gpus, record_property):
-    if name != "sdpa":
-        cuda_only(gpus, "its kernels need a GPU")
+    if name != "sdpa" and not gpus:
+        pytest.skip("rehearsal: its kernels need a GPU")
     from openrlhf_dbb.platform import cuda
     from openrlhf_dbb.platform import machine as host
 
@@ -187,115 +243,150 @@ def test_attention(name, gpus, record_property):
 
 
 def run(train, folder, *flags):
-    """Train in a folder; return the folder, the completed process, and the time at which it ``began``."""
-    began = time.time()
+    """Train in a folder, and return the completed process."""
     try:
-        done = train(folder, "--estimator", "dbb", "--run_name", NAME, *SMALL, *flags, timeout=TIMEOUT_S)
+        return train(folder, *TRAINING, *flags, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as late:
         said = tail(*((output or b"").decode(errors="replace") for output in (late.stdout, late.stderr)))
         pytest.fail(f"not done after {TIMEOUT_S} s: {said}")
-    return SimpleNamespace(folder=folder, began=began, done=done)
 
 
-def scalars(folder):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / f"runs/{NAME}/tensorboard/{NAME}"))
-    events.Reload()
-    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-
-
-def check(trained, record_property):
-    """Check that the run has ended well, that vLLM had the trained weights, and the posteriors and accuracy."""
-    assert trained.done.returncode == 0, tail(trained.done.stdout, trained.done.stderr)
-    logged = scalars(trained.folder)
-    record_property("first step", f"{logged['train/score'][0].wall_time - trained.began:.1f} s after the start")
+def check(folder, done, record_property, most_kl):
+    """Check that the run has ended well, that vLLM had the trained weights, the posteriors, groups and accuracy."""
+    assert done.returncode == 0, tail(done.stdout, done.stderr)
+    values = {tag: np.array([*steps.values()]) for tag, steps in logged(folder / LOGS).items()}
     for what in ("step_total", "generation", "ppo_train", "broadcast"):
-        record_property(what, f"{np.median([event.value for event in logged[f'train/timing/{what}']]):.3f} s (median)")
-    check_weights(np.array([event.value for event in logged["train/vllm_kl"]]), record_property)
-    check_posteriors(trained.folder, STEPS)
-    check_accuracy(trained.folder, record_property)
+        record_property(what, f"{np.median(values[f'train/timing/{what}']):.3f} s (median)")
+    check_weights(values["train/vllm_kl"], record_property, most_kl)
+    check_posteriors(folder, STEPS)
+    visits = query(folder, "SELECT count(*), sum(rollouts) FROM posterior_history GROUP BY prompt_id")
+    assert visits == [(PASSES, PASSES * SAMPLES)] * PROMPTS
+    evaluated = query(folder, "SELECT step, accuracy FROM evaluations ORDER BY step")
+    record_property("accuracy", " -> ".join(f"{100 * accuracy:.1f} %" for _, accuracy in evaluated))
+    assert [step for step, _ in evaluated] == [0, 3, 6]
+    assert all(0.1 < accuracy < 0.9 for _, accuracy in evaluated), evaluated  # the tiny model begins at about 40 %
+    texts = "SELECT json_group_array(text) FROM rollouts WHERE step = 1 GROUP BY prompt_id"
+    check_groups([json.loads(group) for (group,) in query(folder, texts)], BATCH)
 
 
-def check_weights(divergence, record_property):
-    """Check the divergence of the log-probs of policy and vLLM: rounding gives about 0.001, old weights about 0.02.
+def check_groups(groups, number):
+    """Check the responses to these prompts: drawn apart, they differ in half of the tiny model's groups."""
+    assert [len(group) for group in groups] == [SAMPLES] * number
+    assert np.mean([len(set(group)) > 1 for group in groups]) > 0.25, groups
+
+
+def check_weights(divergence, record_property, most_kl):
+    """Check the divergence of the log-probs of policy and vLLM: rounding gives about 0.001, weights of the step before
+    about 0.02.
 
     The median counts, because one token of very small probability can dominate the estimate of a step.
     """
     typical, largest = float(np.median(np.abs(divergence))), float(np.abs(divergence).max())
     record_property("vllm_kl", f"{typical:.2g} (median; largest {largest:.2g})")
     assert len(divergence) == STEPS and np.isfinite(divergence).all(), divergence
-    assert typical < 0.005, f"at each step {divergence.round(5).tolist()}"
+    assert typical < most_kl, f"at each step {divergence.round(5).tolist()}"
 
 
-def check_posteriors(folder, steps):
-    """Check that each step is there once, each prompt once a pass, and alpha' = discount * alpha + S at each visit."""
-    posterior, visits, seen = {}, Counter(), []
-    for step, prompt, rollouts, successes, alpha, beta in query(
-        folder, "SELECT step, prompt_id, rollouts, successes, alpha, beta FROM posterior_history ORDER BY step"
-    ):
-        before = posterior.get(prompt, (1.0, 1.0))
-        assert rollouts == SAMPLES
-        assert (alpha, beta) == (DISCOUNT * before[0] + successes, DISCOUNT * before[1] + rollouts - successes)
-        posterior[prompt] = (alpha, beta)
-        visits[prompt] += 1
-        seen.append(step)
-    assert seen == [step for step in range(1, steps + 1) for _ in range(BATCH)]
-    assert sorted(visits.values()) == [steps // A_PASS] * PROMPTS
-    current = query(folder, "SELECT prompt_id, alpha, beta FROM posteriors")
-    assert {prompt: (alpha, beta) for prompt, alpha, beta in current} == posterior
+@pytest.mark.parametrize("way", WAYS)
+def test_training(way, gpus, train, rehearse, tmp_path, record_property):
+    number, flags = WAYS[way]
+    if gpus and len(gpus) < number:
+        pytest.skip(f"needs {number} GPUs, here is {len(gpus)}")
+    rehearse(number, [*TRAINING, *SMALL, *flags])
+    if not gpus and way in NOT_ON_A_CPU:
+        pytest.skip("rehearsal: the dry run passed; a training needs CUDA")
+    done = run(train, tmp_path, *SMALL, *flags)
+    FOLDERS[way] = tmp_path
+    check(tmp_path, done, record_property, 0.05 if "--train.async_enable" in flags else 0.005)
+    if "--probe.fraction" in flags:
+        assert query(tmp_path, "SELECT DISTINCT samples FROM probes") == [(8,)]
+        assert set(query(tmp_path, "SELECT count(*) FROM probes GROUP BY prompt_id")) == {(PASSES,)}
+    if "--train.async_enable" in flags:
+        ((late, latest),) = query(tmp_path, "SELECT avg(lag), max(lag) FROM posterior_history")
+        record_property("mean lag", f"{late:.2f}")
+        assert 0 < late <= latest <= 2
 
 
-def check_accuracy(folder, record_property):
-    """Check the held-out accuracy before, in the middle and at the end; the tiny model begins at about 40 %."""
-    evaluated = query(folder, "SELECT step, accuracy FROM evaluations ORDER BY step")
-    record_property("accuracy", " -> ".join(f"{100 * accuracy:.1f} %" for _, accuracy in evaluated))
-    assert [step for step, _ in evaluated] == [0, 3, 6]
-    assert all(0.1 < accuracy < 0.9 for _, accuracy in evaluated), evaluated
+FOLDERS = {}  # of test_training, by the way
 
 
-@pytest.fixture(scope="module")
-def eager(gpus, train, tmp_path_factory):
-    """A short training of the tiny preset, without torch.compile and CUDA graphs in vLLM."""
-    return run(train, tmp_path_factory.mktemp("eager"), *EAGER)
+def call(folder, *words):
+    """Return what a program of the environment prints."""
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, tail(done.stdout, done.stderr)
+    return done.stdout
 
 
-def test_tiny_preset_eager(eager, record_property):
-    check(eager, record_property)
-
-
-def test_tiny_preset_compiled(gpus, train, tmp_path, record_property):
-    cuda_only(gpus, "vLLM compiles nothing on CPU")
-    check(run(train, tmp_path, "--no-vllm.enforce_eager"), record_property)
-
-
-def test_store_report_and_lab(eager):
-    """On the run of test_tiny_preset_eager."""
-    if eager.done.returncode != 0:
-        pytest.skip("test_tiny_preset_eager has left no run")
-
-    def command(*words):
-        program = [sys.executable, "-m", "openrlhf_dbb", *words]
-        done = subprocess.run(program, cwd=eager.folder, capture_output=True, text=True, timeout=TIMEOUT_S)
-        assert done.returncode == 0, tail(done.stdout, done.stderr)
-        return done.stdout
-
+def test_store_report_and_lab():
+    if "eager" not in FOLDERS:
+        pytest.skip("test_training[eager] has left no run")
+    command = functools.partial(call, FOLDERS["eager"], "-m", "openrlhf_dbb")
     shown = json.loads(command("show", "--json"))
     assert (shown["name"], shown["status"], shown["step"]) == (NAME, "finished", STEPS)
     command("report", "-o", "report.html")
-    page = (eager.folder / "report.html").read_text()
+    page = (FOLDERS["eager"] / "report.html").read_text()
     assert page.rstrip().endswith("</html>") and NAME in page
     assert "use next: --estimator " in command("lab", "replay")
 
 
+def test_evaluate(gpus, tmp_path, record_property):
+    """With the default top-p, 0.95."""
+    made = tiny.prepare(tiny.default_folder())
+    call(
+        tmp_path, "-m", "openrlhf_dbb", "evaluate", "--model", made.model, "--benchmarks", f"heldout={made.heldout}",
+        "--name", NAME, "--limit", "32", "--runs", "1", "--n", SAMPLES, "--temperature", "1", "--max_new_tokens", "10",
+        "--gpu_memory_utilization", "0.3",
+    )  # fmt: skip
+    rows = [json.loads(line) for line in (tmp_path / "evaluations" / NAME / "responses.jsonl").open()]
+    accuracy = np.mean([row["scores"] for row in rows])
+    record_property("accuracy", f"{100 * accuracy:.1f} %")
+    assert 0.1 < accuracy < 0.9
+    check_groups([row["responses"] for row in rows], 32)
+
+
+def test_real_vocabulary_at_full_length(gpus, train, rehearse, tmp_path, record_property):
+    """One step; a rehearsal has narrow layers and short rows."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    model, made = tmp_path / "model", tiny.prepare(tiny.default_folder())
+    shutil.copytree(made.model, model)  # of it the tokenizer
+    config = Qwen3Config(**SHAPE | ({} if gpus else {"num_hidden_layers": 2, "hidden_size": 64}))
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(model)
+    flags = [
+        "--actor.model_name_or_path", str(model), "--data.prompt_dataset", str(made.train), "--data.input_key", "input",
+        "--data.label_key", "label", "--no-data.apply_chat_template", "--eval.steps", "-1", "--ckpt.save_steps", "-1",
+        "--rollout.batch_size", "8", "--train.batch_size", "32", "--train.max_rollouts", "64", "--rollouts.keep", "all",
+        "--reward.remote_url", "math_answer",
+    ]  # fmt: skip
+    one = ["--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1"]
+    full = ["--preset", "qwen3-0.6b", *flags, *one, "--rollout.max_new_tokens", str(LONGEST)]
+    rehearse(1, [*TRAINING, *full])
+    short = ["--preset", "default", *flags, "--data.max_len", "64", "--rollout.max_new_tokens", "32"]
+    done = run(train, tmp_path, *(full if gpus else short))
+    assert done.returncode == 0, tail(done.stdout, done.stderr)
+    lengths = [length for (length,) in query(tmp_path, "SELECT length FROM rollouts")]
+    assert (len(lengths), np.median(lengths)) == (64, LONGEST if gpus else 32)
+    (difference,) = logged(tmp_path / LOGS)["train/vllm/log_prob_difference"].values()
+    record_property("log-prob difference", f"{difference:.2g}")
+    assert difference < 0.05
+
+
+def test_trl(gpus, tmp_path, monkeypatch):
+    pytest.importorskip("trl", reason="needs TRL")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
+    call(tmp_path, ROOT / "examples/trl_grpo.py", "--epochs", "1")
+    assert query(tmp_path, "SELECT name, status, last_step FROM dbb_run", "trl_grpo.db") == [("trl", "finished", 16)]
+
+
 def test_resume_after_a_kill(gpus, train, tmp_path, record_property):
     """After SIGKILL to the driver alone, its actors have to end by themselves, or they would hold the GPU's memory."""
-    flags = ["--estimator", "dbb", *SMALL, *EAGER, "--train.num_episodes", "6"]  # 12 steps
-    started = kill_after(3, tmp_path, [*flags, "--run_name", NAME])
+    flags = [*SMALL, *EAGER, "--train.num_episodes", "6"]  # 12 steps
+    started = kill_after(3, tmp_path, [*TRAINING, *flags])
     try:
         record_property("actors gone", f"{seconds_until_gone(started):.1f} s after the kill")
         assert 3 <= last_step(tmp_path) < 12
-        done = train(tmp_path, *flags, "--resume", timeout=TIMEOUT_S)
+        done = train(tmp_path, "--estimator", "dbb", *flags, "--resume", timeout=TIMEOUT_S)
         assert done.returncode == 0, tail(done.stdout, done.stderr)
     finally:
         for process in filter(alive, started):
@@ -342,55 +433,3 @@ def seconds_until_gone(started):
         assert time.monotonic() - began < 60, left
         time.sleep(0.1)
     return time.monotonic() - began
-
-
-def test_sleep_with_probes_and_evaluation(gpus, train, tmp_path, record_property):
-    cuda_only(gpus, "vLLM has no sleep mode on CPU")
-    check_probed(run(train, tmp_path, *EAGER, *PROBES, "--vllm.enable_sleep", "--ds.enable_sleep"), record_property)
-
-
-def check_probed(trained, record_property):
-    check(trained, record_property)
-    assert query(trained.folder, "SELECT DISTINCT samples FROM probes") == [(8,)]
-    probes = query(trained.folder, "SELECT count(*) FROM probes GROUP BY prompt_id")
-    assert probes == [(PASSES,)] * len(probes) != []
-
-
-def test_packed_samples_and_dynamic_batches(gpus, train, tmp_path, record_property):
-    packing = ["--ds.packing_samples", "--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "2048"]
-    check(run(train, tmp_path, *EAGER, *packing), record_property)
-
-
-def on_gpus(ranks, engines, *more):
-    """Return flags that place the policy and the engines on GPUs."""
-    numbers = ["--actor.num_gpus_per_node", str(ranks), "--vllm.num_engines", str(engines)]
-    return [*EAGER, *numbers, "--vllm.gpu_memory_utilization", "0.3", *more]
-
-
-def test_two_ranks_with_zero_3_and_two_engines(gpus, train, tmp_path, record_property):
-    needs_gpus(gpus, 2)
-    check(run(train, tmp_path, *on_gpus(2, 2, "--train.colocate_all", "--ds.zero_stage", "3")), record_property)
-
-
-def test_policy_and_engine_on_a_gpu_each(gpus, train, tmp_path, record_property):
-    """The weights go over NCCL, not as CUDA IPC handles."""
-    needs_gpus(gpus, 2)
-    check(run(train, tmp_path, *on_gpus(1, 1, "--no-train.colocate_all")), record_property)
-
-
-def test_generation_ahead_with_partial_rollouts(gpus, train, tmp_path, record_property):
-    """The policy and the engine work at the same time; requests are paused while weights are sent."""
-    needs_gpus(gpus, 2)
-    ahead = ["--train.async_enable", "--train.partial_rollout_enable", "--no-vllm.enable_sleep"]
-    trained = run(train, tmp_path, *on_gpus(1, 1, "--no-train.colocate_all", *ahead))
-    check(trained, record_property)
-    ((late, latest),) = query(trained.folder, "SELECT avg(lag), max(lag) FROM posterior_history")
-    record_property("mean lag", f"{late:.2f}")
-    assert 0 < late <= latest <= 1
-
-
-def test_an_engine_over_two_gpus(gpus, train, tmp_path, record_property):
-    cuda_only(gpus, "vLLM has no tensor parallelism on CPU")
-    needs_gpus(gpus, 2)
-    tensor_parallel = ["--train.colocate_all", "--vllm.tensor_parallel_size", "2"]
-    check(run(train, tmp_path, *on_gpus(2, 1, *tensor_parallel)), record_property)

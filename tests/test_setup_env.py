@@ -1,9 +1,10 @@
-"""How setup_env.sh refuses, how it finds the platform and a Python, and the image that it is run in."""
+"""How setup_env.sh refuses, how it finds the platform and a Python, the image, and the table of gpu_check.sh."""
 
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,33 +14,22 @@ ROOT = Path(__file__).parents[1]
 
 def setup_env(venv: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run setup_env.sh where it must refuse before it installs anything."""
-    return subprocess.run(
-        ["bash", ROOT / "scripts/setup_env.sh", *arguments],
-        env=os.environ | {"OPENRLHF_DBB_VENV": str(venv)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = ["bash", ROOT / "scripts/setup_env.sh", *arguments]
+    variables = os.environ | {"OPENRLHF_DBB_VENV": str(venv)} | environment
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    return done
 
 
-@pytest.mark.parametrize(
-    ("arguments", "platform", "message"),
-    [
-        ([], "tpu", "OPENRLHF_DBB_PLATFORM=tpu is not cpu or cuda"),
-        (["--tests"], "cpu", "unknown argument '--tests'; allowed: --test"),
-    ],
-)
-def test_setup_refuses_in_one_line(tmp_path: Path, arguments: list[str], platform: str, message: str) -> None:
-    result = setup_env(tmp_path / "venv", *arguments, OPENRLHF_DBB_PLATFORM=platform)
-    assert (result.returncode, result.stderr) == (1, f"setup: error: {message}\n")
-
-
-def test_setup_leaves_a_folder_it_did_not_make_alone(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.txt"
+def test_setup_refuses_in_one_line_and_leaves_a_folder_that_it_did_not_make(tmp_path: Path) -> None:
+    new, mine = tmp_path / "venv", tmp_path / "mine.txt"
     mine.write_text("keep")
-    result = setup_env(tmp_path)
-    assert result.returncode == 1
-    assert f"{tmp_path} exists and this script did not make it" in result.stderr
+    for done, message in [
+        (setup_env(new, OPENRLHF_DBB_PLATFORM="tpu"), "OPENRLHF_DBB_PLATFORM=tpu is not cpu or cuda"),
+        (setup_env(new, "--tests"), "unknown argument '--tests'; allowed: --test"),
+        (setup_env(tmp_path), f"{tmp_path} exists and this script did not make it; remove it or set OPENRLHF_DBB_VENV"),
+    ]:
+        assert done.stderr == f"setup: error: {message}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -65,7 +55,6 @@ def test_setup_takes_cuda_where_a_gpu_is_listed(tmp_path: Path, nvidia_smi: str,
 
     result = setup_env(tmp_path / "venv", PATH=path, OPENRLHF_DBB_PLATFORM="")
 
-    assert result.returncode == 1
     if platform is None:  # a broken driver must not end in a stack without CUDA
         assert re.fullmatch(r"setup: error: nvidia-smi lists no GPU: .*\n", result.stderr)
     else:
@@ -84,7 +73,6 @@ def test_setup_names_the_pythons_it_found_when_none_will_do(tmp_path: Path) -> N
 
     result = setup_env(tmp_path / "venv", PATH=str(commands), OPENRLHF_DBB_PLATFORM="cpu")
 
-    assert result.returncode == 1
     assert f"found: {commands}/python3 (3.13.0);" in result.stderr
     assert not (tmp_path / "venv").exists()
 
@@ -93,3 +81,19 @@ def test_image_has_the_cuda_that_torch_was_built_for() -> None:
     (image,) = re.findall(r"^FROM nvidia/cuda:(\d+\.\d+)\.\d+-base-", (ROOT / "Dockerfile").read_text(), re.M)
     (runtime,) = re.findall(r"^nvidia-cuda-runtime==(\d+\.\d+)\.", (ROOT / "requirements/cuda.lock").read_text(), re.M)
     assert image == runtime
+
+
+def test_the_report_of_gpu_check_becomes_a_table(tmp_path: Path) -> None:
+    peak = '<properties><property name="driver" value="580"/><property name="peak" value="9.5"/></properties>'
+    (tmp_path / "report.xml").write_text(
+        f'<s><testcase name="test_machine" time="1.26">{peak}</testcase><testcase name="test_trl" time="0">'
+        '<failure message="E: no&#10;more">x</failure></testcase></s>'
+    )
+    command = [sys.executable, ROOT / "scripts/gpu_table.py", tmp_path / "report.xml"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == [
+        "driver         580",
+        "",
+        "check    result  seconds  peak GB  why",
+        "machine  passed  1.3      9.5",
+        "trl      failed  0.0      -        E: no",
+    ]
