@@ -15,8 +15,9 @@ from openrlhf_dbb.platform.machine import GIB
 
 _WEIGHT = 2  # bytes a parameter, and of its gradient: bfloat16
 _STATES = 12  # bytes a parameter: in float32 the weight and Adam's two moments
-_TRAINED = 10  # bytes a logit at the peak of training: in float32 4, its gradient 4, that again in bfloat16 2
-_TAKEN = 6  # bytes a logit where log-probs are taken: in bfloat16 2, a copy in float32 4
+# Bytes a logit at the peak of training, and where log-probs are taken. Our pass holds bfloat16 and chunks in float32,
+# as measured on a processor; OpenRLHF's, which packed rows take, copies to float32, and its gradient twice.
+_OURS, _COPIED = (4, 3), (10, 6)
 _SAVED = 2  # bytes a token, unit and layer: gradient checkpointing keeps a layer's input in bfloat16
 _LAYER = 40  # bytes a token, unit and layer whose inside is kept: half of what cpu_fit has measured in float32
 _BESIDE = 4e9  # bytes: two CUDA contexts, graphs and sampler of the sleeping engine, DeepSpeed's buckets
@@ -61,8 +62,9 @@ def memory(settings: Settings) -> tuple[float, float, float]:
     logits = shape.vocabulary * ((responses and args.rollout.max_new_tokens) or args.data.max_len)
     layers = _LAYER + _SAVED * shape.layers if args.actor.gradient_checkpointing_enable else _LAYER * shape.layers
     units = args.data.max_len * shape.hidden
-    training = cuda.rows(args, "train") * (units * layers + _TRAINED * logits)
-    log_probs = cuda.rows(args, "rollout") * (units * _LAYER + _TAKEN * logits)
+    in_training, taken = _OURS if responses else _COPIED
+    training = cuda.rows(args, "train") * (units * layers + in_training * logits)
+    log_probs = cuda.rows(args, "rollout") * (units * _LAYER + taken * logits)
     awake = kept * (not args.ds.enable_sleep)
     return weights + kept, weights + kept + training + beside, weights + awake + log_probs + beside
 
