@@ -70,7 +70,7 @@ def no_engine_starts(monkeypatch):
         (["--estimator", "point", "--dbb.discount", "0.9"], "--dbb.discount is not read by this run's plain and point"),
         (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded"),
         (["--resume", "nobody"], "there is no run 'nobody'"),
-        (["--estimator", "point", "--warm_start", "x"], "--warm_start: --estimator point keeps no history"),
+        (["--estimator", "point", "--warm_start", "x"], "there is no run 'x'"),
         (["--reward.remote_url", "/no/reward.py"], "/no/reward.py failed: FileNotFoundError"),
         (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
         (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
@@ -165,7 +165,7 @@ def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(comma
         (["--dbb.discount", "0.75"], "it was trained with estimator parameters {'discount': 0.5"),
         (["--estimator", "auto"], "it was trained with estimator 'dbb', not 'auto'"),
         (["--data.max_samples", "4"], "it was trained with prompts and labels 'of other content or order', not"),
-        (["--method", "dapo"], "it was trained with method 'centered', not 'dapo'"),
+        (["--method", "dapo"], "it was trained with method 'grpo', not 'dapo'"),
         (["--ds.zero_stage", "3"], "it was trained with --ds.zero_stage 2, not 3"),
         (
             ["--actor.num_nodes", "2", "--vllm.num_engines", "2"],

@@ -127,7 +127,7 @@ PLAIN, FORM = "all prompts, all groups", "advantage (X - p) / sqrt(variance)"
     [
         (
             [],
-            f"grpo with dbb, the paper's recipe: {PLAIN}; estimator dbb; {FORM}; loss seq-mean-token-mean; "
+            f"grpo with dbb, the paper's method: {PLAIN}; estimator dbb; {FORM}; loss seq-mean-token-mean; "
             "clip 0.98 0.98; no KL",
         ),
         (

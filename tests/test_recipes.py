@@ -158,7 +158,7 @@ def test_a_recipe_is_accepted_alone_and_with_an_estimator(dry_run, name):
     _, _, named = " ".join(RECIPES[name]).partition("--algo.advantage.estimator ")
     named = named.partition(" ")[0]
     # gae, OpenRLHF's default, needs a critic
-    form = estimators.FORMS.get(named if named in estimators.FORMS.available() else "batch_centered")
+    form = estimators.FORMS.get(named if named in estimators.FORMS.available() else "group_norm")
     assert f"; estimator {ESTIMATORS[name]}; advantage {form.formula}; loss " in shown(lines, "method     ")
     data = shown(lines, "data       ")
     assert data.startswith(f"{PROMPTS} of {PROMPTS} prompts")

@@ -184,8 +184,8 @@ def _check_strategy(settings: Settings, estimator: RewardEstimator) -> None:
         raise UsageError(f"--algo.dynamic_filtering_enable asks for another --rollout.strategy than {name}; give one")
     if strategy.draws and not estimator.belief.can_predict():
         raise UsageError(
-            f"--rollout.strategy {name} draws prompts by a forecast, and --estimator {settings.estimator} makes none; "
-            "use point, dbb, auto or predicted_prior"
+            f"--rollout.strategy {name} draws prompts by a forecast, and {estimator.belief.name} makes none; "
+            "use --estimator point with --point.memory auto, or --estimator dbb, auto or predicted_prior"
         )
 
 
