@@ -284,7 +284,10 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str) -> Rows:
 
 
 def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Rows:
-    """Return step, rollouts, successes, alpha, beta, mean, variance and lag of each visit of a prompt, oldest first."""
+    """Return step, rollouts, successes, alpha, beta, mean, variance and lag of each visit of a prompt, oldest first.
+
+    Mean and variance are the posterior's after the visit; those that it was scored with where there is no posterior.
+    """
     # Walks back from step to step: an index of the history by prompt would slow every step down. SQLite keeps the
     # order of a cross join; of a plain join it may read all steps of the run first.
     query = """
@@ -294,7 +297,10 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
             SELECT h.prev_step FROM visit v
             JOIN dbb_history h ON h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt
             WHERE h.prev_step > 0)
-        SELECT h.step, h.rollouts, h.successes, h.alpha, h.beta, h.mean, h.variance,
+        SELECT h.step, h.rollouts, h.successes, h.alpha, h.beta,
+               coalesce(h.alpha / nullif(h.alpha + h.beta, 0), h.mean) AS mean,
+               coalesce((h.alpha / nullif(h.alpha + h.beta, 0)) * (h.beta / nullif(h.alpha + h.beta, 0)),
+                        h.variance) AS variance,
                coalesce(h.step - 1 - h.policy_version, 0.0) AS lag
         FROM visit v CROSS JOIN dbb_history h
         WHERE h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt ORDER BY h.step"""

@@ -287,7 +287,7 @@ VIEWS = {
     # The product of two ratios, not alpha * beta / (alpha + beta)^2, which may overflow, or underflow to 0.
     "posteriors": """
         SELECT q.run_id, q.prompt_id, q.alpha, q.beta,
-               coalesce(h.mean, q.alpha / nullif(q.alpha + q.beta, 0)) AS mean,
+               coalesce(q.alpha / nullif(q.alpha + q.beta, 0), h.mean) AS mean,
                coalesce((q.alpha / nullif(q.alpha + q.beta, 0)) * (q.beta / nullif(q.alpha + q.beta, 0)),
                         h.variance) AS variance,
                q.visits, q.step
