@@ -28,7 +28,6 @@ ROLLOUTS = 8
 DISCOUNT = 0.5
 MANY, STEP = 1_000_000, 4_096  # prompts
 PASSES = 6  # before the measured step, so that auto has a history of the length it keeps
-PARAMETERS = {"predicted_prior": {"updates_per_epoch": 1.0}}
 BOUNDS = {"dbb / numpy": 3.0, "auto / dbb": 10.0}
 
 
@@ -71,7 +70,7 @@ def against_dbb(repetitions: int) -> dict[str, float]:
     visits = [(rng.random((STEP, ROLLOUTS)) < p).astype(float) for _ in range(PASSES + 1)]
     steps: dict[str, Callable[[], object]] = {}
     for name in available():
-        estimator = build(name, **PARAMETERS.get(name, {}))
+        estimator = build(name)
         state = estimator.initial_state(STEP) | {"features": rng.normal(size=(STEP, WIDTH))}
         for rewards_P_G in visits[:-1]:
             state, _ = estimator.observe(state, rewards_P_G)

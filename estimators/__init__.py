@@ -6,7 +6,7 @@
     forms            Estimate + rewards -> advantages: GRPO, Dr. GRPO, RLOO, REINFORCE++-baseline, MaxRL, BNPO
     dbb              Discounted Beta-Bernoulli (the paper's estimator)
     auto             DBB with a prior shared by all prompts; prior and discount are fitted online
-    predicted_prior  DBB by updates with a prior mean predicted from the prompt's text
+    predicted_prior  a belief to draw by: counts that fade by time to a mean predicted from the prompt's text
     spo              SPO's tracker, read before the update; forgets by the policy's drift
     gaussian         as DBB, for any real reward: a discounted Normal-inverse-gamma
     empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts, latest
+from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts, latest, passes
 from openrlhf_dbb.estimators.empirical_bayes import WEIGHT, beta_weight, fit_beta, group_moments
 from openrlhf_dbb.estimators.registry import register
 
@@ -113,14 +113,14 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         prompts = state["prompts"] + len(successes) - len(revisited)
         state = state | {"prompts": prompts, "clock": clock}
         generated_at = clock[0] - lag_P
-        gap = np.clip(_passes(state, generated_at - state["seen_1"]), _LEAST_GAP, _MOST_GAP)
-        passes = len(revisited) / prompts[0]
-        moments = 0.5 ** (passes / _PRIOR_HALF_LIFE) * state["moments"] + group_moments(successes, rollouts, gap)
+        gap = np.clip(passes(state, generated_at - state["seen_1"]), _LEAST_GAP, _MOST_GAP)
+        passed = len(revisited) / prompts[0]
+        moments = 0.5 ** (passed / _PRIOR_HALF_LIFE) * state["moments"] + group_moments(successes, rollouts, gap)
         pairs = state["pairs"]
         if len(revisited):
             share = (successes / rollouts)[revisited]
             before = state["successes_1"][revisited] / state["rollouts_1"][revisited]
-            faded = 0.5 ** (passes / _EVIDENCE_HALF_LIFE)
+            faded = 0.5 ** (passed / _EVIDENCE_HALF_LIFE)
             pairs = faded * pairs + np.stack([np.ones_like(share), share, before, share * before]) @ gap[revisited]
         prior = fit_beta(moments, _weight_between(pairs))
         state = state | {"moments": moments, "pairs": pairs, "prior": prior}
@@ -179,16 +179,10 @@ def _weight_between(pairs: Floats) -> float:
     return beta_weight(float((number * correlation + _NO_PAIRS * start) / (number + _NO_PAIRS)))
 
 
-def _passes(state: State, updates_P: Floats) -> Floats:
-    """Return a number of policy updates in passes over the prompts."""
-    updates, groups = state["clock"]
-    return np.asarray(updates_P * groups / np.maximum(updates * state["prompts"], 1))
-
-
 def _kept(state: State, visits: Floats | float, updates_P: Floats, discounts_X: Floats, timed_X: Floats) -> Floats:
     """Return the weight that is left after some visits, or updates, (P, X)."""
     # The updates since a visit that never was may be negative.
-    ages_P_X = np.where(timed_X, np.maximum(_passes(state, updates_P), 0)[:, None], np.reshape(visits, (-1, 1)))
+    ages_P_X = np.where(timed_X, np.maximum(passes(state, updates_P), 0)[:, None], np.reshape(visits, (-1, 1)))
     return np.asarray(np.exp(ages_P_X * np.log(discounts_X)))
 
 

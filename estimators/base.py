@@ -300,22 +300,15 @@ class BetaPosterior(RewardEstimator):
         return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
 
 
-class FadingPosterior(BetaPosterior):
-    """A Beta posterior whose counts fade with the policy updates."""
-
-    discount: float
-    updates_per_epoch: float
-
-    def _faded(self, updates: Floats) -> Floats:
-        """Return discount ** (updates / updates_per_epoch), what is left of a group."""
-        if not self.updates_per_epoch:
-            raise ValueError("updates_per_epoch is 0; give the number of policy updates in an epoch")
-        return np.asarray(self.discount ** (updates / self.updates_per_epoch))
-
-
 def latest(seen_at_P: Floats, generated_at_P: Floats, never_P: NDArray[np.bool_]) -> Floats:
     """Return the greatest g with one more group; ``never_P``: there was none before."""
     return np.where(never_P, generated_at_P, np.maximum(seen_at_P, generated_at_P))
+
+
+def passes(state: State, updates_P: Floats) -> Floats:
+    """Return a number of policy updates in passes over the prompts, by the shared fields ``clock`` and ``prompts``."""
+    updates, groups = state["clock"]
+    return np.asarray(updates_P * groups / np.maximum(updates * state["prompts"], 1))
 
 
 def _checked(name: str, values_P: Floats | None, groups: int) -> Floats:

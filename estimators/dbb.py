@@ -8,14 +8,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.estimators.base import FadingPosterior, Floats, State, Support, counts, latest
+from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, Support, counts, latest
 from openrlhf_dbb.estimators.parameters import parameter
 from openrlhf_dbb.estimators.registry import register
 
 
 @register
 @dataclass(frozen=True)
-class DiscountedBetaBernoulli(FadingPosterior):
+class DiscountedBetaBernoulli(BetaPosterior):
     """Track a drifting success probability with a Beta posterior that forgets.
 
     Each visit of a prompt shrinks its past counts by ``discount``, then adds the new group's successes and failures
@@ -120,6 +120,12 @@ class DiscountedBetaBernoulli(FadingPosterior):
     def _kept(self, state: State, seen_at: Floats) -> Floats:
         """Return the factor on the past if the latest group is now of update ``seen_at``."""
         return self._faded(np.where(_never(state), self.updates_per_epoch, seen_at - state["seen_at"]))
+
+    def _faded(self, updates: Floats) -> Floats:
+        """Return discount ** (updates / updates_per_epoch), the remaining weight of a group."""
+        if not self.updates_per_epoch:
+            raise ValueError("updates_per_epoch is 0; give the number of policy updates in an epoch")
+        return np.asarray(self.discount ** (updates / self.updates_per_epoch))
 
 
 def _never(state: State) -> NDArray[np.bool_]:

@@ -18,8 +18,7 @@ from openrlhf_dbb.estimators.text_features import WIDTH
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 NAN = math.nan
 FORM_NAMES = list(FORMS.available())
-ESTIMATORS = {name: estimators.build(name) for name in estimators.available() if name != "predicted_prior"}
-ESTIMATORS["predicted_prior"] = estimators.build("predicted_prior", updates_per_epoch=1)
+ESTIMATORS = {name: estimators.build(name) for name in estimators.available()}
 every_pair = pytest.mark.parametrize(("form", "estimator"), [(f, e) for f in FORM_NAMES for e in ESTIMATORS])
 
 

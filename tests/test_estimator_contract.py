@@ -13,9 +13,8 @@ from hypothesis.extra import numpy as hnp
 from openrlhf_dbb import estimators
 from openrlhf_dbb.estimators.text_features import WIDTH
 
-CASES = {name: estimators.build(name) for name in estimators.available() if name != "predicted_prior"}
+CASES = {name: estimators.build(name) for name in estimators.available()}
 CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)
-CASES["predicted_prior"] = estimators.build("predicted_prior", updates_per_epoch=3)
 LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]
 BY_UPDATES = ["dbb by updates", "predicted_prior"]
 

@@ -272,7 +272,7 @@ def test_a_taken_name_gets_a_number_where_that_is_asked_for(new_url):
             assert posteriors.run.record.name == wanted
 
 
-PREDICTED = {"estimator": "predicted_prior", "parameters": {"updates_per_epoch": 2.0}}
+PREDICTED = {"estimator": "predicted_prior"}
 SHARING = [{"estimator": "auto"}, {"estimator": "empirical_bayes"}, {"parameters": BY_UPDATES}, PREDICTED]
 GROUPS = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
 STEPS = [GROUPS, [[1, 1, 1, 0], [1, 0, 1, 0], [0, 0, 1, 0]], [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], GROUPS]
@@ -313,7 +313,7 @@ def test_a_first_visit_profits_from_prompts_that_read_alike(new_url):
     assert alike.mean[0] > 0.6 and alike.mean[2] < 0.4  # (2 m + 1) / 4, 0.5 without a prediction
 
 
-@pytest.mark.parametrize("memory", ["auto", "dbb", "gaussian"])
+@pytest.mark.parametrize("memory", ["auto", "predicted_prior", "dbb", "gaussian"])
 def test_a_group_scored_alone_is_remembered_and_its_advantages_do_not_see_that(url, memory):
     """Point's advantages are those of the group's own mean and deviation, bit for bit, whatever the run remembers."""
     random, point = np.random.default_rng(7), build("point")

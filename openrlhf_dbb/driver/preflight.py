@@ -132,7 +132,7 @@ def complete(settings: Settings, resumed: storage.RunRecord | None, prompts: Pro
     elif settings.args.resume is not None:  # OpenRLHF alone
         settings = settings.with_values({"ckpt.load_enable": True}, "--resume")
     args, parameters = settings.args, settings.parameters
-    if parameters.get("updates_per_epoch") == 0 and parameters.get("forgetting", "updates") == "updates":
+    if parameters.get("forgetting") == "updates" and parameters["updates_per_epoch"] == 0:
         flag = f"{estimators.get(settings.estimator).name}.updates_per_epoch"
         updates = len(prompts.texts) / args.rollout.batch_size
         settings = settings.with_values({flag: updates}, "prompts / rollout.batch_size")
