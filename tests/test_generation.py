@@ -230,8 +230,11 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
             assert predictive() == "predictive"
             return Drawn(next(order), inclusion=0.5, weight=2.0)
 
-    order = iter([2, 0, 2, 1, 1, 0])
-    made = generator([MIXED] * 3, Drawing(FACTS))
+        def observe(self, drawn, mixed):
+            observed.append((drawn.prompt_id, mixed))
+
+    order, observed = iter([2, 0, 2, 1, 1, 0]), []
+    made = generator([HARD, MIXED, MIXED], Drawing(FACTS))
     rows = columns(made.prompts_dataloader.dataset)
     data = SimpleNamespace(**dict(zip(("sources", "prompts", "labels", "images"), rows, strict=True)))
     made.prompts_dataloader = DrawnPrompts(data, made.sampler, made.prompt_ids, lambda: "predictive")
@@ -241,6 +244,7 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
     assert made.position(0) == {"episode": 0, "data_loader_state_dict": {"place": 2}}
     assert draw(made) == ("", 1, True)  # a pass is as many prompts as there are
     assert draw(made) == ("32", 1, False)
+    assert observed == [(2, True), (0, False), (2, True), (1, True)]
 
 
 def test_rejected_groups_are_replaced_until_the_pass_ends(generator):

@@ -41,8 +41,10 @@ def test_another_method_is_advised_where_the_advantages_of_a_step_do_not_sum_to_
         _held_out=None,
         args=SimpleNamespace(**args),
         progress=Progress(outcomes=[StepOutcome(512, 0, 0)]),
+        _sampler=SimpleNamespace(note="drawn evenly"),
     )
-    assert ("--method centered" in PosteriorTrainer.warnings(run)["rare"]) is advised
+    said = PosteriorTrainer.warnings(run)
+    assert ("--method centered" in said["rare"], "drawn evenly" in said.values()) == (advised, True)
 
 
 def test_too_few_rollouts_say_nothing_and_several_steps_count_together():

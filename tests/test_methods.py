@@ -85,6 +85,12 @@ def test_one_rollout_a_prompt_has_a_discount_of_its_own_and_without_a_preset_the
     assert not {"rollout.batch_size", "train.num_episodes"} & set(settings.origin)
 
 
+def test_draws_has_groups_of_4_and_the_presets_rollouts():
+    settings = parse("--method", "draws")
+    assert sizes(settings) == (64 * 2, 4, 256, 4 * 2)
+    assert (settings.estimator, settings.strategy) == ("point", strategies.get("posterior")())
+
+
 def test_without_a_method_presets_say_it_and_openrlhf_trains_by_its_flags():
     for preset in presets.names():
         settings = arguments.parse(["--preset", preset])

@@ -91,6 +91,8 @@ def steps(strategy, sampler, first, count):
                 scores = np.random.default_rng([prompt_id, step]).random(FACTS.rollouts) < prompt_id % 5 / 4
                 decision = sampler.judge(prompt_id, scores.astype(float))
                 assert decision is Decision.TRAIN or (strategy.needs_scores and len(set(scores)) == 1)
+                if drawn:
+                    sampler.observe(drawn, len(set(scores)) > 1)
             trained += decision is Decision.TRAIN
             yield prompt_id, decision
         assert trained

@@ -1,5 +1,7 @@
 """Prompts drawn by the posterior: probabilities, draws, weights and group sizes, by hand and on average."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -62,30 +64,99 @@ def test_weights_undo_what_the_draw_prefers():
     # E[p (1 - p)]: Beta(1, 1): 1/6, Beta(9, 1): 9/110. Of 3 prompts 2 are drawn.
     expected = predictive((1, 1), (9, 1), (9, 1))
     variance = np.array([1 / 6, 9 / 110, 9 / 110])
-    pi = inclusion(np.sqrt(variance), 2, 0.25)
-    found, _ = drawn_by(PosteriorSampling(power=1), expected, batches=20)
-    assert {each.inclusion for each in found} <= {*inclusion(variance, 2, 0.25).tolist()}
+    pi = inclusion(np.sqrt(variance), 2, 0.1)
+    found, _ = drawn_by(PosteriorSampling(), expected, batches=20)
+    assert {each.inclusion for each in found} <= {*inclusion(variance, 2, 0.1).tolist()}
     for power, weights in ((1.0, 2 / (3 * pi)), (0.5, np.sqrt(2 / (3 * pi))), (0.0, np.ones(3))):
-        found, _ = drawn_by(PosteriorSampling(weight_power=power), expected, batches=20)
+        found, _ = drawn_by(PosteriorSampling(power=0.5, weight_power=power), expected, batches=20)
         for each in found:
             at = each.prompt_id // 10 - 1
             assert (each.inclusion, each.weight) == (pytest.approx(pi[at]), pytest.approx(weights[at]))
         assert len({each.prompt_id for each in found[:2]}) == 2  # of one batch
 
 
-def test_metrics_say_how_far_the_draw_is_from_an_even_one():
-    expected = predictive((1, 1), (1, 1), (1, 1), (1, 1))
-    _, sampler = drawn_by(PosteriorSampling(), expected)
-    assert sampler.metrics() == {
-        "posterior/lift": pytest.approx(1), "posterior/certain": 0, "posterior/effective": pytest.approx(1)
-    }  # fmt: skip
-    # One prompt that varies, three that cannot: v = 1/6, 0, 0, 0. The first is certain, the other of the batch any.
-    expected = predictive((1, 1), (1e-300, 1), (1e-300, 1), (1e-300, 1))
-    _, sampler = drawn_by(PosteriorSampling(power=1, floor=0.25), expected)
-    # Weights 2 / (4 * 1) = 1/2 and 2 / (4 / 3) = 3/2: (1/2 + 3/2)^2 / (2 * (1/4 + 9/4)) = 4 / 5; lift (1/12) / (1/24).
-    assert sampler.metrics() == {
-        "posterior/lift": pytest.approx(2), "posterior/certain": 0.25, "posterior/effective": pytest.approx(0.8)
-    }  # fmt: skip
+ONE_VARIES = predictive((1, 1), (1e-300, 1), (1e-300, 1), (1e-300, 1))
+"""v = 1/6, 0, 0, 0. Of a batch of two, with floor 1/4, the first is certain, and each other has 1/3."""
+
+
+def outcomes(sampler, mixed, batches):
+    for _ in range(batches):
+        batch = [sampler.next_prompt(lambda: ONE_VARIES) for _ in range(2)]
+        for drawn in batch:
+            sampler.observe(drawn, drawn.prompt_id in mixed)
+        sampler.end_step()
+    return batch
+
+
+def test_draws_are_even_while_the_posteriors_draws_would_have_too_few_mixed_groups():
+    sampler = PosteriorSampling(floor=0.25).sampler(FACTS)
+    outcomes(sampler, {10}, 2)
+    # Weights 1/2 and 3/2: (1/2 + 3/2)^2 / (2 (1/4 + 9/4)) = 4/5. One of four prompts is mixed, half of the drawn.
+    logged = {name.partition("/")[2]: value for name, value in sampler.metrics().items()}
+    assert logged == pytest.approx({"even": 0, "effective": 0.8, "mixed": 0.5, "mixed_even": 0.25})
+    sampler.end_pass()  # 2 mixed groups, 2 * 1/2 with even draws
+    assert sampler.note == ""
+    outcomes(sampler, {20, 30, 40}, 1)  # half of the drawn, 3/2 * 1/2 with even draws
+    resumed = PosteriorSampling(floor=0.25).sampler(FACTS)
+    resumed.load(pickle.loads(pickle.dumps(sampler.state())))
+    resumed.end_pass()
+    assert "drawn evenly after pass 2: the posterior's draws give 0.67 times" in resumed.note
+    assert [(drawn.inclusion, drawn.weight) for drawn in outcomes(resumed, set(), 1)] == [(0.5, 1)] * 2
+    resumed.end_pass()  # no mixed group tells nothing
+    outcomes(resumed, {10}, 8)
+    resumed.end_pass()  # each of these groups would have come twice as often
+    assert "drawn by the posterior after pass 4: the posterior's draws give 2.00 times" in resumed.note
+    assert sorted(drawn.inclusion for drawn in outcomes(resumed, set(), 1)) == pytest.approx([1 / 3, 1])
+
+
+# Without a success this dbb expects none at all, so that the floor alone draws a prompt again.
+@pytest.mark.parametrize("memory", [{"estimator": "point"}, {"estimator": "dbb", "parameters": {"prior_alpha": 1e-9}}])
+def test_a_class_that_a_broken_format_held_at_0_recovers_within_three_intervals_of_the_floor(memory, new_url):
+    # P = 64, B = 8, floor 0.1: a prompt is in a batch with 0.1 * 8 / 64 = 1/80 at least. After 240 steps it has come
+    # with 1 - (79/80)^240 = 95 %, and 7 or more of the 16 prompts are missing with less than 1e-5.
+    chance, right, learnt = {"hopeless": 0.0, "open": 0.5, "broken": 0.0}, 0, None
+    every = [f"{kind} {number}" for number in range(16) for kind in ("hopeless", "also hopeless", "open", "broken")]
+    sampler, random = PosteriorSampling().sampler(RunFacts(groups=8, rollouts=4, seed=1)), np.random.default_rng(0)
+    with Posteriors.create(new_url("sqlite"), "run", every, [""] * 64, **memory) as posteriors:
+        prompt_of = {number: prompt for (prompt, _), number in posteriors.prompt_ids.items()}
+        is_broken = [prompt_of[number].startswith("broken") for number in posteriors.predictive().prompt_ids]
+        for step in range(1, 500):
+            drawn = [sampler.next_prompt(posteriors.predictive) for _ in range(8)]
+            prompts = [prompt_of[each.prompt_id] for each in drawn]
+            rewards = random.random((8, 4)) < [[chance[prompt.split()[-2]]] for prompt in prompts]
+            for each, successes in zip(drawn, rewards.sum(axis=1), strict=True):
+                sampler.observe(each, 0 < successes < 4)
+            posteriors.observe(step, np.repeat(prompts, 4).tolist(), [""] * 32, rewards.ravel())
+            sampler.end_step()
+            if step % 8 == 0:
+                sampler.end_pass()
+            right, now = right + rewards.sum(), posteriors.predictive()
+            mean = (now.alpha / (now.alpha + now.beta))[is_broken].mean()
+            if learnt and mean > 0.5:
+                break
+            if learnt is None and right >= 1000:  # the successes of the open class teach the format
+                assert mean < 0.2 and sampler.metrics()["posterior/even"] == 0
+                chance["broken"], learnt = 0.9, step
+    assert step - learnt <= 240
+
+
+def test_the_start_tells_when_the_floor_comes_back_to_a_prompt():
+    # 512 / (0.1 * 16) = 320
+    long, short = (PosteriorSampling().plan(512, 16, steps)[0] for steps in (321, 319))
+    assert "once in 320 steps" in long and [line.startswith("warning:") for line in (long, short)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    # X - p is 1/2, -1/2, 1/4, its mean with the weights 1/36. X is 1, 0, 1, its mean 5/9.
+    [("batch_centered", [17 / 18, -19 / 18, 1 / 9]), ("batch_mean", [8 / 9, -10 / 9, 2 / 9])],
+)
+def test_weighted_advantages_still_sum_to_0_where_the_form_centres_the_step(form, expected, store):
+    columns = ["a", "a", "b"], ["1", "1", "2"]
+    with Posteriors.create(store, "run", *columns, parameters={"discount": 0.5}) as posteriors:
+        extras = StepExtras(weights=[2.0, 2.0, 0.5])
+        scored = posteriors.observe(1, *columns, [1, 0, 1], form=form, extras=extras)
+    assert scored.advantages == pytest.approx(expected)
 
 
 def test_more_prompts_a_batch_than_there_are():

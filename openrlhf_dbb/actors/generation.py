@@ -26,7 +26,7 @@ from openrlhf_dbb.actors.rollout_batch import (
     scores,
 )
 from openrlhf_dbb.core.step import Floats, Key
-from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler
+from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler, varies
 from openrlhf_dbb.evaluation.engines import Finished, Request
 
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
@@ -132,9 +132,13 @@ class RolloutGenerator(SamplesGenerator):
                     wanted = self.sampler.round_size(self._at_a_time - len(self._kept))
                     drawn = self._draw(int(min(wanted, self._groups_left())))
                     consumed += self._round(drawn, log_probs=log_probs, **generate_kwargs) if drawn else 0
+        taken, left = self._kept[:size], self._kept[size:]
+        for group in taken:
+            scores_N = scores(group.rollouts)
+            if group.drawn is not None and scores_N is not None:
+                self.sampler.observe(group.drawn, varies(scores_N))
         self.sampler.end_step()
         batch, self._batch = self._batch, RolloutBatch()
-        taken, left = self._kept[:size], self._kept[size:]
         batch.trained = [rollout for group in taken for rollout in group.rollouts]
         # Surplus groups wait if more is generated at a time, else they are set aside.
         self._kept = left if self._at_a_time > size else []

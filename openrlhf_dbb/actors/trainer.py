@@ -87,7 +87,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
         rollouts, loader = strategies.of(self.args), self.prompts_dataloader
-        sampler = rollouts.sampler(strategies.facts(self.args))
+        self._sampler = sampler = rollouts.sampler(strategies.facts(self.args))
         if rollouts.draws:
             loader = DrawnPrompts(loader.dataset, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
         self.prompts_dataloader = _Loader(loader)
@@ -122,7 +122,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """Return what is wrong with the training so far, by kind; may be called while :meth:`fit` runs."""
         estimator = self._posteriors.estimator
         prompts_asked = len(self._held_out.dataset) if self._held_out else 0
-        return self.progress.troubles(
+        note = self._sampler.note
+        return ({note: note} if note else {}) | self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
             learns_from_failures=bool(estimator.state_fields)

@@ -69,6 +69,7 @@ def _run(settings: Settings, start: Start) -> list[str]:
             "visits each 4 times: raise --train.num_episodes, use fewer prompts (--data.max_samples), or give "
             "--warm_start RUN"
         )
+    lines += settings.strategy.plan(prompts, args.rollout.batch_size, visits * prompts / args.rollout.batch_size)
     if warm is not None:
         lines.append(
             f"warm start {warm.matched} prompts from {warm.source.name}, weight {args.warm_start_weight:g}; "

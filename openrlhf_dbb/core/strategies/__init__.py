@@ -20,6 +20,7 @@ from openrlhf_dbb.core.strategies.contract import RolloutStrategy as RolloutStra
 from openrlhf_dbb.core.strategies.contract import RunFacts as RunFacts
 from openrlhf_dbb.core.strategies.contract import Sampler as Sampler
 from openrlhf_dbb.core.strategies.contract import register as register
+from openrlhf_dbb.core.strategies.contract import varies as varies
 from openrlhf_dbb.estimators.parameters import parameter as parameter
 from openrlhf_dbb.estimators.parameters import parameter_fields
 

@@ -44,6 +44,8 @@ class Drawn:
     prompt_id: int
     inclusion: float  # probability with which the prompt is in the batch, fixed before anything is generated
     weight: float  # factor on the prompt's advantages, > 0
+    as_even: float = 1.0  # probability with even draws, over ``inclusion``
+    as_forecast: float = 1.0  # probability with draws by the forecast, over ``inclusion``
 
 
 class Decision(Enum):
@@ -65,6 +67,7 @@ class Sampler:
 
     def __init__(self, facts: RunFacts) -> None:
         self.facts = facts
+        self.note = ""  # one line for the user, shown when it changes
 
     def round_size(self, missing: int) -> int:
         """Return the number of prompts of the next round; ``missing``: groups that the batch still needs, >= 1."""
@@ -84,6 +87,9 @@ class Sampler:
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
         """Decide what is done with a group; ``scores_N``: the verifier's before any penalty, NaN where missing."""
         return Decision.TRAIN
+
+    def observe(self, drawn: Drawn, mixed: bool) -> None:
+        """Note the outcome of a drawn group of the batch, before :meth:`end_step`. Groups of no score are left out."""
 
     def end_step(self) -> None:
         """The batch is full and will be trained on."""
@@ -132,6 +138,10 @@ class RolloutStrategy:
     def describe(self) -> str:
         """Return a few words for the line that the start prints."""
         raise NotImplementedError
+
+    def plan(self, prompts: int, groups: int, steps: float) -> list[str]:
+        """Return lines for the start of a training of so many prompts, groups a step, and steps."""
+        return []
 
     def sampler(self, facts: RunFacts) -> Sampler:
         """Return the mutable part, for one training; by default one that takes every prompt and every group."""

@@ -18,6 +18,8 @@ from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.estimators.parameters import parameter
 
+_LEAST_LIFT = 1.3  # below it draws by the forecast do not pay
+
 
 @register
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class PosteriorSampling(RolloutStrategy):
     Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952); with this posterior our own.
     """
 
-    power: float = parameter(0.5, "power of E[p (1 - p)] that the draws are in proportion to", within="[0, 2]")
-    floor: float = parameter(0.25, "share of the draws that goes to all prompts alike", within="(0, 1]")
+    power: float = parameter(1.0, "power of E[p (1 - p)] that the draws are in proportion to", within="[0, 2]")
+    floor: float = parameter(0.1, "share of the draws that goes to all prompts alike", within="(0, 1]")
     weight_power: float = parameter(
         1.0, "power of the importance weights; 1: unbiased, 0: none, a curriculum", within="[0, 1]"
     )
@@ -45,12 +47,21 @@ class PosteriorSampling(RolloutStrategy):
         )
         return f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}, {weights}"
 
+    def plan(self, prompts: int, groups: int, steps: float) -> list[str]:
+        interval = prompts / (self.floor * groups)
+        line = f"by the floor each prompt comes once in {interval:.0f} steps on average; {steps:.0f} steps are planned"
+        return [f"warning: {line}: raise --posterior.floor" if interval > steps else f"draws      {line}"]
+
     def sampler(self, facts: RunFacts) -> PosteriorSampler:
         return PosteriorSampler(self, facts)
 
 
 class PosteriorSampler(Sampler):
-    """Draws a batch when the last one has been handed out."""
+    """Draws a batch when the last one has been handed out: by the forecast, or evenly while that does not pay.
+
+    It pays by the numbers of mixed groups of both, Horvitz and Thompson's estimates from a pass's outcomes. Estimates
+    that are divided by the sum of the weights would multiply their ratio by the mean weight: 1 on average, but noisy.
+    """
 
     def __init__(self, strategy: PosteriorSampling, facts: RunFacts) -> None:
         super().__init__(facts)
@@ -58,6 +69,8 @@ class PosteriorSampler(Sampler):
         self._random = np.random.default_rng(facts.seed)  # its state is in the checkpoint
         self._batch: deque[Drawn] = deque()
         self._metrics: dict[str, float] = {}
+        self._evenly, self._passes = False, 0
+        self._outcomes: list[tuple[float, float, float]] = []  # of the pass: mixed, times as_even, times as_forecast
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
         if not self._batch:
@@ -71,33 +84,51 @@ class PosteriorSampler(Sampler):
                 f"strategy posterior draws each prompt at most once in a batch of {batch} prompts, but only {prompts} "
                 "prompts differ; lower the batch size"
             )
-        variance = expected_variance(predictive.alpha, predictive.beta)
-        pi = inclusion(variance**strategy.power, batch, strategy.floor)
+        value = expected_variance(predictive.alpha, predictive.beta) ** strategy.power
+        forecast, even = inclusion(value, batch, strategy.floor), np.full(prompts, batch / prompts)
+        pi = even if self._evenly else forecast
         drawn = systematic(pi, self._random)
-        weights = (batch / (prompts * pi[drawn])) ** strategy.weight_power
-        # Mean variance of the batch over that of all prompts; share of prompts with pi = 1; 1 for equal weights.
-        self._metrics = {
-            "posterior/lift": float(variance[drawn].mean() / variance.mean()) if variance.any() else 1.0,
-            "posterior/certain": float(np.mean(pi == 1)),
-            "posterior/effective": float(weights.sum() ** 2 / (batch * (weights @ weights))),
-        }
-        columns = (predictive.prompt_ids[drawn], pi[drawn], weights)
+        as_even, as_forecast = even[drawn] / pi[drawn], forecast[drawn] / pi[drawn]
+        weights = as_even**strategy.weight_power
+        effective = float(weights.sum() ** 2 / (batch * (weights @ weights)))  # 1 for equal weights
+        self._metrics |= {"posterior/even": float(self._evenly), "posterior/effective": effective}
+        columns = (predictive.prompt_ids[drawn], pi[drawn], weights, as_even, as_forecast)
         return [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
+    def observe(self, drawn: Drawn, mixed: bool) -> None:
+        self._outcomes.append((float(mixed), mixed * drawn.as_even, mixed * drawn.as_forecast))
+
+    def end_step(self) -> None:
+        if self._outcomes:  # a reward model's scores come later and are not observed
+            mixed, mixed_even, _ = np.mean(self._outcomes[-self.facts.groups :], axis=0).tolist()
+            self._metrics |= {"posterior/mixed": mixed, "posterior/mixed_even": mixed_even}
+
+    def end_pass(self) -> None:
+        _, even, forecast = np.sum([(0.0, 0.0, 0.0), *self._outcomes], axis=0).tolist()
+        self._passes, self._outcomes = self._passes + 1, []
+        if even and (forecast < _LEAST_LIFT * even) != self._evenly:  # no mixed group tells nothing
+            self._evenly = not self._evenly
+            self.note = (
+                f"prompts are drawn {'evenly' if self._evenly else 'by the posterior'} after pass {self._passes}: the "
+                f"posterior's draws give {forecast / even:.2f} times the mixed groups of even draws; {_LEAST_LIFT} pays"
+            )
+
     def metrics(self) -> dict[str, float]:
-        return self._metrics
+        return dict(self._metrics)
 
     def state(self) -> dict[str, Any]:
         return {
             "random": self._random.bit_generator.state,
             "batch": [astuple(drawn) for drawn in self._batch],
             "metrics": dict(self._metrics),
+            "pass": (self._passes, self._evenly, self.note, list(self._outcomes)),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self._random.bit_generator.state = state["random"]
         self._batch = deque(Drawn(*row) for row in state["batch"])
         self._metrics = dict(state["metrics"])
+        self._passes, self._evenly, self.note, self._outcomes = state["pass"]
 
 
 def expected_variance(alpha: Floats, beta: Floats) -> Floats:
