@@ -49,7 +49,7 @@ class PosteriorSampling(RolloutStrategy):
 
     def plan(self, prompts: int, groups: int, steps: float) -> list[str]:
         interval = prompts / (self.floor * groups)
-        line = f"by the floor each prompt comes once in {interval:.0f} steps on average; {steps:.0f} steps are planned"
+        line = f"by the floor a prompt comes at least once in {interval:.0f} steps on average; {steps:.0f} are planned"
         return [f"warning: {line}: raise --posterior.floor" if interval > steps else f"draws      {line}"]
 
     def sampler(self, facts: RunFacts) -> PosteriorSampler:
@@ -59,8 +59,8 @@ class PosteriorSampling(RolloutStrategy):
 class PosteriorSampler(Sampler):
     """Draws a batch when the last one has been handed out: by the forecast, or evenly while that does not pay.
 
-    It pays by the numbers of mixed groups of both, Horvitz and Thompson's estimates from a pass's outcomes. Estimates
-    that are divided by the sum of the weights would multiply their ratio by the mean weight: 1 on average, but noisy.
+    A pass's outcomes estimate how many mixed groups either way has (Horvitz and Thompson). A division by the sum of the
+    weights would multiply the ratio of the two by the mean weight, which is 1 on average, and noisy.
     """
 
     def __init__(self, strategy: PosteriorSampling, facts: RunFacts) -> None:
