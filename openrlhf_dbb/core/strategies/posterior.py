@@ -49,8 +49,8 @@ class PosteriorSampling(RolloutStrategy):
 
     def plan(self, prompts: int, groups: int, steps: float) -> list[str]:
         interval = prompts / (self.floor * groups)
-        line = f"by the floor a prompt comes at least once in {interval:.0f} steps on average; {steps:.0f} are planned"
-        return [f"warning: {line}: raise --posterior.floor" if interval > steps else f"draws      {line}"]
+        at_least = f"by the floor a prompt comes at least once in {interval:.0f} steps on average"
+        return [f"draws      {at_least}; {steps:.0f} are planned"]
 
     def sampler(self, facts: RunFacts) -> PosteriorSampler:
         return PosteriorSampler(self, facts)
