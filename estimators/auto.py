@@ -3,8 +3,6 @@
 Axes: P prompts, V revisited prompts, L discounts, X = 2 L discounts of ages in visits and in time, W prior weights.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -3,8 +3,6 @@
 Axes: Q prompts, T visits of each.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Discounted Beta-Bernoulli (DBB) estimator: the paper's."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Empirical Bayes: one Beta prior for all prompts, fitted online."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

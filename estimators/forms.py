@@ -13,8 +13,6 @@ Example:
     array([[ 0.875, -0.375, -0.375, -0.375]])
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import ClassVar

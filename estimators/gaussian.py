@@ -1,7 +1,5 @@
 """Discounted Normal-inverse-gamma estimator: DBB's guarantees for any real reward."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Parameters of estimators and rollout strategies: dataclass fields that say which values they allow."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

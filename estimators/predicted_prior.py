@@ -3,8 +3,6 @@
 Axes: K discounts, P prompts, D features, S prompts with counts, G rollouts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

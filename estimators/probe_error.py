@@ -3,8 +3,6 @@
 Axes: V estimates, each with its own probe of M rollouts.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

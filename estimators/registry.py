@@ -1,7 +1,5 @@
 """Classes by name: ours by decorator, others by entry point or ``module:Class``."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

@@ -1,7 +1,5 @@
 """Estimators to compare with: the current group alone, and a moving average."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

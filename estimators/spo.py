@@ -1,7 +1,5 @@
 """SPO's value tracker: a Beta posterior that forgets by how far the policy has moved."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -3,8 +3,6 @@
 Axes: P prompts, D features, B buckets; C bytes of some texts together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The exceptions that end a command with one line. Every other exception is a fault of ours and ends in a traceback."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Masks passwords, tokens and keys in whatever is stored, shown, or sent to a tracker."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Every error of a database or its driver becomes a StoreError of one line.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random

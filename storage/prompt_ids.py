@@ -1,7 +1,5 @@
 """The identity of a prompt, and the table that gives every prompt an id."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

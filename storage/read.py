@@ -3,8 +3,6 @@
 Axes: V rows of a run; T steps; of an evaluation P prompts of a benchmark.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A run as its owner sees it: the owner is the one process that may write the run's posteriors."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ The views are the same on both databases. Build on the views: tables may change 
 needs a new ``SCHEMA_VERSION``. A database of another version is refused, since there are no migrations.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 
 from sqlalchemy import (

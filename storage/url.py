@@ -1,7 +1,5 @@
 """StoreError, and the addresses of stores: the default, and parsing."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass, field

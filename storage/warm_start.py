@@ -1,7 +1,5 @@
 """Warm start: copy a run's posteriors and run-wide state to a new run, in the same or in another database."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from numbers import Real
 from typing import Any, NamedTuple

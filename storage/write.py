@@ -1,7 +1,5 @@
 """Write and undo steps, write evaluations, events and other rows; all in the transaction of the caller."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone

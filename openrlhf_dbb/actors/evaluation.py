@@ -5,8 +5,6 @@ A data source is a part of ``--eval.dataset``, by OpenRLHF's column ``datasource
 Axes: P prompts of a data source, N samples of a prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

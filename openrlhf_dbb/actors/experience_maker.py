@@ -1,7 +1,5 @@
 """The hook: OpenRLHF's experience maker with advantages from the posteriors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

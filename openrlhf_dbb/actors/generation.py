@@ -3,8 +3,6 @@
 Axes: N rollouts of a group.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence

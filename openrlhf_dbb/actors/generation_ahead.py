@@ -3,8 +3,6 @@
 OpenRLHF has two actors for it. Here a kill ends everything at once, and a checkpoint knows which groups were used.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple

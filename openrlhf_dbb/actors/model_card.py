@@ -1,7 +1,5 @@
 """The model card of a saved model, from what the store knows of the run."""
 
-from __future__ import annotations
-
 from importlib.metadata import distributions
 from pathlib import Path
 

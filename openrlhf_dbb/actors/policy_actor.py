@@ -1,7 +1,5 @@
 """OpenRLHF's policy actor with our training pass, replayed rows, and a quicker weight sync."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Collects a training's progress and warnings for the driver's progress line."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Rollouts of earlier visits: trained on again (RePO), or a measure of drift (SPO)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The rollouts of one step. The actor trains on some groups, the estimator observes all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace

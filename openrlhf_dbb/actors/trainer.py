@@ -1,7 +1,5 @@
 """OpenRLHF's trainer with a posterior store behind it: start, resume, step, checkpoint, evaluation."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import time

@@ -8,8 +8,6 @@
 Packed rows keep OpenRLHF's own pass.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """OpenRLHF's vLLM actor: a group is one request, and rewards are checked."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import math

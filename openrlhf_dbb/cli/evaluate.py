@@ -4,8 +4,6 @@ openrlhf-dbb evaluate --model runs/my-run --benchmarks math500,minerva
 openrlhf-dbb evaluate compare my-run other-run
 """
 
-from __future__ import annotations
-
 import argparse
 import warnings
 from pathlib import Path

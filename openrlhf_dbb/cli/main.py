@@ -1,7 +1,5 @@
 """The command ``openrlhf-dbb``. It imports the module of a command only when that command is called."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

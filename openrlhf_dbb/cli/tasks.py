@@ -4,8 +4,6 @@ openrlhf-dbb tasks
 openrlhf-dbb tasks --model smollm2 --tasks chain_sum?max_terms=2,products
 """
 
-from __future__ import annotations
-
 import argparse
 from datetime import datetime
 from typing import Any

@@ -4,8 +4,6 @@ The deepspeed launcher starts one process per device. OpenRLHF needs a single dr
 leave at once. Their number becomes the number of DeepSpeed ranks.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

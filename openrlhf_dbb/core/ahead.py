@@ -4,8 +4,6 @@ The trainer gets the batches in the order of making. Policy version v is the pol
 The batch of step s is on-policy if version s - 1 made it. A batch that version v made for step s has lag s - 1 - v.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import deque

@@ -10,8 +10,6 @@ A resume goes back to a checkpoint, and so does the best model. Hence the best m
 stays on disk until a checkpoint at or after the step of its successor is whole.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,6 @@ finished. The layout of the checkpoint folder:
     drift/global_step8.npz               each prompt's newest rollout, if the estimator reads the policy's drift
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

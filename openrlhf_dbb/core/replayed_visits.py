@@ -1,7 +1,5 @@
 """A run's stored visits, replayed through another estimator: so any run can be the source of a warm start."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from openrlhf_dbb import storage

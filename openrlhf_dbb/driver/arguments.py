@@ -6,8 +6,6 @@ preset ``default``, or none with ``--estimator none``. A command that names no m
 ``qwen3-1.7b`` with CUDA.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import re

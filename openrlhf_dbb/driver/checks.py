@@ -3,8 +3,6 @@
 OpenRLHF's own checks have passed. The range of an estimator's or a strategy's parameter stands beside the parameter.
 """
 
-from __future__ import annotations
-
 import re
 from operator import attrgetter
 from pathlib import Path

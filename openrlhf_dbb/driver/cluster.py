@@ -1,7 +1,5 @@
 """Starts Ray on this host, or joins a cluster, checks its hosts and GPUs, and stops Ray."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -3,8 +3,6 @@
 OpenRLHF's flag of a choice, and ``OMP_NUM_THREADS`` for the threads, win over it.
 """
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any

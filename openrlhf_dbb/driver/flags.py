@@ -1,7 +1,5 @@
 """Builds the parser of the training command: OpenRLHF's parser with our flags added."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A trial at the start finds out where the estimate is wrong (``PolicyActor.try_lo
 leaves out a reference model, and an engine that does not sleep.
 """
 
-from __future__ import annotations
-
 from openrlhf_dbb.driver.cpu_fit import rank_count, with_free
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings

@@ -5,8 +5,6 @@ destructor, and code in C can hold the main thread for a minute. During the trai
 KeyboardInterrupt, so that trackers are closed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

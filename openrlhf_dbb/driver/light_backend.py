@@ -1,7 +1,5 @@
 """OpenRLHF's DeepSpeed backend as the driver has it. Only the model actors import DeepSpeed."""
 
-from __future__ import annotations
-
 import functools
 import socket
 from types import SimpleNamespace

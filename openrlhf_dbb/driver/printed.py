@@ -1,7 +1,5 @@
 """Writes what the training command prints: the plan before the training, the summary after it."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Writes the line on the terminal that says what a training is doing: in place, or as lines of a log."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Creates the run to train, or finds the run to continue and checks that it is the same training."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

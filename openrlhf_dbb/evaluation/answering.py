@@ -1,7 +1,5 @@
 """Engines answer the prompts of benchmarks, and each benchmark's verifier judges the responses."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

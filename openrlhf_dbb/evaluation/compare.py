@@ -3,8 +3,6 @@
 Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass

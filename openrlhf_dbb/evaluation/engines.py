@@ -1,7 +1,5 @@
 """vLLM engines in Ray actors, which answer the requests of all benchmarks and runs one after another."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """The model to be evaluated, located and checked before an engine starts."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -6,8 +6,6 @@ A group is the N samples of a prompt in a run. A missing sample (score NaN: not 
 never counted as 0. A group without verified samples is NaN and is left out of means over prompts.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import fmean
 

@@ -5,8 +5,6 @@ Two samples of the same prompt depend on each other, two prompts do not: so test
 Axes: P prompts of a benchmark, K benchmarks. Accuracies are in [0, 1].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The command evaluate, from its arguments to files on disk; repeated after a kill, it continues the evaluation."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Axes: P prompts of a benchmark.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

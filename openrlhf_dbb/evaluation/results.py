@@ -3,8 +3,6 @@
 Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 from collections.abc import Iterator, Sequence

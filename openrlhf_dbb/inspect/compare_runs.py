@@ -3,8 +3,6 @@
 Axes: P prompts of both runs.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any

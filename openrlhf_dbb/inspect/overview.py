@@ -1,7 +1,5 @@
 """Describe a run in numbers: held-out accuracy, state, rollouts, and how many groups were mixed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from datetime import datetime, timezone

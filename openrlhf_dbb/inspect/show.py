@@ -1,7 +1,5 @@
 """The commands runs, show and history print a table of runs, a run on one screen, and a prompt visit by visit."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Serves both integrations: allowed releases, prompts as text, runs and their checkpoints."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 from collections.abc import Iterable, Mapping

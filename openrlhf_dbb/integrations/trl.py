@@ -13,8 +13,6 @@ Axes: R rollouts of a generation batch on all processes, B on this process, F re
 and N samples of a prompt.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

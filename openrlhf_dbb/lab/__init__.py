@@ -7,8 +7,6 @@ recorded  a stored run's visits and probes; an estimator's output at each visit
 specs     estimators as text
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

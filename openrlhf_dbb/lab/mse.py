@@ -3,8 +3,6 @@
 Axes: Q prompts, T visits.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Axes: V visits (a prompt in a step) ordered by step, K of them with probes, P prompts, G rollouts of the largest group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """``lab replay`` measures other estimators on a run's recorded successes and recommends one of them."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 Axes: V visits (a prompt in a step), P prompts, C candidates, B bootstrap draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Read estimators from text such as ``dbb:discount=0.4``, and write them as text and flags."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Training methods: named recipes of flag values, one TOML file each, every value with its source."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace

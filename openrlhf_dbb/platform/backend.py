@@ -1,7 +1,5 @@
 """Extends OpenRLHF's DeepSpeed strategy. OpenRLHF sends the strategy to every model actor."""
 
-from __future__ import annotations
-
 import functools
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Prepares the processes of a run where torch is built without CUDA."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

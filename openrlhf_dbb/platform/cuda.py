@@ -3,8 +3,6 @@
 docs/machines.md says which parts of this have been run on a GPU.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 A layer's merged weight is ``W + alpha / rank * B A``. It has the name of W in a model without adapters.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import deepspeed

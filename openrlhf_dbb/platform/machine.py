@@ -7,8 +7,6 @@ is installed, so the file needs only the standard library:
     python openrlhf_dbb/platform/machine.py 13.0    prints what the host lacks for CUDA 13.0; exit code 1 if anything
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

@@ -4,8 +4,6 @@ The raylet waits 15 s for each of its agents to choose a port, and ends itself i
 packages for 2 s of processor time, which takes longer than that beside other jobs. So the agents get their ports here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

@@ -3,8 +3,6 @@
 vLLM imports this file in each worker before it loads the model.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 vLLM's workers import this file, so it must not import openrlhf or deepspeed: these take seconds and patch packages.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta

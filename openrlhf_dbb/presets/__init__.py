@@ -4,8 +4,6 @@ smollm2  the model and the data of preset smollm2, made from installed packages
 made     folders that are made once, whole
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field

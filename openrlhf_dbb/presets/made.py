@@ -1,7 +1,5 @@
 """Makes the folder of a preset's model and data once, whole, whatever process comes first."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

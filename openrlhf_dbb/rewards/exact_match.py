@@ -3,8 +3,6 @@
 Give OpenRLHF the path of this file (``--reward.remote_url .../exact_match.py``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Labels are those of ``openrlhf_dbb.tasks.problems``. Partial credit counts as 0: many tasks give some to any text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ that pays for a repeated question teaches the model to repeat it. Labels and emp
 Usage: python -m openrlhf_dbb.rewards.reward_file SECONDS    that process, as ``rewards.verifier_pool`` starts it
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import math

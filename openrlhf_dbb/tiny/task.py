@@ -6,8 +6,6 @@ s3142=    the answer is the digits in ascending order: "1234"
 The digits to sort are all different, except in the split "ood" (out of distribution).
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 

@@ -3,8 +3,6 @@
 deferred   imports that leave out modules which are only named
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

@@ -4,8 +4,6 @@ OpenRLHF's trainer imports DeepSpeed and vLLM to name their classes. The driver 
 longer than all else in the driver. What :func:`deferring` leaves out is imported when something of it is used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import sys

@@ -3,8 +3,6 @@
 An answer is a dict for ``page.encoded``.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time

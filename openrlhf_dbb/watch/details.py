@@ -3,8 +3,6 @@
 Axes: V visits of a prompt.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

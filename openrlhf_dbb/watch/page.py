@@ -1,7 +1,5 @@
 """Put page.html, page.css and the scripts together; no other style or script may run in the page."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -1,7 +1,5 @@
 """The command report writes the page about some runs into one file that opens offline."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable
 from itertools import combinations

@@ -5,8 +5,6 @@ Point k covers the steps ``k * width + 1`` to ``(k + 1) * width``.
 Axes: T steps, K points of a curve.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

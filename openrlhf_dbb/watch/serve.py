@@ -1,7 +1,5 @@
 """The command serve shows a live page about all runs in the browser."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import re

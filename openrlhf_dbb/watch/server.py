@@ -1,7 +1,5 @@
 """Build the web server's application: it serves the page and its answers, and refuses other sites."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -5,8 +5,6 @@ An epoch here is a visit number: epoch 3 is every prompt's third visit of the ru
 Axes: P prompts, V visits (one group of rollouts each), E epochs, B bins of the mean.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -8,8 +8,6 @@
 Prompts are ids, groups are arrays of scores. ``actors/generation.py`` carries out the decisions.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from openrlhf_dbb.core.strategies.contract import STRATEGIES

@@ -3,8 +3,6 @@
 Axes: N rollouts of a group, P prompts of the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto

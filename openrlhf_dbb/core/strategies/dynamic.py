@@ -3,8 +3,6 @@
 Source: DAPO (Yu et al. 2025, arXiv 2503.14476), section 3.2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ A benchmark says where its data are (a hub data set at a commit, or a file) and 
 them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
