@@ -1,8 +1,6 @@
 """The reward function as OpenRLHF calls it: loaded by path, in threads, one rollout at a time."""
 
 import importlib.util
-import itertools
-import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 pytest.importorskip("math_verify")
 
 import openrlhf_dbb.rewards
-from openrlhf_dbb.rewards.answers import boxed, label_expression, same_integer
+from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +50,25 @@ TABLE = [
     (SUM, SUM_LABEL, "Is it 5?", False),
     (SUM, SUM_LABEL, "5. First, add the numbers", False),
     (SUM, SUM_LABEL, r"The answer is \boxed{5", False),
+    (SUM, SUM_LABEL, "1. 5\n2. 6", False),
+    *[
+        (SUM, SUM_LABEL, text, False)
+        for text in (
+            "5 is wrong.",
+            "5 or more",
+            "at least 5",
+            "more than 5",
+            "If it were 5, then",
+            "x > 5",
+            "It cannot be 5.",
+            "The answer is 6, not 5.",
+            "I do not think that the answer is 5.",
+            "What is 7 + 4 - 6 =",
+        )
+    ],
+    ("Compute.", "12", "1\n2", False),
+    ("Compute.", "12", "$1$ $2$", False),
+    ("What is 2+1? (answer: 3)", "3", "What is 2+1? (answer: 3)", False),
     ("Compute 0 + 6.", "6", "We compute 0 + 6", False),
     # honest answers to the same sum
     (SUM, SUM_LABEL, "5", True),
@@ -61,6 +78,40 @@ TABLE = [
     (SUM, SUM_LABEL, "The answer is 5 (that is 7 + 4 - 6).", True),
     (SUM, SUM_LABEL, r"\boxed{7 + 4 - 6 = 5}", True),
     (SUM, SUM_LABEL, "5.0", True),
+    *[
+        (SUM, SUM_LABEL, text, True)
+        for text in (
+            "- 5",
+            "#### 5",
+            "### Answer\n5",
+            '{"answer": 5}',
+            "<answer>5</answer>",
+            "**Answer: 5**\n\nThis took 2 steps.",
+            "The answer is 5. I used rule 3.",
+            "5\n\nExplanation: 7 is more than 6.",
+            "5 = x",
+            "It is 5 and not 6.",
+            "There are 5!",
+            "The answer is 5 (mod 10).",
+            "Answer: 5. Let me check: 8 - 3 = 5.",
+            "\u7b54\u6848\u662f\uff15\u3002",
+            "\u4e00\u5171\u662f5\u4e2a\u3002",
+            "#### 5\n" + "Many words follow. " * 400,
+        )
+    ],
+    # labels that are no numbers, in plain words
+    ("Where is it?", "(3,-2)", "The point is (3, -2).", True),
+    ("Expand it.", "x^2+2x+1", "So the result is (x+1)\u00b2.", True),
+    ("How large is it?", r"36\pi", "The area is 36\u03c0 square centimetres.", True),
+    ("Even or odd?", r"\text{odd}", "The function is odd.", True),
+    ("Even or odd?", r"\text{odd}", "The function is not odd.", False),
+    ("Is it so?", r"\text{Yes}", "Yes, it is.", True),
+    ("Which one?", r"\text{(E)}", "So the answer is E.", True),
+    ("When?", "March 14, 2023", "It is on March 14, 2023.", True),
+    ("When?", "12:30", "It arrives at 12.30", True),
+    # values in the question
+    ("The chance of heads is 1/2. And of tails?", "0.5", r"\boxed{1/2}", True),
+    ("Convert 63/5 to a mixed number.", r"12\frac{3}{5}", r"\boxed{12\frac35}", True),
     # fractions, LaTeX, units, money, signs
     ("What is 3 - 8?", "-5", "3 - 8 = \u22125", True),
     ("How far is it?", r"5\text{ cm}", "It is 5 cm.", True),
@@ -118,6 +169,34 @@ def test_label_that_cannot_be_read_is_an_error_that_names_it(reward):
         reward("5", " ")
 
 
+@pytest.mark.parametrize(
+    ("response", "label", "right"),
+    [
+        (r"\boxed{2^{-119}}", r"2^{-120}\pi^0", False),
+        (r"\boxed{\frac{1}{2012!}}", r"\frac{1}{2010!}", False),
+        (r"\boxed{2^{-40}}", r"\frac{1}{2^{40}}", True),
+        (r"\boxed{1.4142136}", r"\sqrt{2}", True),
+        (r"\boxed{1.414}", r"\sqrt{2}", False),
+        (r"\boxed{2+\sqrt{-1}}", "2+i", True),
+        (r"\boxed{x^2+1=0}", "x^2+1", False),
+        (r"\boxed{2x=10}", "x=10", False),
+    ],
+)
+def test_formulas_are_compared_by_math_verify_with_a_relative_tolerance(reward, response, label, right):
+    assert reward(response, label) == float(right)
+
+
+def test_a_response_that_never_ends_is_wrong_and_a_verifier_that_is_broken_is_missing(module, reward, monkeypatch):
+    pool = VerifierPool(size=1, time_limit_s=1.5)
+    monkeypatch.setattr(module, "_pool", pool)
+    assert reward(r"\boxed{9^{9^{9^9}}}", r"\sqrt{2}") == 0.0
+    assert reward(r"\boxed{9^{9^{9^9}}}", r"9^{9^{9^8}}") is None  # it cannot verify the label either
+    pool.close()
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert reward(r"\boxed{\sqrt{3}}", r"\sqrt{2}") is None
+    assert reward(r"\boxed{5}", "5") == 1.0
+
+
 def test_batch_keeps_its_order_and_lengths_must_agree(module):
     prompts = ["a=", "b=", "c="]
     result = module.reward_func(["a=1", "b=2", r"c=\boxed{3.0}"], prompts, ["1", "1", "3"])
@@ -134,20 +213,26 @@ def test_eight_threads_get_their_own_verdicts(reward):
     assert rewards == [1.0] * 5 + [0.0] * 75
 
 
-def test_comparison_without_math_verify_gives_math_verifys_verdict(module):
-    random.seed(0)
-    numbers = ["0", "7", "-7", "70", "2024", "999999999999999", "-100000000000000"]
-    numbers += [str(random.randint(-(10**k), 10**k)) for k in range(1, 15)]
-    for label, number in itertools.product(numbers[::2], numbers):
-        assert same_integer(number, label) is module._pool.verify(boxed(number), label_expression(label))
-
-
-def test_labels_that_math_verify_cannot_read_are_found_before_a_training(module, monkeypatch):
-    no_answer = "no $ number"
-    labels = ["5", r"\frac{1}{2}", no_answer, r"\{1,2\}", "(0,1]", no_answer, "50\u00b0", "\uff15"]
-    unreadable = {no_answer: "understood as []", "\uff15": "understood as ['\uff15']"}
-    assert module.unreadable_labels(labels) == unreadable
-    asked = []
-    monkeypatch.setattr(module._pool, "why_unreadable", asked.append)
-    assert module.unreadable_labels(["5", "-12", " 7 ", r"\sqrt{2}", r"\sqrt{2}"]) == {}
-    assert asked == [r"\boxed{\sqrt{2}}"]  # plain integers need no check, and equal labels one
+def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(module, monkeypatch):
+    prose, torn = "There are $12$ ways for $n=3$.", r"t(0,4]"
+    labels = [
+        "5",
+        r"\frac{1}{2}",
+        prose,
+        r"\{1,2\}",
+        "(0,1]",
+        prose,
+        "50\u00b0",
+        "\uff15",
+        "5.",
+        "1e-5",
+        torn,
+        r"\text{yes}",
+        "x=3",
+    ]
+    assert [label for label in module.unreadable_labels(labels)] == [prose, torn]
+    assert module.boxes_needed(["5", r"\sqrt{2}", "x^2+1"]) == []
+    [warning] = module.boxes_needed(["5", "MR=SRMC"])
+    assert warning.startswith("1 of 2 labels, such as")
+    monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))
+    assert module.unreadable_labels(map(str, range(10_000))) == {}  # numbers need no Math-Verify

@@ -1,0 +1,108 @@
+r"""Takes a formula or a phrase apart: LaTeX's, Unicode's and Python's ways to write a thing become one.
+
+A token is a number, a run of letters, a LaTeX command or a sign. A word in an upright font begins with ``UPRIGHT``.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+UPRIGHT = "\x01"
+FUNCTIONS = {"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"}
+_SIGNS = dict(zip(
+    "\u2212\u2013\u00f7\u2044\u2026\u3002\u3001\u2019\u00a0",
+    ["-", "-", "/", "/", "...", ".", ",", "'", " "], strict=True,
+)) | dict(zip(
+    "\u00d7\u00b7\u22c5\u03c0\u221e\u00b1\u2264\u2265\u2260\u2248\u222a\u2208\u221a\u2205\u03b8",
+    [rf"\{name} " for name in "times cdot cdot pi infty pm le ge ne approx cup in sqrt emptyset theta".split()],
+    strict=True,
+)) | {"\u00b0": r"^\circ "}  # fmt: skip
+_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
+_LOWERED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
+
+FONT = re.compile(r"\\(text[a-z]*|math[a-z]+|boldsymbol|bm|operatorname|emph|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_FONT_OR_BOX = re.compile(FONT.pattern.replace("emph", "emph|boxed|fbox"))
+_UPRIGHT_FONTS = {"text", "textrm", "textbf", "textit", "texttt", "mathrm", "mbox", "operatorname"}
+_LETTERS = re.compile(rf"(?<![{UPRIGHT}\\A-Za-z])(?!(?<=\d)[eE][+-]?\d)[A-Za-z]+")
+_NOTHING = re.compile(
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])|(?<!\\)\\[!()\[\]](?!\d{3})|(?<!\\)\$|`"
+    r"|\b(?:np|math)\.(?=[a-z])|(?<=\*)\*"
+)
+_SPACE = re.compile(r"(?:(?<!\\)\\(?:[,:;> ]|q?quad(?![A-Za-z]))|[\s~])+")
+_SAME = {"dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "leq": r"\le", "geq": r"\ge", "leqslant": r"\le",
+         "geqslant": r"\ge", "neq": r"\ne", "lt": "<", "gt": ">", "lbrace": r"\{", "rbrace": r"\}", "ldots": "...",
+         "dots": "...", "cdots": "...", "%": "%", "$": "$", "degree": r"\circ", "langle": "(", "rangle": ")",
+         "varnothing": r"\emptyset", "dbinom": r"\binom", "tbinom": r"\binom", "simeq": r"\approx"}  # fmt: skip
+_GROUPED = r"(?<![\d.,])\d{1,3}(?:(\{,\}|\\[,!]|, ?\\!\s*%s)\d{3})(?:\1\d{3})*(?!\d|,\d| ?/)|"
+_DOTTED = r"(?<![\d.])\d{1,3}(?:\.\d{3}){2,}(?![\d.])"
+_GROUPS, _GROUPS_IN_BRACKETS = re.compile(_GROUPED % "|,| " + _DOTTED), re.compile(_GROUPED % "" + _DOTTED)
+_DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2})(?![\d,]|\.\d)")
+_HALF_OF_DAY = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
+_TOKEN = re.compile(
+    rf"\d+(?:\.\d+)?(?:[eE][+-]?\d+(?![\w{{^.]))?|\.\d+|\.\.\.+|{UPRIGHT}?[^\W\d_]+|\\(?:begin|end)\{{\w+\*?\}}(?:\{{[lcr|]+\}})?"
+    r"|\\[A-Za-z]+|\\.| |.",
+    re.DOTALL,
+)
+_SHORT_FRACTION = re.compile(
+    r"\\frac ?(?:(\d|\\(?!frac|sqrt)[A-Za-z]+)(?= ?[\d{])|\{([^{}]*)\}) ?(?:(\d)|\{([^{}]*)\})"
+)
+_TRAILING_POINT = re.compile(r"(?<=\d)\.(?= ?[/*+)}-])")
+_OVER = re.compile(r"\{([^{}]*)\\over([^{}A-Za-z][^{}]*)\}")
+_HALF_OPEN = re.compile(r"([\[\]])([^][(){}]+,[^][(){}]+)([\[\]])")  # ]0,1[
+_CHOOSE = re.compile(r"C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))")
+_ROOT = re.compile(r"\\sqrt ?\(([^()]*)\)")
+
+
+def plain_signs(text: str) -> str:
+    """Return a text with LaTeX or ASCII in place of Unicode's signs, digits, and letters of full width."""
+    if text.isascii():
+        return text
+    text = _RAISED.sub(lambda raised: f"^{{{raised[0].translate(_LOWERED)}}}", text)
+    return "".join(char if char.isascii() else _plain_sign(char) for char in text)
+
+
+def _plain_sign(char: str) -> str:
+    if char in _SIGNS or char.isdecimal():
+        return _SIGNS.get(char) or str(unicodedata.decimal(char))
+    above, slash, below = unicodedata.normalize("NFKC", char).partition("\u2044")
+    return rf"\frac{{{above}}}{{{below}}}" if slash else above if len(above) == 1 else char
+
+
+def tokens(text: str, *, decimal_comma: bool = False) -> list[str]:
+    """Return the tokens of a text. With ``decimal_comma``, 3,5 is one number outside of brackets."""
+    text = _TRAILING_POINT.sub("", _HALF_OF_DAY.sub(r"\1m", plain_signs(text)))
+    in_brackets = any(bracket in text for bracket in ("(", "[", r"\{"))
+    if decimal_comma and not in_brackets:
+        text = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", text)
+    groups = _GROUPS_IN_BRACKETS if in_brackets else _GROUPS
+    text = groups.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+    fonts = 1
+    while fonts:
+        text, fonts = _FONT_OR_BOX.subn(_without_font, text)
+    text = _SPACE.sub(" ", _NOTHING.sub("", text))
+    text = _LETTERS.sub(lambda found: "\\" + found[0] if found[0] in FUNCTIONS else found[0], text)
+    text = re.sub(r"\\([A-Za-z]+|[%$])", lambda found: _SAME.get(found[1], found[0]), text)
+    text = _SHORT_FRACTION.sub(r"\\frac{\1\2}{\3\4}", _OVER.sub(r"\\frac{\1}{\2}", text))
+    text = _HALF_OPEN.sub(lambda m: ("(" if m[1] == "]" else "[") + m[2] + (")" if m[3] == "[" else "]"), text)
+    return _TOKEN.findall(_CHOOSE.sub(r"\\binom{\1\2}{\3\4}", _ROOT.sub(r"\\sqrt{\1}", text)))
+
+
+def _without_font(font: re.Match[str]) -> str:
+    name, content = font.groups()
+    is_upright = name in _UPRIGHT_FONTS and content not in ("i", "e", "d")
+    return _LETTERS.sub(UPRIGHT + r"\g<0>", content) if is_upright else content
+
+
+def latex(parts: list[str]) -> str:
+    """Return tokens as LaTeX in one spelling; a space stays only where digits or words would meet."""
+    text = before = ""
+    space = False
+    for part in parts:
+        if part != " ":
+            meet = space and part[0].isalnum() and before[-1:].isalnum()
+            ends_command = before[:1] == "\\" and before[-1:].isalpha() and part[0].isalpha()
+            text += " " * (meet or ends_command) + (rf"\text{{{part[1:]}}}" if part[0] == UPRIGHT else part)
+            before = part
+        space = part == " "
+    return text

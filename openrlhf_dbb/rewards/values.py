@@ -1,0 +1,465 @@
+r"""Reads an answer or a label by one grammar, and compares values. Does no algebra.
+
+:func:`read` takes a text whole or not at all: ``10^{-7}`` is never 7. What is no number, list, interval, time, date,
+letter or word is a ``Formula``, which Math-Verify compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import accumulate
+
+from openrlhf_dbb.rewards.tokens import FUNCTIONS, UPRIGHT, latex, tokens
+from openrlhf_dbb.rewards.units import Unit, unit_of
+
+LONGEST = 4000  # characters; Python reads no number of more than 4,300 digits
+TOLERANCE = Fraction(1, 10**6)  # relative
+MOST_ITEMS, LARGEST_EXPONENT = 50, 1000
+Ask = Callable[[str, str], bool | None]
+"""Says of two formulas whether they are equal; None if it cannot tell."""
+
+_MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
+_EQUALS, _ORDERS = {"=", r"\approx"}, {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
+_RELATIONS = _EQUALS | set(_ORDERS) | {r"\ne", r"\in"}
+_OPEN, _CLOSE = {"(", "[", "{", r"\{"}, {")", "]", "}", r"\}"}
+_NO_UNIT = set("is are was were not or and than if to from at but mod plus minus times over by no".split())
+_SHORT_WORDS = set("is it we to of in at so be by an as or if on he do no up".split())
+_NUMBER = re.compile(
+    r"""(?P<sign>(?:[-+]|\\text\{(?:minus|negative)\}|(?:minus|negative)(?=[ \d]))?)\ ?(?P<money>[$\u20ac\u00a3\u00a5]?)
+    (?P<inner>[-+]?)(?:
+      (?P<digits>\d+)_\{?(?P<base>\d+)\}? | \((?P<digits2>\d+)\)_\{?(?P<base2>\d+)\}? | 0b(?P<binary>[01]+)
+    | (?:(?P<whole>\d+)\ ?)?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}
+    | (?:(?P<whole2>\d+)\ )?(?P<above2>\d+)/(?P<below2>\d+)
+    | 10\ ?\^(?P<power2>-?\d|\{[-+]?\d+\})
+    | (?P<decimal>(?:\d+(?:\.\d*)?|\.\d+))(?:[eE](?P<exponent>[-+]?\d+))?
+      (?:\\overline\{(?P<period>\d+)\}|\\dot\{(?P<period2>\d)\}|\((?P<period3>\d+)\)|(?P<dots>\.\.\.+))?
+      (?:\ ?(?:\\times|\\cdot|\*|x|\\text\{x\})\ ?10\^(?P<power>-?\d|\{[-+]?\d+\}))? )\ ?(?P<percent>%|percent\b|\\text\{percent\})?""",
+    re.VERBOSE,
+)
+_REPEATED = re.compile(r"(\d+?)\1+\Z")
+_NAME = re.compile(
+    rf"(?:\\(?!frac|sqrt|infty|pm|{'|'.join(sorted(FUNCTIONS))})[A-Za-z]+ ?)?\{{?"
+    r"(?:[A-Za-z]|[A-Z]+|(?:\\text\{[^{}]*\}|[A-Za-z]{3,})(?: ?(?:\\text\{[^{}]*\}|[A-Za-z]+))*)?"
+    r"\}?(?:_(?:\w|\{[^{}]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?|\([A-Za-z](?:,[A-Za-z])+\)"
+)
+_TIME = re.compile(r"(\d{1,2})(?::(\d{2}))? ?(?:\\text\{)?([ap]m|)\}?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Value:
+    """What was read. ``text`` is its LaTeX."""
+
+    text: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Number(Value):
+    value: Fraction
+    unit: Unit | None = None
+    is_percent: bool = False
+    base: int | None = None  # the value's decimal digits are digits of this base
+    is_reducible: bool = False  # a fraction that is not in lowest terms: 10/2
+
+
+@dataclass(frozen=True)
+class Items(Value):
+    """A list ``,``, a set ``{}``, a union ``u``, a ratio ``:``, or items between two of ``( ) [ ]``."""
+
+    kind: str
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Equation(Value):
+    """``name = value``, or a name and the interval where it lies."""
+
+    name: str
+    value: Value
+
+
+@dataclass(frozen=True)
+class Words(Value):
+    """Words or a capital letter, in lower case, an infinity, a time or a date; ``half`` is am, pm or empty."""
+
+    words: tuple[str, ...]
+    half: str = ""
+
+
+@dataclass(frozen=True)
+class Formula(Value):
+    is_relation: bool = False
+
+
+def read(text: str, like: Value | None = None) -> Value | None:
+    """Return the value that a text is, or None.
+
+    Args:
+        like: the label. Like a number, ``3,5`` is a decimal and ``5 m`` has a unit; like a time, ``12.30`` is one.
+    """
+    if len(text) > LONGEST or not re.search(r"\w|\\[A-Za-z]|\u221e", text):
+        return None
+    if isinstance(like, Words) and _TIME.fullmatch(like.words[0]):
+        text = re.sub(r"(?<=\d)\.(?=\d\d(?!\d))", ":", text)
+    return _list(tokens(text, decimal_comma=isinstance(like, Number)), isinstance(like, Number))
+
+
+def _list(parts: list[str], numeric: bool) -> Value | None:
+    """Read pieces between commas and words; ``numeric`` allows letters as units."""
+    parts = _strip(parts)
+    date = _date(parts)
+    if date is not None:
+        return date
+    pieces = _split(parts, {",", ";", "and", "or", UPRIGHT + "and", UPRIGHT + "or"})[0]
+    pieces = [piece for piece in map(_strip, pieces) if piece]
+    if len(pieces) < 2:
+        return _relation(pieces[0], numeric) if pieces else None
+    values = [_relation(piece, False) for piece in pieces[: MOST_ITEMS + 1]]
+    if not all(values) or len(values) > MOST_ITEMS:
+        return None
+    text, known = latex(parts), [value for value in values if value is not None]
+    if all(isinstance(value, Words) for value in known):
+        return Words(text, tuple(word for value in known if isinstance(value, Words) for word in value.words))
+    names = [value.name if isinstance(value, Equation) else "" for value in known]
+    items = [value.value if isinstance(value, Equation) else value for value in known]
+    if all(names) and len(set(names)) == len(names):  # x=3, y=-2
+        return Items(text, "()", tuple(item for _, item in sorted(zip(names, items, strict=True), key=lambda p: p[0])))
+    both = Items(text, ",", tuple(items))
+    if names[0] and not any(names[1:]):  # n = 1, 2, 3
+        return Equation(text, names[0], both)
+    return _sum(items) or (both if len(set(names)) == 1 else Formula(text, is_relation=True))
+
+
+def _sum(items: list[Value]) -> Value | None:
+    """Return 18 dollars and 50 cents as one number of dollars."""
+    large, small = items[0], items[-1]
+    if len(items) != 2 or not isinstance(large, Number) or not isinstance(small, Number):
+        return None
+    if not large.unit or not small.unit or large.unit[0] != small.unit[0] or large.unit[1] <= small.unit[1]:
+        return None
+    return replace(large, value=large.value + small.value * small.unit[1] / large.unit[1])
+
+
+def _relation(parts: list[str], numeric: bool) -> Value | None:
+    members, signs = _split(parts, _RELATIONS)
+    if not signs:
+        return _single(parts, numeric)
+    text, members = latex(parts), [_strip(member) for member in members]
+    if not all(members[1:]) or _is_prose(parts):
+        return None
+    names = [_NAME.fullmatch(latex(member)) is not None for member in members]
+    first, last = _single(members[0], numeric), _single(members[-1], numeric)
+    if signs == [r"\in"] and names[0]:
+        return last and Equation(text, latex(members[0]), last)
+    if set(signs) <= _EQUALS:
+        if names[-1] and len(members) == 2 and not names[0]:  # 5 = x
+            return first and Equation(text, latex(members[1]), first)
+        if names[0] and members[0]:
+            return last and Equation(text, latex(members[0]), last)
+        if any(part.isalpha() and not _is_word(part) for part in parts):
+            return Formula(text, is_relation=True)
+        # 12 + 9 = 21, or 21 = 12 + 9
+        return first if isinstance(first, Number) and not isinstance(last, Number) else last
+    return _interval(text, members, signs, names) or Formula(text, is_relation=True)
+
+
+def _interval(text: str, members: list[list[str]], signs: list[str], names: list[bool]) -> Value | None:
+    """Return the interval of ``a < x <= b`` or ``x > a``; None for any other relation."""
+    if signs[0] in (">", r"\ge"):
+        members, names, signs = members[::-1], names[::-1], [_ORDERS.get(sign, "") for sign in signs[::-1]]
+    if not set(signs) <= {"<", r"\le"} or names not in ([True, False], [False, True], [False, True, False]):
+        return None
+    place = names.index(True)
+    low = _single(members[0], False) if place else Words("", (r"-\infty",))
+    high = _single(members[-1], False) if place + 1 < len(members) else Words("", (r"\infty",))
+    kind = ("[" if place and signs[0] == r"\le" else "(") + (
+        "]" if place + 1 < len(members) and signs[-1] == r"\le" else ")"
+    )
+    return Equation(text, latex(members[place]), Items(text, kind, (low, high))) if low and high else None
+
+
+def _single(parts: list[str], numeric: bool) -> Value | None:
+    parts = _strip(parts)
+    if not parts or not _is_balanced(parts):
+        return None
+    text = latex(parts)
+    if any(part[:6] == r"\begin" for part in parts):
+        return Formula(text)
+    pieces = _split(parts, {r"\cup"})[0]
+    if len(pieces) > 1:
+        return _items(text, "u", pieces)
+    number = _number(parts, text, numeric)
+    if number is not None:
+        return number
+    if parts[0] in ("(", "[", r"\{") and parts[-1] in (")", "]", r"\}") and _is_balanced(parts[1:-1]):
+        return _bracketed(parts, text)
+    clock = _TIME.fullmatch(text)
+    if clock and (clock[2] or clock[3]) and int(clock[1]) < 25 and int(clock[2] or 0) < 60:
+        return Words(text, (f"{int(clock[1])}:{clock[2] or '00'}",), clock[3].lower())
+    ratio = _split(parts, {":"})[0]
+    if len(ratio) > 1 and r"\{" not in parts:
+        return _items(text, ":", ratio)
+    bare = parts[-1].strip(UPRIGHT)
+    if len(parts) == 1 and len(bare) == 1 and bare.isupper():
+        return Words(bare, (bare.lower(),))
+    if bare in (r"\infty", "infinity", "infinite") and parts[:-1] in ([], ["+"], ["-"]):
+        return Words(text, (("-" if parts[0] == "-" else "") + r"\infty",))
+    words = [part for part in parts if part not in (" ", "-", "'")]
+    if words and all(map(_is_word, words)):
+        return Words(text, tuple(word.strip(UPRIGHT).lower() for word in words))
+    if r"\pm" in parts:
+        return _items(text, ",", [[sign if part == r"\pm" else part for part in parts] for sign in "+-"])
+    starts = [at for at in range(1, len(parts)) if _is_word(parts[at]) and unit_of(parts[at:]) is not None]
+    formula = _strip(parts[: starts[0]]) if starts else parts
+    return None if _is_prose(formula) else Formula(latex(formula))
+
+
+def _bracketed(parts: list[str], text: str) -> Value | None:
+    inside = _strip(parts[1:-1])
+    pieces = _split(inside, {",", ";"})[0]
+    kind = parts[0].strip("\\") + parts[-1].strip("\\")
+    condition = _split(inside, {"|", ":", r"\mid"})[0][1:] if kind == "{}" else []
+    if len(condition) == 1:  # {x | x > 3}
+        return _relation(condition[0], False)
+    if len(pieces) > 1 or kind == "{}":
+        return _items(text, kind, pieces)
+    value = _single(inside, False) if kind == "()" else None
+    return value if isinstance(value, (Number, Items, Words)) else Formula(text)
+
+
+def _items(text: str, kind: str, pieces: list[list[str]]) -> Value | None:
+    values = [_single(piece, False) for piece in pieces[: MOST_ITEMS + 1]]
+    known = tuple(value for value in values if value is not None)
+    return Items(text, kind, known) if len(known) == len(values) <= MOST_ITEMS else None
+
+
+def _number(parts: list[str], text: str, numeric: bool) -> Number | None:
+    if parts[0] == "(" and parts[-1] == ")" and _is_balanced(parts[1:-1]):
+        inner = _strip(parts[1:-1])
+        return _number(inner, latex(inner), numeric) if inner else None
+    found = _NUMBER.match(text)
+    value = _size(found) if found else None
+    if found is None or value is None:
+        return None
+    rest = _strip(tokens(text[found.end() :]))
+    money, unit = found["money"], unit_of(rest, letters=numeric) if rest else None
+    if (
+        rest
+        and unit is None
+        and not (len(rest) < 10 and all(p == " " or (_is_word(p) and p.strip(UPRIGHT) not in _NO_UNIT) for p in rest))
+    ):
+        return None
+    base = int(found["base"] or found["base2"] or 0) or (2 if found["binary"] else None)
+    sign = -1 if (found["sign"][:1] not in ("", "+")) != (found["inner"] == "-") else 1
+    below = int(found["below"] or found["below2"] or 0)
+    value, money_unit = sign * value, unit_of([money]) if money else None
+    written = str(value.numerator) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    if "." in (found["decimal"] or "") and not found["period"]:  # Math-Verify compares decimals with a tolerance
+        power = (found["exponent"] or found["power"] or "").strip("{}")
+        written = "-" * (sign < 0) + found["decimal"] + (rf"\times 10^{{{power}}}" if power else "")
+    is_reducible = below > value.denominator
+    return Number(written, value, money_unit or unit, bool(found["percent"]), base, is_reducible)
+
+
+def _size(found: re.Match[str]) -> Fraction | None:
+    digits = found["digits"] or found["digits2"] or found["binary"]
+    if digits:
+        return Fraction(int(digits))
+    below = int(found["below"] or found["below2"] or 0)
+    if found["decimal"] is None and found["power2"] is None:
+        above, whole = int(found["above"] or found["above2"]), int(found["whole"] or found["whole2"] or -1)
+        if below == 0 or (whole >= 0 and not 0 <= above < below):
+            return None
+        return Fraction(above, below) + max(whole, 0)
+    exponents = [int(found[name].strip("{}")) for name in ("exponent", "power", "power2") if found[name]]
+    if any(abs(exponent) > LARGEST_EXPONENT for exponent in exponents):
+        return None
+    decimal = found["decimal"] or "1"
+    value, places = (
+        Fraction(decimal.rstrip(".") if decimal[0] != "." else "0" + decimal),
+        len(decimal.partition(".")[2]),
+    )
+    period = found["period"] or found["period2"] or found["period3"]
+    if found["dots"]:
+        repeated = _REPEATED.search(decimal.partition(".")[2])
+        if repeated is None:
+            return None
+        period = repeated[1]
+    if period:
+        value += Fraction(int(period), (10 ** len(period) - 1) * 10**places)
+    return value * Fraction(10) ** sum(exponents)
+
+
+def _date(parts: list[str]) -> Words | None:
+    words = [
+        p.strip(UPRIGHT).lower() for p in parts if p.strip(UPRIGHT) not in (" ", ",", ".", "th", "st", "nd", "rd", "of")
+    ]
+    months = [word for word in words if word[:3] in _MONTHS and word.isalpha()]
+    numbers = [word for word in words if word.isdigit()]
+    if len(months) != 1 or len(words) != 1 + len(numbers) or not 0 < len(numbers) < 3 or words[-1] in months:
+        return None
+    return Words(latex(parts), ("date", *numbers[1:], months[0][:3], numbers[0]))
+
+
+def _is_word(part: str) -> bool:
+    """Return whether letters are a word and no product of variables."""
+    is_long = len(part) > 2 or part.lower() in _SHORT_WORDS
+    return part[0] == UPRIGHT or (part.isalpha() and is_long and not part.isupper())
+
+
+def _is_prose(parts: list[str]) -> bool:
+    """Return whether words in no font stand apart: ``def`` in a fraction is a product."""
+    return any(_is_word(word) and word[0] != UPRIGHT and " " in around
+               for word, *around in zip(parts, [" ", *parts], [*parts[1:], " "]))  # fmt: skip
+
+
+def _depths(parts: list[str]) -> list[int]:
+    """Return how many brackets are open behind each token."""
+    return list(accumulate((p in _OPEN or p[:6] == r"\begin") - (p in _CLOSE or p[:4] == r"\end") for p in parts))
+
+
+def _is_balanced(parts: list[str]) -> bool:
+    depths = _depths(parts)
+    return not depths or (depths[-1] == 0 and min(depths) >= 0)
+
+
+def _strip(parts: list[str]) -> list[str]:
+    """Return tokens without spaces and punctuation around them."""
+    first, last = 0, len(parts)
+    while first < last and parts[first] == " ":
+        first += 1
+    while last > first and parts[last - 1] in " .,;:":
+        last -= 1
+    return parts[first:last]
+
+
+def _split(parts: list[str], at: Collection[str]) -> tuple[list[list[str]], list[str]]:
+    """Split tokens at those that are in no brackets; return the pieces and what was between them."""
+    pieces: list[list[str]] = [[]]
+    between = []
+    for part, depth in zip(parts, _depths(parts), strict=True):
+        if depth == 0 and part in at:
+            between.append(part)
+            pieces.append([])
+        else:
+            pieces[-1].append(part)
+    return pieces, between
+
+
+def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
+    """Return whether an answer has the label's value; None if ``ask`` cannot tell."""
+    if isinstance(label, Equation) and isinstance(answer, Equation):
+        if label.name != answer.name and len(label.name) == len(answer.name) == 1:
+            return False
+        return equal(label.value, answer.value, ask)
+    for equation, other in ((label, answer), (answer, label)):
+        if isinstance(equation, Equation) and not (isinstance(other, Formula) and other.is_relation):
+            return equal(equation.value, other, ask) if equation is label else equal(other, equation.value, ask)
+    label, answer = _alone(label), _alone(answer)
+    if isinstance(label, Number):
+        return isinstance(answer, Number) and _same_number(label, answer)
+    if isinstance(label, Items) and isinstance(answer, Items):
+        return _same_items(label, answer, ask)
+    if isinstance(label, Words) and isinstance(answer, Words):
+        return label.words == answer.words and (label.half == answer.half or "" in (label.half, answer.half))
+    if label.text == answer.text:
+        return True
+    kinds = {type(label), type(answer)}
+    if Words in kinds or kinds == {Number, Items}:
+        return False
+    return ask(label.text, answer.text) if _is_relation(label) == _is_relation(answer) else False
+
+
+def _is_relation(value: Value) -> bool:
+    if isinstance(value, Items):
+        return value.kind not in (",", ":", "{}")
+    return isinstance(value, Equation) or (isinstance(value, Formula) and value.is_relation)
+
+
+def _alone(value: Value) -> Value:
+    return value.items[0] if isinstance(value, Items) and len(value.items) == 1 else value
+
+
+def _same_number(label: Number, answer: Number) -> bool:
+    right, given = label.value, answer.value
+    if (answer.is_reducible and not label.is_reducible and right.denominator == 1) or (
+        label.base and answer.base and label.base != answer.base
+    ):
+        return False
+    if label.unit and answer.unit:
+        if label.unit[0] != answer.unit[0]:
+            return False
+        right, given = right * label.unit[1], given * answer.unit[1]
+    values = [given]
+    if label.is_percent != answer.is_percent:  # 28 % is 28, and 0.28
+        values.append(given / 100 if answer.is_percent else given * 100)
+    if right.denominator == 1:
+        return right in values
+    return any(abs(right - value) <= TOLERANCE * abs(right) for value in values)
+
+
+def _same_items(label: Items, answer: Items, ask: Ask) -> bool | None:
+    kinds = {label.kind, answer.kind}
+    if len(label.items) != len(answer.items):
+        return False
+    if len(kinds) == 2 and not (kinds <= {",", "{}", "u"} or ("," in kinds and kinds <= {",", "()", "[]"})):
+        return False
+    if not kinds <= {",", "{}", "u"}:
+        return _all(equal(*pair, ask) for pair in zip(label.items, answer.items, strict=True))
+    rest = list(answer.items)
+    for wanted in label.items:
+        for given in rest:
+            verdict = equal(wanted, given, ask)
+            if verdict is None:
+                return None
+            if verdict:
+                rest.remove(given)
+                break
+        else:
+            return False
+    return True
+
+
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    return next((verdict for verdict in verdicts if not verdict), True)
+
+
+def canonical(value: Value) -> str:
+    """Return a text in which equal answers vote together; units and names do not count."""
+    if isinstance(value, Equation):
+        return canonical(value.value)
+    if isinstance(value, Number):
+        return str(value.value) + "%" * value.is_percent
+    if isinstance(value, Items):
+        texts = list(map(canonical, value.items))
+        return f"{value.kind[:1]}{','.join(sorted(texts) if value.kind in (',', '{}', 'u') else texts)}{value.kind[1:]}"
+    return " ".join(value.words) if isinstance(value, Words) and len(value.words[0]) > 1 else value.text
+
+
+def spelled(text: str) -> str:
+    """Return any text in the one spelling of its tokens."""
+    return latex([part for part in tokens(text) if part != " "])
+
+
+def formulas(value: Value) -> list[str]:
+    """Return the formulas in a value that only Math-Verify can compare."""
+    if isinstance(value, Equation):
+        return formulas(value.value)
+    if isinstance(value, Items):
+        return [formula for item in value.items for formula in formulas(item)]
+    return [value.text] if isinstance(value, Formula) else []
+
+
+def is_copied(answer: Value, label: Value, question: str) -> bool:
+    """Return whether an answer is a calculation from the question, in one spelling, and not the label itself."""
+    if isinstance(answer, Equation):
+        return is_copied(answer.value, label, question)
+    if isinstance(answer, Number):
+        fractions = re.findall(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)", question)
+        values = [Fraction(int(a or c), int(b or d)) for a, b, c, d in fractions if int(b or d)]
+        return answer.is_reducible and abs(answer.value) in values
+    text, own = spelled(answer.text), label.value if isinstance(label, Equation) else label
+    is_calculation = isinstance(answer, Formula) and re.search(r"[-+*/^\\]", text.lstrip("+-")) is not None
+    return is_calculation and text in question and text not in (spelled(own.text), spelled(label.text))
