@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from openrlhf_dbb.rewards.tokens import FUNCTIONS, UPRIGHT, plain_signs
+from openrlhf_dbb.rewards.tokens import FONT, FUNCTIONS, UPRIGHT, plain_signs
 from openrlhf_dbb.rewards.units import unit_of
 from openrlhf_dbb.rewards.values import Equation, Formula, Items, Number, Value, Words, read
 
@@ -39,9 +39,9 @@ _PIECE = re.compile(
     r"\\[A-Za-z]+|\\.|[^\W\d_]+(?:['-][^\W\d_]+)*|\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d|\s+|.", re.DOTALL
 )
 _DENIED_BEFORE = re.compile(
-    r"(?:\bnot|n't|\bnever|\bneither|\bnor|\bthan|\binstead of|\bif|\bunless|\bfalse|\bsuppose|\bcannot|\blonger)[ :]+"
+    r"(?:\bnot|n't|\bnever|\bneither|\bnor|\bthan|\binstead of|\bif|\bunless|\bfalse|\bsuppose|\bcannot|\blonger|\bunlikely)[ :]+"
     r"(?:(?!but\b|rather\b|yet\b|so\b|then\b)[a-z']+[ ]+){0,3}\Z|"
-    r"(?:\bat (?:least|most)|\bup to|\bover|\bunder|\babove|\bbelow|\bbetween|[<>]|\\[lg]e|\\ne|!=) *\Z",
+    r"(?:\bat (?:least|most)|\bup to|\bover|\bunder|\babove|\bbelow|\bbetween|\bout of|\b(?:step|case|equation|chapter|rule)|[<>]|\\[lg]e|\\ne|!=) *\Z",
     re.IGNORECASE,
 )
 _DENIED_AFTER = re.compile(
@@ -113,8 +113,9 @@ def find(response: str, label: Value) -> Value | None:
     box = last_box(response)
     if box is not None:
         value = read(box, like)
-        if value is None or (isinstance(like, Number) and not isinstance(value, (Number, Equation))):
-            found = list(_values(_REMARK.sub("", box), like))  # \text{about } 5
+        phrase = _REMARK.sub("", FONT.sub(r" \2 ", box))  # \text{about } 5
+        if isinstance(like, Number) and not isinstance(value, (Number, Equation)) and _PROSE.search(phrase):
+            found = list(_values(phrase, like))
             return found[0] if len(found) == 1 else value
         return value
     if r"\boxed{" in response:
@@ -186,7 +187,10 @@ def _formulas(sentence: str) -> Iterator[tuple[int, int]]:
             )
             joins = text in _JOINS and after != "" and (after.isdigit() or after in "-\\$")
             is_unit = text in ("square", "cubic", "percent") or unit_of([UPRIGHT + text]) is not None and text != "in"
-            is_part = lone or text in FUNCTIONS or (start >= 0 and (joins or is_unit))
+            is_sign = text.lower() in ("minus", "negative") and after.isdigit()
+            is_part = lone or text in FUNCTIONS or is_sign or (start >= 0 and (joins or is_unit))
+            if not is_part and start >= 0 and place == end and text.isascii():  # 5th
+                start = -1
         elif text in ",:;.":
             is_part = (
                 depth > 0

@@ -34,7 +34,7 @@ _LONE = re.compile(r"\W*([A-Z])\W*", re.IGNORECASE)
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space)(?![a-z])|\\[ ,;:!\\]|~")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
-_VERB = re.compile(r".*\b(?:is|are|was)\b", re.DOTALL)
+_DENIALS = {"not", "no", "never", "or", "nor", "neither", "isn't", "than"}
 
 
 class _Said(NamedTuple):
@@ -65,8 +65,8 @@ def words(response: str, label: str) -> str | None:
         found = _WORD.findall(_LATEX_SPACE.sub(" ", said.text.lower()))
         if pair:
             found = [word for word in found[:1] + found[-1:] if word in pair and "not" not in found][:1]
-        elif not said.boxed and len(found) > len(label.split()):  # the function is odd
-            found = _WORD.findall(_VERB.sub("", said.text.lower()))
+        elif not said.boxed and _WORD.findall(label) == found[-len(label.split()) :]:  # the function is odd
+            found = _WORD.findall(label) if not _DENIALS & set(found[: -len(label.split())][-1:]) else found
         if found:
             return " ".join(found)
     return None

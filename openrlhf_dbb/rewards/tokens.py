@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import Any
 
 UPRIGHT = "\x01"
 FUNCTIONS = {"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"}
@@ -25,33 +26,45 @@ FONT = re.compile(r"\\(text[a-z]*|math[a-z]+|boldsymbol|bm|operatorname|emph|mbo
 _FONT_OR_BOX = re.compile(FONT.pattern.replace("emph", "emph|boxed|fbox"))
 _UPRIGHT_FONTS = {"text", "textrm", "textbf", "textit", "texttt", "mathrm", "mbox", "operatorname"}
 _LETTERS = re.compile(rf"(?<![{UPRIGHT}\\A-Za-z])(?!(?<=\d)[eE][+-]?\d)[A-Za-z]+")
-_NOTHING = re.compile(
-    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])|(?<!\\)\\[!()\[\]](?!\d{3})|(?<!\\)\$|`"
-    r"|\b(?:np|math)\.(?=[a-z])|(?<=\*)\*"
-)
-_SPACE = re.compile(r"(?:(?<!\\)\\(?:[,:;> ]|q?quad(?![A-Za-z]))|[\s~])+")
-_SAME = {"dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac", "leq": r"\le", "geq": r"\ge", "leqslant": r"\le",
-         "geqslant": r"\ge", "neq": r"\ne", "lt": "<", "gt": ">", "lbrace": r"\{", "rbrace": r"\}", "ldots": "...",
-         "dots": "...", "cdots": "...", "%": "%", "$": "$", "degree": r"\circ", "langle": "(", "rangle": ")",
-         "varnothing": r"\emptyset", "dbinom": r"\binom", "tbinom": r"\binom", "simeq": r"\approx"}  # fmt: skip
+_SAME = {"leq": r"\le", "geq": r"\ge", "leqslant": r"\le", "geqslant": r"\ge", "neq": r"\ne", "lt": "<", "gt": ">",
+         "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "ldots": "...", "dots": "...", "cdots": "...",
+         "degree": r"\circ", "varnothing": r"\emptyset", "simeq": r"\approx", "%": "%", "$": "$"}  # fmt: skip
 _GROUPED = r"(?<![\d.,])\d{1,3}(?:(\{,\}|\\[,!]|, ?\\!\s*%s)\d{3})(?:\1\d{3})*(?!\d|,\d| ?/)|"
 _DOTTED = r"(?<![\d.])\d{1,3}(?:\.\d{3}){2,}(?![\d.])"
 _GROUPS, _GROUPS_IN_BRACKETS = re.compile(_GROUPED % "|,| " + _DOTTED), re.compile(_GROUPED % "" + _DOTTED)
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2})(?![\d,]|\.\d)")
-_HALF_OF_DAY = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
+_HALF_OPEN = re.compile(r"([\[\]])([^][(){}]+,[^][(){}]+)([\[\]])")  # ]0,1[
 _TOKEN = re.compile(
-    rf"\d+(?:\.\d+)?(?:[eE][+-]?\d+(?![\w{{^.]))?|\.\d+|\.\.\.+|{UPRIGHT}?[^\W\d_]+|\\(?:begin|end)\{{\w+\*?\}}(?:\{{[lcr|]+\}})?"
-    r"|\\[A-Za-z]+|\\.| |.",
+    rf"\d+(?:\.\d+)?|\.\d+|\.\.\.+|{UPRIGHT}?[^\W\d_]+|\\(?:begin|end)\{{\w+\*?\}}(?:\{{[lcr|]+\}})?|\\[A-Za-z]+|\\.|.",
     re.DOTALL,
 )
-_SHORT_FRACTION = re.compile(
-    r"\\frac ?(?:(\d|\\(?!frac|sqrt)[A-Za-z]+)(?= ?[\d{])|\{([^{}]*)\}) ?(?:(\d)|\{([^{}]*)\})"
-)
-_TRAILING_POINT = re.compile(r"(?<=\d)\.(?= ?[/*+)}-])")
-_OVER = re.compile(r"\{([^{}]*)\\over([^{}A-Za-z][^{}]*)\}")
-_HALF_OPEN = re.compile(r"([\[\]])([^][(){}]+,[^][(){}]+)([\[\]])")  # ]0,1[
-_CHOOSE = re.compile(r"C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))")
-_ROOT = re.compile(r"\\sqrt ?\(([^()]*)\)")
+_REWRITES: list[tuple[re.Pattern[str], Any]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
+        (r"(?<!\\)(?:\\[!()\[\]](?!\d{3})|\$)|`|\b(?:np|math)\.(?=[a-z])|(?<=\*)\*", ""),
+        (r"(?:(?<!\\)\\(?:[,:;> ]|q?quad(?![A-Za-z]))|[\s~])+", " "),
+        (r"\\([A-Za-z]+|[%$])", lambda found: _SAME.get(found[1], found[0])),
+        (r"(?<=\d)\.(?= ?[/*+)}-])", ""),  # 1./3
+        (rf"(?<![{UPRIGHT}\\A-Za-z])({'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])", r"\\\1"),
+        (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\\[dt]binom(?![a-z])", r"\\binom"),
+        (r"C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))", r"\\binom{\1\2}{\3\4}"),
+        (r"\{([^{}]*)\\over([^{}A-Za-z][^{}]*)\}", r"\\frac{\1}{\2}"),
+        (
+            r"\\[dtc]?frac ?(?:(\d|\\(?!frac|sqrt)[A-Za-z]+)(?= ?[\d{])|\{([^{}]*)\}) ?(?:(\d)|\{([^{}]*)\})",
+            r"\\frac{\1\2}{\3\4}",
+        ),
+        (r"\\[dtc]frac(?![a-z])", r"\\frac"),
+        (r"(?<![\w.}/^])(\d+) ?/ ?(\d+)(?![\w./(])", r"\\frac{\1}{\2}"),
+        (r"(\d\.\d*)\\(?:overline|bar|dot)\{(\d+)\}", r"\1(\2)"),
+        (r"(\d\.\d*?)(\d+?)\2+\.\.\.+", r"\1(\2)"),
+        (r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?!\w|[{^]|\.\d)", r"\1\\times 10^{\2}"),
+        (rf"(?<=[\d)]) ?(?:\\times|\\cdot|\*|{UPRIGHT}?x) ?10 ?\^ ?(?:(-?\d)|\{{([+-]?\d+)\}})", r"\\times 10^{\1\2}"),
+        (r"\b0b([01]+)", r"\1_{2}"),
+        (r"\((\d+)\)_", r"\1_"),
+    )
+]
 
 
 def plain_signs(text: str) -> str:
@@ -71,7 +84,7 @@ def _plain_sign(char: str) -> str:
 
 def tokens(text: str, *, decimal_comma: bool = False) -> list[str]:
     """Return the tokens of a text. With ``decimal_comma``, 3,5 is one number outside of brackets."""
-    text = _TRAILING_POINT.sub("", _HALF_OF_DAY.sub(r"\1m", plain_signs(text)))
+    text = re.sub(r"\b([apAP])\.\s?([mM])\b\.?", r"\1\2", plain_signs(text))
     in_brackets = any(bracket in text for bracket in ("(", "[", r"\{"))
     if decimal_comma and not in_brackets:
         text = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", text)
@@ -80,12 +93,10 @@ def tokens(text: str, *, decimal_comma: bool = False) -> list[str]:
     fonts = 1
     while fonts:
         text, fonts = _FONT_OR_BOX.subn(_without_font, text)
-    text = _SPACE.sub(" ", _NOTHING.sub("", text))
-    text = _LETTERS.sub(lambda found: "\\" + found[0] if found[0] in FUNCTIONS else found[0], text)
-    text = re.sub(r"\\([A-Za-z]+|[%$])", lambda found: _SAME.get(found[1], found[0]), text)
-    text = _SHORT_FRACTION.sub(r"\\frac{\1\2}{\3\4}", _OVER.sub(r"\\frac{\1}{\2}", text))
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
     text = _HALF_OPEN.sub(lambda m: ("(" if m[1] == "]" else "[") + m[2] + (")" if m[3] == "[" else "]"), text)
-    return _TOKEN.findall(_CHOOSE.sub(r"\\binom{\1\2}{\3\4}", _ROOT.sub(r"\\sqrt{\1}", text)))
+    return _TOKEN.findall(text)
 
 
 def _without_font(font: re.Match[str]) -> str:

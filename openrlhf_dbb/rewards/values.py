@@ -28,18 +28,12 @@ _OPEN, _CLOSE = {"(", "[", "{", r"\{"}, {")", "]", "}", r"\}"}
 _NO_UNIT = set("is are was were not or and than if to from at but mod plus minus times over by no".split())
 _SHORT_WORDS = set("is it we to of in at so be by an as or if on he do no up".split())
 _NUMBER = re.compile(
-    r"""(?P<sign>(?:[-+]|\\text\{(?:minus|negative)\}|(?:minus|negative)(?=[ \d]))?)\ ?(?P<money>[$\u20ac\u00a3\u00a5]?)
-    (?P<inner>[-+]?)(?:
-      (?P<digits>\d+)_\{?(?P<base>\d+)\}? | \((?P<digits2>\d+)\)_\{?(?P<base2>\d+)\}? | 0b(?P<binary>[01]+)
-    | (?:(?P<whole>\d+)\ ?)?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}
-    | (?:(?P<whole2>\d+)\ )?(?P<above2>\d+)/(?P<below2>\d+)
-    | 10\ ?\^(?P<power2>-?\d|\{[-+]?\d+\})
-    | (?P<decimal>(?:\d+(?:\.\d*)?|\.\d+))(?:[eE](?P<exponent>[-+]?\d+))?
-      (?:\\overline\{(?P<period>\d+)\}|\\dot\{(?P<period2>\d)\}|\((?P<period3>\d+)\)|(?P<dots>\.\.\.+))?
-      (?:\ ?(?:\\times|\\cdot|\*|x|\\text\{x\})\ ?10\^(?P<power>-?\d|\{[-+]?\d+\}))? )\ ?(?P<percent>%|percent\b|\\text\{percent\})?""",
+    r"""(?P<sign>[-+]|(?:\\text\{)?(?:minus|negative)\}?\ )?(?P<money>[$\u20ac\u00a3\u00a5]?)(?P<inner>[-+]?)
+    (?:(?P<digits>\d+)_\{?(?P<base>\d+)\}?|(?P<whole>\d+)?\ ?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}
+    |(?P<decimal>(?!10\ ?\^\{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?(?:\((?P<period>\d+)\))?(?:(?:\\times\ )?10\ ?\^\{?(?P<power>[-+]?\d+)\}?)?)
+    \ ?(?P<percent>%|(?:\\text\{)?percent\}?)?""",
     re.VERBOSE,
 )
-_REPEATED = re.compile(r"(\d+?)\1+\Z")
 _NAME = re.compile(
     rf"(?:\\(?!frac|sqrt|infty|pm|{'|'.join(sorted(FUNCTIONS))})[A-Za-z]+ ?)?\{{?"
     r"(?:[A-Za-z]|[A-Z]+|(?:\\text\{[^{}]*\}|[A-Za-z]{3,})(?: ?(?:\\text\{[^{}]*\}|[A-Za-z]+))*)?"
@@ -60,7 +54,7 @@ class Number(Value):
     value: Fraction
     unit: Unit | None = None
     is_percent: bool = False
-    base: int | None = None  # the value's decimal digits are digits of this base
+    base: int = 0  # if not 0, the value's decimal digits are digits of this base
     is_reducible: bool = False  # a fraction that is not in lowest terms: 10/2
 
 
@@ -240,56 +234,39 @@ def _number(parts: list[str], text: str, numeric: bool) -> Number | None:
         inner = _strip(parts[1:-1])
         return _number(inner, latex(inner), numeric) if inner else None
     found = _NUMBER.match(text)
-    value = _size(found) if found else None
-    if found is None or value is None:
+    size = _size(found) if found else None
+    if found is None or size is None:
         return None
     rest = _strip(tokens(text[found.end() :]))
-    money, unit = found["money"], unit_of(rest, letters=numeric) if rest else None
-    if (
-        rest
-        and unit is None
-        and not (len(rest) < 10 and all(p == " " or (_is_word(p) and p.strip(UPRIGHT) not in _NO_UNIT) for p in rest))
-    ):
+    unit = unit_of(rest, letters=numeric)
+    is_phrase = len(rest) < 10 and all(p == " " or (_is_word(p) and p.strip(UPRIGHT) not in _NO_UNIT) for p in rest)
+    if unit is None and not is_phrase:
         return None
-    base = int(found["base"] or found["base2"] or 0) or (2 if found["binary"] else None)
-    sign = -1 if (found["sign"][:1] not in ("", "+")) != (found["inner"] == "-") else 1
-    below = int(found["below"] or found["below2"] or 0)
-    value, money_unit = sign * value, unit_of([money]) if money else None
+    sign = -1 if (found["sign"] or "+")[0] != "+" and found["inner"] != "-" or found["inner"] == "-" else 1
+    value = sign * size
     written = str(value.numerator) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
     if "." in (found["decimal"] or "") and not found["period"]:  # Math-Verify compares decimals with a tolerance
-        power = (found["exponent"] or found["power"] or "").strip("{}")
-        written = "-" * (sign < 0) + found["decimal"] + (rf"\times 10^{{{power}}}" if power else "")
-    is_reducible = below > value.denominator
-    return Number(written, value, money_unit or unit, bool(found["percent"]), base, is_reducible)
+        written = f"{'-' * (sign < 0)}{found['decimal']}\\times 10^{{{found['power'] or 0}}}"
+    return Number(written, value, unit_of([found["money"]]) or unit, bool(found["percent"]), int(found["base"] or 0),
+                  int(found["below"] or 0) > value.denominator)  # fmt: skip
 
 
 def _size(found: re.Match[str]) -> Fraction | None:
-    digits = found["digits"] or found["digits2"] or found["binary"]
-    if digits:
-        return Fraction(int(digits))
-    below = int(found["below"] or found["below2"] or 0)
-    if found["decimal"] is None and found["power2"] is None:
-        above, whole = int(found["above"] or found["above2"]), int(found["whole"] or found["whole2"] or -1)
-        if below == 0 or (whole >= 0 and not 0 <= above < below):
-            return None
-        return Fraction(above, below) + max(whole, 0)
-    exponents = [int(found[name].strip("{}")) for name in ("exponent", "power", "power2") if found[name]]
-    if any(abs(exponent) > LARGEST_EXPONENT for exponent in exponents):
+    """Return what the digits say, without the sign; None if they say nothing."""
+    if found["base"]:
+        return Fraction(int(found["digits"]))
+    if found["below"]:
+        whole, above, below = (int(found[name] or -1) for name in ("whole", "above", "below"))
+        is_proper = below != 0 and (whole < 0 or 0 <= above < below)
+        return Fraction(above, below) + max(whole, 0) if is_proper else None
+    power, decimal = int(found["power"] or 0), found["decimal"] or "1"
+    if abs(power) > LARGEST_EXPONENT or not (found["power"] or found["decimal"]):
         return None
-    decimal = found["decimal"] or "1"
-    value, places = (
-        Fraction(decimal.rstrip(".") if decimal[0] != "." else "0" + decimal),
-        len(decimal.partition(".")[2]),
-    )
-    period = found["period"] or found["period2"] or found["period3"]
-    if found["dots"]:
-        repeated = _REPEATED.search(decimal.partition(".")[2])
-        if repeated is None:
-            return None
-        period = repeated[1]
-    if period:
-        value += Fraction(int(period), (10 ** len(period) - 1) * 10**places)
-    return value * Fraction(10) ** sum(exponents)
+    value = Fraction(decimal.rstrip("."))
+    if found["period"]:
+        places = len(decimal.partition(".")[2])
+        value += Fraction(int(found["period"]), (10 ** len(found["period"]) - 1) * 10**places)
+    return value * Fraction(10) ** power
 
 
 def _date(parts: list[str]) -> Words | None:
