@@ -32,7 +32,7 @@ _SECOND = re.compile(rf"\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{
 _ENDS = re.compile(r"\s*(?:[.:),;!?\]]|$)")
 _LONE = re.compile(r"\W*([A-Z])\W*", re.IGNORECASE)
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
-_LATEX_SPACE = re.compile(r"\\(?:q?quad|space)(?![a-z])|\\[ ,;:!\\]|~")
+_LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle)(?![a-z])|\\[ ,;:!\\]|~")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _DENIALS = {"not", "no", "never", "or", "nor", "neither", "isn't", "than"}
 
@@ -62,7 +62,7 @@ def words(response: str, label: str) -> str | None:
     text = _plain(response)
     pair = next((pair for pair in _PAIRS if label.lower() in pair), ())
     for said in reversed(_stated(text) or [_Said(last_line(text), False)]):
-        found = _WORD.findall(_LATEX_SPACE.sub(" ", said.text.lower()))
+        found = _WORD.findall(said.text.lower())
         if pair:
             found = [word for word in found[:1] + found[-1:] if word in pair and "not" not in found][:1]
         elif not said.boxed and _WORD.findall(label) == found[-len(label.split()) :]:  # the function is odd
@@ -82,7 +82,7 @@ def _plain(text: str) -> str:
     fonts = 1
     while fonts:  # \textbf{\text{B}}
         text, fonts = FONT.subn(r"\2", text)
-    return _MARKUP.sub("", text)
+    return _MARKUP.sub("", _LATEX_SPACE.sub(" ", text))
 
 
 def _stated(text: str) -> list[_Said]:

@@ -42,7 +42,7 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
-        (r"(?<!\\)(?:\\[!()\[\]](?!\d{3})|\$)|`|\b(?:np|math)\.(?=[a-z])|(?<=\*)\*", ""),
+        (r"(?<!\\)(?:\\!|\$)|`|\b(?:np|math)\.(?=[a-z])|(?<=\*)\*", ""),
         (r"(?:(?<!\\)\\(?:[,:;> ]|q?quad(?![A-Za-z]))|[\s~])+", " "),
         (r"\\([A-Za-z]+|[%$])", lambda found: _SAME.get(found[1], found[0])),
         (r"(?<=\d)\.(?= ?[/*+)}-])", ""),  # 1./3
@@ -84,7 +84,10 @@ def _plain_sign(char: str) -> str:
 
 def tokens(text: str, *, decimal_comma: bool = False) -> list[str]:
     """Return the tokens of a text. With ``decimal_comma``, 3,5 is one number outside of brackets."""
+    if text.isdigit() and text.isascii():  # the most frequent answer
+        return [text]
     text = re.sub(r"\b([apAP])\.\s?([mM])\b\.?", r"\1\2", plain_signs(text))
+    text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)
     in_brackets = any(bracket in text for bracket in ("(", "[", r"\{"))
     if decimal_comma and not in_brackets:
         text = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", text)

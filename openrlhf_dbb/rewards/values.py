@@ -237,7 +237,7 @@ def _number(parts: list[str], text: str, numeric: bool) -> Number | None:
     size = _size(found) if found else None
     if found is None or size is None:
         return None
-    rest = _strip(tokens(text[found.end() :]))
+    rest = _strip(tokens(text[found.end() :])) if found.end() < len(text) else []
     unit = unit_of(rest, letters=numeric)
     is_phrase = len(rest) < 10 and all(p == " " or (_is_word(p) and p.strip(UPRIGHT) not in _NO_UNIT) for p in rest)
     if unit is None and not is_phrase:
