@@ -109,6 +109,13 @@ TABLE = [
     ("Which one?", r"\text{(E)}", "So the answer is E.", True),
     ("When?", "March 14, 2023", "It is on March 14, 2023.", True),
     ("When?", "12:30", "It arrives at 12.30", True),
+    # what docs/rewards.md lists as outside
+    (SUM, SUM_LABEL, "So it is 5.\n" + "Many words follow. " * 400, False),
+    ("How much?", "3.5", "It costs 3,5.", True),
+    ("How much?", "1234", "It costs 1,234.", True),
+    ("How many?", "21", "There are twenty-one.", False),
+    ("Write 10 in binary.", "1010_2", r"\boxed{1010}", True),
+    ("Write 10 in binary.", "1010_2", r"\boxed{10}", False),
     # values in the question
     ("The chance of heads is 1/2. And of tails?", "0.5", r"\boxed{1/2}", True),
     ("Convert 63/5 to a mixed number.", r"12\frac{3}{5}", r"\boxed{12\frac35}", True),
@@ -233,6 +240,6 @@ def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(mo
     assert [label for label in module.unreadable_labels(labels)] == [prose, torn]
     assert module.boxes_needed(["5", r"\sqrt{2}", "x^2+1"]) == []
     [warning] = module.boxes_needed(["5", "MR=SRMC"])
-    assert warning.startswith("1 of 2 labels, such as")
+    assert warning.startswith("1 of 2 labels, such as 'MR=SRMC', are earned only in a box")
     monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))
     assert module.unreadable_labels(map(str, range(10_000))) == {}  # numbers need no Math-Verify
