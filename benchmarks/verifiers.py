@@ -53,7 +53,7 @@ def math_verify(question: str, response: str, label: str) -> float | None:
 GRADERS: dict[str, Grader] = {"ours": ours, "math-verify": math_verify}
 
 
-def verdict(grade: Grader, row: dict[str, Any]) -> float | None | str:
+def verdict(grade: Grader, row: dict[str, Any]) -> float | str | None:
     try:
         return grade(row["question"], row["response"], row["label"])
     except Exception:

@@ -105,8 +105,7 @@ def _found(response: str, right: str | None) -> list[str | None]:
     if not isinstance(number, values.Number):
         return [response, line]
     found = answers.find(line, number)
-    found = found.value if isinstance(found, values.Equation) else found
-    return [found.text if isinstance(found, values.Number) else None]
+    return [values.inner(found).text if found else None]
 
 
 def _names() -> list[str]:

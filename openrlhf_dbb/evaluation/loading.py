@@ -59,7 +59,9 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         if benchmark.verifier != "math_or_text" or not all(labels):
             raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")
         rows = ", ".join(row_id for row_id, _ in bad)
-        notes = [f"{len(bad)} of {len(ids)} labels are compared as text, as no answer can be read like them: rows {rows}"]
+        notes = [
+            f"{len(bad)} of {len(ids)} labels are compared as text, as no answer can be read like them: rows {rows}"
+        ]
     return Loaded(benchmark, ids, texts, labels, notes)
 
 

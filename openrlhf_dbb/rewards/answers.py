@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from openrlhf_dbb.rewards.tokens import FONT, FUNCTIONS, UPRIGHT, plain_signs
 from openrlhf_dbb.rewards.units import unit_of
-from openrlhf_dbb.rewards.values import Equation, Formula, Items, Number, Value, Words, read
+from openrlhf_dbb.rewards.values import Equation, Formula, Items, Number, Value, Words, inner, read
 
 SPECIAL_TOKENS = (
     "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|end|>", "<end_of_turn>",
@@ -39,14 +39,14 @@ _PIECE = re.compile(
     r"\\[A-Za-z]+|\\.|[^\W\d_]+(?:['-][^\W\d_]+)*|\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d|\s+|.", re.DOTALL
 )
 _DENIED_BEFORE = re.compile(
-    r"(?:\bnot|n't|\bnever|\bneither|\bnor|\bthan|\binstead of|\bif|\bunless|\bfalse|\bsuppose|\bcannot|\blonger|\bunlikely)[ :]+"
-    r"(?:(?!but\b|rather\b|yet\b|so\b|then\b)[a-z']+[ ]+){0,3}\Z|"
-    r"(?:\bat (?:least|most)|\bup to|\bover|\bunder|\babove|\bbelow|\bbetween|\bout of|\b(?:step|case|equation|chapter|rule)|[<>]|\\[lg]e|\\ne|!=) *\Z",
+    r"(?:\b(?:not|never|neither|nor|than|instead of|if|unless|false|suppose|cannot|longer|unlikely)|n't)[ :]+"
+    r"(?:(?!but\b|rather\b|yet\b|so\b|then\b)[a-z']+[ ]+){0,3}\Z|(?:\b(?:at least|at most|up to|over|under|above|below|"
+    r"between|out of|step|case|equation|chapter|rule)|[<>]|\\[lg]e|\\ne|!=) *\Z",
     re.IGNORECASE,
 )
 _DENIED_AFTER = re.compile(
-    r"\s*(?:(?:is|are|was|would be|seems|can|could|does)\s*)?(?:not\b|n't|never|wrong|incorrect|false|too\b|impossible)|"
-    r"\s*(?:isn|can|doesn|wasn)'t|\s*cannot|\s*(?:or|and) (?:more|less|fewer|greater|above|below|higher|lower|up)\b|\s*\?",
+    r"\s*(?:(?:(?:is|are|was|would be|seems|can|could|does)\s*)?(?:not\b|n't|never|wrong|incorrect|false|too\b|"
+    r"impossible)|(?:isn|can|doesn|wasn)'t|cannot|(?:or|and) (?:more|less|fewer|greater|above|below|higher|lower|up)\b|\?)",
     re.IGNORECASE,
 )
 _NEARBY = 60  # characters before a value that may deny it
@@ -109,7 +109,7 @@ def read_label(label: str) -> Value | None:
 
 def find(response: str, label: Value) -> Value | None:
     """Return the answer of a response, read like the label; None if there is none."""
-    like = label.value if isinstance(label, Equation) else label
+    like = inner(label)
     box = last_box(response)
     if box is not None:
         value = read(box, like)
@@ -163,8 +163,7 @@ def _numbers(sentence: str, like: Number) -> Iterator[Value]:
         if _DENIED_BEFORE.search(sentence[:start][-_NEARBY:]) or _DENIED_AFTER.match(sentence, end):
             continue
         value = read(sentence[start:end], like)
-        if isinstance(value.value if isinstance(value, Equation) else value, Number):
-            assert value is not None
+        if value is not None and isinstance(inner(value), Number):
             yield value
 
 
@@ -186,7 +185,7 @@ def _formulas(sentence: str) -> Iterator[tuple[int, int]]:
                 and (text not in "aAI" or after in set("=+-*/^(<>") or before in set("=+-*/^("))
             )
             joins = text in _JOINS and after != "" and (after.isdigit() or after in "-\\$")
-            is_unit = text in ("square", "cubic", "percent") or unit_of([UPRIGHT + text]) is not None and text != "in"
+            is_unit = text in ("square", "cubic", "percent") or (unit_of([UPRIGHT + text]) is not None and text != "in")
             is_sign = text.lower() in ("minus", "negative") and after.isdigit()
             is_part = lone or text in FUNCTIONS or is_sign or (start >= 0 and (joins or is_unit))
             if not is_part and start >= 0 and place == end and text.isascii():  # 5th
@@ -195,10 +194,7 @@ def _formulas(sentence: str) -> Iterator[tuple[int, int]]:
             is_part = (
                 depth > 0
                 or (text == "." and after == "/")
-                or text in ",:"
-                and start >= 0
-                and after != ""
-                and (after.isdigit() or after in "-\\$(")
+                or (text in ",:" and start >= 0 and after != "" and (after.isdigit() or after in "-\\$("))
             )
         if is_part:
             start, end = place if start < 0 else start, piece.end()
@@ -223,9 +219,9 @@ def _at_the_end(sentence: str, like: Value) -> Value | None:
 
 def _is_like(value: Value, like: Value) -> bool:
     """Return whether a value in running text may be the answer for a label: words have to be the label's."""
-    inner = value.value if isinstance(value, Equation) else value
+    value = inner(value)
     if isinstance(like, Words):
-        return isinstance(inner, Words) and (inner.words == like.words or not inner.words[0].isalpha())
+        return isinstance(value, Words) and (value.words == like.words or not value.words[0].isalpha())
     if isinstance(like, Formula):
-        return not isinstance(inner, Words) and not inner.text.isalpha()
-    return isinstance(inner, (type(like), Items))
+        return not isinstance(value, Words) and not value.text.isalpha()
+    return isinstance(value, (type(like), Items))

@@ -11,14 +11,14 @@ from typing import Any
 
 UPRIGHT = "\x01"
 FUNCTIONS = {"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"}
-_SIGNS = dict(zip(
-    "\u2212\u2013\u00f7\u2044\u2026\u3002\u3001\u2019\u00a0",
-    ["-", "-", "/", "/", "...", ".", ",", "'", " "], strict=True,
-)) | dict(zip(
-    "\u00d7\u00b7\u22c5\u03c0\u221e\u00b1\u2264\u2265\u2260\u2248\u222a\u2208\u221a\u2205\u03b8",
-    [rf"\{name} " for name in "times cdot cdot pi infty pm le ge ne approx cup in sqrt emptyset theta".split()],
-    strict=True,
-)) | {"\u00b0": r"^\circ "}  # fmt: skip
+_SIGNS = {"\u2212": "-", "\u2013": "-", "\u00f7": "/", "\u2044": "/", "\u2026": "...", "\u3002": ".", "\u3001": ",",
+          "\u2019": "'", "\u00a0": " ", "\u00b0": r"^\circ "} | {
+    sign: rf"\{name} " for sign, name in {
+        "\u00d7": "times", "\u00b7": "cdot", "\u22c5": "cdot", "\u03c0": "pi", "\u221e": "infty", "\u00b1": "pm",
+        "\u2264": "le", "\u2265": "ge", "\u2260": "ne", "\u2248": "approx", "\u222a": "cup", "\u2208": "in",
+        "\u221a": "sqrt", "\u2205": "emptyset", "\u03b8": "theta",
+    }.items()
+}  # fmt: skip
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _LOWERED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
 
@@ -61,6 +61,7 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"(\d\.\d*?)(\d+?)\2+\.\.\.+", r"\1(\2)"),
         (r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?!\w|[{^]|\.\d)", r"\1\\times 10^{\2}"),
         (rf"(?<=[\d)]) ?(?:\\times|\\cdot|\*|{UPRIGHT}?x) ?10 ?\^ ?(?:(-?\d)|\{{([+-]?\d+)\}})", r"\\times 10^{\1\2}"),
+        (r"(?<=[\d)]) x (?=[\d(])", r"\\times "),
         (r"\b0b([01]+)", r"\1_{2}"),
         (r"\((\d+)\)_", r"\1_"),
     )

@@ -7,8 +7,9 @@ from fractions import Fraction
 
 from openrlhf_dbb.rewards.tokens import UPRIGHT
 
-_TABLE = """m: 1 m meter metre, 0.01 cm centimeter centimetre, 0.001 mm millimeter millimetre, 1000 km kilometer kilometre
-m: 1e-9 nm nanometer, 0.0254 in inch inche, 0.3048 ft foot feet, 0.9144 yd yard, 1609.344 mi mile
+# base: factor and spellings of a unit, and so on for others with this base
+_TABLE = """m: 1 m meter metre, 0.01 cm centimeter centimetre, 0.001 mm millimeter millimetre, 1e-9 nm nanometer
+m: 1000 km kilometer kilometre, 0.0254 in inch inche, 0.3048 ft foot feet, 0.9144 yd yard, 1609.344 mi mile
 s: 1 s sec second, 0.001 ms millisecond, 60 min minute, 3600 h hr hour, 86400 day, 604800 week
 month: 1 month, 12 year yr
 g: 1 g gram, 1000 kg kilogram, 0.001 mg milligram
@@ -18,18 +19,13 @@ dollar: 1 dollar $ USD, 0.01 cent
 J: 1 J joule, 1000 kJ kilojoule
 W: 1 W watt, 1000 kW kilowatt, 1e6 MW megawatt
 Hz: 1 Hz hertz, 1000 kHz kilohertz, 1e6 MHz
-eV: 1 eV, 1000 keV, 1e6 MeV
-\u20ac: 1 \u20ac euro EUR
-\u00a3: 1 \u00a3 GBP
-\u00a5: 1 \u00a5 yen
-""" + "\n".join(
-    f"{names.split()[0]}: 1 {names}"
-    for names in "degree deg|rad radian|N newton|V volt|A ampere|Pa pascal|K kelvin|mol mole|erg|Celsius|Fahrenheit"
-    .split("|")
-)  # fmt: skip
-_UNITS = {
+eV: 1 eV, 1000 keV, 1e6 MeV"""
+_OTHERS = "degree deg,rad radian,N newton,V volt,A ampere,Pa pascal,K kelvin,mol mole,erg,Celsius,Fahrenheit,"
+_OTHERS += "\u20ac euro EUR,\u00a3 GBP,\u00a5 yen"
+_UNITS = {name: (names.split()[0], Fraction(1)) for names in _OTHERS.split(",") for name in names.split()}
+_UNITS |= {
     name: (base, Fraction(factor))
-    for base, _, units in (line.partition(": ") for line in _TABLE.strip().splitlines())
+    for base, _, units in (line.partition(": ") for line in _TABLE.splitlines())
     for factor, *names in (unit.split() for unit in units.split(", "))
     for name in names
 }

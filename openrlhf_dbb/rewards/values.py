@@ -7,7 +7,7 @@ letter or word is a ``Formula``, which Math-Verify compares.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate
@@ -21,16 +21,19 @@ MOST_ITEMS, LARGEST_EXPONENT = 50, 1000
 Ask = Callable[[str, str], bool | None]
 """Says of two formulas whether they are equal; None if it cannot tell."""
 
-_MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _EQUALS, _ORDERS = {"=", r"\approx"}, {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
 _RELATIONS = _EQUALS | set(_ORDERS) | {r"\ne", r"\in"}
 _OPEN, _CLOSE = {"(", "[", "{", r"\{"}, {")", "]", "}", r"\}"}
-_NO_UNIT = set("is are was were not or and than if to from at but mod plus minus times over by no".split())
-_SHORT_WORDS = set("is it we to of in at so be by an as or if on he do no up".split())
+_NO_UNIT = {"is", "are", "was", "were", "not", "or", "and", "than", "if", "to", "from", "at", "but", "mod", "plus",
+            "minus", "times", "over", "by", "no"}  # fmt: skip
+_SHORT_WORDS = {"is", "it", "we", "to", "of", "in", "at", "so", "be", "by", "an", "as", "or", "if", "on", "he", "do",
+                "no", "up"}  # fmt: skip
 _NUMBER = re.compile(
     r"""(?P<sign>[-+]|(?:\\text\{)?(?:minus|negative)\}?\ )?(?P<money>[$\u20ac\u00a3\u00a5]?)(?P<inner>[-+]?)
     (?:(?P<digits>\d+)_\{?(?P<base>\d+)\}?|(?P<whole>\d+)?\ ?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}
-    |(?P<decimal>(?!10\ ?\^\{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?(?:\((?P<period>\d+)\))?(?:(?:\\times\ )?10\ ?\^\{?(?P<power>[-+]?\d+)\}?)?)
+    |(?P<decimal>(?!10\ ?\^\{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?(?:\((?P<period>\d+)\))?
+     (?:(?:\\times\ )?10\ ?\^\{?(?P<power>[-+]?\d+)\}?)?)
     \ ?(?P<percent>%|(?:\\text\{)?percent\}?)?""",
     re.VERBOSE,
 )
@@ -44,9 +47,7 @@ _TIME = re.compile(r"(\d{1,2})(?::(\d{2}))? ?(?:\\text\{)?([ap]m|)\}?", re.IGNOR
 
 @dataclass(frozen=True)
 class Value:
-    """What was read. ``text`` is its LaTeX."""
-
-    text: str = field(compare=False)
+    text: str = field(compare=False)  # as LaTeX
 
 
 @dataclass(frozen=True)
@@ -60,26 +61,20 @@ class Number(Value):
 
 @dataclass(frozen=True)
 class Items(Value):
-    """A list ``,``, a set ``{}``, a union ``u``, a ratio ``:``, or items between two of ``( ) [ ]``."""
-
-    kind: str
+    kind: str  # a list ``,``, a set ``{}``, a union ``u``, a ratio ``:``, or the brackets around the items
     items: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
 class Equation(Value):
-    """``name = value``, or a name and the interval where it lies."""
-
     name: str
-    value: Value
+    value: Value  # or the interval where the name lies
 
 
 @dataclass(frozen=True)
 class Words(Value):
-    """Words or a capital letter, in lower case, an infinity, a time or a date; ``half`` is am, pm or empty."""
-
-    words: tuple[str, ...]
-    half: str = ""
+    words: tuple[str, ...]  # in lower case; or one letter, an infinity, a time or a date
+    half: str = ""  # of the day: am, pm or unknown
 
 
 @dataclass(frozen=True)
@@ -103,37 +98,40 @@ def read(text: str, like: Value | None = None) -> Value | None:
 def _list(parts: list[str], numeric: bool) -> Value | None:
     """Read pieces between commas and words; ``numeric`` allows letters as units."""
     parts = _strip(parts)
-    date = _date(parts)
-    if date is not None:
-        return date
     pieces = _split(parts, {",", ";", "and", "or", UPRIGHT + "and", UPRIGHT + "or"})[0]
     pieces = [piece for piece in map(_strip, pieces) if piece]
-    if len(pieces) < 2:
-        return _relation(pieces[0], numeric) if pieces else None
-    values = [_relation(piece, False) for piece in pieces[: MOST_ITEMS + 1]]
-    if not all(values) or len(values) > MOST_ITEMS:
+    date = _date(parts)
+    if len(pieces) < 2 or date is not None:
+        return date or _relation(parts, numeric)
+    values, text = _each(pieces, _relation), latex(parts)
+    if not values:
         return None
-    text, known = latex(parts), [value for value in values if value is not None]
-    if all(isinstance(value, Words) for value in known):
-        return Words(text, tuple(word for value in known if isinstance(value, Words) for word in value.words))
-    names = [value.name if isinstance(value, Equation) else "" for value in known]
-    items = [value.value if isinstance(value, Equation) else value for value in known]
+    if all(isinstance(value, Words) for value in values):
+        return Words(text, tuple(word for value in values if isinstance(value, Words) for word in value.words))
+    names = [value.name if isinstance(value, Equation) else "" for value in values]
+    items = tuple(map(inner, values))
     if all(names) and len(set(names)) == len(names):  # x=3, y=-2
         return Items(text, "()", tuple(item for _, item in sorted(zip(names, items, strict=True), key=lambda p: p[0])))
-    both = Items(text, ",", tuple(items))
     if names[0] and not any(names[1:]):  # n = 1, 2, 3
-        return Equation(text, names[0], both)
-    return _sum(items) or (both if len(set(names)) == 1 else Formula(text, is_relation=True))
+        return Equation(text, names[0], Items(text, ",", items))
+    return _sum(*items) or (Items(text, ",", items) if len(set(names)) == 1 else Formula(text, is_relation=True))
 
 
-def _sum(items: list[Value]) -> Value | None:
+def _sum(large: Value, *rest: Value) -> Value | None:
     """Return 18 dollars and 50 cents as one number of dollars."""
-    large, small = items[0], items[-1]
-    if len(items) != 2 or not isinstance(large, Number) or not isinstance(small, Number):
-        return None
-    if not large.unit or not small.unit or large.unit[0] != small.unit[0] or large.unit[1] <= small.unit[1]:
-        return None
-    return replace(large, value=large.value + small.value * small.unit[1] / large.unit[1])
+    small = rest[0] if len(rest) == 1 else None
+    if isinstance(large, Number) and isinstance(small, Number) and large.unit and small.unit:
+        share = small.unit[1] / large.unit[1]
+        if large.unit[0] == small.unit[0] and share < 1:
+            return replace(large, value=large.value + small.value * share)
+    return None
+
+
+def _each(pieces: list[list[str]], read_one: Callable[[list[str], bool], Value | None]) -> list[Value]:
+    """Return the values of all pieces; none if one cannot be read, or if there are too many."""
+    values = [read_one(piece, False) for piece in pieces] if len(pieces) <= MOST_ITEMS else []
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []
 
 
 def _relation(parts: list[str], numeric: bool) -> Value | None:
@@ -165,13 +163,14 @@ def _interval(text: str, members: list[list[str]], signs: list[str], names: list
         members, names, signs = members[::-1], names[::-1], [_ORDERS.get(sign, "") for sign in signs[::-1]]
     if not set(signs) <= {"<", r"\le"} or names not in ([True, False], [False, True], [False, True, False]):
         return None
-    place = names.index(True)
-    low = _single(members[0], False) if place else Words("", (r"-\infty",))
-    high = _single(members[-1], False) if place + 1 < len(members) else Words("", (r"\infty",))
-    kind = ("[" if place and signs[0] == r"\le" else "(") + (
-        "]" if place + 1 < len(members) and signs[-1] == r"\le" else ")"
-    )
-    return Equation(text, latex(members[place]), Items(text, kind, (low, high))) if low and high else None
+    name = names.index(True)
+    low, high = name > 0, name + 1 < len(names)
+    ends = _each([*members[:name], *members[name + 1 :]], _single)
+    if not ends:
+        return None
+    ends = [Words("", (r"-\infty",))] * (not low) + ends + [Words("", (r"\infty",))] * (not high)
+    kind = ("[" if low and signs[0] == r"\le" else "(") + ("]" if high and signs[-1] == r"\le" else ")")
+    return Equation(text, latex(members[name]), Items(text, kind, tuple(ends)))
 
 
 def _single(parts: list[str], numeric: bool) -> Value | None:
@@ -224,9 +223,8 @@ def _bracketed(parts: list[str], text: str) -> Value | None:
 
 
 def _items(text: str, kind: str, pieces: list[list[str]]) -> Value | None:
-    values = [_single(piece, False) for piece in pieces[: MOST_ITEMS + 1]]
-    known = tuple(value for value in values if value is not None)
-    return Items(text, kind, known) if len(known) == len(values) <= MOST_ITEMS else None
+    values = _each(pieces, _single)
+    return Items(text, kind, tuple(values)) if values else None
 
 
 def _number(parts: list[str], text: str, numeric: bool) -> Number | None:
@@ -242,7 +240,7 @@ def _number(parts: list[str], text: str, numeric: bool) -> Number | None:
     is_phrase = len(rest) < 10 and all(p == " " or (_is_word(p) and p.strip(UPRIGHT) not in _NO_UNIT) for p in rest)
     if unit is None and not is_phrase:
         return None
-    sign = -1 if (found["sign"] or "+")[0] != "+" and found["inner"] != "-" or found["inner"] == "-" else 1
+    sign = -1 if ((found["sign"] or "+")[0] != "+" and found["inner"] != "-") or found["inner"] == "-" else 1
     value = sign * size
     written = str(value.numerator) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
     if "." in (found["decimal"] or "") and not found["period"]:  # Math-Verify compares decimals with a tolerance
@@ -288,8 +286,8 @@ def _is_word(part: str) -> bool:
 
 def _is_prose(parts: list[str]) -> bool:
     """Return whether words in no font stand apart: ``def`` in a fraction is a product."""
-    return any(_is_word(word) and word[0] != UPRIGHT and " " in around
-               for word, *around in zip(parts, [" ", *parts], [*parts[1:], " "]))  # fmt: skip
+    around = zip([" ", *parts[:-1]], parts, [*parts[1:], " "], strict=True)
+    return any(_is_word(word) and word[0] != UPRIGHT and " " in (before, after) for before, word, after in around)
 
 
 def _depths(parts: list[str]) -> list[int]:
@@ -325,16 +323,20 @@ def _split(parts: list[str], at: Collection[str]) -> tuple[list[list[str]], list
     return pieces, between
 
 
+def inner(value: Value) -> Value:
+    """Return the value of an equation, or of a set of one; any other value as it is."""
+    if isinstance(value, Items) and len(value.items) == 1:
+        return value.items[0]
+    return value.value if isinstance(value, Equation) else value
+
+
 def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
     """Return whether an answer has the label's value; None if ``ask`` cannot tell."""
-    if isinstance(label, Equation) and isinstance(answer, Equation):
-        if label.name != answer.name and len(label.name) == len(answer.name) == 1:
-            return False
-        return equal(label.value, answer.value, ask)
-    for equation, other in ((label, answer), (answer, label)):
-        if isinstance(equation, Equation) and not (isinstance(other, Formula) and other.is_relation):
-            return equal(equation.value, other, ask) if equation is label else equal(other, equation.value, ask)
-    label, answer = _alone(label), _alone(answer)
+    names = [value.name for value in (label, answer) if isinstance(value, Equation)]
+    if len(set(names)) == 2 and list(map(len, names)) == [1, 1]:  # x=5 and y=5
+        return False
+    if not any(isinstance(value, Formula) and value.is_relation for value in (label, answer)):
+        label, answer = inner(label), inner(answer)
     if isinstance(label, Number):
         return isinstance(answer, Number) and _same_number(label, answer)
     if isinstance(label, Items) and isinstance(answer, Items):
@@ -344,9 +346,9 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
     if label.text == answer.text:
         return True
     kinds = {type(label), type(answer)}
-    if Words in kinds or kinds == {Number, Items}:
+    if Words in kinds or kinds == {Number, Items} or _is_relation(label) != _is_relation(answer):
         return False
-    return ask(label.text, answer.text) if _is_relation(label) == _is_relation(answer) else False
+    return ask(label.text, answer.text)
 
 
 def _is_relation(value: Value) -> bool:
@@ -355,15 +357,10 @@ def _is_relation(value: Value) -> bool:
     return isinstance(value, Equation) or (isinstance(value, Formula) and value.is_relation)
 
 
-def _alone(value: Value) -> Value:
-    return value.items[0] if isinstance(value, Items) and len(value.items) == 1 else value
-
-
 def _same_number(label: Number, answer: Number) -> bool:
     right, given = label.value, answer.value
-    if (answer.is_reducible and not label.is_reducible and right.denominator == 1) or (
-        label.base and answer.base and label.base != answer.base
-    ):
+    is_calculation = answer.is_reducible and not label.is_reducible and right.denominator == 1
+    if is_calculation or (label.base and answer.base and label.base != answer.base):
         return False
     if label.unit and answer.unit:
         if label.unit[0] != answer.unit[0]:
@@ -372,22 +369,20 @@ def _same_number(label: Number, answer: Number) -> bool:
     values = [given]
     if label.is_percent != answer.is_percent:  # 28 % is 28, and 0.28
         values.append(given / 100 if answer.is_percent else given * 100)
-    if right.denominator == 1:
-        return right in values
-    return any(abs(right - value) <= TOLERANCE * abs(right) for value in values)
+    tolerance = 0 if right.denominator == 1 else TOLERANCE * abs(right)
+    return any(abs(right - value) <= tolerance for value in values)
 
 
 def _same_items(label: Items, answer: Items, ask: Ask) -> bool | None:
     kinds = {label.kind, answer.kind}
-    if len(label.items) != len(answer.items):
+    is_unordered = kinds <= {",", "{}", "u"}
+    if len(label.items) != len(answer.items) or (
+        len(kinds) == 2 and not is_unordered and not ("," in kinds and kinds <= {",", "()", "[]"})
+    ):
         return False
-    if len(kinds) == 2 and not (kinds <= {",", "{}", "u"} or ("," in kinds and kinds <= {",", "()", "[]"})):
-        return False
-    if not kinds <= {",", "{}", "u"}:
-        return _all(equal(*pair, ask) for pair in zip(label.items, answer.items, strict=True))
     rest = list(answer.items)
     for wanted in label.items:
-        for given in rest:
+        for given in rest if is_unordered else rest[:1]:
             verdict = equal(wanted, given, ask)
             if verdict is None:
                 return None
@@ -399,14 +394,9 @@ def _same_items(label: Items, answer: Items, ask: Ask) -> bool | None:
     return True
 
 
-def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    return next((verdict for verdict in verdicts if not verdict), True)
-
-
 def canonical(value: Value) -> str:
     """Return a text in which equal answers vote together; units and names do not count."""
-    if isinstance(value, Equation):
-        return canonical(value.value)
+    value = inner(value)
     if isinstance(value, Number):
         return str(value.value) + "%" * value.is_percent
     if isinstance(value, Items):
@@ -422,8 +412,7 @@ def spelled(text: str) -> str:
 
 def formulas(value: Value) -> list[str]:
     """Return the formulas in a value that only Math-Verify can compare."""
-    if isinstance(value, Equation):
-        return formulas(value.value)
+    value = inner(value)
     if isinstance(value, Items):
         return [formula for item in value.items for formula in formulas(item)]
     return [value.text] if isinstance(value, Formula) else []
@@ -431,12 +420,10 @@ def formulas(value: Value) -> list[str]:
 
 def is_copied(answer: Value, label: Value, question: str) -> bool:
     """Return whether an answer is a calculation from the question, in one spelling, and not the label itself."""
-    if isinstance(answer, Equation):
-        return is_copied(answer.value, label, question)
+    answer = inner(answer)
     if isinstance(answer, Number):
-        fractions = re.findall(r"\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+)", question)
-        values = [Fraction(int(a or c), int(b or d)) for a, b, c, d in fractions if int(b or d)]
-        return answer.is_reducible and abs(answer.value) in values
-    text, own = spelled(answer.text), label.value if isinstance(label, Equation) else label
+        fractions = re.findall(r"\\frac\{(\d+)\}\{(\d+)\}", question)
+        return answer.is_reducible and abs(answer.value) in [Fraction(int(a), int(b)) for a, b in fractions if int(b)]
+    text = spelled(answer.text)
     is_calculation = isinstance(answer, Formula) and re.search(r"[-+*/^\\]", text.lstrip("+-")) is not None
-    return is_calculation and text in question and text not in (spelled(own.text), spelled(label.text))
+    return is_calculation and text in question and text not in (spelled(inner(label).text), spelled(label.text))
