@@ -187,6 +187,10 @@ def test_label_that_cannot_be_read_is_an_error_that_names_it(reward):
         (r"\boxed{2+\sqrt{-1}}", "2+i", True),
         (r"\boxed{x^2+1=0}", "x^2+1", False),
         (r"\boxed{2x=10}", "x=10", False),
+        (r"\boxed{5y=2x+7}", "2x-5y+7=0", True),
+        (r"\boxed{2m\frac{dv}{dt}+bv=f}", r"m\frac{dv}{dt}+bv=f", False),
+        (r"\boxed{\frac{100!}{2^{50}}+1}", r"\frac{100!}{2^{50}}", False),
+        (r"\boxed{\sqrt{\frac15, \frac13}}", r"\frac{1}{5}, \frac{1}{3}", False),
     ],
 )
 def test_formulas_are_compared_by_math_verify_with_a_relative_tolerance(reward, response, label, right):

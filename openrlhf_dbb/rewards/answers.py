@@ -46,7 +46,8 @@ _DENIED_BEFORE = re.compile(
 )
 _DENIED_AFTER = re.compile(
     r"\s*(?:(?:(?:is|are|was|would be|seems|can|could|does)\s*)?(?:not\b|n't|never|wrong|incorrect|false|too\b|"
-    r"impossible)|(?:isn|can|doesn|wasn)'t|cannot|(?:or|and) (?:more|less|fewer|greater|above|below|higher|lower|up)\b|\?)",
+    r"impossible)|(?:isn|can|doesn|wasn)'t|cannot|"
+    r"(?:or|and) (?:more|less|fewer|greater|above|below|higher|lower|up)\b|\?)",
     re.IGNORECASE,
 )
 _NEARBY = 60  # characters before a value that may deny it

@@ -63,10 +63,9 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
 
 def _ask(label: str, answer: str) -> bool | None:
     """Return Math-Verify's verdict. Where it fails on the answer and not on the label, the answer is wrong."""
-    boxed = [f"\\boxed{{{text}}}" for text in (answer, label)]
     try:
-        verdict = _pool.verify(*boxed)
-        return False if verdict is None and _pool.verify(boxed[1], boxed[1]) else verdict
+        verdict = _pool.verify(answer, label)
+        return False if verdict is None and _pool.verify(label, label) else verdict
     except (ValueError, RuntimeError):
         return None
 
@@ -89,7 +88,7 @@ def _fault(label: str) -> str | None:
     if right is None:
         return "it is not one number, formula, list, letter or phrase"
     for formula in values.formulas(right):
-        reply = _pool.ask({"label": f"\\boxed{{{formula}}}", "answer": f"\\boxed{{{formula}}}"})
+        reply = _pool.ask({"label": formula, "answer": formula})
         if not reply.get("correct"):
             return f"Math-Verify: {reply.get('bad_label') or reply.get('unverified') or 'it does not equal itself'}"
     return None if judge(f"\\boxed{{{label}}}", label)[0] == 1.0 else "its own text in a box does not earn it"

@@ -30,7 +30,7 @@ _NO_UNIT = {"is", "are", "was", "were", "not", "or", "and", "than", "if", "to", 
 _SHORT_WORDS = {"is", "it", "we", "to", "of", "in", "at", "so", "be", "by", "an", "as", "or", "if", "on", "he", "do",
                 "no", "up"}  # fmt: skip
 _NUMBER = re.compile(
-    r"""(?P<sign>[-+]|(?:\\text\{)?(?:minus|negative)\}?\ )?(?P<money>[$\u20ac\u00a3\u00a5]?)(?P<inner>[-+]?)
+    r"""(?P<sign>[-+]|(?:\\text\{)?(?:minus|negative)\}?\ )?(?:(?P<money>[$\u20ac\u00a3\u00a5])(?P<inner>-)?)?
     (?:(?P<digits>\d+)_\{?(?P<base>\d+)\}?|(?P<whole>\d+)?\ ?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}
     |(?P<decimal>(?!10\ ?\^\{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?(?:\((?P<period>\d+)\))?
      (?:(?:\\times\ )?10\ ?\^\{?(?P<power>[-+]?\d+)\}?)?)
@@ -240,13 +240,15 @@ def _number(parts: list[str], text: str, numeric: bool) -> Number | None:
     is_phrase = len(rest) < 10 and all(p == " " or (_is_word(p) and p.strip(UPRIGHT) not in _NO_UNIT) for p in rest)
     if unit is None and not is_phrase:
         return None
-    sign = -1 if ((found["sign"] or "+")[0] != "+" and found["inner"] != "-") or found["inner"] == "-" else 1
+    sign = 1 if (found["sign"] or "+")[0] == "+" and not found["inner"] else -1
     value = sign * size
-    written = str(value.numerator) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    above, below = value.as_integer_ratio()
+    written = str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
     if "." in (found["decimal"] or "") and not found["period"]:  # Math-Verify compares decimals with a tolerance
         written = f"{'-' * (sign < 0)}{found['decimal']}\\times 10^{{{found['power'] or 0}}}"
-    return Number(written, value, unit_of([found["money"]]) or unit, bool(found["percent"]), int(found["base"] or 0),
-                  int(found["below"] or 0) > value.denominator)  # fmt: skip
+    unit = unit_of([found["money"] or ""]) or unit
+    is_reducible = int(found["below"] or 0) > below
+    return Number(written, value, unit, bool(found["percent"]), int(found["base"] or 0), is_reducible)
 
 
 def _size(found: re.Match[str]) -> Fraction | None:
@@ -346,7 +348,10 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
     if label.text == answer.text:
         return True
     kinds = {type(label), type(answer)}
-    if Words in kinds or kinds == {Number, Items} or _is_relation(label) != _is_relation(answer):
+    is_vector = kinds == {Items, Formula} and r"\begin" in label.text + answer.text
+    if Words in kinds or (Items in kinds and not (is_vector or (_is_relation(label) and _is_relation(answer)))):
+        return False
+    if not is_vector and _is_relation(label) != _is_relation(answer):
         return False
     return ask(label.text, answer.text)
 
