@@ -35,8 +35,6 @@ BOMBS = (r"\boxed{9^{9^{9^9}}}", r"\boxed{" * 20_000 + "5" + "}" * 20_000, r"\bo
 PLAIN = [(f"12 + {n} = {12 + n}, so the answer is {12 + n}.", str(12 + n)) for n in range(1000)]
 PLAIN += [(rf"\boxed{{\frac{{{n}}}{{7}}}}", f"{n}/7") for n in range(1, 1000, 2) if n % 7]
 
-Grader = Callable[[str, str, str], float | None]
-
 
 def ours(question: str, response: str, label: str) -> float | None:
     return math_answer.reward_func([question + response], [question], [label])["rewards"][0]
@@ -50,10 +48,10 @@ def math_verify(question: str, response: str, label: str) -> float | None:
                         parse(response, parsing_timeout=None), timeout_seconds=None))  # fmt: skip
 
 
-GRADERS: dict[str, Grader] = {"ours": ours, "math-verify": math_verify}
+GRADERS: dict[str, Callable[[str, str, str], float | None]] = {"ours": ours, "math-verify": math_verify}
 
 
-def verdict(grade: Grader, row: dict[str, Any]) -> float | str | None:
+def verdict(grade: Callable[[str, str, str], float | None], row: dict[str, Any]) -> float | str | None:
     try:
         return grade(row["question"], row["response"], row["label"])
     except Exception:
