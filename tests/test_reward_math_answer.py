@@ -43,6 +43,7 @@ WRONG = (
     "more than 5", "If it were 5, then", "x > 5", "It cannot be 5.", "The answer is 6, not 5.", "5th", "", "3\n2",
     "I do not think that the answer is 5.", SUM, r"\boxed{???}", r"\boxed{" + "1" * 10_000 + "}", "--5",
     r"\boxed{1/" + "3" * 4301 + "}", r"\boxed{" * 20_000 + "5" + "}" * 20_000, r"\boxed{" * 5_000, "$ " * 20_000,
+    r"\boxed{" + "(" * 1990 + "5" + ")" * 1990 + "}",
     "So it is 5.\n" + LONG,  # the window: docs/rewards.md
 )  # fmt: skip
 RIGHT = (
@@ -57,14 +58,12 @@ TABLE = [
     *[(SUM, SUM_LABEL, response, False) for response in WRONG],
     *[(SUM, SUM_LABEL, response, True) for response in RIGHT],
     ("Compute.", "12", "1\n2", False),
-    ("Compute.", r"\{1,2\}", r"\boxed{1} \boxed{2}", False),
     ("What is 2+1? (answer: 3)", "3", "What is 2+1? (answer: 3)", False),
     # labels that are no numbers, in plain words
     ("Where is it?", "(3,-2)", "The point is (3, -2).", True),
     ("Expand it.", "x^2+2x+1", "So the result is (x+1)\u00b2.", True),
     ("How large is it?", r"36\pi", "The area is 36\u03c0 square centimetres.", True),
     ("Even or odd?", r"\text{odd}", "The function is not odd.", False),
-    ("Is it so?", r"\text{Yes}", "Yes, it is.", True),
     ("Which one?", r"\text{(E)}", "So the answer is E.", True),
     ("When?", "March 14, 2023", "It is on March 14, 2023.", True),
     # what else docs/rewards.md lists as outside
@@ -127,6 +126,8 @@ def test_a_response_that_never_ends_is_wrong_and_a_verifier_that_is_broken_is_mi
     monkeypatch.setattr("sys.executable", "/bin/false")
     assert reward(r"\boxed{\sqrt{3}}", r"\sqrt{2}") is None
     assert reward(r"\boxed{5}", "5") == 1.0
+    monkeypatch.setattr(module.answers, "find", None)  # a fault of this package
+    assert reward(r"\boxed{5}", "5") is None
 
 
 def test_batch_keeps_its_order_and_lengths_must_agree(module):

@@ -7,6 +7,7 @@ Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``)
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from openrlhf_dbb.rewards import answers, choices, values
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
+_logger = logging.getLogger(__name__)
 _pool = VerifierPool()
 _read_label = functools.lru_cache(maxsize=4096)(answers.read_label)
 _spelled = functools.lru_cache(maxsize=1024)(values.spelled)
@@ -49,6 +51,14 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
         raise ValueError(f"the verifier cannot read the label {label!r}; fix or drop this row of the data set")
     if question.strip():
         response = response.removeprefix(question.strip())
+    try:
+        return _verdict(response, right, question)
+    except Exception:  # a fault of this package must not end a training
+        _logger.exception("not verified: %r, label %r", response[-200:], label)
+        return None, None
+
+
+def _verdict(response: str, right: values.Value, question: str) -> tuple[float | None, values.Value | None]:
     if isinstance(right, values.Words) and right.words[0].isalpha() and right.words[0] != "date":
         label = " ".join(right.words)
         said = choices.letter(response, choices.ALPHABET) if len(label) == 1 else choices.words(response, label)

@@ -92,7 +92,10 @@ def read(text: str, like: Value | None = None) -> Value | None:
         return None
     if isinstance(like, Words) and _TIME.fullmatch(like.words[0]):
         text = re.sub(r"(?<=\d)\.(?=\d\d(?!\d))", ":", text)
-    return _list(tokens(text, decimal_comma=isinstance(like, Number)), isinstance(like, Number))
+    try:
+        return _list(tokens(text, decimal_comma=isinstance(like, Number)), isinstance(like, Number))
+    except RecursionError:  # a thousand brackets
+        return None
 
 
 def _list(parts: list[str], numeric: bool) -> Value | None:
