@@ -61,7 +61,7 @@ def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
         except RuntimeError as error:
             raise UsageError(f"the labels cannot be checked: {error}") from error
         bad = {
-            f"row {number}": f"Math-Verify cannot read the label {label[:60]!r} ({unreadable[label]})"
+            f"row {number}": f"no answer can earn the label {label[:60]!r} ({unreadable[label]})"
             for number, label in enumerate(labels, 1)
             if label in unreadable
         }

@@ -21,7 +21,7 @@ import sys
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError, did_you_mean
-from openrlhf_dbb.rewards import answers, verifier_pool
+from openrlhf_dbb.rewards import answers, values, verifier_pool
 
 PREFIX = "reasoning_gym:"
 INSTRUCTION = "Give only the answer."
@@ -98,8 +98,11 @@ def _found(response: str, right: str | None) -> list[str | None]:
     tagged, line = _TAGGED.findall(response), response.rpartition("\n")[2]
     if tagged:
         return [tagged[-1].strip()]
-    is_number = right is not None and answers.number(right) is not None
-    return [answers.final_answer(line, str(right))] if is_number else [response, line]
+    number = values.read(str(right))
+    if not isinstance(number, values.Number):
+        return [response, line]
+    found = answers.find(line, number)
+    return [values.inner(found).text if found else None]
 
 
 def _names() -> list[str]:

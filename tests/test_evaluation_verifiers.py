@@ -6,13 +6,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("math_verify")
 
-from openrlhf_dbb.evaluation.verifiers import VERIFIERS, normal_label
-from openrlhf_dbb.evaluation.verifiers.statements import Verdict
+from openrlhf_dbb.evaluation.verifiers import VERIFIERS, Verdict
 from openrlhf_dbb.rewards import math_answer
-from openrlhf_dbb.rewards.answers import normal
-from openrlhf_dbb.rewards.verifier_pool import VerifierPool
-
-NEVER_FINISHES = r"\boxed{9^{9^{9^{9}}}}"
+from openrlhf_dbb.rewards.values import canonical, read
 
 
 @pytest.mark.parametrize(
@@ -96,9 +92,8 @@ def test_exact_rules_follow_the_labels_form(label, right, wrong):
     ("response", "label", "verdict"),
     [
         (r"\boxed{\dfrac{1}{2}}", "1/2", (1.0, "1/2")),
-        (r"\boxed{4.5\times10^{33}\ \text{erg/s}}", r"4.5 \times 10^{33}", (1.0, r"4.5\times10^{33}")),
-        ("\\boxed{336\u00b0}", r"336^\circ", (1.0, r"336^\circ")),
-        (r"it is $\frac{3}{4}$", "1/2", (0.0, "3/4")),
+        (r"\boxed{4.5\times10^{33}\ \text{erg/s}}", r"4.5 \times 10^{33}", (1.0, "45" + "0" * 32)),
+        ("\\boxed{336\u00b0}", r"336^\circ", (1.0, "336")),
         ("no idea", "5", (0.0, None)),
     ],
 )
@@ -106,17 +101,12 @@ def test_mathematics(response, label, verdict):
     assert VERIFIERS["math"](response, label) == VERIFIERS["math_or_text"](response, label) == verdict
 
 
-def test_a_time_out_is_missing_and_keeps_its_answer(monkeypatch):
-    pool = VerifierPool(size=2, time_limit_s=2.0)
-    monkeypatch.setattr(math_answer, "_pool", pool)
-    responses = [NEVER_FINISHES, r"\boxed{5.0}", NEVER_FINISHES, r"\boxed{6}"]
-    assert [VERIFIERS["math"](response, r"\sqrt{25}") for response in responses] == [
-        Verdict(None, "9^{9^{9^{9}}}"),
-        Verdict(1.0, "5"),
-        Verdict(None, "9^{9^{9^{9}}}"),
-        Verdict(0.0, "6"),
-    ]
-    pool.close()
+def test_training_and_evaluation_give_the_same_verdict():
+    cases = [("4.5e33", r"\boxed{4.5e33}"), ("B", "The answer is (B)."), (r"\text{Yes}", "Yes, it is."), ("5", "7 + 5")]
+    for label, response in cases:
+        reward = math_answer.reward_func(["Q: " + response], ["Q: "], [label])["rewards"][0]
+        assert VERIFIERS["math"](response, label).score == VERIFIERS["math_or_text"](response, label).score == reward
+    assert VERIFIERS["choice"]("The answer is (B).", "B") == Verdict(1.0, "B")
 
 
 @pytest.mark.parametrize(
@@ -124,43 +114,28 @@ def test_a_time_out_is_missing_and_keeps_its_answer(monkeypatch):
     [
         ["1/2", r"\frac{1}{2}", r"\dfrac12", r"\frac 1 2", r"$\tfrac{1}{2}$", r"x = \frac{1}{2}", r"\frac{1}{2}."],
         ["1234", "1,234", "1{,}234", r"1\,234", r"1,\!234", "1234.0", "+1234", r"\$1234", "01234"],
-        ["5", r"5 \text{ cm}", r"5\,\mathrm{cm}", r"5 \text{ cm}^2", "n=5"],
-        ["-3", "\u22123", "\u20133"],
-        ["0.5", ".50", "+0.50"],
-        ["0", "-0", "0.0"],
+        ["5", r"5 \text{ cm}", r"5\,\mathrm{cm}", r"5 \text{ cm}^2", "n=5", "5\u00b0"],
+        ["0.5", ".50", "+0.50", "1/2"],
         [r"(0,1]", r"\left( 0, \, 1 \right]", r"\big(0,1\big]"],
         [r"2\sqrt{3}", r"2 \sqrt {3}", r"2\,\sqrt{3}\,\text{m}"],
-        ["east", r"\text{east}", r"\textbf{east}"],
         [r"4.5\times10^{33}", "4.5e33", r"4.5 \times 10^{33}", "4.5E+33"],
-        [r"90^\circ", "90\u00b0"],
-        [r"50\%", "50%", "$50 \\%$"],
     ],
 )
 def test_equal_answers_vote_together(same):
-    assert len({normal(text) for text in same}) == 1
+    assert len({canonical(read(text)) for text in same}) == 1
 
 
 def test_different_answers_vote_apart():
     different = ["12", "1,2", "-12", "1/2", "12x", "x", "X", r"\sqrt{12}", "H_2O", "H_2", "(1,2)", "[1,2]", "12%"]
-    assert len({normal(text) for text in different}) == len(different)
+    assert len({canonical(read(text)) for text in different}) == len(different)
 
 
-def test_a_label_that_math_verify_cannot_read_is_an_error_or_compared_as_text():
-    label = r"K_{s p}=\left[\mathrm{A}^{2+}\right]\left[\mathrm{B}^{-}\right]"
+def test_a_label_that_cannot_be_read_is_an_error_or_compared_as_text():
+    label = "There are $12$ ways for $n=3$."
     with pytest.raises(ValueError, match="cannot read the label"):
-        VERIFIERS["math"](r"\boxed{5}", label)
-    same = r"K_{sp} = [\text{A}^{2+}] \, [\text{B}^{-}]"
-    responses = [rf"\boxed{{{same}}}", r"\boxed{K_{sp}}", "5", ""]
+        VERIFIERS["math"](r"\boxed{12}", label)
+    responses = [rf"\boxed{{{label}}}", r"\boxed{12}", "12", ""]
     assert [VERIFIERS["math_or_text"](response, label).score for response in responses] == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_labels_in_python_become_latex_for_mathematics_only():
-    assert normal_label("math", " 7.26e-10 ") == r"7.26 \times 10^{-10}"
-    assert normal_label("math_or_text", "np.arcsin(10/13)") == r"\arcsin(10/13)"
-    assert normal_label("exact", "1e3 ") == "1e3"
-    assert normal_label("math", "np.sqrt(2)/np.pi") == r"\sqrt{2}/\pi"
-    # no numbers of this kind
-    assert [normal_label("math", text) for text in ("2e^{3}", "x_1e5", "e")] == ["2e^{3}", "x_1e5", "e"]
 
 
 FRAGMENTS = [

@@ -100,7 +100,6 @@ def test_a_reward_that_pays_for_the_prompt_is_named_with_the_share(check):
     assert "100% of 16 sampled prompts" in check(CONTAINS, prompts, [str(number) for number in range(1000)])[0]
 
 
-def test_a_reward_of_this_package_is_tried_too():
+def test_the_reward_of_this_package_does_not_pay_for_the_question():
     asked = ["What is 2+1? (answer: 3)", "2+1="]
-    [warning] = reward_file.check(str(MATH_FILE), asked, ["3", "3"], estimators.build("dbb"))
-    assert warning.startswith("math_answer.py, given the prompt itself as the response, scores 50% of 2 sampled")
+    assert reward_file.check(str(MATH_FILE), asked, ["3", "3"], estimators.build("dbb")) == []

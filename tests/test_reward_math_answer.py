@@ -1,8 +1,6 @@
 """The reward function as OpenRLHF calls it: loaded by path, in threads, one rollout at a time."""
 
 import importlib.util
-import itertools
-import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 pytest.importorskip("math_verify")
 
 import openrlhf_dbb.rewards
-from openrlhf_dbb.rewards.answers import boxed, label_expression, same_integer
+from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 
 @pytest.fixture(scope="module")
@@ -36,41 +34,53 @@ def reward(module):
 
 SUM, SUM_LABEL = "What is 7 + 4 - 6 =", "5"
 SIMPLIFY, SIMPLIFY_LABEL = r"Simplify $\sqrt{12}$.", r"2\sqrt{3}"
-# What a person would say of each response: right or wrong.
+LONG = "Many words follow. " * 400
+# Responses to the sum that a person would call wrong, and right.
+WRONG = (
+    "To find the final answer of 7 + 4 - 6, we would need", "7 + 4 - 6", "= (5) - ", r"\boxed{7+4-6}", r"$7 + 4 - 6$",
+    r"\boxed{10/2}", "The answer is not 5 but 12.", "It isn't 5.", "3, 4 or 5", r"\boxed{3, 4, 5}", "Is it 5?",
+    "5. First, add the numbers", r"The answer is \boxed{5", "1. 5\n2. 6", "5 is wrong.", "5 or more", "at least 5",
+    "more than 5", "If it were 5, then", "x > 5", "It cannot be 5.", "The answer is 6, not 5.", "5th", "", "3\n2",
+    "I do not think that the answer is 5.", SUM, r"\boxed{???}", r"\boxed{" + "1" * 10_000 + "}", "--5",
+    r"\boxed{1/" + "3" * 4301 + "}", r"\boxed{" * 20_000 + "5" + "}" * 20_000, r"\boxed{" * 5_000, "$ " * 20_000,
+    r"\boxed{" + "(" * 1990 + "5" + ")" * 1990 + "}",
+    "So it is 5.\n" + LONG,  # the window: docs/rewards.md
+)  # fmt: skip
+RIGHT = (
+    "5", "The answer is 3. No wait, 5.", "7 + 4 = 11, and 11 - 6 = 5.", "The answer is **5**, not 12.", "5.0", "05",
+    "The answer is 5 (that is 7 + 4 - 6).", r"\boxed{7 + 4 - 6 = 5}", "- 5", "#### 5", "### Answer\n5", "5 = x",
+    '{"answer": 5}', "<answer>5</answer>", "**Answer: 5**\n\nThis took 2 steps.", "The answer is 5. I used rule 3.",
+    "5\n\nExplanation: 7 is more than 6.", "It is 5 and not 6.", "There are 5!", "The answer is 5 (mod 10).",
+    "Answer: 5. Let me check: 8 - 3 = 5.", "\u7b54\u6848\u662f\uff15\u3002", "\u4e00\u5171\u662f5\u4e2a\u3002",
+    "#### 5\n" + LONG,
+)  # fmt: skip
 TABLE = [
-    # a sum whose terms are repeated, and other ways to be paid without an answer
-    (SUM, SUM_LABEL, "To find the final answer of 7 + 4 - 6, we would need", False),
-    (SUM, SUM_LABEL, "7 + 4 - 6", False),
-    (SUM, SUM_LABEL, "= (5) - ", False),  # cut where it goes on
-    (SUM, SUM_LABEL, r"\boxed{7+4-6}", False),
-    (SUM, SUM_LABEL, r"$7 + 4 - 6$", False),
-    (SUM, SUM_LABEL, r"\boxed{10/2}", False),
-    (SUM, SUM_LABEL, "The answer is not 5 but 12.", False),
-    (SUM, SUM_LABEL, "It isn't 5.", False),
-    (SUM, SUM_LABEL, "3, 4 or 5", False),
-    (SUM, SUM_LABEL, r"\boxed{3, 4, 5}", False),
-    (SUM, SUM_LABEL, "Is it 5?", False),
-    (SUM, SUM_LABEL, "5. First, add the numbers", False),
-    (SUM, SUM_LABEL, r"The answer is \boxed{5", False),
-    ("Compute 0 + 6.", "6", "We compute 0 + 6", False),
-    # honest answers to the same sum
-    (SUM, SUM_LABEL, "5", True),
-    (SUM, SUM_LABEL, "The answer is 3. No wait, 5.", True),
-    (SUM, SUM_LABEL, "7 + 4 = 11, and 11 - 6 = 5.", True),
-    (SUM, SUM_LABEL, "The answer is **5**, not 12.", True),
-    (SUM, SUM_LABEL, "The answer is 5 (that is 7 + 4 - 6).", True),
-    (SUM, SUM_LABEL, r"\boxed{7 + 4 - 6 = 5}", True),
-    (SUM, SUM_LABEL, "5.0", True),
-    # fractions, LaTeX, units, money, signs
-    ("What is 3 - 8?", "-5", "3 - 8 = \u22125", True),
-    ("How far is it?", r"5\text{ cm}", "It is 5 cm.", True),
-    ("How much is 2 + 3 dollars?", r"\$5", "You pay $5 and not $7.", True),
-    (SIMPLIFY, SIMPLIFY_LABEL, r"It is $2\sqrt{3}$.", True),
-    ("Expand $(x+1)^2$.", "x^2+2x+1", r"\boxed{x^2 + 2x + 2}", False),
-    # a formula copied from the question, where its value is the answer
+    *[(SUM, SUM_LABEL, response, False) for response in WRONG],
+    *[(SUM, SUM_LABEL, response, True) for response in RIGHT],
+    ("Compute.", "12", "1\n2", False),
+    ("What is 2+1? (answer: 3)", "3", "What is 2+1? (answer: 3)", False),
+    # labels that are no numbers, in plain words
+    ("Where is it?", "(3,-2)", "The point is (3, -2).", True),
+    ("Expand it.", "x^2+2x+1", "So the result is (x+1)\u00b2.", True),
+    ("How large is it?", r"36\pi", "The area is 36\u03c0 square centimetres.", True),
+    ("Even or odd?", r"\text{odd}", "The function is not odd.", False),
+    ("Which one?", r"\text{(E)}", "So the answer is E.", True),
+    ("When?", "March 14, 2023", "It is on March 14, 2023.", True),
+    # what else docs/rewards.md lists as outside
+    ("How much?", "3.5", "It costs 3,5.", True),
+    ("How much?", "1234", "It costs 1,234.", True),
+    ("How many?", "21", "There are twenty-one.", False),
+    ("Write 10 in binary.", "1010_2", r"\boxed{1010}", True),
+    ("Write 10 in binary.", "1010_2", r"\boxed{10}", False),
+    # values in the question, and formulas copied from it where their value is the answer
+    ("The chance of heads is 1/2. And of tails?", "0.5", r"\boxed{1/2}", True),
+    ("Convert 63/5 to a mixed number.", r"12\frac{3}{5}", r"\boxed{12\frac35}", True),
     (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{\sqrt{12}}", False),
     ("Expand $(x+1)^2$.", "x^2+2x+1", r"It is $(x+1)^2$.", False),
     ("Write 12/24 in lowest terms.", "1/2", "12/24", False),
+    # units, money, signs
+    ("What is 3 - 8?", "-5", "3 - 8 = \u22125", True),
+    ("How much is 2 + 3 dollars?", r"\$5", "You pay $5 and not $7.", True),
 ]
 
 
@@ -79,43 +89,44 @@ def test_verdict_is_a_persons(reward, question, label, response, right):
     assert reward(response, label, question) == float(right)
 
 
-@pytest.mark.parametrize(
-    ("response", "label", "right"),
-    [
-        (r"\boxed{\dfrac{1}{2}}", "1/2", True),
-        (r"\boxed{\left(0, 1\right]}", "(0,1]", True),
-        (r"\boxed{\{3,2,1\}}", r"\{1,2,3\}", True),
-        (r"\boxed{50\%}", "0.5", True),
-        (r"\boxed{5 \text{ cm}}", "5", True),
-        (r"\boxed{90^\circ}", "90", True),
-        (r"\boxed{1{,}234}", "1234", True),
-        (r"\boxed{ x^2 \, + \; 1 }", "x^2+1", True),
-        (r"\boxed{\sqrt{12}}", r"2\sqrt{3}", True),
-        (r"\boxed{x=3}", "3", True),
-        (r"\boxed{\text{east}}", r"\text{east}", True),
-        (r"\boxed{5}", 5, True),
-        (r"it is $\frac{3}{4}$", "0.75", True),
-        ("019", "19", True),
-        (r"\boxed{[0,1]}", "(0,1]", False),
-        (r"\boxed{1} \boxed{2}", r"\{1,2\}", False),
-        ("", "5", False),
-        (r"\boxed{???}", "5", False),
-        (r"\boxed{" + "1" * 10_000 + "}", "5", False),
-        (r"\boxed{1/" + "3" * 4301 + "}", "5", False),
-        (r"\boxed{" * 20_000 + "5" + "}" * 20_000, "5", False),
-        (r"\boxed{" * 5_000, "5", False),
-        ("$ " * 20_000, "5", False),
-    ],
-)
-def test_answers_as_models_write_them(reward, response, label, right):
-    assert reward(response, label) == float(right)
-
-
 def test_label_that_cannot_be_read_is_an_error_that_names_it(reward):
     with pytest.raises(ValueError, match=r"cannot read the label .*\?\?\?"):
         reward("5", "???")
     with pytest.raises(ValueError, match=r"--data\.label_key"):
         reward("5", " ")
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "right"),
+    [
+        (r"\boxed{2^{-119}}", r"2^{-120}\pi^0", False),
+        (r"\boxed{\frac{1}{2012!}}", r"\frac{1}{2010!}", False),
+        (r"\boxed{2^{-40}}", r"\frac{1}{2^{40}}", True),
+        (r"\boxed{1.4142136}", r"\sqrt{2}", True),
+        (r"\boxed{1.414}", r"\sqrt{2}", False),
+        (r"\boxed{2+\sqrt{-1}}", "2+i", True),
+        (r"\boxed{x^2+1=0}", "x^2+1", False),
+        (r"\boxed{5y=2x+7}", "2x-5y+7=0", True),
+        (r"\boxed{2m\frac{dv}{dt}+bv=f}", r"m\frac{dv}{dt}+bv=f", False),
+        (r"\boxed{\frac{100!}{2^{50}}+1}", r"\frac{100!}{2^{50}}", False),
+        (r"\boxed{\sqrt{\frac15, \frac13}}", r"\frac{1}{5}, \frac{1}{3}", False),
+    ],
+)
+def test_formulas_are_compared_by_math_verify_with_a_relative_tolerance(reward, response, label, right):
+    assert reward(response, label) == float(right)
+
+
+def test_a_response_that_never_ends_is_wrong_and_a_verifier_that_is_broken_is_missing(module, reward, monkeypatch):
+    pool = VerifierPool(size=1, time_limit_s=1.5)
+    monkeypatch.setattr(module, "_pool", pool)
+    assert reward(r"\boxed{9^{9^{9^9}}}", r"\sqrt{2}") == 0.0
+    assert reward(r"\boxed{9^{9^{9^9}}}", r"9^{9^{9^8}}") is None  # it cannot verify the label either
+    pool.close()
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert reward(r"\boxed{\sqrt{3}}", r"\sqrt{2}") is None
+    assert reward(r"\boxed{5}", "5") == 1.0
+    monkeypatch.setattr(module.answers, "find", None)  # a fault of this package
+    assert reward(r"\boxed{5}", "5") is None
 
 
 def test_batch_keeps_its_order_and_lengths_must_agree(module):
@@ -134,20 +145,26 @@ def test_eight_threads_get_their_own_verdicts(reward):
     assert rewards == [1.0] * 5 + [0.0] * 75
 
 
-def test_comparison_without_math_verify_gives_math_verifys_verdict(module):
-    random.seed(0)
-    numbers = ["0", "7", "-7", "70", "2024", "999999999999999", "-100000000000000"]
-    numbers += [str(random.randint(-(10**k), 10**k)) for k in range(1, 15)]
-    for label, number in itertools.product(numbers[::2], numbers):
-        assert same_integer(number, label) is module._pool.verify(boxed(number), label_expression(label))
-
-
-def test_labels_that_math_verify_cannot_read_are_found_before_a_training(module, monkeypatch):
-    no_answer = "no $ number"
-    labels = ["5", r"\frac{1}{2}", no_answer, r"\{1,2\}", "(0,1]", no_answer, "50\u00b0", "\uff15"]
-    unreadable = {no_answer: "understood as []", "\uff15": "understood as ['\uff15']"}
-    assert module.unreadable_labels(labels) == unreadable
-    asked = []
-    monkeypatch.setattr(module._pool, "why_unreadable", asked.append)
-    assert module.unreadable_labels(["5", "-12", " 7 ", r"\sqrt{2}", r"\sqrt{2}"]) == {}
-    assert asked == [r"\boxed{\sqrt{2}}"]  # plain integers need no check, and equal labels one
+def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(module, monkeypatch):
+    prose, torn = "There are $12$ ways for $n=3$.", r"t(0,4]"
+    labels = [
+        "5",
+        r"\frac{1}{2}",
+        prose,
+        r"\{1,2\}",
+        "(0,1]",
+        prose,
+        "50\u00b0",
+        "\uff15",
+        "5.",
+        "1e-5",
+        torn,
+        r"\text{yes}",
+        "x=3",
+    ]
+    assert [label for label in module.unreadable_labels(labels)] == [prose, torn]
+    assert module.boxes_needed(["5", r"\sqrt{2}", "x^2+1"]) == []
+    [warning] = module.boxes_needed(["5", "MR=SRMC"])
+    assert warning.startswith("1 of 2 labels, such as 'MR=SRMC', are earned only in a box")
+    monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))
+    assert module.unreadable_labels(map(str, range(10_000))) == {}  # numbers need no Math-Verify

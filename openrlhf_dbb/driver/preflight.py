@@ -21,7 +21,8 @@ from openrlhf_dbb.evaluation.evaluated_model import Model, refuse_code
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.presets.made import cache
-from openrlhf_dbb.rewards import reward_file
+from openrlhf_dbb.rewards import MATH_FILE, reward_file
+from openrlhf_dbb.rewards.math_answer import boxes_needed
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = (*OUTPUTS, "logger.wandb.run_name")
@@ -96,6 +97,8 @@ def prepare(
             name = "point" if settings.estimator == NO_ESTIMATOR else settings.estimator  # takes any number
             estimator = estimators.build(name, **settings.parameters)
             warnings += reward_file.check(url, prompts.texts, prompts.labels, estimator)
+        if url == str(MATH_FILE):
+            warnings += boxes_needed(prompts.labels)
         for flag, questions in asked.items():
             warnings += control_tokens(f"--{flag}", questions, tokenizer, for_loaders.data.apply_chat_template)
         evaluated = _benchmarks(settings, tokenizer)

@@ -11,7 +11,6 @@ from typing import Any
 
 from openrlhf_dbb import data, tasks
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import verifiers
 from openrlhf_dbb.evaluation.benchmarks import FILES, Benchmark
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
@@ -44,7 +43,7 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         parts = {"{question}": question, "{options}": options, "{form}": form}
         ids.append(row_id)
         texts.append("".join(parts.get(piece, piece) for piece in pieces))
-        labels.append(verifiers.normal_label(benchmark.verifier, label))
+        labels.append(label.strip())
     if not ids:
         raise _error(benchmark, "the data set has no rows")
     unreadable = unreadable_labels(filter(None, labels)) if benchmark.verifier.startswith("math") else {}
@@ -55,7 +54,9 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         if benchmark.verifier != "math_or_text" or not all(labels):
             raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")
         rows = ", ".join(row_id for row_id, _ in bad)
-        notes = [f"{len(bad)} of {len(ids)} labels are compared as text, as Math-Verify cannot read them: rows {rows}"]
+        notes = [
+            f"{len(bad)} of {len(ids)} labels are compared as text, as no answer can be read like them: rows {rows}"
+        ]
     return Loaded(benchmark, ids, texts, labels, notes)
 
 

@@ -1,88 +1,57 @@
-r"""Reads responses, boxes, labels and final answers as texts, in one LaTeX notation. Does no mathematics.
+r"""Finds the place where a response states its answer.
 
-A response that repeats the question must get no reward, because a policy learns this within a run. So for a label that
-is a value (a number, a fraction, a percentage) only a value counts: ``7 + 4 - 6`` is a calculation and no answer. For
-any other label a formula counts, unless the response has copied the formula from the question.
+The last complete ``\boxed{...}`` is the answer. Without a box it is what follows the last "answer is", "Answer:" or
+``####``; without such words the last value that stands for itself. A value that is denied ("not 5", "7 is wrong"), a
+bound ("at least 51"), an operand, an item of a list or a question is no answer.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+from openrlhf_dbb.rewards.tokens import FONT, FUNCTIONS, UPRIGHT, plain_signs
+from openrlhf_dbb.rewards.units import unit_of
+from openrlhf_dbb.rewards.values import Equation, Formula, Items, Number, Value, Words, inner, read
 
 SPECIAL_TOKENS = (
     "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|end|>", "<end_of_turn>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>", "<eos>", "<pad>",
 )  # fmt: skip
-# Only the end of a response without a box is read, and no box that is longer: on "$ $ $ ..." and on nested commands the
-# patterns take quadratic time, and Python reads no number of more than 4,300 digits.
-TAIL_CHARACTERS = 4000
-MINUS = "\u2212"
-_LATEX_SIGNS = str.maketrans(
-    {MINUS: "-", "\u2013": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u00b0": r"^\circ", "\u03c0": r"\pi "}
-)
+TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statement is read
+SAID_CHARACTERS = 400
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-_INLINE_MATH = re.compile(r"\$([^$]+)\$")
-_DOLLAR = re.compile(r"(?<!\\)\$")  # \$5 is money
-_PLAIN_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
-
-# LaTeX notation
-_SCIENTIFIC = re.compile(r"(?<![\w.\\])([+-]?(?:\d+(?:\.\d*)?|\.\d+))[eE]([+-]?\d{1,4})(?![\w.])")
-_NUMPY = re.compile(r"(?<![\w\\])(?:np|math)\.(sin|cos|tan|arcsin|arccos|arctan|exp|log|pi)\b")
-_NUMPY_ROOT = re.compile(r"(?<![\w\\])(?:np|math)\.sqrt\(([^()]*)\)")
-_SIZES = r"\\(?:left|right|[bB]igg?|displaystyle|q?quad)(?![A-Za-z])"
-_DROPPED = re.compile(_SIZES + r"|\\[,;:!> ]|[\s$~]")
-_WITH_UNIT = re.compile(
-    r"((?:[^A-Za-z\\]|\\[,;:! ]|\\(?:[dt]?frac|sqrt|times|cdot|pi)(?![A-Za-z]))*[\d}])"  # a value without variables
-    r"(?:\\[,;: ]|[\s~])*\\(?:text|textrm|mathrm|operatorname)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?"
-)
-FONT = re.compile(r"\\(?:text(?:bf|it|rm|tt)?|math(?:rm|bf|it|tt)|boldsymbol|operatorname|emph|mbox)\s*\{([^{}]*)\}")
-_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
-_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,!])\s*(?=\d{3}(?!\d))")
-_PLAIN_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_DECIMAL = re.compile(r"([+-]?)0*(\d+?)(?:\.(\d*?)0*)?")
-_NAME_AND_EQUALS = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?=(?!=)")
-_OPERATOR = re.compile(r"[-+*/^\\]")
-
-# values
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
-_POWER = r"\\times10\^\{?-?\d+\}?"
-_VALUE = re.compile(rf"[-+]?(?:{_DIGITS})(?:\\overline\{{\d+\}}|/\d+|{_POWER})?(?:%|\^\{{?\\circ\}}?)?")
-_MIXED = re.compile(r"([-+]?)(\d+)\s*\\[dt]?frac\s*\{?(\d+?)\}?\s*\{?(\d+)\}|([-+]?)(\d+) (\d+)/(\d+)")
-_INTEGER = re.compile(r"[-+]?\d+")
-
-# A number in running text, also in "it is - 5". A bullet "- 5" is not negative. "1.2.3", "5:30", "x_5" are no numbers.
-_NUMBER = re.compile(
-    rf"(?<![\w.,:{{_^\\])(?:[-+]|(?<=[^\n] )- )?(?:\d+ (?=\d+/\d))?(?:{_DIGITS})(?:/\d+)?"
-    r"(?:\s*\*\s*10\s*\^\s*\{?-?\d+\}?)?(?:\s?%|\s?\^\{?\\circ\}?)?(?!\w|[.,:/]\d)"
-)
-_VARIABLE = r"(?<![\w\\'\u2019])(?![aAI]\b)[a-zA-Z]"  # "a" and "I" are words
-_SIGN = r"(?:[-+*/^]+|\bx\b)"
-_OPERAND = rf"(?:[\d)\]}}%]|{_VARIABLE})"
-_JOINED = r"(?:,?[ \t]*\b(?:or|and|plus|minus|times|by|from|to|over|(?:divided|multiplied) by)\b|,)"
-_CONTINUES = re.compile(rf"{_OPERAND}[ \t]*{_SIGN}[ \t]*\Z|[\d)%][ \t]*{_JOINED}[ \t]*\Z")
-_SUBTRACTED = re.compile(rf"{_OPERAND}[ \t]*\Z")
-_ARGUMENT = re.compile(r"\w\([ \t]*\Z")
-_LINE_START, _AFTER_MARKER = re.compile(r"(?:\A|\n)[ \t]*\Z"), re.compile(r"[.)][ \t]+\S")
-_GOES_ON = re.compile(
-    rf"\(|[ \t]*(?:=|\?|!=|[)\]]*[ \t]*{_SIGN}[ \t]*(?:[\d({{\\.$-]|{_VARIABLE}\b|\Z)|"
-    rf"\\[a-zA-Z]|{_JOINED}[ \t]*[-+(]?\d)"
-)
-_DENIED = re.compile(
-    r"(?:\bnot|n['\u2019]t|\bnever|\bneither|\bnor|\bthan|\binstead of|!=|\u2260|\\neq?)[ \t:]+"
-    r"(?:(?!but\b|rather\b|yet\b|so\b)[a-z']+[ \t]+){0,3}\Z",
+_MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`|^#{1,3}(?= )", re.MULTILINE)
+_MARKER = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+(?=\S)", re.MULTILINE)
+_REMARK = re.compile(r"\s\([^()]*(?<![\\A-Za-z])[A-Za-z]{2}[^()]*\)")
+_VERB = r"(?:\s+(?:is|are|was|would\s+be|should\s+be|must\s+be|will\s+be|has\s+to\s+be)\b\s*:?|\s*\"?[:=]|\s*\n)"
+STATEMENT = re.compile(
+    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f",
     re.IGNORECASE,
 )
-_NEARBY = 60  # characters around a number that can make the number part of something else
-
-# running text
+_CORRECTED = re.compile(r"\b(?:wait|actually|correction|oops|sorry|rather|no)\b", re.IGNORECASE)
+_EXCLAIMED = re.compile(r"!(?=\s*(?:\n|\Z|[A-Z]))")  # no factorial
+_SENTENCE = re.compile(r"\n|(?<=[.!?\u3002])\s+")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")  # "$5 and $7" encloses words, not a formula
-_MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`")  # 2**3 is no emphasis
-_INTEGER_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{(-?\d+)\}\s*\{(\d+)\}|(\d)(\d))")
-_ANY_FONT = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it)|mbox|boxed)\s*\{([^{}]*)\}")
-_MARKS = re.compile(_SIZES + r"|\\[()\[\],;:! ]|(?<!\\)\$|\\(?=[$%])")
-_PRODUCT = re.compile(r"\\(?:times|cdot|div)(?![A-Za-z])|[\u00d7\u00f7]")
+_PIECE = re.compile(
+    r"\\[A-Za-z]+|\\.|[^\W\d_]+(?:['-][^\W\d_]+)*|\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d|\s+|.", re.DOTALL
+)
+_DENIED_BEFORE = re.compile(
+    r"(?:\b(?:not|never|neither|nor|than|instead of|if|unless|false|suppose|cannot|longer|unlikely)|n't)[ :]+"
+    r"(?:(?!but\b|rather\b|yet\b|so\b|then\b)[a-z']+[ ]+){0,3}\Z|(?:\b(?:at least|at most|up to|over|under|above|below|"
+    r"between|out of|step|case|equation|chapter|rule)|[<>]|\\[lg]e|\\ne|!=) *\Z",
+    re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(
+    r"\s*(?:(?:(?:is|are|was|would be|seems|can|could|does)\s*)?(?:not\b|n't|never|wrong|incorrect|false|too\b|"
+    r"impossible)|(?:isn|can|doesn|wasn)'t|cannot|"
+    r"(?:or|and) (?:more|less|fewer|greater|above|below|higher|lower|up)\b|\?)",
+    re.IGNORECASE,
+)
+_NEARBY = 60  # characters before a value that may deny it
+_JOINS = {"and", "or", "plus", "minus", "times", "to", "by", "over"}
 
 
 def response_text(query: str, prompt: str) -> str:
@@ -132,169 +101,128 @@ def last_box(text: str) -> str | None:
     return text[slice(*places[-1])] if places else None
 
 
-def boxed(text: str) -> str:
-    """Put a text into a box, without the LaTeX spaces between thousands: Math-Verify reads 1\\,234 as 1 + 234."""
-    return f"\\boxed{{{_THOUSANDS.sub('', text)}}}"
+def read_label(label: str) -> Value | None:
+    """Return the value of a label in a box, behind ``####`` or by itself; None if it is none."""
+    box = last_box(label)
+    text = label.rpartition("####")[2] if box is None else box
+    return read(text.replace("$", "") if text.count("$") > 1 else text)
 
 
-def label_expression(label: str) -> str:
-    r"""Put a label into a box: of bare LaTeX such as ``2\sqrt{3}``, Math-Verify would read only the number 2."""
-    text = label.strip()
-    content, inline = last_box(text), _INLINE_MATH.fullmatch(text)
-    if content is None and inline:
-        content = inline[1]
-    value = _value(text if content is None else content)  # Math-Verify cannot read "5." or "50\u00b0"
-    if value is None and content is None and _DOLLAR.search(text):
-        return text
-    return boxed(value or content or text)
-
-
-def same_integer(answer: str, label: str) -> bool | None:
-    """Return whether two plainly written integers are equal; None if one of them is written in another way.
-
-    Integers without leading zeros are equal if and only if their digits are. This takes 1 us, Math-Verify 0.3 ms.
-    """
-    if _PLAIN_INTEGER.fullmatch(answer.strip()) and _PLAIN_INTEGER.fullmatch(label.strip()):
-        return answer.strip() == label.strip()
-    return None
-
-
-def final_answer(response: str, label: str, question: str = "") -> str | None:
-    r"""Return the answer that a response states, in LaTeX without a box, or None if it states none.
-
-    The content of the last complete box is the answer. Without a box the last answer wins: the last number that is not
-    part of a calculation, a list, a question or a denial ("not 5"), or, if the label is no value, the last formula.
-    If the label is a value, only a value is an answer. A formula that is copied from the question is no answer.
-    """
+def find(response: str, label: Value) -> Value | None:
+    """Return the answer of a response, read like the label; None if there is none."""
+    like = inner(label)
     box = last_box(response)
-    if len(box or "") > TAIL_CHARACTERS:
+    if box is not None:
+        value = read(box, like)
+        phrase = _REMARK.sub("", FONT.sub(r" \2 ", box))  # \text{about } 5
+        if isinstance(like, Number) and not isinstance(value, (Number, Equation)) and _PROSE.search(phrase):
+            found = list(_values(phrase, like))
+            return found[0] if len(found) == 1 else value
+        return value
+    if r"\boxed{" in response:
         return None
-    text = latex_signs(response[-TAIL_CHARACTERS:] if box is None else box)
-    if is_value(label):
-        answer = _value(text) or last_value(text)
-        if answer is not None and _INTEGER.fullmatch(normal(label)) and _divides(answer):
-            return None
-    else:
-        answer = _last_formula(text) if box is None else text
-        answer = answer and as_latex(answer) if "10^" in label else answer
-    if not answer or not answer.strip() or _is_copied(answer, label, question):
-        return None
-    return answer
-
-
-def is_value(text: str) -> bool:
-    """Return whether a label is a number, a fraction or a percentage, with or without a unit."""
-    return _value(text) is not None
-
-
-def last_value(text: str) -> str | None:
-    """Return the last number of a text that stands for itself, in LaTeX; None if there is none."""
-    plain = _plain(text)
-    for match in reversed(list(_NUMBER.finditer(plain))):
-        before = plain[max(0, match.start() - _NEARBY) : match.start()]
-        after = plain[match.end() : match.end() + _NEARBY]
-        if _stands_for_itself(match[0], before, after):
-            return _value(match[0].replace("*", r"\times").replace("- ", "-"))
-    return None
-
-
-def _value(text: str) -> str | None:
-    """Return a text that is one value and nothing else, in LaTeX; None for any other text."""
-    if len(text) > TAIL_CHARACTERS:
-        return None
-    mixed = _MIXED.fullmatch(text.strip().strip("$"))
-    if mixed:
-        sign, whole, above, below = (part for part in mixed.groups() if part is not None)
-        return f"{sign}{int(whole) * int(below) + int(above)}/{below}"
-    value = normal(text)
-    return value.replace("%", r"\%") if _VALUE.fullmatch(value) else None
-
-
-def _divides(value: str) -> bool:
-    """Return whether a value is a fraction that equals an integer: its division has not been carried out."""
-    above, _, below = value.partition("/")
-    return below.isdigit() and int(below) > 0 and above.lstrip("+-").isdigit() and int(above) % int(below) == 0
-
-
-def _stands_for_itself(number: str, before: str, after: str) -> bool:
-    """Return whether a number is no operand, no item or marker of a list, no argument, no question, and not denied."""
-    return not (
-        _CONTINUES.search(before)
-        or (number[0] in "+-" and _SUBTRACTED.search(before))
-        or _ARGUMENT.search(before)
-        or _DENIED.search(before)
-        or _GOES_ON.match(after)
-        or (_LINE_START.search(before) and _AFTER_MARKER.match(after))
-    )
+    text = _plain(response.rpartition("</think>")[2])
+    text = _EXCLAIMED.sub(".", text) if isinstance(like, Number) else text
+    tail = _stated(text)
+    if tail is not None and not _CORRECTED.search(tail):
+        return next(_values(tail[:SAID_CHARACTERS], like), None)
+    text = (text if tail is None else tail)[-TAIL_CHARACTERS:].strip()
+    first, _, rest = text.partition("\n")
+    if tail is None and rest.startswith("\n") and isinstance(value := read(first, like), type(like)):
+        return value
+    return next(_values(text, like, last_first=True), None)
 
 
 def _plain(text: str) -> str:
-    """Return a text in plain signs: LaTeX fractions, products and thousands are replaced; emphasis is dropped."""
-    text = _MARKDOWN.sub("", _THOUSANDS.sub("", text))
-    text = _INTEGER_FRACTION.sub(lambda part: f" {part[1] or part[3]}/{part[2] or part[4]}", text)
-    text = _PRODUCT.sub("*", as_latex(text))
-    fonts = 1
-    while fonts:  # fonts may be nested, as in \textbf{\text{5}}
-        text, fonts = _ANY_FONT.subn(r" \1 ", text)
-    return _MARKS.sub(" ", text)
+    """Return a text without Markdown, markers of lists and remarks in parentheses."""
+    text = _MARKDOWN.sub("", plain_signs(text)).replace("</answer>", "\n")
+    text = _FORMULA.sub(lambda found: found[0].replace("\n", " "), text)
+    return _REMARK.sub("", _MARKER.sub("", text))
 
 
-def _last_formula(text: str) -> str | None:
-    """Return the last formula in dollars or brackets, or a later number that stands for itself."""
-    for formula in reversed(list(_FORMULA.finditer(text))):
-        content = next(filter(None, formula.groups())).strip()
-        if content and not _PROSE.search(content) and not _DENIED.search(text[: formula.start()][-_NEARBY:]):
-            return last_value(text[formula.end() :]) or content
-    return last_value(text)
-
-
-def _is_copied(answer: str, label: str, question: str) -> bool:
-    """Return whether the question contains the answer, a formula, and the formula is not the label itself."""
-    formula = squeezed(answer)
-    has_operator = _OPERATOR.search(formula.lstrip("+-")) is not None
-    return bool(question) and has_operator and formula != squeezed(label) and formula in squeezed(question)
-
-
-def latex_signs(text: str) -> str:
-    """Replace the Unicode signs of minus (also the en dash), times, dot, degree and pi by LaTeX."""
-    return text.translate(_LATEX_SIGNS)
-
-
-def as_latex(text: str) -> str:
-    r"""Return a formula in LaTeX; its numbers and functions may be in Python's notation."""
-    text = _NUMPY_ROOT.sub(r"\\sqrt{\1}", _NUMPY.sub(r"\\\1", text))
-    # Math-Verify reads 4.5e33 as 4.5 times e times 33.
-    return _SCIENTIFIC.sub(lambda match: rf"{match[1]} \times 10^{{{int(match[2])}}}", text)
-
-
-def number(text: str) -> str | None:
-    """Return a decimal number without redundant signs and zeros; None if ``text`` is not a number."""
-    text = latex_signs(text).strip()
-    if _PLAIN_THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    decimal = _DECIMAL.fullmatch("0" + text if text.startswith(".") else text)
-    if decimal is None:
+def _stated(text: str) -> str | None:
+    """Return what follows the last "answer is", nothing if that is denied; None without these words."""
+    found = [statement for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
+    if not found:
         return None
-    digits = decimal[2] + (f".{decimal[3]}" if decimal[3] else "")
-    return "-" + digits if decimal[1] == "-" and digits != "0" else digits
+    return "" if _DENIED_BEFORE.search(text[: found[-1].start()][-_NEARBY:]) else text[found[-1].end() :].strip()
 
 
-def normal(text: str) -> str:
-    r"""Return LaTeX without spaces, sizes, fonts, units after a value, and a name before ``=``."""
-    text = as_latex(latex_signs(text).strip().rstrip("."))
-    text = _THOUSANDS.sub("", text.replace(r"\$", "").replace("$", "")).replace(r"\%", "%")
-    if _NAME_AND_EQUALS.match(text.replace(" ", "")):
-        text = text.split("=", 1)[1]
-    value = _WITH_UNIT.fullmatch(text.strip())
-    text = squeezed(value[1] if value else text)
-    return number(text) or text
+def _values(text: str, like: Value, *, last_first: bool = False) -> Iterator[Value]:
+    """Yield the values that are of the label's kind and stand for themselves."""
+    sentences = _SENTENCE.split(text)
+    for sentence in reversed(sentences) if last_first else sentences:
+        if isinstance(like, Number):
+            numbers = _numbers(sentence, like)
+            yield from reversed(list(numbers)) if last_first else numbers
+        elif (value := _at_the_end(sentence, like)) is not None:
+            yield value
 
 
-def squeezed(text: str) -> str:
-    r"""Return LaTeX without spaces, sizes and fonts, with short fractions as ``1/2``; units and names stay."""
-    return _DROPPED.sub("", _FRACTION.sub(_short_fraction, FONT.sub(r"\1", latex_signs(text))))
+def _numbers(sentence: str, like: Number) -> Iterator[Value]:
+    for start, end in _formulas(sentence):
+        if _DENIED_BEFORE.search(sentence[:start][-_NEARBY:]) or _DENIED_AFTER.match(sentence, end):
+            continue
+        value = read(sentence[start:end], like)
+        if value is not None and isinstance(inner(value), Number):
+            yield value
 
 
-def _short_fraction(match: re.Match[str]) -> str:
-    above, below = (match[1] or match[2] or "").strip(), (match[3] or match[4] or "").strip()
-    return f"{above}/{below}" if re.fullmatch(r"-?\w+ \w+", f"{above} {below}") else rf"\frac{{{above}}}{{{below}}}"
+def _formulas(sentence: str) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the formulas in a sentence: what neither words nor punctuation part."""
+    start, end, depth = -1, -1, 0
+    for piece in _PIECE.finditer(sentence):
+        text, place = piece[0], piece.start()
+        before, after = sentence[:place].rstrip()[-1:], sentence[piece.end() :].lstrip()[:1]
+        is_part = text.isascii() and text not in "?\"'"
+        if text.isspace():
+            continue
+        if text in ("{", "}"):
+            is_part, depth = text == "{" or depth > 0, max(0, depth + (text == "{") - (text == "}"))
+        elif text[0].isalpha() and not depth:
+            lone = (
+                len(text) == 1
+                and text.isascii()
+                and (text not in "aAI" or after in set("=+-*/^(<>") or before in set("=+-*/^("))
+            )
+            joins = text in _JOINS and after != "" and (after.isdigit() or after in "-\\$")
+            is_unit = text in ("square", "cubic", "percent") or (unit_of([UPRIGHT + text]) is not None and text != "in")
+            is_sign = text.lower() in ("minus", "negative") and after.isdigit()
+            is_part = lone or text in FUNCTIONS or is_sign or (start >= 0 and (joins or is_unit))
+            if not is_part and start >= 0 and place == end and text.isascii():  # 5th
+                start = -1
+        elif text in ",:;.":
+            is_part = (
+                depth > 0
+                or (text == "." and after == "/")
+                or (text in ",:" and start >= 0 and after != "" and (after.isdigit() or after in "-\\$("))
+            )
+        if is_part:
+            start, end = place if start < 0 else start, piece.end()
+        elif start >= 0:
+            yield start, end
+            start = -1
+    if start >= 0:
+        yield start, end
+
+
+def _at_the_end(sentence: str, like: Value) -> Value | None:
+    """Return the longest end of a sentence, or else the last formula in dollars, that is of the label's kind."""
+    starts = [found.start() for found in re.finditer(r"(?:(?<=\s)|\A|(?<=[:=]))\S", sentence)][-60:]
+    places = [(start, sentence[start:]) for start in starts]
+    formulas = [found for found in _FORMULA.finditer(sentence) if not _PROSE.search(found[0])]
+    for place, text in places + [(found.start(), found[0]) for found in reversed(formulas)]:
+        value = read(text, like) or read(text.rstrip("!"), like)
+        if value is not None and _is_like(value, like) and not _DENIED_BEFORE.search(sentence[:place][-_NEARBY:]):
+            return value
+    return None
+
+
+def _is_like(value: Value, like: Value) -> bool:
+    """Return whether a value in running text may be the answer for a label: words have to be the label's."""
+    value = inner(value)
+    if isinstance(like, Words):
+        return isinstance(value, Words) and (value.words == like.words or not value.words[0].isalpha())
+    if isinstance(like, Formula):
+        return not isinstance(value, Words) and not value.text.isalpha()
+    return isinstance(value, (type(like), Items))

@@ -1,20 +1,25 @@
 r"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not verified.
 
-Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). The answer is the last complete
-``\boxed{...}``, else the last number or formula that stands for itself. Math-Verify compares it with the label.
+Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). ``answers`` finds the answer,
+``values`` reads and compares it, and Math-Verify compares formulas. Answer and label are read by the same code.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 # OpenRLHF runs this file outside its package, so imports are absolute.
-from openrlhf_dbb.rewards import answers
+from openrlhf_dbb.rewards import answers, choices, values
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
+_logger = logging.getLogger(__name__)
 _pool = VerifierPool()
+_read_label = functools.lru_cache(maxsize=4096)(answers.read_label)
+_spelled = functools.lru_cache(maxsize=1024)(values.spelled)
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str | int]) -> dict[str, Any]:
@@ -23,42 +28,87 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     Args:
         queries: (B,) prompt + response, decoded with special tokens.
         prompts: (B,) the prompts as the model got them.
-        labels: (B,) right answers: LaTeX with or without box or dollars, or a number.
+        labels: (B,) right answers: LaTeX with or without box or dollars, a number, a letter or words.
 
     Returns:
         ``rewards`` and ``scores``: (B,) each 1.0, 0.0 or None. None is a missing observation, not a wrong answer: the
-        time ran out, the verifier's process died, or Math-Verify failed on the response.
+        verifier is broken. A response that Math-Verify cannot finish is wrong if it finishes the label.
 
     Raises:
-        ValueError: lengths differ, a query does not start with its prompt, or a label cannot be read.
+        ValueError: lengths differ, a query does not start with its prompt, or the grammar cannot read a label.
     """
     rewards = []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         text = answers.label_text(label, prompt)
-        answer = answers.final_answer(answers.response_text(query, prompt), text, prompt)
-        rewards.append(score(answer, text))
+        rewards.append(judge(answers.response_text(query, prompt), text, prompt)[0])
     return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}}
 
 
-def score(answer: str | None, label: str) -> float | None:
-    """Return 1.0 if the answer equals the label, 0.0 if it does not or is None, and None if nobody could verify it.
+def judge(response: str, label: str, question: str = "") -> tuple[float | None, values.Value | None]:
+    """Return the verdict, as in ``reward_func``, and the answer; the question, repeated, is no answer."""
+    right = _read_label(label)
+    if right is None:
+        raise ValueError(f"the verifier cannot read the label {label!r}; fix or drop this row of the data set")
+    if question.strip():
+        response = response.removeprefix(question.strip())
+    try:
+        return _verdict(response, right, question)
+    except Exception:  # a fault of this package must not end a training
+        _logger.exception("not verified: %r, label %r", response[-200:], label)
+        return None, None
 
-    Raise ValueError if Math-Verify cannot read the label.
-    """
-    if answer is None and answers.is_value(label):
-        return 0.0
-    correct = answers.same_integer(answer or "", label)
-    if correct is None:
-        # A missing answer goes to Math-Verify too, which refuses a label that it cannot read.
-        correct = _pool.verify(answers.boxed(answer) if answer else "", answers.label_expression(label))
-    return None if correct is None else float(correct)
+
+def _verdict(response: str, right: values.Value, question: str) -> tuple[float | None, values.Value | None]:
+    if isinstance(right, values.Words) and right.words[0].isalpha() and right.words[0] != "date":
+        label = " ".join(right.words)
+        said = choices.letter(response, choices.ALPHABET) if len(label) == 1 else choices.words(response, label)
+        answer: values.Value | None = values.Words(said, tuple(said.lower().split())) if said else None
+    else:
+        answer = answers.find(response, right)
+    if answer is None or (question and values.is_copied(answer, right, _spelled(question))):
+        return 0.0, answer
+    verdict = values.equal(right, answer, _ask)
+    return None if verdict is None else float(verdict), answer
+
+
+def _ask(label: str, answer: str) -> bool | None:
+    """Return Math-Verify's verdict. Where it fails on the answer and not on the label, the answer is wrong."""
+    try:
+        verdict = _pool.verify(answer, label)
+        return False if verdict is None and _pool.verify(label, label) else verdict
+    except (ValueError, RuntimeError):
+        return None
 
 
 def unreadable_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return the labels that Math-Verify cannot read, each with a reason. Plain integers need no check."""
-    asked = [label for label in dict.fromkeys(labels) if not answers.same_integer(label, label)]
+    """Return the labels that their own text does not earn, each with a reason.
+
+    Raises:
+        RuntimeError: no verifier process could start.
+    """
     with ThreadPoolExecutor(_pool.size) as threads:
-        reasons = threads.map(_pool.why_unreadable, map(answers.label_expression, asked))
-        unreadable = {label: why for label, why in zip(asked, reasons, strict=True) if why is not None}
+        distinct = list(dict.fromkeys(labels))
+        unreadable = {label: why for label, why in zip(distinct, threads.map(_fault, distinct), strict=True) if why}
     _pool.close()
     return unreadable
+
+
+def _fault(label: str) -> str | None:
+    right = _read_label(label)
+    if right is None:
+        return "it is not one number, formula, list, letter or phrase"
+    for formula in values.formulas(right):
+        reply = _pool.ask({"label": formula, "answer": formula})
+        if not reply.get("correct"):
+            return f"Math-Verify: {reply.get('bad_label') or reply.get('unverified') or 'it does not equal itself'}"
+    return None if judge(f"\\boxed{{{label}}}", label)[0] == 1.0 else "its own text in a box does not earn it"
+
+
+def boxes_needed(labels: Iterable[str]) -> list[str]:
+    """Return a warning if labels are not earned by "The answer is LABEL."."""
+    distinct = list(dict.fromkeys(labels))
+    lost = [label for label in distinct if judge(f"The answer is {label}.", label)[0] != 1.0]
+    return [
+        f"{len(lost)} of {len(distinct)} labels, such as {label[:60]!r}, are earned only in a box: ask for \\boxed{{}}"
+        for label in lost[:1]
+    ]

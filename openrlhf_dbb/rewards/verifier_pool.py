@@ -69,11 +69,6 @@ class VerifierPool:
         logger.warning("not verified (%s): answer %r, label %r", reply["unverified"], answer[-200:], label)
         return None
 
-    def why_unreadable(self, label: str) -> str | None:
-        """Return why Math-Verify cannot read a label, boxed as for :meth:`verify`; None if it can."""
-        reply = self.ask({"label": label})
-        return reply.get("bad_label") or reply.get("unverified")
-
     def close(self) -> None:
         """Wait for running verifications and end all processes. The pool starts new ones if it is used again."""
         for process in [self._idle.get() for _ in range(self.size)]:
@@ -142,31 +137,56 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 @functools.lru_cache(maxsize=1024)  # a label comes back with each rollout of its group
-def _parse(text: str) -> list[Any]:
-    from math_verify import parse
+def _parse(text: str) -> Any:
+    from math_verify import LatexExtractionConfig, parse
+    from sympy import Derivative, Symbol, nan, zoo
 
-    # Math-Verify's own time limits use the alarm of the main thread, which is our limit.
-    parsed: list[Any] = parse(text, parsing_timeout=None, raise_on_error=True)
-    return parsed
+    # Only the whole box: else a number in a formula that it cannot read would stand for the formula. Math-Verify's own
+    # time limits use the alarm of the main thread, which is our limit.
+    whole = {"extraction_config": [LatexExtractionConfig()], "extraction_mode": "first_match"}
+    parsed = parse(
+        text if r"\boxed" in text else rf"\boxed{{{text}}}", **whole, parsing_timeout=None, raise_on_error=True
+    )
+    if not parsed or isinstance(parsed[0], str) or parsed[0].has(zoo, nan):  # it did not understand it
+        raise ValueError(f"understood as {parsed}")
+    # The derivative of a symbol would count as 0.
+    return parsed[0].replace(lambda part: isinstance(part, Derivative), lambda part: Symbol(str(part)))
 
 
-def reply_to(label: str, answer: str | None = None) -> dict[str, Any]:
-    """Return ``correct``, or why as ``unverified`` or ``bad_label``; {} for a readable label."""
-    from math_verify import verify
-
+def reply_to(label: str, answer: str) -> dict[str, Any]:
+    """Return ``correct``, ``unverified`` (the reason) or ``bad_label`` (the reason)."""
     failed = "bad_label"
     try:
-        gold = _parse(label)
-        if all(isinstance(part, str) for part in gold):  # Math-Verify found an answer but did not understand it
-            return {"bad_label": f"understood as {gold}"}
-        if answer is None:
-            return {}
+        right = _parse(label)
         failed = "unverified"
-        return {"correct": bool(verify(gold, _parse(answer), timeout_seconds=None, raise_on_error=True))}
+        return {"correct": _is_equal(right, _parse(answer))}
     except MemoryError:  # ends the process: it cannot be trusted any more
         raise
     except Exception as error:
         return {failed: repr(error)}
+
+
+def _is_equal(right: Any, given: Any) -> bool:
+    """Compare values without variables by their ratio, because Math-Verify takes 1e-20 for 0, and all else by it."""
+    from math_verify import verify
+    from sympy import Eq, Expr, Float, I, N, simplify
+
+    names = [{symbol.name for symbol in value.free_symbols} for value in (right, given)]
+    if sorted(names, key=len) == [set(), {"i"}]:  # 2 + i, and 2 + sqrt(-1)
+        right, given = (value.subs({symbol: I for symbol in value.free_symbols}) for value in (right, given))
+    if all(isinstance(value, Expr) and not value.free_symbols for value in (right, given)):
+        right, given = right.doit(), given.doit()
+        if right.is_Rational and given.is_Rational:
+            return bool(right == given)
+        difference, size = (N(abs(value), 30) for value in (given - right, right))
+        if difference.is_number and size.is_number and difference.is_finite:
+            tolerance = 1e-6 if right.has(Float) or given.has(Float) else 1e-20
+            return bool(difference <= tolerance * size)
+    if isinstance(right, Eq) and isinstance(given, Eq):  # Math-Verify may compare the right-hand sides alone
+        ratio = simplify((right.lhs - right.rhs) / (given.lhs - given.rhs))
+        return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
+    options = {"timeout_seconds": None, "raise_on_error": True, "allow_set_relation_comp": True}
+    return bool(verify(right, given, **options) or verify(given, right, **options))
 
 
 def serve(

@@ -1,48 +1,55 @@
-"""Verifiers of responses: whether a response is correct, and its answer.
+"""Verifiers of responses: whether a response is correct, and its answer. They read answers as the rewards do.
 
-This file: Math-Verify, as in training, and the choice of a verifier.
-
-statements   the places where a response states its answer; the verdict on a response
-choices      the letter that a response settles on
-exact        Big-Bench Hard's rules, by form of label
+exact    Big-Bench Hard's rules, by form of label
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
-from openrlhf_dbb.evaluation.verifiers import choices, exact
-from openrlhf_dbb.evaluation.verifiers.statements import Verdict
-from openrlhf_dbb.rewards import reasoning_gym
-from openrlhf_dbb.rewards.answers import as_latex, final_answer, last_box, normal
-from openrlhf_dbb.rewards.math_answer import score
-
-
-def normal_label(kind: str, label: str) -> str:
-    """Return the label as the verifier expects it: in formulas, Python's notation becomes LaTeX."""
-    return as_latex(label.strip()) if kind.startswith("math") else label.strip()
+from openrlhf_dbb.evaluation.verifiers import exact
+from openrlhf_dbb.rewards import choices, reasoning_gym
+from openrlhf_dbb.rewards.answers import last_box
+from openrlhf_dbb.rewards.math_answer import judge
+from openrlhf_dbb.rewards.values import canonical, spelled
 
 
-def _math(response: str, label: str, *, or_text: bool = False) -> Verdict:
-    # The question is not known here, so a formula that is copied from it counts if the label is the same formula.
-    answer = final_answer(response, label)
-    try:
-        right = score(answer, label)
-    except ValueError:  # Math-Verify cannot read the label
-        if not or_text:
-            raise
-        right = float(normal(answer or "") == normal(label))
+class Verdict(NamedTuple):
+    """A verifier's verdict on a response."""
+
+    score: float | None  # 1.0 correct; 0.0 wrong, or no answer; None not verified (missing, not wrong)
+    answer: str | None  # normalized, so that majority votes can compare texts; None if there is none
+
+
+def _math(response: str, label: str) -> Verdict:
+    # The question is not known here, so a formula that is copied from it counts.
+    score, value = judge(response, label)
     # A box that states no value still votes for its text.
-    return Verdict(right, normal(answer or last_box(response) or "") or None)
+    return Verdict(score, canonical(value) if value else spelled(last_box(response) or "") or None)
+
+
+def _math_or_text(response: str, label: str) -> Verdict:
+    try:
+        verdict = _math(response, label)
+    except ValueError:  # the label cannot be read
+        verdict = Verdict(None, spelled(last_box(response) or "") or None)
+    if verdict.score is None:
+        return verdict._replace(score=float(spelled(last_box(response) or "") == spelled(label)))
+    return verdict
+
+
+def _choice(response: str, label: str) -> Verdict:
+    answer = choices.letter(response)
+    return Verdict(float(answer == label), answer)
 
 
 VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
     "math": _math,
-    "math_or_text": functools.partial(_math, or_text=True),
-    "choice": choices.verify,
-    "exact": exact.verify,
+    "math_or_text": _math_or_text,
+    "choice": _choice,
+    "exact": lambda response, label: Verdict(*exact.verify(response, label)),
     "reasoning_gym": lambda response, label: Verdict(reasoning_gym.score(response, label), None),
 }
-"""By name, thread-safe functions of a response without special tokens and a label as ``normal_label`` gives it.
-"math" raises ValueError if Math-Verify cannot read the label."""
+"""By name, thread-safe functions of a response without special tokens and a label.
+"math" raises ValueError if the label cannot be read."""

@@ -1,0 +1,123 @@
+r"""Takes a formula or a phrase apart: LaTeX's, Unicode's and Python's ways to write a thing become one.
+
+A token is a number, a run of letters, a LaTeX command or a sign. A word in an upright font begins with ``UPRIGHT``.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+UPRIGHT = "\x01"
+FUNCTIONS = {"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"}
+_SIGNS = {"\u2212": "-", "\u2013": "-", "\u00f7": "/", "\u2044": "/", "\u2026": "...", "\u3002": ".", "\u3001": ",",
+          "\u2019": "'", "\u00a0": " ", "\u00b0": r"^\circ "} | {
+    sign: rf"\{name} " for sign, name in {
+        "\u00d7": "times", "\u00b7": "cdot", "\u22c5": "cdot", "\u03c0": "pi", "\u221e": "infty", "\u00b1": "pm",
+        "\u2264": "le", "\u2265": "ge", "\u2260": "ne", "\u2248": "approx", "\u222a": "cup", "\u2208": "in",
+        "\u221a": "sqrt", "\u2205": "emptyset", "\u03b8": "theta",
+    }.items()
+}  # fmt: skip
+_RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
+_LOWERED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
+
+FONT = re.compile(r"\\(text[a-z]*|math[a-z]+|boldsymbol|bm|operatorname|emph|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+_FONT_OR_BOX = re.compile(FONT.pattern.replace("emph", "emph|boxed|fbox"))
+_UPRIGHT_FONTS = {"text", "textrm", "textbf", "textit", "texttt", "mathrm", "mbox", "operatorname"}
+_LETTERS = re.compile(rf"(?<![{UPRIGHT}\\A-Za-z])(?!(?<=\d)[eE][+-]?\d)[A-Za-z]+")
+_SAME = {"leq": r"\le", "geq": r"\ge", "leqslant": r"\le", "geqslant": r"\ge", "neq": r"\ne", "lt": "<", "gt": ">",
+         "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "ldots": "...", "dots": "...", "cdots": "...",
+         "degree": r"\circ", "varnothing": r"\emptyset", "simeq": r"\approx", "%": "%", "$": "$"}  # fmt: skip
+_GROUPED = r"(?<![\d.,])\d{1,3}(?:(\{,\}|\\[,!]|, ?\\!\s*%s)\d{3})(?:\1\d{3})*(?!\d|,\d| ?/)|"
+_DOTTED = r"(?<![\d.])\d{1,3}(?:\.\d{3}){2,}(?![\d.])"
+_GROUPS, _GROUPS_IN_BRACKETS = re.compile(_GROUPED % "|,| " + _DOTTED), re.compile(_GROUPED % "" + _DOTTED)
+_DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2})(?![\d,]|\.\d)")
+_HALF_OPEN = re.compile(r"([\[\]])([^][(){}]+,[^][(){}]+)([\[\]])")  # ]0,1[
+_TOKEN = re.compile(
+    rf"\d+(?:\.\d+)?|\.\d+|\.\.\.+|{UPRIGHT}?[^\W\d_]+|\\(?:begin|end)\{{\w+\*?\}}(?:\{{[lcr|]+\}})?|\\[A-Za-z]+|\\.|.",
+    re.DOTALL,
+)
+_REWRITES: list[tuple[re.Pattern[str], Any]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
+        (r"(?<!\\)(?:\\!|\$)|`|\b(?:np|math)\.(?=[a-z])|(?<=\*)\*", ""),
+        (r"(?:(?<!\\)\\(?:[,:;> ]|q?quad(?![A-Za-z]))|[\s~])+", " "),
+        (r"\\([A-Za-z]+|[%$])", lambda found: _SAME.get(found[1], found[0])),
+        (r"(?<=\d)\.(?= ?[/*+)}-])", ""),  # 1./3
+        (rf"(?<![{UPRIGHT}\\A-Za-z])({'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])", r"\\\1"),
+        (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\\[dt]binom(?![a-z])", r"\\binom"),
+        (r"C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))", r"\\binom{\1\2}{\3\4}"),
+        (r"\{([^{}]*)\\over([^{}A-Za-z][^{}]*)\}", r"\\frac{\1}{\2}"),
+        (
+            r"\\[dtc]?frac ?(?:(\d|\\(?!frac|sqrt)[A-Za-z]+)(?= ?[\d{])|\{([^{}]*)\}) ?(?:(\d)|\{([^{}]*)\})",
+            r"\\frac{\1\2}{\3\4}",
+        ),
+        (r"\\[dtc]frac(?![a-z])", r"\\frac"),
+        (r"(?<![\w.}/^])(\d+) ?/ ?(\d+)(?![\w./(])", r"\\frac{\1}{\2}"),
+        (r"(\d\.\d*)\\(?:overline|bar|dot)\{(\d+)\}", r"\1(\2)"),
+        (r"(\d\.\d*?)(\d+?)\2+\.\.\.+", r"\1(\2)"),
+        (r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?!\w|[{^]|\.\d)", r"\1\\times 10^{\2}"),
+        (rf"(?<=[\d)]) ?(?:\\times|\\cdot|\*|{UPRIGHT}?x) ?10 ?\^ ?(?:(-?\d)|\{{([+-]?\d+)\}})", r"\\times 10^{\1\2}"),
+        (r"(?<=[\d)]) x (?=[\d(])", r"\\times "),
+        (r"\b0b([01]+)", r"\1_{2}"),
+        (r"\((\d+)\)_", r"\1_"),
+    )
+]
+
+
+def plain_signs(text: str) -> str:
+    """Return a text with LaTeX or ASCII in place of Unicode's signs, digits, and letters of full width."""
+    if text.isascii():
+        return text
+    text = _RAISED.sub(lambda raised: f"^{{{raised[0].translate(_LOWERED)}}}", text)
+    return "".join(char if char.isascii() else _plain_sign(char) for char in text)
+
+
+def _plain_sign(char: str) -> str:
+    if char in _SIGNS or char.isdecimal():
+        return _SIGNS.get(char) or str(unicodedata.decimal(char))
+    above, slash, below = unicodedata.normalize("NFKC", char).partition("\u2044")
+    return rf"\frac{{{above}}}{{{below}}}" if slash else above if len(above) == 1 else char
+
+
+def tokens(text: str, *, decimal_comma: bool = False) -> list[str]:
+    """Return the tokens of a text. With ``decimal_comma``, 3,5 is one number outside of brackets."""
+    if text.isdigit() and text.isascii():  # the most frequent answer
+        return [text]
+    text = re.sub(r"\b([apAP])\.\s?([mM])\b\.?", r"\1\2", plain_signs(text))
+    text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)
+    in_brackets = any(bracket in text for bracket in ("(", "[", r"\{"))
+    if decimal_comma and not in_brackets:
+        text = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", text)
+    groups = _GROUPS_IN_BRACKETS if in_brackets else _GROUPS
+    text = groups.sub(lambda found: re.sub(r"\D", "", found[0]), text)
+    fonts = 1
+    while fonts:
+        text, fonts = _FONT_OR_BOX.subn(_without_font, text)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    text = _HALF_OPEN.sub(lambda m: ("(" if m[1] == "]" else "[") + m[2] + (")" if m[3] == "[" else "]"), text)
+    return _TOKEN.findall(text)
+
+
+def _without_font(font: re.Match[str]) -> str:
+    name, content = font.groups()
+    is_upright = name in _UPRIGHT_FONTS and content not in ("i", "e", "d")
+    return _LETTERS.sub(UPRIGHT + r"\g<0>", content) if is_upright else content
+
+
+def latex(parts: list[str]) -> str:
+    """Return tokens as LaTeX in one spelling; a space stays only where digits or words would meet."""
+    text = before = ""
+    space = False
+    for part in parts:
+        if part != " ":
+            meet = space and part[0].isalnum() and before[-1:].isalnum()
+            ends_command = before[:1] == "\\" and before[-1:].isalpha() and part[0].isalpha()
+            text += " " * (meet or ends_command) + (rf"\text{{{part[1:]}}}" if part[0] == UPRIGHT else part)
+            before = part
+        space = part == " "
+    return text
