@@ -3,8 +3,6 @@
 A row that cannot be used is an error that names its file and line. Prompts that are left out are counted.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import functools

@@ -9,8 +9,6 @@ Python's hash seed, the global random generator and a time limit.
 Usage: python -m openrlhf_dbb.tasks SECONDS    one such process, as ``rewards.verifier_pool`` starts it
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Prepares a training: everything that can be refused before an engine starts, cheapest first; then the run."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The questions of a benchmark as prompts with labels, loaded from the hub or a file by ``datasets``."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ The last complete ``\boxed{...}`` is the answer. Without a box it is what follow
 bound ("at least 51"), an operand, an item of a list or a question is no answer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -6,8 +6,6 @@ at its end. A statement with several letters, "(A) or (B)", is not an answer. Th
 simple-evals use such statements too, but take the first one, and MMLU-Pro's falls back on any lone letter.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``)
 ``values`` reads and compares it, and Math-Verify compares formulas. Answer and label are read by the same code.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@ r"""Takes a formula or a phrase apart: LaTeX's, Unicode's and Python's ways to w
 A token is a number, a run of letters, a LaTeX command or a sign. A word in an upright font begins with ``UPRIGHT``.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from typing import Any

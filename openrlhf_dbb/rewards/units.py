@@ -1,7 +1,5 @@
 """Units after a number: powers of base units with a factor. A word that is no unit here is no unit."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

@@ -4,8 +4,6 @@ r"""Reads an answer or a label by one grammar, and compares values. Does no alge
 letter or word is a ``Formula``, which Math-Verify compares.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace

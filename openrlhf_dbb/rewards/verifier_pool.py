@@ -7,8 +7,6 @@ Usage: python -m openrlhf_dbb.rewards.verifier_pool SECONDS    one such process 
                                                                and replies on stdout, one a line
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -3,8 +3,6 @@
 exact    Big-Bench Hard's rules, by form of label
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

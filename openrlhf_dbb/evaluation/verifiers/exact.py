@@ -4,8 +4,6 @@ Letters, numbers and words are read as in training. Suzgun et al. 2023 compare t
 Here case, punctuation and surrounding LaTeX do not matter.
 """
 
-from __future__ import annotations
-
 import re
 
 from openrlhf_dbb.rewards import choices, math_answer
