@@ -52,6 +52,11 @@ def by_visits(steps):
     return DISCOUNT
 
 
+def by_memory(steps):
+    """What the memory of point, dbb with its own discount, keeps until the next visit."""
+    return 0.5
+
+
 def by_updates(steps):
     return DISCOUNT ** (steps * BATCH / PROMPTS)
 
@@ -67,7 +72,7 @@ class Case:
     Attributes:
         flags: beside COMMAND.
         steps: it takes at least so many.
-        keeps: the discount of dbb, None with estimator point.
+        keeps: the weight that dbb leaves of the past.
         filters: whether only groups with different rewards are trained on.
         budget: ``--train.max_rollouts``; None if the passes over the data end the run.
         latest: the most steps that a group may be late, in async training; None if training waits for generation.
@@ -76,7 +81,7 @@ class Case:
 
     flags: list[str]
     steps: int
-    keeps: Callable[[int], float] | None = None
+    keeps: Callable[[int], float]
     filters: bool = False
     budget: int | None = None
     latest: int | None = None
@@ -102,7 +107,8 @@ CASES = {
     ),
     "lora-dbb": Case([*DBB, "--ds.lora.rank", "4", "--ckpt.save_adapter", "--eval.steps", "2"], 4 * EPOCHS, by_visits),
     "repo": Case(
-        ["--method", "repo", "--replay.samples", "4", "--replay.cache", "8"], 4 * EPOCHS
+        ["--method", "repo", "--replay.samples", "4", "--replay.cache", "8", "--point.memory", "dbb"],
+        4 * EPOCHS, by_memory,
     ),
     "spo": Case(["--method", "spo", "--rollout.n_samples_per_prompt", str(SAMPLES)], 4 * EPOCHS, by_drift),
     "async-dbb": Case(
@@ -170,9 +176,8 @@ def check_posteriors(folder, case):
         "ORDER BY step",
     ):
         at = version + 1  # the step in which the group would have been on-policy
-        if case.keeps is None:
-            assert (alpha, beta, mean) == (None, None, successes / rollouts)
-        elif case.keeps is by_drift:
+        assert case.keeps is not by_memory or mean == successes / rollouts
+        if case.keeps is by_drift:
             before = posterior.get(prompt, (0.5, 0.5))
             rho = (alpha - successes) / before[0]
             assert 0.875 - 1e-9 < rho < 0.96 + 1e-9 and mean == pytest.approx(before[0] / sum(before[:2]), rel=1e-14)
