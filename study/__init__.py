@@ -28,7 +28,7 @@ Simulate, where the truth is known:
 Collect and show:
     collect          from the store, event files and measurements to CSV
     rows             reads and writes the CSV files
-    analysis         paired differences, rollouts to a target, errors of estimates
+    analysis         differences and intervals, rollouts to a target, errors of estimates
     cells            table cells as text
     tables           the tables
     fewer            the test of fewer rollouts

@@ -1,4 +1,4 @@
-"""Compares arms: paired differences, rollouts to a target, errors of estimates.
+"""Compares arms: differences and their intervals, rollouts to a target, errors of estimates.
 
 Axes: R seeds, E points of a curve (the first is before training), B bootstrap draws. Accuracies are in [0, 1].
 """
@@ -6,7 +6,8 @@ Axes: R seeds, E points of a curve (the first is before training), B bootstrap d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,14 @@ from openrlhf_dbb.evaluation import paired_tests
 from study.rows import TASKS, Study
 
 LEVEL, ALPHA, POWER = 0.95, 0.05, 0.8
-"""Probability of an interval, level of a test, and the power that ``Paired.detectable`` asks for."""
+"""Probability of an interval, level of a test, and the power that ``Difference.detectable`` asks for."""
 BASELINE = "grpo"
+PAIRED = ("n2", "n4", "n8", "hard", "long-n2", "sweep-n2", "sweep-n8", "small-n2")
+"""Experiments in which a seed also fixes the model and the problems: their arms correlate by 0.96 to 1.00 over seeds.
+
+In the others a seed fixes the order of prompts alone. Their arms correlate by -0.29 to +0.58, in ``real``, which has 91
+pairs of arms, by 0.01. There pairs would only cost degrees of freedom.
+"""
 PRIMARY = (("dbb", "grpo"), ("auto", "grpo"))
 SECONDARY = (
     ("dbb", "grpo-wide"),
@@ -38,37 +45,62 @@ PROBED_SEEDS = (1, 2)
 """Seeds of the protocol ``estimates`` whose errors are compared, so that all tasks count alike."""
 DRAWS = 2000
 
+Arm = tuple[str, str]  # experiment and arm
 Curve = tuple[Floats, Floats]
 """Rollouts and accuracy, both (E,)."""
 Curves = Mapping[int, Curve]
 """A curve for each seed."""
 
 
-class Paired(NamedTuple):
-    """Differences of two arms, paired by seed. Without a pair all but ``n`` is NaN, with one pair all but the mean."""
+class Difference(NamedTuple):
+    """A difference of two means, NaN without a run of either arm. Beside a single run only the mean is known."""
 
-    n: int
+    n: int  # pairs, or runs of the arm that has fewer
+    runs: str  # pairs, or runs of both arms
     mean: float
     error: float  # standard error of the mean
     low: float  # ends of the 95 % t-interval
     high: float
-    p: float  # of the two-sided paired t-test
+    p: float  # of the two-sided t-test
     detectable: float  # true difference that gives p < 0.05 with probability 0.8, from the observed variance
 
 
-def paired(first: Any, second: Any) -> Paired:
-    """Test first - second, two Series over seeds, on the seeds that both have."""
-    difference_R = (first - second).dropna().to_numpy(dtype=np.float64)
-    n = len(difference_R)
+def _difference(n: int, runs: str, mean: float, error: float, degrees: int) -> Difference:
     if n < 2:
-        return Paired(n, float(difference_R.mean()) if n else math.nan, *[math.nan] * 5)
-    test = paired_tests.stratified_t([difference_R], two_sided=True)
-    errors = float(stats.t.ppf(1 - ALPHA / 2, n - 1) + stats.t.ppf(POWER, n - 1))
-    detectable = errors * test.error if test.error else math.nan
-    return Paired(n, test.difference, test.error, test.low, test.high, test.p, detectable)
+        return Difference(n, runs, mean, *[math.nan] * 5)
+    half = float(stats.t.ppf((1 + LEVEL) / 2, degrees)) * error
+    p = 2 * float(stats.t.sf(abs(mean) / error, degrees)) if error else math.nan
+    return Difference(n, runs, mean, error, mean - half, mean + half, p, detectable(error, degrees))
 
 
-def with_holm(tests: Mapping[Any, Paired]) -> dict[Any, tuple[Paired, float]]:
+def detectable(error: float, degrees: int) -> float:
+    """Return the true difference that gives p < 0.05 with probability 0.8, NaN without an error."""
+    return float(stats.t.ppf(1 - ALPHA / 2, degrees) + stats.t.ppf(POWER, degrees)) * error or math.nan
+
+
+def paired(first: Any, second: Any) -> Difference:
+    """Test first - second, two Series over seeds, on the seeds that both have."""
+    difference_R = (first - second).dropna().to_numpy(dtype=np.float64).round(12)  # equal on paper is equal
+    n = len(difference_R)
+    return _difference(n, str(n), *mean_and_error(difference_R), n - 1)
+
+
+def unpaired(first: Any, second: Any, arms: Iterable[Any]) -> Difference:
+    """Test the mean of first - that of second, with the deviation of the runs of all ``arms`` from their arm's mean."""
+    n, others = len(first), len(second)
+    deviation, degrees = pooled(arms)
+    error = deviation * math.sqrt(1 / n + 1 / others) if n and others else math.nan
+    return _difference(min(n, others), f"{n}, {others}", float(first.mean() - second.mean()), error, degrees)
+
+
+def pooled(arms: Iterable[Any]) -> tuple[float, int]:
+    """Return the deviation of a run from the mean of its arm, and its degrees of freedom."""
+    residuals = [arm - arm.mean() for arm in arms if len(arm)]
+    degrees = sum(len(arm) - 1 for arm in residuals)
+    return math.sqrt(sum((arm**2).sum() for arm in residuals) / degrees) if degrees else math.nan, degrees
+
+
+def with_holm(tests: Mapping[Any, Difference]) -> dict[Any, tuple[Difference, float]]:
     """Return each test with its p-value after Holm's correction over all of them."""
     corrected = paired_tests.holm([test.p for test in tests.values()]).tolist()
     return {key: (test, p) for (key, test), p in zip(tests.items(), corrected, strict=True)}
@@ -80,16 +112,25 @@ def mean_and_error(values: Any) -> tuple[float, float]:
     return float(np.mean(values)) if count else math.nan, float(stats.sem(values)) if count > 1 else math.nan
 
 
-def compare(study: Study, experiment: str, first: str, second: str, name: str = "accuracy") -> Paired:
-    """Test an outcome (see :meth:`Study.outcome`) of two arms of an experiment."""
-    return paired(study.outcome(experiment, first, name), study.outcome(experiment, second, name))
+def compare(study: Study, first: Arm, second: Arm, outcome: Callable[[str, str], Any]) -> Difference:
+    """Test an outcome of two arms: by pairs in ``PAIRED``, else with the deviation of all arms of their experiments."""
+    if first[0] in PAIRED:
+        return paired(outcome(*first), outcome(*second))
+    return unpaired(outcome(*first), outcome(*second), outcomes(study, {first[0], second[0]}, outcome))
+
+
+def outcomes(study: Study, experiments: Iterable[str], outcome: Callable[[str, str], Any]) -> list[Any]:
+    """Return an outcome of every arm of some experiments."""
+    arms = study.runs[study.runs.experiment.isin(experiments)].groupby(["experiment", "arm"])
+    return [outcome(*arm) for arm in arms.groups]
 
 
 def against_baseline(
     study: Study, experiment: str, arms: Sequence[str], name: str = "accuracy"
-) -> dict[str, tuple[Paired, float]]:
+) -> dict[str, tuple[Difference, float]]:
     """Test an outcome of arms against GRPO's, with Holm's correction over these arms."""
-    return with_holm({arm: compare(study, experiment, arm, BASELINE, name) for arm in arms if arm != BASELINE})
+    grpo, outcome = (experiment, BASELINE), partial(study.outcome, name=name)
+    return with_holm({arm: compare(study, (experiment, arm), grpo, outcome) for arm in arms if arm != BASELINE})
 
 
 def compared(study: Study, experiment: str) -> Study:
@@ -99,11 +140,12 @@ def compared(study: Study, experiment: str) -> Study:
     return study.of_seeds(seeds) if seeds else study
 
 
-def contrasts(study: Study, experiment: str, name: str) -> dict[tuple[str, str], tuple[Paired, float]]:
-    """Test the contrasts of the protocol that have a common seed, with Holm's correction in each of both families."""
-    tested: dict[tuple[str, str], tuple[Paired, float]] = {}
+def contrasts(study: Study, experiment: str, name: str) -> dict[tuple[str, str], tuple[Difference, float]]:
+    """Test the contrasts of the protocol that have runs, with Holm's correction in each of both families."""
+    tested: dict[tuple[str, str], tuple[Difference, float]] = {}
     for family in (PRIMARY, SECONDARY):
-        tests = {pair: compare(study, experiment, *pair, name) for pair in family}
+        outcome = partial(study.outcome, name=name)
+        tests = {(a, b): compare(study, (experiment, a), (experiment, b), outcome) for a, b in family}
         tested |= with_holm({pair: test for pair, test in tests.items() if test.n})
     return tested
 
@@ -165,8 +207,8 @@ def _share(arm: Curves, target: Curves, seeds: Iterable[int]) -> float:
     return rollouts_needed(rollouts_E, accuracy_E, level) / rollouts_needed(target_rollouts_E, target_accuracy_E, level)
 
 
-def at_equal_seconds(study: Study, first: tuple[str, str], second: tuple[str, str]) -> Paired:
-    """Test the accuracy of two (experiment, arm), paired by seed, at the time when the faster run of a pair ends."""
+def at_equal_seconds(study: Study, first: Arm, second: Arm) -> list[Any]:
+    """Return the accuracy of two arms over their common seeds, when the faster one of a seed's two runs ends."""
     # Evaluations divide a run into equal parts. Between them the accuracy is interpolated.
     accuracy: tuple[dict[int, float], dict[int, float]] = ({}, {})
     every = [(study.outcome(*key, "seconds"), curves(study.epochs, *key)) for key in (first, second)]
@@ -175,16 +217,7 @@ def at_equal_seconds(study: Study, first: tuple[str, str], second: tuple[str, st
         for found, (seconds, of_seed) in zip(accuracy, every, strict=True):
             accuracy_E = of_seed[seed][1]
             found[seed] = float(np.interp(end, np.linspace(0, seconds[seed], len(accuracy_E)), accuracy_E))
-    return paired(*(pd.Series(found, dtype=np.float64) for found in accuracy))
-
-
-def errors(study: Study) -> Any:
-    """Return runs, MSE and ratio to ``point`` by N, estimator and discount, means over the runs with probes."""
-    rows = study.mse.assign(ratio=study.mse.mse / study.mse.mse_point)
-    by = rows.groupby(["n", "estimator", "discount"], dropna=False, sort=False)
-    means = by.agg(runs=("run", "size"), mse=("mse", "mean"), ratio=("ratio", "mean")).reset_index()
-    place = means.estimator.map({name: place for place, name in enumerate(FAMILIES)})
-    return means.assign(place=place).sort_values(["n", "place", "discount"]).drop(columns="place")
+    return [pd.Series(found, dtype=np.float64) for found in accuracy]
 
 
 def by_task(study: Study) -> Any:
@@ -197,9 +230,13 @@ def by_task(study: Study) -> Any:
     return rows.assign(place=place).sort_values(["place", "n"], ascending=[True, False], kind="stable")
 
 
-def errors_tested(study: Study) -> dict[tuple[int, str], tuple[Paired, float]]:
-    """Test the logarithm of the error of ``dbb`` and ``auto`` over ``point``'s, by N and estimator, with Holm's p."""
+def errors_tested(study: Study) -> dict[tuple[int, str], tuple[Difference, float]]:
+    """Test the logarithm of the error of ``dbb`` and ``auto`` over ``point``'s, by N and estimator, with Holm's p.
+
+    A task counts once, because its runs have the same prompts.
+    """
     rows = by_task(study)
     rows = rows[(rows.estimator == "auto") | ((rows.estimator == "dbb") & (rows.discount == FIXED))]
-    logs = {key: np.log(part.set_index("run").ratio) for key, part in rows.groupby(["n", "estimator"])}
+    rows = rows.assign(log=np.log(rows.ratio))
+    logs = {key: part.groupby("task").log.mean() for key, part in rows.groupby(["n", "estimator"])}
     return with_holm({key: paired(log, 0 * log) for key, log in logs.items()})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from openrlhf_dbb.evaluation.paired_tests import p_value
-from study.analysis import Paired, Share
+from study.analysis import Difference, Share
 
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
@@ -52,22 +52,22 @@ def percent(mean: float, error: float) -> str:
     return "-" if math.isnan(mean) else with_error(f"{100 * mean:.2f}", 100 * error, 2)
 
 
-def difference(test: Paired) -> str:
-    """Return mean and standard error in percentage points, "-" without a pair."""
+def difference(test: Difference) -> str:
+    """Return mean and standard error in percentage points, "-" without runs."""
     return with_error(points(test.mean), 100 * test.error, 2) if test.n else "-"
 
 
-def interval(test: Paired) -> str:
+def interval(test: Difference) -> str:
     """Return the 95 % interval in percentage points."""
     return "-" if math.isnan(test.low) else f"{points(test.low)} to {points(test.high)}"
 
 
-def detectable(test: Paired) -> str:
+def detectable(test: Difference) -> str:
     """Return the detectable difference in percentage points."""
     return "-" if math.isnan(test.detectable) else f"{100 * test.detectable:.2f}"
 
 
-def tested(test: Paired, corrected: str) -> list[str]:
+def tested(test: Difference, corrected: str) -> list[str]:
     """Return five cells: difference, interval, p, corrected p (as given), detectable difference."""
     return [difference(test), interval(test), p_value(test.p), corrected, detectable(test)]
 

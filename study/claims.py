@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.paired_tests import p_value
 from openrlhf_dbb.presets import read_toml
 from study import analysis, protocol
-from study.analysis import ALPHA, LEVEL, Paired
+from study.analysis import ALPHA, LEVEL, PAIRED, Arm, Difference
 from study.cells import Table, difference, interval
 from study.protocol import PlannedRun, Protocol
 from study.rows import Study
@@ -47,7 +48,7 @@ DRAWS = 10_000
 
 @dataclass(frozen=True)
 class Test:
-    """The runs that a claim is tested on, paired by seed."""
+    """The runs that a claim is tested on."""
 
     experiment: str
     outcome: str = ""
@@ -121,14 +122,14 @@ def _claim(name: str, entry: dict[str, Any]) -> Claim:
 class Finding:
     """The result of a test."""
 
-    n: int = 0  # paired seeds, or runs whose errors were measured
+    n: int = 0  # seeds, or runs or tasks whose errors were measured
     text: str = ""  # the number and its 95 % interval
     verdict: str = NOT_RUN
     detectable: str = ""  # the true difference that such a test would show with probability 0.8
 
 
 def find(claim: Claim, test: Test, study: Study) -> Finding:
-    """Test a claim on the rows there are. A test with fewer than two paired seeds counts as not run."""
+    """Test a claim on the rows there are. A test with fewer than two seeds counts as not run."""
     return KINDS[claim.kind](claim.at(test), test, study)
 
 
@@ -138,36 +139,31 @@ def outcome(study: Study, experiment: str, arm: str, name: str) -> Any:
     return study.outcome(experiment, arm, column) * (100 if column in POINTS else 1)
 
 
-def _sides(claim: Claim, test: Test, study: Study) -> list[Any]:
-    """Return the outcome of the claim's arm, and of the one it is compared with, which may be in another experiment."""
-    sides = ((test.experiment, claim.arms[0]), (test.against or test.experiment, claim.against))
-    return [outcome(study, *side, test.outcome) for side in sides]
+def _sides(claim: Claim, test: Test) -> tuple[Arm, Arm]:
+    """Return the claim's arm, and the one that it is compared with, which may be in another experiment."""
+    return (test.experiment, claim.arms[0]), (test.against or test.experiment, claim.against)
 
 
 def _difference(claim: Claim, test: Test, study: Study) -> Finding:
-    first, second = _sides(claim, test, study)
-    if test.outcome == "loss":
-        return _judged(claim, analysis.paired(first, second), "+.3f", claim.margin, "")
-    return _judged(claim, analysis.paired(first, second), "+.2f", claim.margin, " points")
+    form, unit = ("+.3f", "") if test.outcome == "loss" else ("+.2f", " points")
+    tested = analysis.compare(study, *_sides(claim, test), partial(outcome, study, name=test.outcome))
+    return _judged(claim, tested, form, claim.margin, unit)
 
 
 def _ratio(claim: Claim, test: Test, study: Study) -> Finding:
-    first, second = _sides(claim, test, study)
-    paired = analysis.paired(np.log(first[first > 0]), np.log(second[second > 0]))
-    return _judged(claim, paired, "ratio", math.log1p(claim.margin), " times")
+    every = (outcome(study, *side, test.outcome) for side in _sides(claim, test))
+    first, second = (np.log(values[values > 0]) for values in every)
+    # Pooled over two arms alone, because logarithms of shares near 0 vary more than others.
+    pair = test.experiment in PAIRED
+    tested = analysis.paired(first, second) if pair else analysis.unpaired(first, second, (first, second))
+    return _judged(claim, tested, "ratio", math.log1p(claim.margin), " times")
 
 
 def _every(claim: Claim, test: Test, study: Study) -> Finding:
-    against = outcome(study, test.experiment, claim.against, test.outcome)
+    against, of = (test.experiment, claim.against), partial(outcome, study, name=test.outcome)
+    tests = {arm: analysis.compare(study, (test.experiment, arm), against, of) for arm in claim.arms}
     each = [
-        _judged(
-            claim,
-            analysis.paired(outcome(study, test.experiment, arm, test.outcome), against),
-            "+.2f",
-            claim.margin,
-            f" points at {DISCOUNT[arm]:g}",
-        )
-        for arm in claim.arms
+        _judged(claim, tested, "+.2f", claim.margin, f" points at {DISCOUNT[arm]:g}") for arm, tested in tests.items()
     ]
     verdicts = {finding.verdict for finding in each}
     if NOT_RUN in verdicts:
@@ -256,14 +252,12 @@ def _range(claim: Claim, test: Test, study: Study) -> Finding:
 
 def _prior(claim: Claim, test: Test, study: Study) -> Finding:
     """log of the smallest error with prior (1, 1) over the smallest with any prior."""
-    rows = study.priors[study.priors.run.isin(_grpo_runs(study, test.experiment))]
+    rows = _of_grpo(study.priors, study, test.experiment)
     table = rows.pivot_table(index="run", columns=["prior_alpha", "prior_beta"], values="mse")
     if table.empty:
         return Finding()
     best, worst = table.mean().idxmin(), table.mean().idxmax()
     paired = analysis.paired(np.log(table[1.0, 1.0]), np.log(table[best]))
-    if best == (1.0, 1.0):  # no difference in any run, so no t-interval
-        paired = paired._replace(low=0.0, high=0.0)
     if paired.n < 2:
         return Finding()
     margin = math.log1p(claim.margin)
@@ -290,17 +284,17 @@ KINDS: dict[str, Callable[[Claim, Test, Study], Finding]] = {
 }
 
 
-def _judged(claim: Claim, paired: Paired, form: str, margin: float, unit: str) -> Finding:
-    """Judge a paired test. ``form`` is a number format, or "ratio" for a difference of logs."""
-    if paired.n < 2:
+def _judged(claim: Claim, difference: Difference, form: str, margin: float, unit: str) -> Finding:
+    """Judge a difference. ``form`` is a number format, or "ratio" for a difference of logs."""
+    if difference.n < 2:
         return Finding()
 
     def text(value: float) -> str:
         return f"{math.exp(value):.3f}" if form == "ratio" else f"{value:{form}}"
 
-    shown = f"{text(paired.mean)} ({text(paired.low)} to {text(paired.high)}){unit}"
-    detectable = "" if math.isnan(paired.detectable) else text(paired.detectable).lstrip("+")
-    return Finding(paired.n, shown, _verdict(claim, paired.low, paired.high, margin), detectable)
+    shown = f"{text(difference.mean)} ({text(difference.low)} to {text(difference.high)}){unit}"
+    detectable = "" if math.isnan(difference.detectable) else text(difference.detectable).lstrip("+")
+    return Finding(difference.n, shown, _verdict(claim, difference.low, difference.high, margin), detectable)
 
 
 def _verdict(claim: Claim, low: float, high: float, margin: float) -> str:
@@ -326,18 +320,19 @@ def _ends(drawn_B: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _grpo_runs(study: Study, experiment: str) -> Any:
-    mine = study.runs.arm == "grpo"
-    if experiment in PROBED:
-        mine &= study.runs.experiment.isin(PROBED[experiment]) & study.runs.seed.isin(analysis.PROBED_SEEDS)
-    else:
-        mine &= study.runs.experiment == experiment
-    return study.runs.run[mine]
+def _of_grpo(rows: Any, study: Study, experiment: str) -> Any:
+    """Return the rows of GRPO's runs. Runs of one task have the same prompts, so that they count as one run."""
+    runs = study.runs[study.runs.arm == "grpo"]
+    if experiment not in PROBED:
+        return rows[rows.run.isin(runs.run[runs.experiment == experiment])]
+    probed = runs[runs.experiment.isin(PROBED[experiment]) & runs.seed.isin(analysis.PROBED_SEEDS)]
+    mine = rows[rows.run.isin(probed.run)]
+    return mine.assign(run=mine.run.map(probed.set_index("run").experiment))
 
 
 def _errors(study: Study, experiment: str, estimator: str, index: str = "run") -> Any:
     """Return the errors of an estimator on GRPO's runs: runs by discounts, -1 where it has no discount."""
-    rows = study.mse[study.mse.run.isin(_grpo_runs(study, experiment)) & (study.mse.estimator == estimator)]
+    rows = _of_grpo(study.mse[study.mse.estimator == estimator], study, experiment)
     return rows.fillna({"discount": -1}).pivot_table(index=index, columns="discount", values="mse")
 
 
@@ -387,7 +382,7 @@ def _claims(claims: Mapping[str, Claim], results: Found) -> Table:
             first(results[name, "smollm2"]), first(results[name, "gpu"]),
         ])  # fmt: skip
     note = (
-        "Ours: the mean over n paired seeds (or over n runs whose estimates were measured) with its 95 % interval. "
+        "Ours: the mean over n seeds (or over n runs whose estimates were measured) with its 95 % interval. "
         "In brackets behind no difference shown: the smallest difference that such a test would have shown with "
         "probability 0.8."
     )
@@ -430,13 +425,14 @@ def _factors(study: Study) -> Table:
         (pooled, "n2"),
     ):
         for label, (first, second) in (pairs if of is pooled else pairs | crossed).items():
-            tests = [analysis.compare(of, experiment, first, second, name) for name in outcomes]
+            sides = (experiment, first), (experiment, second)
+            tests = [analysis.compare(of, *sides, partial(of.outcome, name=name)) for name in outcomes]
             if tests[0].n > 1:
                 cells = [f"{difference(test)} ({p_value(test.p)})" for test in tests]
                 name = f"{experiment}, sweep-{experiment}" if of is pooled else experiment
-                rows.append([name, label, str(tests[0].n), interval(tests[0]), *cells])
+                rows.append([name, label, tests[0].runs, interval(tests[0]), *cells])
     note = (
-        "Percentage points, mean and standard error over n paired seeds; in brackets p of a two-sided paired t-test. "
+        "Percentage points, mean and standard error; n: pairs, or seeds of both arms; in brackets p, two-sided. "
         "Looked at after the runs, and not corrected for the number of tests: a hypothesis."
     )
     header = ("experiments", "difference", "n", "Acc@8: 95 % interval", *outcomes.values())

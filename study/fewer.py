@@ -17,7 +17,7 @@ import pandas as pd
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.paired_tests import p_value
 from study import analysis
-from study.analysis import ALPHA, POWER, Curves, Paired
+from study.analysis import ALPHA, POWER, Curves, Difference
 from study.cells import PLUS_MINUS, Table, detectable, difference, interval, needed, percent
 from study.rows import CONTROL_OF, FEWER_ARMS, Study
 
@@ -87,7 +87,7 @@ def all_curves(study: Study, test: str) -> dict[Arm, Curves]:
     return {arm: curves for arm, curves in every.items() if curves}
 
 
-def compare(first: Curves, second: Curves, outcome: Outcome, second_outcome: Outcome | None = None) -> Paired:
+def compare(first: Curves, second: Curves, outcome: Outcome, second_outcome: Outcome | None = None) -> Difference:
     """Test an outcome, first - second, over their common seeds."""
     outcomes = (outcome, second_outcome or outcome)
     return analysis.paired(
@@ -96,7 +96,7 @@ def compare(first: Curves, second: Curves, outcome: Outcome, second_outcome: Out
     )  # fmt: skip
 
 
-def against_target(curves: Mapping[Arm, Curves], outcome: Outcome) -> dict[Arm, tuple[Paired, float]]:
+def against_target(curves: Mapping[Arm, Curves], outcome: Outcome) -> dict[Arm, tuple[Difference, float]]:
     """Test each arm against GRPO at N = 8 after as many rollouts, with Holm's correction over the arms."""
     target = curves.get(TARGET, {})
     return analysis.with_holm({arm: compare(mine, target, outcome) for arm, mine in curves.items() if arm != TARGET})
@@ -137,7 +137,7 @@ def _differences(curves: Mapping[Arm, Curves], test: str) -> Table:
     return Table(f"{TESTS[test]}: after as many rollouts", header, rows if len(curves) > 1 else [], note)
 
 
-def _row(tests: Mapping[str, tuple[Paired, float]]) -> list[str]:
+def _row(tests: Mapping[str, tuple[Difference, float]]) -> list[str]:
     half, _ = tests["1/2"]
     cells = [f"{difference(test)} ({p_value(p)})" if test.n > 1 else difference(test) for test, p in tests.values()]
     return [str(half.n), *cells, interval(half), detectable(half)]

@@ -11,7 +11,7 @@ import matplotlib
 import numpy as np
 
 from study import analysis, fewer
-from study.analysis import ALPHA, Paired
+from study.analysis import ALPHA, Difference
 from study.rows import ARMS, EXPERIMENTS, TASKS, Study
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _fewer(study: Study, test: str) -> Figure | None:
     return figure
 
 
-def _draw_test(axes: Axes, place: int, test: Paired, corrected: float, look: dict[str, Any]) -> None:
+def _draw_test(axes: Axes, place: int, test: Difference, corrected: float, look: dict[str, Any]) -> None:
     """Draw a difference with its interval on a line of its own, with a filled marker if it is significant."""
     axes.axvline(0, color="black", linewidth=1)
     axes.plot([100 * test.low, 100 * test.high], [place, place], color=look["color"])

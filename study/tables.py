@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+
+import numpy as np
 
 from openrlhf_dbb.evaluation.paired_tests import p_value
 from study import analysis, fewer
-from study.analysis import ALPHA, BASELINE, FIXED, POWER
-from study.cells import PLUS_MINUS, Table, difference, interval, needed, percent, points, tested
+from study.analysis import ALPHA, BASELINE, FIXED, PAIRED, POWER
+from study.cells import PLUS_MINUS, Table, difference, interval, needed, percent, tested
 from study.rows import ARMS, EXPERIMENTS, TASKS, Study
 
 OUTCOMES = {
@@ -20,6 +23,11 @@ OUTCOMES = {
 REPEATED = {"long-n2": range(4, 9), "pairs": range(2, 6), "real": range(4, 6)}
 """Experiments to which seeds were added after a look at the first ones. The added seeds are also tested alone."""
 
+TESTED = {
+    True: "paired by seed; p of two-sided t-tests",
+    False: "not paired, with the deviation within all arms (n: runs of both arms); p of two-sided t-tests",
+}
+"""How arms are compared, by whether their seeds are pairs."""
 HERE = ("real", "real-here")
 """An experiment, and the one that repeats its GRPO on the machine of these arms."""
 HERE_ARMS = ("dbb", "auto", "single", "single-text", "spo", "max_rl", "max_rl-auto", "dapo")
@@ -27,6 +35,7 @@ HERE_ARMS = ("dbb", "auto", "single", "single-text", "spo", "max_rl", "max_rl-au
 ACROSS = (
     ("GRPO, pairs: two rollouts of many prompts - eight of a quarter", ("many", BASELINE), ("pairs", BASELINE)),
     ("DAPO at its best rate - GRPO", ("real-tuned", "dapo"), ("real", BASELINE)),
+    ("GRPO, the second machine - the first", ("real-here", BASELINE), ("real", BASELINE)),
 )
 """Differences between experiments: a label, and experiment and arm of both sides."""
 
@@ -40,10 +49,8 @@ def tables(study: Study) -> dict[str, Table]:
         made[f"repeated-{name}"] = _contrasts(study.of_seeds(seeds), name, title)
     made |= fewer.tables(study)
     made |= {"control": _control(study), "estimates": _estimates(study), "estimates-tested": _estimates_tested(study)}
-    if not made["estimates"].rows:  # which has the same errors by task
-        made["mse"] = _errors(study)
     made |= {"transfer": _transfer(study), "across": _across(study)}
-    made |= {"seconds": _seconds(study), "two-machines": _repeated(study)}
+    made |= {"seconds": _seconds(study), "power": _power(study)}
     made |= {"steps": _steps(study), "pilot": _pilot(study)}
     return {name: table for name, table in made.items() if table.rows}
 
@@ -61,17 +68,18 @@ def _arms(study: Study, experiment: str) -> Table:
         count, cells = str(len(values)), ["-"] * 12
         if arm in tests:
             test, corrected = tests[arm]
-            count = count if test.n == len(values) else f"{count} ({test.n})"
+            count = f"{count} ({test.n})" if test.n < len(values) and experiment in PAIRED else count
             cells = tested(test, p_value(corrected)) + _secondary(study, experiment, arm, BASELINE)
             mine = analysis.curves(study.epochs, experiment, arm)
-            share = analysis.share_needed(mine, target) if test.n > 1 else None
+            share = analysis.share_needed(mine, target) if test.n > 1 and experiment in PAIRED else None
             cells += [p_value(on_the_way[arm][1]), *needed(share)]
         rows.append([ARMS[arm], count, percent(*analysis.mean_and_error(values)), *cells])
     first, second = "dr_grpo-dbb", "dr_grpo"
     if {first, second} <= set(arms):
-        test = analysis.compare(study, experiment, first, second)
+        outcome = partial(study.outcome, name="accuracy")
+        test = analysis.compare(study, (experiment, first), (experiment, second), outcome)
         cells = [*tested(test, "-"), *_secondary(study, experiment, first, second), *["-"] * 3]
-        rows.append([f"{ARMS[first]} - {ARMS[second]}", str(test.n), "", *cells])
+        rows.append([f"{ARMS[first]} - {ARMS[second]}", test.runs, "", *cells])
     header = (
         "arm", "n", "Acc@8 %", "vs. GRPO", "95 % interval", "p", "p (Holm)", "detectable",
         "Best@8", "OOD", "reward", "mean over evaluations", "p (Holm)", "rollouts needed", "95 % interval",
@@ -79,18 +87,19 @@ def _arms(study: Study, experiment: str) -> Table:
     note = (
         "n: seeds (pairs in brackets where they are fewer; seeds that GRPO alone has are left out); mean "
         f"{PLUS_MINUS} standard error over seeds. From the fourth column on: the difference to GRPO in percentage "
-        "points, paired by seed. p: two-sided paired t-test; Holm over the arms compared with GRPO, for each outcome. "
+        f"points, {TESTED[experiment in PAIRED]}, Holm over the arms compared with GRPO, for each outcome. "
         f"Detectable: the true difference that gives p < {ALPHA:g} with probability {POWER:g}. Reward: training, last "
         "epoch, which is a smaller part of the run at N = 1. Mean over evaluations: of held-out Acc@8, during and "
         "after training. Rollouts needed: where the arm's mean curve first reaches GRPO's mean final accuracy, over "
-        "where GRPO's does; bootstrap over seeds."
+        "where GRPO's does; bootstrap over pairs."
     )
     return Table(f"{EXPERIMENTS[experiment]}: every arm against GRPO", header, rows, note)
 
 
 def _secondary(study: Study, experiment: str, arm: str, baseline: str) -> list[str]:
     outcomes = ("best", "ood", "reward_last", "mean_accuracy")
-    return [difference(analysis.compare(study, experiment, arm, baseline, name)) for name in outcomes]
+    sides = (experiment, arm), (experiment, baseline)
+    return [difference(analysis.compare(study, *sides, partial(study.outcome, name=name))) for name in outcomes]
 
 
 def _contrasts(study: Study, experiment: str, title: str) -> Table:
@@ -100,11 +109,11 @@ def _contrasts(study: Study, experiment: str, title: str) -> Table:
         for pair, (test, corrected) in analysis.contrasts(study, experiment, name).items():
             family = primary if pair in analysis.PRIMARY else secondary
             contrast = f"{ARMS[pair[0]]} - {ARMS[pair[1]]}"
-            rows.append([label, contrast, family, str(test.n), *tested(test, p_value(corrected))])
+            rows.append([label, contrast, family, test.runs, *tested(test, p_value(corrected))])
     header = ("outcome", "contrast", "family", "n", "difference", "95 % interval", "p", "p (Holm)", "detectable")
     note = (
-        f"Percentage points, mean {PLUS_MINUS} standard error over n paired seeds; two-sided paired t-tests, Holm "
-        "within each family and outcome."
+        f"Percentage points, mean {PLUS_MINUS} standard error, {TESTED[experiment in PAIRED]}, Holm within each "
+        "family and outcome."
     )
     return Table(f"{title}: the contrasts of the protocol", header, rows, note)
 
@@ -131,24 +140,6 @@ def _control(study: Study) -> Table:
     return Table("The control: the same training without the pipeline", header, rows, note)
 
 
-def _errors(study: Study) -> Table:
-    rows = []
-    for (n, estimator), part in analysis.errors(study).groupby(["n", "estimator"], sort=False):
-        best = part.mse.idxmin()
-        shown = part.loc[[best, *part.index[(part.discount == FIXED) & (part.index != best) & (estimator == "dbb")]]]
-        for row in shown.itertuples():
-            fixed = "" if row.Index == best else " (fixed)"
-            where = "-" if math.isnan(row.discount) else f"{row.discount:g}"
-            relative = "-" if estimator == "point" else f"{100 * (row.ratio - 1):+.1f} %"
-            rows.append([str(n), estimator + fixed, str(row.runs), where, f"{row.mse:.5f}", relative])
-    header = ("N", "estimator", "n", "discount", "MSE", "relative to point")
-    note = (
-        "n: runs with probes, means over them. The discount is each family's best in hindsight; for dbb the fixed 0.5 "
-        "follows if it is not the best."
-    )
-    return Table("Error of the estimated success probabilities, at the best discount", header, rows, note)
-
-
 def _estimates(study: Study) -> Table:
     rows = []
     for (task, n), part in analysis.by_task(study).groupby(["task", "n"], sort=False):
@@ -170,7 +161,7 @@ def _estimates_tested(study: Study) -> Table:
         ratio, low, high = (f"{math.exp(x):.2f}" for x in (test.mean, test.low, test.high))
         rows.append([str(n), name, str(test.n), ratio, f"{low} to {high}", p_value(test.p), p_value(corrected)])
     header = ("N", "estimator", "n", "MSE / point's", "95 % interval", "p", "p (Holm)")
-    note = "n: runs of all tasks; geometric mean. Two-sided t-tests of the logarithm, Holm over the rows."
+    note = "n: tasks, means of two runs each; geometric mean. Two-sided t-tests of the logarithm, Holm over the rows."
     return Table("SmolLM2: do dbb and auto estimate better than the group's mean?", header, rows, note)
 
 
@@ -185,11 +176,12 @@ def _transfer(study: Study) -> Table:
         for part in (dbb, grpo, start):
             part["mean"] = part.mean(axis=1, skipna=False)
         for name in grpo if len(grpo.columns) > 1 else []:
-            test = analysis.paired(dbb[name], grpo[name])
-            means = percent(start[name].item(), math.nan), percent(*analysis.mean_and_error(grpo[name].dropna()))
-            rows.append([EXPERIMENTS[experiment], name, str(test.n), *means, difference(test), interval(test)])
+            first, second = dbb[name].dropna(), grpo[name].dropna()
+            test = analysis.unpaired(first, second, (first, second))
+            means = percent(start[name].item(), math.nan), percent(*analysis.mean_and_error(second))
+            rows.append([EXPERIMENTS[experiment], name, test.runs, *means, difference(test), interval(test)])
     header = ("trained on", "task", "n", "before training %", "GRPO %", "dbb vs. GRPO", "95 % interval")
-    return Table("SmolLM2: trained models on other tasks", header, rows)
+    return Table("SmolLM2: trained models on other tasks", header, rows, f"Percentage points, {TESTED[False]}.")
 
 
 def _seconds(study: Study) -> Table:
@@ -198,41 +190,56 @@ def _seconds(study: Study) -> Table:
     for (experiment, baseline), compared in ((HERE, HERE_ARMS), (("many", "many"), tuple(ARMS))):
         grpo, of_grpo = (baseline, BASELINE), study.outcome(baseline, BASELINE, "seconds")
         arms = {arm: (experiment, arm) for arm in study.arms(experiment) if arm in compared and arm != BASELINE}
-        every = {arm: analysis.at_equal_seconds(study, key, grpo) for arm, key in arms.items()}
-        tests = {arm: test for arm, test in every.items() if test.n > 1}
+        found = {arm: analysis.at_equal_seconds(study, key, grpo) for arm, key in arms.items()}
+        found = {arm: both for arm, both in found.items() if len(both[0]) > 1}
+        runs = [*(first for first, _ in found.values()), study.outcome(*grpo, "accuracy")]
+        tests = {arm: analysis.unpaired(first, second, runs) for arm, (first, second) in found.items()}
         for arm, (test, corrected) in analysis.with_holm(tests).items():
-            final = analysis.paired(*(study.outcome(*key, "accuracy") for key in (arms[arm], grpo)))
+            final = analysis.compare(study, arms[arm], grpo, partial(study.outcome, name="accuracy"))
             ratio = (study.outcome(*arms[arm], "seconds") / of_grpo).mean()
             cells = [f"{ratio:.2f}", difference(final), *tested(test, p_value(corrected))[:4]]
-            rows.append([EXPERIMENTS[experiment], ARMS[arm], str(test.n), *cells])
+            rows.append([EXPERIMENTS[experiment], ARMS[arm], test.runs, *cells])
     header = ("experiment", "arm", "n", "seconds", "vs. GRPO", "at equal seconds", "95 % interval", "p", "p (Holm)")
     note = (
-        "Seconds: divided by GRPO's. Differences in percentage points, paired by seed. At equal seconds: where the "
-        "faster run of a pair ends, accuracy interpolated between evaluations. Holm over the arms of an experiment. "
+        f"Seconds: divided by GRPO's. Differences in percentage points, {TESTED[False]}. At equal seconds: where the "
+        "faster run of a seed ends, accuracy interpolated between evaluations. Holm over the arms of an experiment. "
         "Two runs at a time, one on each core."
     )
     return Table("SmolLM2: arms against GRPO of the same machine", header, rows, note)
 
 
-def _repeated(study: Study) -> Table:
-    """Compare GRPO's runs on two machines, seed by seed."""
-    first, second = (study.outcome(experiment, BASELINE, "accuracy") for experiment in HERE)
-    rows = [
-        [str(seed), percent(first[seed], math.nan), percent(again, math.nan), points(again - first[seed])]
-        for seed, again in second.items()
-    ]
-    header = ("seed", "first machine %", "second machine %", "difference")
-    return Table("SmolLM2: GRPO's final accuracy on two machines", header, rows)
-
-
 def _across(study: Study) -> Table:
-    """Compare arms of different experiments that share their seeds."""
+    """Compare arms of different experiments."""
     rows = []
     for label, first, second in ACROSS:
-        test = analysis.paired(*(study.outcome(*key, "accuracy") for key in (first, second)))
+        test = analysis.compare(study, first, second, partial(study.outcome, name="accuracy"))
         if test.n:
-            rows.append([label, str(test.n), difference(test), interval(test), p_value(test.p)])
-    return Table("SmolLM2: differences across experiments", ("", "n", "difference", "95 % interval", "p"), rows)
+            rows.append([label, test.runs, difference(test), interval(test), p_value(test.p)])
+    header = ("", "n", "difference", "95 % interval", "p")
+    return Table("SmolLM2: differences across experiments", header, rows, f"Percentage points, {TESTED[False]}.")
+
+
+def _power(study: Study) -> Table:
+    """Tabulate the differences that tests of unpaired experiments can show, and what a perfect memory could give."""
+    rows = []
+    for experiment, title in EXPERIMENTS.items():
+        runs = list(analysis.curves(study.epochs, experiment, BASELINE).values())
+        if experiment in PAIRED or not runs:
+            continue
+        arms = analysis.outcomes(study, [experiment], partial(study.outcome, name="accuracy"))
+        deviation, degrees = analysis.pooled(arms)
+        tests = ((3, degrees), (5, degrees), (3, 2), (5, 4))
+        shown = [analysis.detectable(deviation * math.sqrt(2 / n), of_test) for n, of_test in tests]
+        rollouts_E, accuracy_E = np.mean(runs, axis=0)
+        n = study.runs.n[study.runs.experiment == experiment].max()
+        late = accuracy_E[-1] - np.interp((1 - 1 / n) * rollouts_E[-1], rollouts_E, accuracy_E)
+        rows.append([title, str(n), *(f"{100 * x:.1f}" for x in (deviation, *shown, late)), str(degrees)])
+    header = ("experiment", "N", "deviation", "n = 3", "n = 5", "3 pairs", "5 pairs", "last 1/N", "degrees of freedom")
+    note = (
+        "Points. Deviation: within arms, of final accuracy. n: the difference that a test of two arms with n seeds "
+        f"shows with probability {POWER:g}. Last 1/N: what GRPO gained with the last 1/N of its rollouts."
+    )
+    return Table("SmolLM2: what the tests can show", header, rows, note)
 
 
 def _steps(study: Study) -> Table:

@@ -51,16 +51,22 @@ def row_of(table, label):
 
 
 def test_a_paired_test_by_hand():
-    test = analysis.paired(
-        pd.Series({1: 0.51, 2: 0.53, 3: 0.55, 9: 0.9}), pd.Series({1: 0.50, 2: 0.51, 3: 0.52, 8: 0.1})
-    )
-    assert test.n == 3  # seeds 8 and 9 are unpaired; the differences are 0.01, 0.02, 0.03
-    assert test.mean == pytest.approx(0.02)
-    assert test.error == pytest.approx(0.01 / math.sqrt(3))
+    first, second = pd.Series({1: 0.51, 2: 0.53, 3: 0.55, 9: 0.9}), pd.Series({1: 0.50, 2: 0.51, 3: 0.52, 8: 0.1})
+    test = analysis.paired(first, second)
+    # Seeds 8 and 9 are unpaired; the differences are 0.01, 0.02, 0.03.
+    assert (test.n, test.mean, test.error) == pytest.approx((3, 0.02, 0.01 / math.sqrt(3)))
     assert test.p == pytest.approx(0.0742, abs=5e-5)  # t = 3.464, 2 degrees of freedom
-    # the 97.5 % point of t with 2 degrees of freedom is 4.3027, the 80 % point 1.0607
-    assert (test.low, test.high) == pytest.approx((0.02 - 4.3027 * 0.0057735, 0.02 + 4.3027 * 0.0057735), rel=1e-4)
-    assert test.detectable == pytest.approx((4.3027 + 1.0607) * 0.0057735, rel=1e-4)
+    half = 4.3027 * 0.01 / math.sqrt(3)  # the 97.5 % point of t with 2 degrees of freedom
+    assert (test.low, test.high) == pytest.approx((0.02 - half, 0.02 + half), rel=1e-4)
+
+
+def test_arms_of_one_model_are_compared_by_the_deviation_within_all_arms():
+    study = Study.of(runs=runs({"grpo": [0.50, 0.54], "dbb": [0.60, 0.62, 0.64], "auto": [0.3, 0.3]}, "lcm"))
+    test = analysis.compare(study, ("lcm", "dbb"), ("lcm", "grpo"), lambda *arm: study.outcome(*arm, "accuracy"))
+    # Squares of 0.0008, 0.0008 and 0 over 1 + 2 + 1 degrees of freedom: the deviation is 0.02.
+    assert (test.runs, test.mean, test.error) == ("3, 2", pytest.approx(0.1), pytest.approx(0.02 * math.sqrt(5 / 6)))
+    low, detectable = 0.1 - 2.7764 * test.error, (2.7764 + 0.9410) * test.error  # points of t: 97.5 %, 80 %
+    assert (test.low, test.p, test.detectable) == pytest.approx((low, 0.00541, detectable), rel=1e-3)  # t is 5.477
 
 
 def test_holm_is_within_each_family_of_contrasts():
@@ -106,25 +112,24 @@ def test_the_share_of_rollouts_compares_mean_curves_by_one_rule():
 
 
 def test_arms_are_compared_where_the_faster_one_ends():
-    curves = {("grpo", 1): [0.2, 0.5, 0.6], ("dbb", 1): [0.2, 0.4, 0.8]}
-    of_runs = runs({"grpo": [0.6], "dbb": [0.8]}).assign(seconds=[100.0, 150.0])
-    test = analysis.at_equal_seconds(Study.of(runs=of_runs, epochs=epochs(curves)), ("n2", "dbb"), ("n2", "grpo"))
-    # After 100 s dbb is a third of the way from 0.4, at 75 s, to 0.8.
-    assert (test.n, test.mean) == (1, pytest.approx(0.4 + 0.4 / 3 - 0.6))
+    timed = runs({"grpo": [0.6], "dbb": [0.8]}).assign(seconds=[100.0, 150.0])
+    study = Study.of(runs=timed, epochs=epochs({("grpo", 1): [0.2, 0.5, 0.6], ("dbb", 1): [0.2, 0.4, 0.8]}))
+    found = [of.to_dict() for of in analysis.at_equal_seconds(study, ("n2", "dbb"), ("n2", "grpo"))]
+    assert found == [{1: pytest.approx(0.4 + 0.4 / 3)}, {1: 0.6}]  # dbb is a third of the way from 75 to 150 s
 
 
 def test_errors_of_estimates_by_task_by_hand():
-    made = pd.concat([runs({"grpo": [0.5]}, "pairs", 8), runs({"grpo": [0.5]}, "probed-lcm", 8)])
-    errors = {"point": (1, 1), "dbb": (math.exp(-1), math.exp(-3)), "auto": (0.5, 0.5)}
+    made = pd.concat([runs({"grpo": [0.5]}, "pairs", 8), runs({"grpo": [0.5] * 2}, "probed-lcm", 8)])
+    errors = {"point": (1, 1, 1), "dbb": (math.exp(-1), math.exp(-2), math.exp(-4)), "auto": (0.5, 0.5, 0.5)}
     mse = [
-        {"run": run, "n": 8, "seed": 1, "estimator": name, "mse": both[at], "mse_point": 1}
+        {"run": run, "n": 8, "seed": 1, "estimator": name, "mse": of_run[at], "mse_point": 1}
         | ({"discount": 0.5} if name == "dbb" else {})
-        for at, run in enumerate(made.run) for name, both in errors.items()
+        for at, run in enumerate(made.run) for name, of_run in errors.items()
     ]  # fmt: skip
     mse += [row | {"seed": 3, "mse": 9} for row in mse]  # a seed that the protocol does not compare
     study = Study.of(runs=made, mse=frame("mse", mse))
     test, _ = analysis.errors_tested(study)[8, "dbb"]
-    # t = -2 with one degree of freedom, whose p is 1 - (2 / pi) arctan 2.
+    # The tasks have -1 and (-2 - 4) / 2: t = -2 with one degree of freedom, whose p is 1 - (2 / pi) arctan 2.
     assert (test.n, test.mean, test.p) == pytest.approx((2, -2, 1 - 2 / math.pi * math.atan(2)))
     assert analysis.by_task(study).task.unique().tolist() == ["pairs", "lcm"]
 

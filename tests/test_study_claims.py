@@ -10,28 +10,23 @@ from study.rows import COLUMNS, Study
 
 MANIFEST = claims.load()
 NO_OUTCOME = ("error", "below_point", "range", "prior")
-ARMS = tuple(claims.DISCOUNT)
 
 
 def find(kind, study, test=None, **values):
-    test = test or Test("e", "accuracy")
+    test = test or Test("n2", "accuracy")
     made = {"arms": ("dbb",), "against": "grpo", "expected": "above"} | values
     claim = Claim("id", "where", "says", "paper", kind, {"tiny": (test,), "gpu": ()}, **made)
     return claims.find(claim, test, study)
 
 
-def accuracies(by_arm, experiment="e"):
-    return runs(by_arm, experiment)
-
-
 def with_errors(mse):
     """A study of two GRPO runs with errors by estimator and discount (None: it has none)."""
     made = [
-        (f"e-grpo-s{seed}", 2, seed, estimator, discount, value, 0.04 * seed)
+        (f"n2-grpo-s{seed}", 2, seed, estimator, discount, value, 0.04 * seed)
         for (estimator, discount), values in mse.items() for seed, value in enumerate(values, 1)
     ]  # fmt: skip
     return {
-        "runs": accuracies({"grpo": [0.5, 0.5]}),
+        "runs": runs({"grpo": [0.5, 0.5]}),
         "mse": pd.DataFrame(made, columns=COLUMNS["mse"]).astype({"discount": float}),
     }
 
@@ -69,20 +64,20 @@ def test_the_arm_of_a_test_replaces_the_claims_arm():
     ],
 )
 def test_differences_and_their_verdicts(dbb, expected, margin, verdict):
-    study = Study.of(runs=accuracies({"dbb": dbb, "grpo": [0.5, 0.5]}))
+    study = Study.of(runs=runs({"dbb": dbb, "grpo": [0.5, 0.5]}))
     assert find("difference", study, expected=expected, margin=margin).verdict == verdict
 
 
 def test_a_difference_to_another_experiment_in_words():
-    both = [accuracies({"dbb": [0.52, 0.54], "grpo": [0.9, 0.9]}), accuracies({"grpo": [0.5, 0.5]}, "f")]
-    finding = find("difference", Study.of(runs=pd.concat(both)), Test("e", "accuracy", against="f"))
+    both = [runs({"dbb": [0.52, 0.54], "grpo": [0.9, 0.9]}), runs({"grpo": [0.5, 0.5]}, "f")]
+    finding = find("difference", Study.of(runs=pd.concat(both)), Test("n2", "accuracy", against="f"))
     assert (finding.n, finding.text) == (2, "+3.00 (-9.71 to +15.71) points")
     assert float(finding.detectable) == pytest.approx(12.706 + 1.376, abs=0.01)  # t of 1 degree: 0.975 and 0.8
 
 
 def test_runs_of_both_protocols_are_pooled():
-    first = accuracies({"grpo": [0.5] * 2, "dbb": [0.51, 0.52]}, "n8")
-    second = accuracies({"grpo": [0.5], "dbb": [0.53]}, "sweep-n8")
+    first = runs({"grpo": [0.5] * 2, "dbb": [0.51, 0.52]}, "n8")
+    second = runs({"grpo": [0.5], "dbb": [0.53]}, "sweep-n8")
     [table] = claims.tables({}, {}, Study.of(runs=pd.concat([first, second.assign(seed=11)])))
     [row] = table.rows  # 1, 2 and 3 points: t = 3.464 with 2 degrees of freedom
     assert row[0] == "n8, sweep-n8" and row[2:5] == ["3", "-0.48 to +4.48", "+2.00 ± 0.58 (0.0742)"]
@@ -97,7 +92,7 @@ def test_every_arm_has_to_be_above():
         NOT_RUN: exact | {"dbb": []},
     }
     for verdict, values in verdicts.items():
-        assert find("every", Study.of(runs=accuracies(values)), arms=("dbb-0.25", "dbb")).verdict == verdict
+        assert find("every", Study.of(runs=runs(values)), arms=("dbb-0.25", "dbb")).verdict == verdict
 
 
 MSE = {
@@ -139,6 +134,6 @@ def test_one_discount_above_the_point_estimate_counts_after_holms_correction(las
 
 @pytest.mark.parametrize("kind", claims.KINDS)
 def test_nothing_is_said_without_runs(kind):
-    test = Test("e", "accuracy", against="other")
+    test = Test("n2", "accuracy", against="other")
     finding = find(kind, Study.of(), test, estimator="dbb", against="point" if kind in NO_OUTCOME else "grpo")
     assert finding == claims.Finding()
