@@ -1,7 +1,5 @@
 """The contract of an online reward estimator: what it keeps, when it reads, what it may see."""
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -98,7 +96,7 @@ class RewardEstimator(ABC):
         check(self)
 
     @property
-    def belief(self) -> RewardEstimator:
+    def belief(self) -> "RewardEstimator":
         """The estimator whose state a run keeps, and whose forecast strategies draw by: by default this one."""
         return self
 

@@ -1,7 +1,5 @@
 """The process that owns a run, and whether it is still alive."""
 
-from __future__ import annotations
-
 import os
 import socket
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ class Owner:
     started: str | None
 
     @classmethod
-    def of_this_process(cls) -> Owner:
+    def of_this_process(cls) -> "Owner":
         return cls(socket.gethostname(), os.getpid(), _start_of(os.getpid()))
 
     @property

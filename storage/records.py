@@ -4,8 +4,6 @@ Axes: P prompts of a step, Q probed prompts, K kept rollouts, F state fields of 
 repeats (seeds) and P prompts of a benchmark.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -143,7 +141,7 @@ class ProbeRows:
     successes: NDArray[np.float64]
     squares: NDArray[np.float64]
 
-    def checked(self) -> ProbeRows:
+    def checked(self) -> "ProbeRows":
         """Return a copy with exact types, sorted by prompt id; raise StoreError as :meth:`StepRows.checked`."""
         ids, order = _sorted_ids("probes.prompt_ids", self.prompt_ids)
         columns = _columns(self, ids.shape, ("samples",), ("successes", "squares"), "probes.")
@@ -182,7 +180,7 @@ class RolloutRows:
     text: Sequence[str]
     policy_version: NDArray[np.float64] | None = None
 
-    def checked(self) -> RolloutRows:
+    def checked(self) -> "RolloutRows":
         """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
         order = np.lexsort((self.sample, self.prompt_ids))
         integer, real = ["prompt_ids", "sample", "length"], ["reward", "score", "advantage", "truncated", "log_prob"]
@@ -230,7 +228,7 @@ class StepRows:
     policy_version: NDArray[np.float64] | None = None
     inclusion: NDArray[np.float64] | None = None
 
-    def checked(self, num_fields: int) -> StepRows:
+    def checked(self, num_fields: int) -> "StepRows":
         """Return a copy with exact types, sorted by prompt id.
 
         Raises:
@@ -285,7 +283,7 @@ class EvaluationRows:
     tokens: NDArray[np.int64]
     truncated: NDArray[np.int64]
 
-    def checked(self) -> EvaluationRows:
+    def checked(self) -> "EvaluationRows":
         """Return a copy with exact types; raise StoreError if there are no results or a shape differs."""
         shape = (len(np.atleast_1d(self.samples)), len(self.prompt_ids))
         where = f"benchmark {self.benchmark!r}: "

@@ -14,8 +14,6 @@ Axes: R rows (trajectories) of a batch, T tokens of the longest response, S roll
 rollout may have several trajectories. Rows that verl appends as padding belong to no rollout.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Mapping
@@ -69,7 +67,7 @@ class Settings:
     keep_rollouts: int | None = KEEP
 
     @classmethod
-    def read(cls, config: DictConfig) -> Settings:
+    def read(cls, config: DictConfig) -> "Settings":
         """Read the settings from verl's configuration, before verl loads a model."""
         given: Any = config.algorithm.get(NAME) or {}
         settings = cls(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
@@ -105,7 +103,7 @@ class Batch:
     responses: list[torch.Tensor]
 
     @classmethod
-    def read(cls, batch: KVBatchMeta) -> Batch:
+    def read(cls, batch: KVBatchMeta) -> "Batch":
         """Read the rollouts from TransferQueue, where verl keeps the contents of a batch."""
         rollout_R = np.full(len(batch), -1)
         last: dict[str, tuple[int, int]] = {}  # by rollout: number and row of its last trajectory

@@ -1,7 +1,5 @@
 """The tiny preset's model, a two-layer Qwen3 on characters, and its files."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -71,7 +69,7 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     return assets
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer() -> "PreTrainedTokenizerFast":
     """Return a tokenizer of characters, <eos> and <pad>. Unknown characters become <pad>."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
@@ -88,7 +86,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(seed: int, hidden: int = TINY.hidden) -> Qwen3ForCausalLM:
+def build_model(seed: int, hidden: int = TINY.hidden) -> "Qwen3ForCausalLM":
     """Return a model with random weights in float32, of 116,160 parameters by default."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -140,7 +138,7 @@ def _write_rows(path: Path, rows: list[Row]) -> None:
 
 
 def _warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[Row], seed: int, steps: int
+    model: "Qwen3ForCausalLM", tokenizer: "PreTrainedTokenizerFast", rows: list[Row], seed: int, steps: int
 ) -> None:
     """Train on the labels of the rows. A batch holds sorting alone or arithmetic alone."""
     import torch
@@ -168,7 +166,7 @@ def _warm_start(
     model.eval()
 
 
-def _encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
+def _encode(rows: list[Row], tokenizer: "PreTrainedTokenizerFast") -> "tuple[torch.Tensor, torch.Tensor]":
     """Return token ids, padded on the right, and ids to predict, IGNORED outside answers; (R, T)."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
