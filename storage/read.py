@@ -15,7 +15,7 @@ from sqlalchemy import Text, cast, or_, select
 
 from openrlhf_dbb.storage import schema
 from openrlhf_dbb.storage.engine import chunks, retried, table
-from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState, shared_from_text
+from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState
 from openrlhf_dbb.storage.store import PosteriorStore
 from openrlhf_dbb.storage.url import StoreError, bad_row
 from openrlhf_dbb.storage.warm_start import newest_shared
@@ -218,7 +218,7 @@ def number_in(table: str, run: RunRecord, column: str, stored: str, name: str) -
 def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState | None:
     """Return the estimator's run-wide vectors by name, as ``Run.load_shared``, whoever owns the run."""
     with store.database.transaction() as connection:
-        return shared_from_text(run.name, newest_shared(connection, run.run_id))
+        return newest_shared(connection, run)
 
 
 def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) -> Iterator[tuple[int, str, str, int]]:

@@ -342,8 +342,7 @@ def shared_to_text(shared: SharedState) -> str | None:
 def shared_from_text(run: str, stored: str | None) -> SharedState | None:
     """Return the inverse of :func:`shared_to_text`, bit for bit; None for None. ``run`` is its name, for an error."""
     try:
-        vectors = None if stored is None else parsed(stored).items()
-        return None if vectors is None else {name: _vector(name, values) for name, values in vectors}
+        return None if stored is None else {name: _vector(name, values) for name, values in parsed(stored).items()}
     except (AttributeError, TypeError, ValueError, StoreError):
         raise bad_row("dbb_step", run, "shared", stored, "a JSON object of vectors") from None
 
