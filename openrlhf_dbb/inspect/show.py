@@ -12,17 +12,7 @@ from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import extremes, find_prompts, progress, prompt_history, shared_state
 from openrlhf_dbb.storage.url import BadRow
-from openrlhf_dbb.terminal import (
-    Styled,
-    apart,
-    json_text,
-    print_facts,
-    print_table,
-    print_title,
-    safe,
-    shown,
-    template_of,
-)
+from openrlhf_dbb.terminal import Styled, apart, json_text, print_facts, print_table, print_title, shown, template_of
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
 _BAR = 20
@@ -128,7 +118,8 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     # A stale run is not lost. Another trainer has its own way to go on.
     if now.startswith("stale") and run.method:
         texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
-    return {name: Styled(safe(value), getattr(value, "style", "")) for name, value in texts.items() if value}
+    safe = {name: shown(without_passwords(value), width=None) for name, value in texts.items() if value}
+    return {name: Styled(value, getattr(texts[name], "style", "")) for name, value in safe.items()}
 
 
 def _held_out(numbers: Mapping[str, Any] | None) -> str:
