@@ -334,7 +334,7 @@ class StateLayout:
         return state
 
 
-def shared_to_text(shared: SharedState) -> str | None:
+def shared_to_text(shared: SharedState | None) -> str | None:
     """Return JSON with the shortest decimals that read back as the same float64; None without run-wide state."""
     return json.dumps({name: values.tolist() for name, values in shared.items()}) if shared else None
 
