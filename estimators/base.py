@@ -156,7 +156,7 @@ class RewardEstimator(ABC):
 
         None if the mean is no weighted average of the group's mean and what was known before.
         """
-        return None
+        return np.zeros(len(rewards_P_G)) if self.reads == "before" else None
 
     def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> Floats | None:
         """Return the estimate's mean had a rollout of the current group not been seen, for each rollout.
