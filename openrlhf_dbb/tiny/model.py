@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from openrlhf_dbb.presets import made
 from openrlhf_dbb.tiny import task
@@ -62,9 +62,7 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     A seed (of prompts, weights and warm start), a recipe and a torch version always give the same files.
     """
     assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / "heldout.jsonl")
-    wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
-    if recipe != TINY:
-        wanted["recipe"] = asdict(recipe)
+    wanted = {"version": VERSION, "seed": seed, "recipe": asdict(recipe)}
     made.make_once(folder, "tiny.json", wanted, lambda building: _write_files(building, seed, recipe))
     return assets
 
