@@ -44,6 +44,7 @@ NAME = "posterior"
 
 _FIELDS = ["raw_prompt", "reward_model", "rm_scores", "response_mask", "responses"]
 _SAVED = "posteriors.json"  # in a checkpoint: its run and step
+_OWN = ("store", "run_name", "keep_rollouts")  # settings that are no options of a run's start
 
 
 @dataclass(frozen=True)
@@ -280,12 +281,7 @@ class WithPosteriors(PPOTrainer):
             settings.store,
             name,
             keys_of(self.train_dataset),
-            estimator=settings.estimator,
-            parameters=settings.parameters,
-            take_over=settings.take_over,
-            warm_start=settings.warm_start,
-            warm_start_weight=settings.warm_start_weight,
-            warm_start_store=settings.warm_start_store,
+            **{name: value for name, value in vars(settings).items() if name not in _OWN},
             model=str(self.config.actor_rollout_ref.model.path),
             dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
             method=f"verl {trainer.v1.trainer_mode}",
