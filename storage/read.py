@@ -148,8 +148,7 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
     query = """SELECT step, count(*), CAST(sum(prompts) AS BIGINT), max(samples * repeats), avg(accuracy)
                FROM evaluations WHERE run_id = :run AND name = :name AND step IS NOT NULL
                GROUP BY step HAVING count(accuracy) = count(*) ORDER BY step"""
-    columns = _columns(store, query, integer=4, run=run.run_id, name=TRAINING)
-    step, benchmarks, prompts, samples, accuracy = columns
+    step, benchmarks, prompts, samples, accuracy = _columns(store, query, integer=4, run=run.run_id, name=TRAINING)
     if not len(step):
         return None
     return HeldOut(step, accuracy, int(benchmarks[-1]), int(prompts[-1]), int(samples[-1]))
