@@ -8,17 +8,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that may write a run.
+    """A process that may write a run."""
 
-    Attributes:
-        host: its host name.
-        pid: its process id on that host.
-        started: when it started, which tells it from a later process with the same id, and in which boot and PID
-            namespace; None if unknown.
-    """
-
-    host: str
-    pid: int
+    host: str  # its host name
+    pid: int  # its process id on that host
+    # When it started, which tells it from a later process with the same id, and in which boot and PID namespace; None
+    # if unknown.
     started: str | None
 
     @classmethod

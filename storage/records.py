@@ -90,17 +90,11 @@ class Replayed:
 
 @dataclass(frozen=True)
 class PosteriorTable:
-    """Current posteriors, one row per requested prompt.
+    """Current posteriors, one row per requested prompt."""
 
-    Attributes:
-        state: (P, F) float64; a row of NaN where the run has no posterior of the prompt.
-        visits: (P,) int64, steps of this run that trained on the prompt.
-        step: (P,) int64, the last such step; 0: warm start only; -1: no posterior.
-    """
-
-    state: NDArray[np.float64]
-    visits: NDArray[np.int64]
-    step: NDArray[np.int64]
+    state: NDArray[np.float64]  # (P, F); a row of NaN where the run has no posterior of the prompt
+    visits: NDArray[np.int64]  # (P,) steps of this run that trained on the prompt
+    step: NDArray[np.int64]  # (P,) the last such step; 0: warm start only; -1: no posterior
 
 
 @dataclass(frozen=True)

@@ -24,21 +24,13 @@ _SHARED = """
 
 
 class Posteriors(NamedTuple):
-    """The posteriors of a run at one moment.
+    """The posteriors of a run at one moment."""
 
-    Attributes:
-        source: the run at that moment.
-        location: of its database.
-        shared: the run-wide state; None if there is none.
-        hashes: (P,) bytes, the prompts' hashes.
-        state: (P, F) float64.
-    """
-
-    source: RunRecord
-    location: str
-    shared: SharedState | None
-    hashes: NDArray[np.bytes_]
-    state: NDArray[np.float64]
+    source: RunRecord  # at that moment
+    location: str  # of its database
+    shared: SharedState | None  # the run-wide state; None if there is none
+    hashes: NDArray[np.bytes_]  # (P,) of the prompts
+    state: NDArray[np.float64]  # (P, F)
 
 
 def newest_shared(connection: Connection, run: RunRecord) -> SharedState | None:

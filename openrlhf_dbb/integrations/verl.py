@@ -84,24 +84,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class Batch:
-    """The S rollouts of a batch.
+    """The S rollouts of a batch."""
 
-    Attributes:
-        rollout_R: (R,) each row's rollout; -1 for padding.
-        last_S: (S,) row of each rollout's last trajectory, which carries its reward.
-        prompts, labels: (S,) as in the data set.
-        scores_S: (S,) values of the reward function without any KL penalty; NaN where missing.
-        tokens_S: (S,) generated tokens of all trajectories.
-        responses: token ids of each rollout's last trajectory.
-    """
-
-    rollout_R: Positions
-    last_S: Positions
-    prompts: list[str]
+    rollout_R: Positions  # each row's rollout; -1 for padding
+    last_S: Positions  # row of each rollout's last trajectory, which carries its reward
+    prompts: list[str]  # prompts and labels as in the data set, one of each rollout
     labels: list[str]
-    scores_S: Floats
-    tokens_S: Positions
-    responses: list[torch.Tensor]
+    scores_S: Floats  # values of the reward function without any KL penalty; NaN where missing
+    tokens_S: Positions  # generated tokens of all trajectories
+    responses: list[torch.Tensor]  # token ids of each rollout's last trajectory
 
     @classmethod
     def read(cls, batch: KVBatchMeta) -> "Batch":
