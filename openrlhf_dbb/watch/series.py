@@ -66,15 +66,11 @@ def _curves(store: PosteriorStore, run: RunRecord, width: int) -> dict[str, Floa
     sums = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
     # After a step that was not counted, the number of rollouts until a later step is not known.
     unknown = np.cumsum(sums["steps"] - sums["counted"]) > 0
-    until = {
-        name: np.where(unknown, np.nan, np.cumsum(np.nan_to_num(sums[name])))
-        for name in ("generated", "generated_tokens")
-    }
     ends_K = np.array([row.ended_at.rstrip("Z") for row in rows], dtype="datetime64[ms]").astype(np.int64)
     curves = {
         "step": sums["step"],
-        "rollouts": until["generated"],
-        "tokens": until["generated_tokens"],
+        "rollouts": np.where(unknown, np.nan, np.cumsum(np.nan_to_num(sums["generated"]))),
+        "tokens": np.where(unknown, np.nan, np.cumsum(np.nan_to_num(sums["generated_tokens"]))),
         "hours": (ends_K - ends_K[:1]) / 3_600_000,  # from the end of the first point
     }
     generated, steps = sums["generated"], sums["counted"]
