@@ -12,9 +12,7 @@ class Owner:
 
     host: str  # its host name
     pid: int  # its process id on that host
-    # When it started, which tells it from a later process with the same id, and in which boot and PID namespace; None
-    # if unknown.
-    started: str | None
+    started: str | None  # when, in which boot and PID namespace: a later process may have its id; None if unknown
 
     @classmethod
     def of_this_process(cls) -> "Owner":

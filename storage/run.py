@@ -108,10 +108,8 @@ class Run:
         name = self.record.name
         if not 1 <= step <= last_step:
             raise StoreError(f"run {name!r} is at step {last_step}; the next step is {last_step + 1}, not {step}")
-        stored = connection.scalar(
-            text("SELECT digest FROM dbb_step WHERE run_id = :run AND step = :step"),
-            {"run": self.record.run_id, "step": step},
-        )
+        key = {"run": self.record.run_id, "step": step}
+        stored = connection.scalar(text("SELECT digest FROM dbb_step WHERE run_id = :run AND step = :step"), key)
         if bytes(stored or b"") != digest:
             raise StoreError(
                 f"step {step} of run {name!r} is already recorded with different content "
