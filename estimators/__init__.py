@@ -18,16 +18,12 @@
 Axes in names: ``rewards_P_G`` is an array of P prompts by G rollouts per prompt.
 """
 
-from openrlhf_dbb.estimators import closed_form as closed_form
-from openrlhf_dbb.estimators.base import Estimate as Estimate
-from openrlhf_dbb.estimators.base import RewardEstimator as RewardEstimator
-from openrlhf_dbb.estimators.base import RewardSupportError as RewardSupportError
-from openrlhf_dbb.estimators.base import State as State
-from openrlhf_dbb.estimators.forms import FORMS as FORMS
-from openrlhf_dbb.estimators.forms import Form as Form
-from openrlhf_dbb.estimators.forms import standardized as standardized
-from openrlhf_dbb.estimators.registry import available as available
-from openrlhf_dbb.estimators.registry import build as build
-from openrlhf_dbb.estimators.registry import check_stored as check_stored
-from openrlhf_dbb.estimators.registry import get as get
-from openrlhf_dbb.estimators.registry import register as register
+from openrlhf_dbb.estimators import closed_form
+from openrlhf_dbb.estimators.base import Estimate, RewardEstimator, RewardSupportError, State
+from openrlhf_dbb.estimators.forms import FORMS, Form, standardized
+from openrlhf_dbb.estimators.registry import available, build, check_stored, get, register
+
+__all__ = [
+    "FORMS", "Estimate", "Form", "RewardEstimator", "RewardSupportError", "State", "available", "build",
+    "check_stored", "closed_form", "get", "register", "standardized",
+]  # fmt: skip

@@ -1,7 +1,5 @@
 """The contract of an online reward estimator: what it keeps, when it reads, what it may see."""
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -98,7 +96,7 @@ class RewardEstimator(ABC):
         check(self)
 
     @property
-    def belief(self) -> RewardEstimator:
+    def belief(self) -> "RewardEstimator":
         """The estimator whose state a run keeps, and whose forecast strategies draw by: by default this one."""
         return self
 
@@ -158,7 +156,7 @@ class RewardEstimator(ABC):
 
         None if the mean is no weighted average of the group's mean and what was known before.
         """
-        return None
+        return np.zeros(len(rewards_P_G)) if self.reads == "before" else None
 
     def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> Floats | None:
         """Return the estimate's mean had a rollout of the current group not been seen, for each rollout.

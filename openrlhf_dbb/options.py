@@ -1,7 +1,5 @@
 """The parser of every command, and the options that several commands have."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import sys
@@ -81,7 +79,7 @@ def add_run(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
 
 
-def chosen(store: PosteriorStore, ref: str | None) -> RunRecord:
+def chosen(store: "PosteriorStore", ref: str | None) -> "RunRecord":
     """Return the run that ``ref`` names; None: the latest with a step, else the latest."""
     from openrlhf_dbb.storage import StoreError
 

@@ -1,7 +1,5 @@
 """Makes texts of a store safe to show, and prints tables, with colour on a terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -84,7 +82,7 @@ class Styled(str):
 
     style: str
 
-    def __new__(cls, text: str, style: str) -> Styled:
+    def __new__(cls, text: str, style: str) -> "Styled":
         styled = super().__new__(cls, text)
         styled.style = style
         return styled

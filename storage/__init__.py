@@ -37,21 +37,24 @@ Example:
     >>> store.close(); folder.cleanup()
 """
 
-from openrlhf_dbb.storage.prompt_ids import prompt_hash as prompt_hash
-from openrlhf_dbb.storage.read import TRAINING as TRAINING
-from openrlhf_dbb.storage.read import read_log as read_log
-from openrlhf_dbb.storage.read import read_probes as read_probes
-from openrlhf_dbb.storage.records import EvaluationRows as EvaluationRows
-from openrlhf_dbb.storage.records import ProbeRows as ProbeRows
-from openrlhf_dbb.storage.records import Replayed as Replayed
-from openrlhf_dbb.storage.records import RolloutRows as RolloutRows
-from openrlhf_dbb.storage.records import RunRecord as RunRecord
-from openrlhf_dbb.storage.records import StepRows as StepRows
-from openrlhf_dbb.storage.records import Usage as Usage
-from openrlhf_dbb.storage.records import WarmStart as WarmStart
-from openrlhf_dbb.storage.run import Run as Run
-from openrlhf_dbb.storage.store import PosteriorStore as PosteriorStore
-from openrlhf_dbb.storage.store import open_store as open_store
-from openrlhf_dbb.storage.url import DEFAULT_URL as DEFAULT_URL
-from openrlhf_dbb.storage.url import URL_VARIABLE as URL_VARIABLE
-from openrlhf_dbb.storage.url import StoreError as StoreError
+from openrlhf_dbb.storage.prompt_ids import prompt_hash
+from openrlhf_dbb.storage.read import TRAINING, read_log, read_probes
+from openrlhf_dbb.storage.records import (
+    EvaluationRows,
+    ProbeRows,
+    Replayed,
+    RolloutRows,
+    RunRecord,
+    StepRows,
+    Usage,
+    WarmStart,
+)
+from openrlhf_dbb.storage.run import Run
+from openrlhf_dbb.storage.store import PosteriorStore, open_store
+from openrlhf_dbb.storage.url import DEFAULT_URL, URL_VARIABLE, StoreError
+
+__all__ = [
+    "DEFAULT_URL", "TRAINING", "URL_VARIABLE", "EvaluationRows", "PosteriorStore", "ProbeRows", "Replayed",
+    "RolloutRows", "Run", "RunRecord", "StepRows", "StoreError", "Usage", "WarmStart", "open_store", "prompt_hash",
+    "read_log", "read_probes",
+]  # fmt: skip

@@ -1,7 +1,5 @@
 """The process that owns a run, and whether it is still alive."""
 
-from __future__ import annotations
-
 import os
 import socket
 from dataclasses import dataclass
@@ -10,21 +8,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that may write a run.
+    """A process that may write a run."""
 
-    Attributes:
-        host: its host name.
-        pid: its process id on that host.
-        started: when it started, which tells it from a later process with the same id, and in which boot and PID
-            namespace; None if unknown.
-    """
-
-    host: str
-    pid: int
-    started: str | None
+    host: str  # its host name
+    pid: int  # its process id on that host
+    started: str | None  # when, in which boot and PID namespace: a later process may have its id; None if unknown
 
     @classmethod
-    def of_this_process(cls) -> Owner:
+    def of_this_process(cls) -> "Owner":
         return cls(socket.gethostname(), os.getpid(), _start_of(os.getpid()))
 
     @property

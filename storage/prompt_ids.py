@@ -18,10 +18,8 @@ _REGISTER_CHUNK = 900
 """Prompts of one statement: older releases of SQLite allow 999 values."""
 
 # Another process may have stored some of them since the lookup.
-_INSERT = text(
-    """INSERT INTO dbb_prompt (hash, prompt, label) VALUES (:hash, :prompt, :label)
-    ON CONFLICT (hash) DO NOTHING"""
-)
+_INSERT = text("""INSERT INTO dbb_prompt (hash, prompt, label) VALUES (:hash, :prompt, :label)
+    ON CONFLICT (hash) DO NOTHING""")
 
 
 def prompt_hash(prompt: str, label: str) -> bytes:

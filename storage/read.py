@@ -15,7 +15,7 @@ from sqlalchemy import Text, cast, or_, select
 
 from openrlhf_dbb.storage import schema
 from openrlhf_dbb.storage.engine import chunks, retried, table
-from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState, shared_from_text
+from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState
 from openrlhf_dbb.storage.store import PosteriorStore
 from openrlhf_dbb.storage.url import StoreError, bad_row
 from openrlhf_dbb.storage.warm_start import newest_shared
@@ -40,67 +40,44 @@ SUMS = ", ".join(
 
 @dataclass(frozen=True)
 class StepLog:
-    """The groups of rollouts that a run has seen, ordered by step, then prompt_id.
+    """The groups of rollouts that a run has seen, ordered by step, then prompt_id; each column has shape (V,)."""
 
-    Attributes, each (V,):
-        step: int64, from 1.
-        prompt_id: int64, as in the run's database.
-        rollouts: int64, >= 1, rewards seen (N).
-        successes: float64, their sum (S), in reward units.
-        mean, variance: float64, the estimate of one reward that the step was scored with.
-        lag: float64, >= 0, training steps between the policy that generated the group and the step's; 0: on-policy.
-        alpha, beta: float64, the posterior after the step, rollouts, > 0; NaN if the estimator has none.
-    """
-
-    step: Integers
-    prompt_id: Integers
-    rollouts: Integers
-    successes: Floats
-    mean: Floats
+    step: Integers  # from 1
+    prompt_id: Integers  # as in the run's database
+    rollouts: Integers  # >= 1, rewards seen (N)
+    successes: Floats  # their sum (S), in reward units
+    mean: Floats  # mean and variance: the estimate of one reward that the step was scored with
     variance: Floats
-    lag: Floats
-    alpha: Floats
+    lag: Floats  # >= 0, training steps between the policy that generated the group and the step's; 0: on-policy
+    alpha: Floats  # alpha and beta: the posterior after the step, rollouts, > 0; NaN if the estimator has none
     beta: Floats
 
 
 @dataclass(frozen=True)
 class ProbeLog:
-    """The probes of a run, ordered by step, then prompt_id; a probe is of the policy of its step.
+    """The probes of a run, ordered by step, then prompt_id; each column has shape (V,).
 
-    Attributes, each (V,):
-        step, prompt_id: int64, as in :class:`StepLog`.
-        samples: int64, >= 1, rollouts of the probe.
-        successes, squares: float64, sums of their scores and of the squared scores.
-        mean, variance: float64, the estimate of one reward that the step was scored with; NaN where the
-            step trained on no rollout of the prompt.
+    A probe is of the policy of its step.
     """
 
-    step: Integers
+    step: Integers  # step and prompt_id as in StepLog
     prompt_id: Integers
-    samples: Integers
-    successes: Floats
-    squares: Floats
-    mean: Floats
+    samples: Integers  # >= 1, rollouts of the probe
+    successes: Floats  # sum of their scores
+    squares: Floats  # sum of the squared scores
+    mean: Floats  # mean and variance as in StepLog; NaN where the step trained on no rollout of the prompt
     variance: Floats
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The evaluations made during a run's training.
+    """The evaluations made during a run's training."""
 
-    Attributes:
-        step: (T,) int64, ascending; 0 is before the training. T >= 1.
-        accuracy: (T,) mean score over verified responses, then over prompts, then over benchmarks.
-        benchmarks: their number at the last of these steps; all have the same weight.
-        prompts: at that step, of all benchmarks together.
-        samples: responses to each prompt.
-    """
-
-    step: Integers
-    accuracy: Floats
-    benchmarks: int
-    prompts: int
-    samples: int
+    step: Integers  # (T,) ascending; 0 is before the training; T >= 1
+    accuracy: Floats  # (T,) mean score over verified responses, then over prompts, then over benchmarks
+    benchmarks: int  # their number at the last of these steps; all have the same weight
+    prompts: int  # at that step, of all benchmarks together
+    samples: int  # responses to each prompt
 
     @property
     def best(self) -> int:
@@ -148,8 +125,7 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
     query = """SELECT step, count(*), CAST(sum(prompts) AS BIGINT), max(samples * repeats), avg(accuracy)
                FROM evaluations WHERE run_id = :run AND name = :name AND step IS NOT NULL
                GROUP BY step HAVING count(accuracy) = count(*) ORDER BY step"""
-    columns = _columns(store, query, integer=4, run=run.run_id, name=TRAINING)
-    step, benchmarks, prompts, samples, accuracy = columns
+    step, benchmarks, prompts, samples, accuracy = _columns(store, query, integer=4, run=run.run_id, name=TRAINING)
     if not len(step):
         return None
     return HeldOut(step, accuracy, int(benchmarks[-1]), int(prompts[-1]), int(samples[-1]))
@@ -218,7 +194,7 @@ def number_in(table: str, run: RunRecord, column: str, stored: str, name: str) -
 def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState | None:
     """Return the estimator's run-wide vectors by name, as ``Run.load_shared``, whoever owns the run."""
     with store.database.transaction() as connection:
-        return shared_from_text(run.name, newest_shared(connection, run.run_id))
+        return newest_shared(connection, run)
 
 
 def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) -> Iterator[tuple[int, str, str, int]]:

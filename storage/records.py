@@ -4,8 +4,6 @@ Axes: P prompts of a step, Q probed prompts, K kept rollouts, F state fields of 
 repeats (seeds) and P prompts of a benchmark.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -92,17 +90,11 @@ class Replayed:
 
 @dataclass(frozen=True)
 class PosteriorTable:
-    """Current posteriors, one row per requested prompt.
+    """Current posteriors, one row per requested prompt."""
 
-    Attributes:
-        state: (P, F) float64; a row of NaN where the run has no posterior of the prompt.
-        visits: (P,) int64, steps of this run that trained on the prompt.
-        step: (P,) int64, the last such step; 0: warm start only; -1: no posterior.
-    """
-
-    state: NDArray[np.float64]
-    visits: NDArray[np.int64]
-    step: NDArray[np.int64]
+    state: NDArray[np.float64]  # (P, F); a row of NaN where the run has no posterior of the prompt
+    visits: NDArray[np.int64]  # (P,) steps of this run that trained on the prompt
+    step: NDArray[np.int64]  # (P,) the last such step; 0: warm start only; -1: no posterior
 
 
 @dataclass(frozen=True)
@@ -143,7 +135,7 @@ class ProbeRows:
     successes: NDArray[np.float64]
     squares: NDArray[np.float64]
 
-    def checked(self) -> ProbeRows:
+    def checked(self) -> "ProbeRows":
         """Return a copy with exact types, sorted by prompt id; raise StoreError as :meth:`StepRows.checked`."""
         ids, order = _sorted_ids("probes.prompt_ids", self.prompt_ids)
         columns = _columns(self, ids.shape, ("samples",), ("successes", "squares"), "probes.")
@@ -182,7 +174,7 @@ class RolloutRows:
     text: Sequence[str]
     policy_version: NDArray[np.float64] | None = None
 
-    def checked(self) -> RolloutRows:
+    def checked(self) -> "RolloutRows":
         """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
         order = np.lexsort((self.sample, self.prompt_ids))
         integer, real = ["prompt_ids", "sample", "length"], ["reward", "score", "advantage", "truncated", "log_prob"]
@@ -230,7 +222,7 @@ class StepRows:
     policy_version: NDArray[np.float64] | None = None
     inclusion: NDArray[np.float64] | None = None
 
-    def checked(self, num_fields: int) -> StepRows:
+    def checked(self, num_fields: int) -> "StepRows":
         """Return a copy with exact types, sorted by prompt id.
 
         Raises:
@@ -285,7 +277,7 @@ class EvaluationRows:
     tokens: NDArray[np.int64]
     truncated: NDArray[np.int64]
 
-    def checked(self) -> EvaluationRows:
+    def checked(self) -> "EvaluationRows":
         """Return a copy with exact types; raise StoreError if there are no results or a shape differs."""
         shape = (len(np.atleast_1d(self.samples)), len(self.prompt_ids))
         where = f"benchmark {self.benchmark!r}: "
@@ -336,7 +328,7 @@ class StateLayout:
         return state
 
 
-def shared_to_text(shared: SharedState) -> str | None:
+def shared_to_text(shared: SharedState | None) -> str | None:
     """Return JSON with the shortest decimals that read back as the same float64; None without run-wide state."""
     return json.dumps({name: values.tolist() for name, values in shared.items()}) if shared else None
 
@@ -344,8 +336,7 @@ def shared_to_text(shared: SharedState) -> str | None:
 def shared_from_text(run: str, stored: str | None) -> SharedState | None:
     """Return the inverse of :func:`shared_to_text`, bit for bit; None for None. ``run`` is its name, for an error."""
     try:
-        vectors = None if stored is None else parsed(stored).items()
-        return None if vectors is None else {name: _vector(name, values) for name, values in vectors}
+        return None if stored is None else {name: _vector(name, values) for name, values in parsed(stored).items()}
     except (AttributeError, TypeError, ValueError, StoreError):
         raise bad_row("dbb_step", run, "shared", stored, "a JSON object of vectors") from None
 

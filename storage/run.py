@@ -9,39 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
-from openrlhf_dbb.storage import schema, warm_start, write
+from openrlhf_dbb.storage import records, schema, warm_start, write
 from openrlhf_dbb.storage.engine import Database, retried, table
 from openrlhf_dbb.storage.owner import NOBODY, Owner
-from openrlhf_dbb.storage.records import (
-    EvaluationRows,
-    PosteriorTable,
-    Replayed,
-    RunRecord,
-    SharedState,
-    StateLayout,
-    StepRows,
-    WarmStart,
-    metrics_to_text,
-    shared_from_text,
-    storable,
-)
+from openrlhf_dbb.storage.records import EvaluationRows, PosteriorTable, Replayed, RunRecord, StepRows, WarmStart
 from openrlhf_dbb.storage.url import StoreError
 
 # Fence, order check, row lock and heartbeat in one statement: it changes the row only for the owner and the next step.
-_ADVANCE = text(
-    """UPDATE dbb_run SET last_step = :step, heartbeat_at = :now
-    WHERE run_id = :run AND writer_token = :token AND status = 'running' AND last_step = :step - 1"""
-)
+_ADVANCE = text("""UPDATE dbb_run SET last_step = :step, heartbeat_at = :now
+    WHERE run_id = :run AND writer_token = :token AND status = 'running' AND last_step = :step - 1""")
 
-_HOLD = text(
-    """UPDATE dbb_run SET heartbeat_at = :now
-    WHERE run_id = :run AND writer_token = :token AND status = 'running'"""
-)
+_HOLD = text("""UPDATE dbb_run SET heartbeat_at = :now
+    WHERE run_id = :run AND writer_token = :token AND status = 'running'""")
 
-_CHECKPOINT = text(
-    """INSERT INTO dbb_checkpoint (run_id, step, tag, created_at) VALUES (:run, :step, :tag, :now)
-    ON CONFLICT (run_id, step, tag) DO UPDATE SET created_at = excluded.created_at"""
-)
+_CHECKPOINT = text("""INSERT INTO dbb_checkpoint (run_id, step, tag, created_at) VALUES (:run, :step, :tag, :now)
+    ON CONFLICT (run_id, step, tag) DO UPDATE SET created_at = excluded.created_at""")
 
 
 class HasDatabase(Protocol):
@@ -69,7 +51,7 @@ class Run:
     @retried
     def load(self, prompt_ids: NDArray[np.int64]) -> PosteriorTable:
         """Return the current posteriors of (P,) prompts, one row each, in the order given."""
-        layout = StateLayout(self.record.state_fields)
+        layout = records.StateLayout(self.record.state_fields)
         kind = [("prompt_id", "<i8"), ("visits", "<i8"), ("step", "<i8"), *layout.columns]
         # All posteriors of the run: nearly all of them are asked for, and choosing costs more than reading.
         query = f"""SELECT {", ".join(name for name, _ in kind)} FROM dbb_posterior
@@ -87,12 +69,12 @@ class Run:
         return PosteriorTable(state, visits, steps)
 
     @retried
-    def load_shared(self) -> SharedState | None:
+    def load_shared(self) -> records.SharedState | None:
         """Return the estimator's run-wide vectors as of the last step or warm start; None if there are none."""
         with self._database.transaction() as connection:
-            stored = warm_start.newest_shared(connection, self.record.run_id)
+            shared = warm_start.newest_shared(connection, self.record)
             self._check_not_taken(connection)
-        return shared_from_text(self.record.name, stored)
+        return shared
 
     @retried
     def record_step(self, step: int, rows: StepRows) -> None:
@@ -126,10 +108,8 @@ class Run:
         name = self.record.name
         if not 1 <= step <= last_step:
             raise StoreError(f"run {name!r} is at step {last_step}; the next step is {last_step + 1}, not {step}")
-        stored = connection.scalar(
-            text("SELECT digest FROM dbb_step WHERE run_id = :run AND step = :step"),
-            {"run": self.record.run_id, "step": step},
-        )
+        key = {"run": self.record.run_id, "step": step}
+        stored = connection.scalar(text("SELECT digest FROM dbb_step WHERE run_id = :run AND step = :step"), key)
         if bytes(stored or b"") != digest:
             raise StoreError(
                 f"step {step} of run {name!r} is already recorded with different content "
@@ -147,7 +127,7 @@ class Run:
                 out.
         """
         update = text("UPDATE dbb_step SET metrics = :metrics WHERE run_id = :run AND step = :step")
-        key = {"run": self.record.run_id, "step": step, "metrics": metrics_to_text(metrics)}
+        key = {"run": self.record.run_id, "step": step, "metrics": records.metrics_to_text(metrics)}
         with self._database.transaction(write=True) as connection:
             last_step = self._hold(connection)
             if not connection.execute(update, key).rowcount:
@@ -166,7 +146,7 @@ class Run:
             if not self._database.is_sqlite:
                 connection.execute(text("SET LOCAL synchronous_commit TO on"))
             check_reached(self.record, self._hold(connection), step, f"record checkpoint {tag!r} of")
-            key = {"run": self.record.run_id, "step": step, "tag": storable(tag), "now": write.utc_now()}
+            key = {"run": self.record.run_id, "step": step, "tag": records.storable(tag), "now": write.utc_now()}
             connection.execute(_CHECKPOINT, key)
 
     @retried

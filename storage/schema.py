@@ -6,21 +6,8 @@ needs a new ``SCHEMA_VERSION``. A database of another version is refused, since 
 
 from importlib.metadata import PackageNotFoundError, version
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Double,
-    ForeignKey,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    inspect,
-    select,
-    text,
-)
+from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, LargeBinary, MetaData, Table, Text, inspect
+from sqlalchemy.engine import Connection
 
 from openrlhf_dbb.storage.engine import Database, retried
 from openrlhf_dbb.storage.records import TOTALS
@@ -314,7 +301,7 @@ def prepare(database: Database, *, create: bool) -> None:
         return
     with database.transaction(write=True) as connection:
         if not database.is_sqlite:  # SQLite's write transactions exclude each other
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK})
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_CREATION_LOCK})")
         if not _check_version(connection, database):  # another process may have created them meanwhile
             _create(connection, database)
 
@@ -329,10 +316,11 @@ def _create(connection: Connection, database: Database) -> None:
         )
     metadata.create_all(connection, checkfirst=False)
     for name, query in VIEWS.items():
-        connection.execute(text(f"CREATE VIEW {name} AS {query}"))
+        connection.exec_driver_sql(f"CREATE VIEW {name} AS {query}")
     if not database.is_sqlite:
         # Room for updates in place, and a vacuum before dead rows double the table.
-        connection.execute(text("ALTER TABLE dbb_posterior SET (fillfactor=80, autovacuum_vacuum_scale_factor=0.02)"))
+        parameters = "fillfactor=80, autovacuum_vacuum_scale_factor=0.02"
+        connection.exec_driver_sql(f"ALTER TABLE dbb_posterior SET ({parameters})")
     connection.execute(schema_version.insert().values(version=SCHEMA_VERSION, library_version=_library_version()))
 
 
@@ -340,7 +328,7 @@ def _check_version(connection: Connection, database: Database) -> bool:
     """Return whether there are tables; raise StoreError if they are of another version."""
     if not inspect(connection).has_table(schema_version.name):
         return False
-    stored, library = connection.execute(select(schema_version.c.version, schema_version.c.library_version)).one()
+    stored, library = connection.execute(schema_version.select()).one()
     if stored != SCHEMA_VERSION:
         raise StoreError(
             f"{database.location} has schema version {stored} of openrlhf-dbb {library}; this openrlhf-dbb "

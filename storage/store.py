@@ -1,7 +1,5 @@
 """A posterior store: its prompts, its runs, and who may write each run."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time
@@ -33,7 +31,7 @@ _POLL_S = 0.2
 _NEWEST_SHOWN = 5
 
 
-def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> PosteriorStore:
+def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> "PosteriorStore":
     """Open a store, creating its tables if there are none.
 
     Args:

@@ -35,17 +35,11 @@ def bad_row(table: str, run: object, column: str, value: object, wanted: str) ->
 
 @dataclass(frozen=True)
 class Address:
-    """A parsed store URL.
+    """A parsed store URL."""
 
-    Attributes:
-        location: for people, without user and password: an absolute path, or postgresql://host:port/database.
-        path: absolute file path (SQLite), else "".
-        url: for the engine (PostgreSQL); None for SQLite.
-    """
-
-    location: str
-    path: str = ""
-    url: URL | None = field(default=None, repr=False)
+    location: str  # for people, without user and password: an absolute path, or postgresql://host:port/database
+    path: str = ""  # absolute file path (SQLite), else ""
+    url: URL | None = field(default=None, repr=False)  # for the engine (PostgreSQL); None for SQLite
 
 
 def choose_url(url: str | None) -> str:

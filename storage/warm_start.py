@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
-from openrlhf_dbb.storage import schema, write
+from openrlhf_dbb.storage import records, schema, write
 from openrlhf_dbb.storage.engine import Database, table
 from openrlhf_dbb.storage.prompt_ids import HASH_BYTES
-from openrlhf_dbb.storage.records import Replayed, RunRecord, StateLayout, WarmStart, shared_to_text
+from openrlhf_dbb.storage.records import Replayed, RunRecord, SharedState, StateLayout, WarmStart
 from openrlhf_dbb.storage.url import StoreError
 
 _HASH = ("hash", f"S{HASH_BYTES}")
@@ -24,27 +24,18 @@ _SHARED = """
 
 
 class Posteriors(NamedTuple):
-    """The posteriors of a run at one moment.
+    """The posteriors of a run at one moment."""
 
-    Attributes:
-        source: the run at that moment.
-        location: of its database.
-        shared: text of the run-wide state; None if there is none.
-        hashes: (P,) bytes, the prompts' hashes.
-        state: (P, F) float64.
-    """
-
-    source: RunRecord
-    location: str
-    shared: str | None
-    hashes: NDArray[np.bytes_]
-    state: NDArray[np.float64]
+    source: RunRecord  # at that moment
+    location: str  # of its database
+    shared: SharedState | None  # the run-wide state; None if there is none
+    hashes: NDArray[np.bytes_]  # (P,) of the prompts
+    state: NDArray[np.float64]  # (P, F)
 
 
-def newest_shared(connection: Connection, run_id: int) -> str | None:
-    """Return the text of a run's run-wide state: that of its last step with one, else of its start."""
-    stored: str | None = connection.scalar(text(_SHARED), {"run": run_id})
-    return stored
+def newest_shared(connection: Connection, run: RunRecord) -> SharedState | None:
+    """Return a run's run-wide state: that of its last step with one, else of its start."""
+    return records.shared_from_text(run.name, connection.scalar(text(_SHARED), {"run": run.run_id}))
 
 
 def check_source(own: RunRecord, source: RunRecord) -> None:
@@ -79,7 +70,7 @@ def of_replay(database: Database, source: RunRecord, replayed: Replayed) -> Post
     with database.transaction() as connection:
         found = table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(replayed.prompt_ids)})
     state = replayed.state[np.isin(replayed.prompt_ids, found["prompt_id"])]
-    return Posteriors(source, database.location, shared_to_text(replayed.shared), found["hash"], state)
+    return Posteriors(source, database.location, replayed.shared, found["hash"], state)
 
 
 def read_source(database: Database, source: RunRecord) -> Posteriors:
@@ -93,7 +84,7 @@ def read_source(database: Database, source: RunRecord) -> Posteriors:
         step = connection.scalar(text("SELECT last_step FROM dbb_run WHERE run_id = :run"), key)
         if step is None:
             raise StoreError(f"run {source.name!r} is no longer in {database.location}; look it up again with find_run")
-        shared = newest_shared(connection, source.run_id)
+        shared = newest_shared(connection, source)
         found = table(connection, kind, query, key)
     now = replace(source, last_step=int(step))
     return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(found))
@@ -142,7 +133,7 @@ def begin(
     }
     mine = schema.run.update().where(schema.run.c.run_id == own.run_id)
     columns_of_run = {f"parent_{name}": value for name, value in parent.items()}
-    connection.execute(mine.values(columns_of_run | {"shared_start": posteriors.shared}))
+    connection.execute(mine.values(columns_of_run | {"shared_start": records.shared_to_text(posteriors.shared)}))
     counts = {"matched": len(found_ids), "unmatched": len(ids) - len(found_ids)}
     write.event(connection, own.run_id, "warm_start", 0, 0, parent | counts)
     return parent, WarmStart(**counts, source=source)

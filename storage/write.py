@@ -9,20 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select, text
 
-from openrlhf_dbb.storage import schema
-from openrlhf_dbb.storage.records import (
-    COUNTS,
-    SCORES,
-    TOTALS,
-    EvaluationRows,
-    RolloutRows,
-    RunRecord,
-    StateLayout,
-    StepRows,
-    shared_to_text,
-    storable,
-    to_json,
-)
+from openrlhf_dbb.storage import records, schema
+from openrlhf_dbb.storage.records import EvaluationRows, RolloutRows, RunRecord, StateLayout, StepRows
 from openrlhf_dbb.storage.url import StoreError
 
 Columns = Mapping[str, Any]
@@ -32,26 +20,21 @@ Arrays are (P,) int64, masked for NULL; (P,) float64, NaN for NULL; (P,) texts a
 the bytes of K little-endian float64, a row of NaN for NULL.
 """
 
-_STALE = text(
-    """SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
+_STALE = text("""SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
     FROM dbb_history h LEFT JOIN dbb_posterior q ON q.run_id = h.run_id AND q.prompt_id = h.prompt_id
     WHERE h.run_id = :run_id AND h.step = :step AND h.prev_step <> coalesce(q.step, -1)
-    LIMIT 1"""
-)
+    LIMIT 1""")
 
 # Values, never "alpha * discount" in SQL: a repeat must neither count twice nor differ in the last bit.
-_APPLY = text(
-    """INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
+_APPLY = text("""INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
     SELECT run_id, prompt_id, alpha, beta, state, 1, step
     FROM dbb_history WHERE run_id = :run_id AND step = :step
     ON CONFLICT (run_id, prompt_id) DO UPDATE
     SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
-        visits = dbb_posterior.visits + 1, step = excluded.step"""
-)
+        visits = dbb_posterior.visits + 1, step = excluded.step""")
 
 # For each prompt changed after :step, its first such row (prev_step <= :step) holds the posterior to restore.
-_UNDO_CHANGED = text(
-    """INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
+_UNDO_CHANGED = text("""INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
     SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta, h.prev_state, u.undone, h.prev_step
     FROM dbb_history h
     JOIN (SELECT prompt_id, count(*) AS undone FROM dbb_history
@@ -59,13 +42,10 @@ _UNDO_CHANGED = text(
     WHERE h.run_id = :run AND h.step > :step AND h.prev_step BETWEEN 0 AND :step
     ON CONFLICT (run_id, prompt_id) DO UPDATE
     SET alpha = excluded.alpha, beta = excluded.beta, state = excluded.state,
-        visits = dbb_posterior.visits - excluded.visits, step = excluded.step"""
-)
+        visits = dbb_posterior.visits - excluded.visits, step = excluded.step""")
 
-_UNDO_NEW = text(
-    """DELETE FROM dbb_posterior WHERE run_id = :run AND prompt_id IN
-    (SELECT prompt_id FROM dbb_history WHERE run_id = :run AND step > :step AND prev_step = -1)"""
-)
+_UNDO_NEW = text("""DELETE FROM dbb_posterior WHERE run_id = :run AND prompt_id IN
+    (SELECT prompt_id FROM dbb_history WHERE run_id = :run AND step > :step AND prev_step = -1)""")
 
 
 def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, digest: bytes) -> None:
@@ -79,10 +59,10 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         "prompts": len(rows.prompt_ids),
         "rollouts": int(rows.rollouts.sum()),
         "successes": float(rows.successes.sum()),
-        "shared": shared_to_text(rows.shared),
+        "shared": records.shared_to_text(rows.shared),
         "digest": digest,
         "created_at": utc_now(),
-        **{name: None if rows.usage is None else int(getattr(rows.usage, name)) for name in TOTALS},
+        **{name: None if rows.usage is None else int(getattr(rows.usage, name)) for name in records.TOTALS},
     }
     connection.execute(schema.step.insert(), of_step | totals)
     layout = StateLayout(run.state_fields)
@@ -156,8 +136,8 @@ def evaluation(
     """
     key = {"run_id": run_id, "step": step, "name": name}
     values = {
-        "model": storable(model),
-        "config": to_json(f"the config of evaluation {name!r}", dict(config)),
+        "model": records.storable(model),
+        "config": records.to_json(f"the config of evaluation {name!r}", dict(config)),
         "generated_total": generated_total,
         "created_at": utc_now(),
     }
@@ -172,7 +152,7 @@ def evaluation(
     for result in (benchmark.checked() for benchmark in rows):
         repeat, place = (indices.ravel() for indices in np.indices(result.samples.shape))
         place_key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
-        numbers = {name: getattr(result, name).ravel() for name in (*COUNTS, *SCORES)}
+        numbers = {name: getattr(result, name).ravel() for name in (*records.COUNTS, *records.SCORES)}
         insert(connection, "dbb_evaluation_result", place_key | {"prompt_id": result.prompt_ids[place]} | numbers)
     return int(stored)
 

@@ -12,17 +12,7 @@ from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import extremes, find_prompts, progress, prompt_history, shared_state
 from openrlhf_dbb.storage.url import BadRow
-from openrlhf_dbb.terminal import (
-    Styled,
-    apart,
-    json_text,
-    print_facts,
-    print_table,
-    print_title,
-    safe,
-    shown,
-    template_of,
-)
+from openrlhf_dbb.terminal import Styled, apart, json_text, print_facts, print_table, print_title, shown, template_of
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
 _BAR = 20
@@ -128,7 +118,8 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     # A stale run is not lost. Another trainer has its own way to go on.
     if now.startswith("stale") and run.method:
         texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
-    return {name: Styled(safe(value), getattr(value, "style", "")) for name, value in texts.items() if value}
+    safe = {name: shown(without_passwords(value), width=None) for name, value in texts.items() if value}
+    return {name: Styled(value, getattr(texts[name], "style", "")) for name, value in safe.items()}
 
 
 def _held_out(numbers: Mapping[str, Any] | None) -> str:
@@ -147,13 +138,11 @@ def _held_out(numbers: Mapping[str, Any] | None) -> str:
 
 
 def _lineage(run: RunRecord) -> str:
-    if run.parent is None:
+    parent = run.parent
+    if parent is None:
         return "its prior"
-    weight = "" if run.parent["weight"] == 1 else f", weight {run.parent['weight']:g}"
-    return (
-        f"run {run.parent['name']} at step {run.parent['step']}{weight} "
-        f"({run.parent['uuid']} in {run.parent['database']})"
-    )
+    weight = "" if parent["weight"] == 1 else f", weight {parent['weight']:g}"
+    return f"run {parent['name']} at step {parent['step']}{weight} ({parent['uuid']} in {parent['database']})"
 
 
 def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
@@ -173,19 +162,13 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json_text({"run": run.name, **prompt, "visits": visits}))
         return
-    print_facts(
-        [
-            ("run", run.name),
-            ("prompt", f"{prompt['prompt_id']}: {shown(prompt['prompt'], _LONGEST)}"),
-            ("label", shown(prompt["label"], _LONGEST)),
-        ]
-    )
+    text, label = shown(prompt["prompt"], _LONGEST), shown(prompt["label"], _LONGEST)
+    print_facts([("run", run.name), ("prompt", f"{prompt['prompt_id']}: {text}"), ("label", label)])
     if visits:
         columns = [name for name in visits[0] if name != "lag" or any(row["lag"] for row in visits)]
         # A bar as long as a mean in [0, 1]; no bar for another mean.
         bars = [Styled("#" * round(_BAR * row["mean"]) if 0 <= row["mean"] <= 1 else "", "cyan") for row in visits]
-        print_table(
-            (*columns, ""), [(*(row[name] for name in columns), bar) for row, bar in zip(visits, bars, strict=True)]
-        )
+        cells = [(*(row[name] for name in columns), bar) for row, bar in zip(visits, bars, strict=True)]
+        print_table((*columns, ""), cells)
     else:
         print("not visited in this run; its posterior comes from the warm start")

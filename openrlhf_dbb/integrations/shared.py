@@ -45,9 +45,8 @@ def text_of(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
     messages = [{key: value for key, value in dict(message).items() if value is not None} for message in prompt]
-    if len(messages) == 1 and messages[0].keys() == {"role", "content"} and messages[0]["role"] == "user":
-        content = messages[0]["content"]
-        if isinstance(content, str):
+    match messages:
+        case [{"role": "user", "content": str(content), **other}] if not other:
             return content
     try:
         return json.dumps(messages, ensure_ascii=False, sort_keys=True)

@@ -14,8 +14,6 @@ Axes: R rows (trajectories) of a batch, T tokens of the longest response, S roll
 rollout may have several trajectories. Rows that verl appends as padding belong to no rollout.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable, Mapping
@@ -46,6 +44,7 @@ NAME = "posterior"
 
 _FIELDS = ["raw_prompt", "reward_model", "rm_scores", "response_mask", "responses"]
 _SAVED = "posteriors.json"  # in a checkpoint: its run and step
+_OWN = ("store", "run_name", "keep_rollouts")  # settings that are no options of a run's start
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Settings:
     keep_rollouts: int | None = KEEP
 
     @classmethod
-    def read(cls, config: DictConfig) -> Settings:
+    def read(cls, config: DictConfig) -> "Settings":
         """Read the settings from verl's configuration, before verl loads a model."""
         given: Any = config.algorithm.get(NAME) or {}
         settings = cls(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
@@ -85,27 +84,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class Batch:
-    """The S rollouts of a batch.
+    """The S rollouts of a batch."""
 
-    Attributes:
-        rollout_R: (R,) each row's rollout; -1 for padding.
-        last_S: (S,) row of each rollout's last trajectory, which carries its reward.
-        prompts, labels: (S,) as in the data set.
-        scores_S: (S,) values of the reward function without any KL penalty; NaN where missing.
-        tokens_S: (S,) generated tokens of all trajectories.
-        responses: token ids of each rollout's last trajectory.
-    """
-
-    rollout_R: Positions
-    last_S: Positions
-    prompts: list[str]
+    rollout_R: Positions  # each row's rollout; -1 for padding
+    last_S: Positions  # row of each rollout's last trajectory, which carries its reward
+    prompts: list[str]  # prompts and labels as in the data set, one of each rollout
     labels: list[str]
-    scores_S: Floats
-    tokens_S: Positions
-    responses: list[torch.Tensor]
+    scores_S: Floats  # values of the reward function without any KL penalty; NaN where missing
+    tokens_S: Positions  # generated tokens of all trajectories
+    responses: list[torch.Tensor]  # token ids of each rollout's last trajectory
 
     @classmethod
-    def read(cls, batch: KVBatchMeta) -> Batch:
+    def read(cls, batch: KVBatchMeta) -> "Batch":
         """Read the rollouts from TransferQueue, where verl keeps the contents of a batch."""
         rollout_R = np.full(len(batch), -1)
         last: dict[str, tuple[int, int]] = {}  # by rollout: number and row of its last trajectory
@@ -282,12 +272,7 @@ class WithPosteriors(PPOTrainer):
             settings.store,
             name,
             keys_of(self.train_dataset),
-            estimator=settings.estimator,
-            parameters=settings.parameters,
-            take_over=settings.take_over,
-            warm_start=settings.warm_start,
-            warm_start_weight=settings.warm_start_weight,
-            warm_start_store=settings.warm_start_store,
+            **{name: value for name, value in vars(settings).items() if name not in _OWN},
             model=str(self.config.actor_rollout_ref.model.path),
             dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
             method=f"verl {trainer.v1.trainer_mode}",

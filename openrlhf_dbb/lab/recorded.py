@@ -127,10 +127,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
         mean[rows], variance[rows], baseline[rows] = estimate.mean, estimate.variance, estimate.baseline
         if forecast is not None:
             alpha[rows], beta[rows] = forecast
-        # An estimator that reads before it updates has seen nothing of the group.
-        share: Floats | float | None = 0.0
-        if estimator.reads == "after":
-            share = estimator.group_weight(estimator.state_at(state, members), rewards_P_G)
+        share = estimator.group_weight(estimator.state_at(state, members), rewards_P_G)
         weight[rows] = np.nan if share is None else share
     return Rerun(
         Estimate(mean, variance, baseline),

@@ -47,7 +47,8 @@ def label(estimator: RewardEstimator) -> str:
         ('dbb 0.5', 'dbb 0.25 prior_alpha=2', 'point')
     """
     value = knob_value(estimator)
-    return f"{estimator.name}{'' if value is None else f' {value:g}'}{_others(estimator)}"
+    others = family(estimator).removeprefix(estimator.name)
+    return f"{estimator.name}{'' if value is None else f' {value:g}'}{others}"
 
 
 def family(estimator: RewardEstimator) -> str:
@@ -57,13 +58,17 @@ def family(estimator: RewardEstimator) -> str:
         >>> family(parse("dbb:discount=0.25,prior_alpha=2"))
         'dbb prior_alpha=2'
     """
-    return estimator.name + _others(estimator)
+    text = estimator.name
+    for field in parameter_fields(type(estimator)):
+        value = getattr(estimator, field.name)
+        if field.name not in _KNOBS and value != field.default:
+            text += f" {field.name}={value:g}" if isinstance(value, float) else f" {field.name}={value}"
+    return text
 
 
 def knob(estimator: RewardEstimator) -> str | None:
     """Return ``discount`` or ``smoothing``, whichever is a parameter; None if neither is."""
-    names = [field.name for field in parameter_fields(type(estimator))]
-    return next((name for name in _KNOBS if name in names), None)
+    return next((field.name for field in parameter_fields(type(estimator)) if field.name in _KNOBS), None)
 
 
 def knob_value(estimator: RewardEstimator) -> float | None:
@@ -118,19 +123,9 @@ def flags(estimator: RewardEstimator) -> str:
         flag = f"{estimator.name}.{field.name}"
         if isinstance(value, bool) and value != field.default:
             parts.append(f"--{'' if value else 'no-'}{flag}")
-        elif value != field.default or field.name == knob(estimator):
+        elif value != field.default or field.name in _KNOBS:
             parts.append(f"--{flag} {value}")
     return " ".join(parts)
-
-
-def _others(estimator: RewardEstimator) -> str:
-    """Return all parameters but the knob that differ from their default, each after a space."""
-    text = ""
-    for field in parameter_fields(type(estimator)):
-        value = getattr(estimator, field.name)
-        if field.name != knob(estimator) and value != field.default:
-            text += f" {field.name}={value:g}" if isinstance(value, float) else f" {field.name}={value}"
-    return text
 
 
 def _value(parameter: str, text: str, default: Any) -> Any:

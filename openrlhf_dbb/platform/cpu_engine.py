@@ -4,8 +4,6 @@ vLLM's own asynchronous engine always starts a process, which competes with its 
 engine samples from torch's global random stream.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import sys
@@ -49,7 +47,7 @@ class InProcessEngine:
         self._failure: Exception | None = None
 
     @classmethod
-    def from_engine_args(cls, arguments: EngineArgs) -> InProcessEngine:
+    def from_engine_args(cls, arguments: EngineArgs) -> "InProcessEngine":
         """Make an engine, as vLLM's class does."""
         return cls(arguments)
 

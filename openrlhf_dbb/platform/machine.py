@@ -45,8 +45,7 @@ class Machine:
     def describe(self) -> str:
         """Return the GPUs in one line, as in "8 x NVIDIA H200 (141 GiB)"."""
         counts = Counter((gpu.name, gpu.memory) for gpu in self.gpus)
-        kinds = [f"{count} x {name} ({memory / GIB:.0f} GiB)" for (name, memory), count in counts.items()]
-        return ", ".join(kinds)
+        return ", ".join(f"{count} x {name} ({memory / GIB:.0f} GiB)" for (name, memory), count in counts.items())
 
 
 @functools.cache

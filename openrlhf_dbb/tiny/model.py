@@ -1,12 +1,10 @@
 """The tiny preset's model, a two-layer Qwen3 on characters, and its files."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from openrlhf_dbb.presets import made
 from openrlhf_dbb.tiny import task
@@ -64,14 +62,12 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     A seed (of prompts, weights and warm start), a recipe and a torch version always give the same files.
     """
     assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / "heldout.jsonl")
-    wanted: dict[str, Any] = {"version": VERSION, "seed": seed}
-    if recipe != TINY:
-        wanted["recipe"] = asdict(recipe)
+    wanted = {"version": VERSION, "seed": seed, "recipe": asdict(recipe)}
     made.make_once(folder, "tiny.json", wanted, lambda building: _write_files(building, seed, recipe))
     return assets
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer() -> "PreTrainedTokenizerFast":
     """Return a tokenizer of characters, <eos> and <pad>. Unknown characters become <pad>."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
@@ -88,7 +84,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(seed: int, hidden: int = TINY.hidden) -> Qwen3ForCausalLM:
+def build_model(seed: int, hidden: int = TINY.hidden) -> "Qwen3ForCausalLM":
     """Return a model with random weights in float32, of 116,160 parameters by default."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -140,7 +136,7 @@ def _write_rows(path: Path, rows: list[Row]) -> None:
 
 
 def _warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rows: list[Row], seed: int, steps: int
+    model: "Qwen3ForCausalLM", tokenizer: "PreTrainedTokenizerFast", rows: list[Row], seed: int, steps: int
 ) -> None:
     """Train on the labels of the rows. A batch holds sorting alone or arithmetic alone."""
     import torch
@@ -168,7 +164,7 @@ def _warm_start(
     model.eval()
 
 
-def _encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
+def _encode(rows: list[Row], tokenizer: "PreTrainedTokenizerFast") -> "tuple[torch.Tensor, torch.Tensor]":
     """Return token ids, padded on the right, and ids to predict, IGNORED outside answers; (R, T)."""
     import torch
     from torch.nn.utils.rnn import pad_sequence

@@ -136,19 +136,15 @@ class Api:
     def ask(self, path: str, prompt: str | None = None) -> bytes:
         """Return an answer as JSON: the kept one if its run has not changed. Raises as :meth:`answer`."""
         self.refresh()
-
-        def make() -> bytes:
-            return page.encoded(self.answer(path, prompt))
-
-        if path == "state":
-            return make()  # it tells the age of each run, so it is never the same twice
+        if path == "state":  # it tells the age of each run, so it is never the same twice
+            return page.encoded(self.answer(path))
         _, *ids = path.split("/")
         compared = ids[2:3] if ids[1:2] == ["compare"] else []
         version: tuple[Any, ...] = tuple(self._run(name).version for name in (*ids[:1], *compared))
         if ids[1:] in (["posteriors"], ["prompts"]):
             # The state of the prompts may be older than the run: an answer made from it must not outlive it.
             version += (self.visits(self._run(ids[0])).last,)
-        return bytes(self._cache.get((path, prompt), version, make))
+        return bytes(self._cache.get((path, prompt), version, lambda: page.encoded(self.answer(path, prompt))))
 
     def answer(self, path: str, prompt: str | None = None) -> dict[str, Any]:
         """Return the answer to a path, such as ``runs/3/series``.

@@ -57,13 +57,11 @@ def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, A
     kept = {row.step: row.kept for row in store.query(query, ids=steps, **key)}
     alpha, beta = visits["alpha"], visits["beta"]
     has_beta = ~np.isnan(alpha + beta)
-    mean_V = np.divide(alpha, alpha + beta, out=visits["mean"].copy(), where=has_beta)
     half = 1.645 * np.sqrt(visits["variance"] / visits["rollouts"])  # 90 % of a normal distribution
-    low, high = mean_V - half, mean_V + half
+    low, high = visits["mean"] - half, visits["mean"] + half
     low[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], (1 - LEVEL) / 2)
     high[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], (1 + LEVEL) / 2)
-    prompt_V = np.full(len(rows), prompt_id)
-    columns = (visits["step"], prompt_V, visits["rollouts"], visits["successes"], mean_V)
+    columns = (visits["step"], np.full(len(rows), prompt_id), visits["rollouts"], visits["successes"], visits["mean"])
     now = summed(np.array([prompt_id]), np.array([posterior[0].mean], dtype=np.float64), np.stack(columns, axis=1))
     return {
         "text": readable(text),
@@ -71,8 +69,7 @@ def prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, A
         "state": now.state[0],
         "mean": now.mean[0],
         "level": LEVEL,
-        "visits": visits
-        | {"mean": mean_V, "low": low, "high": high, "kept": [kept.get(row["step"], 0) for row in rows]},
+        "visits": visits | {"low": low, "high": high, "kept": [kept.get(row["step"], 0) for row in rows]},
     }
 
 

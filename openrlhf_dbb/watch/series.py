@@ -27,9 +27,6 @@ _POINTS = f"""
            sum(successes) AS successes, count(*) AS steps, sum(CASE WHEN {COUNTED} THEN 1 ELSE 0 END) AS counted, {SUMS}
     FROM dbb_step WHERE run_id = :run AND step <= :last GROUP BY (step - 1) / :width ORDER BY 1"""
 _METRICS = "SELECT step, metrics FROM dbb_step WHERE run_id = :run AND step <= :last ORDER BY step"
-_EXTENT = """
-    SELECT coalesce(min(step), 0) AS first, coalesce(max(step), 0) AS last
-    FROM dbb_step WHERE run_id = :run"""
 
 
 def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[str, Any]:
@@ -38,12 +35,11 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
     Returns:
         "curves": by name, (K,) each; "width", of a point; "first", "last", steps of the run; "held_out", "totals".
     """
-    (extent,) = store.query(_EXTENT, run=run.run_id)
     # Powers of two: when a run grows, two old points merge into one, and no other point moves.
     width = 1
-    while (extent.last - 1) // width - (extent.first - 1) // width + 1 > points:
+    while points * width < run.last_step:
         width *= 2
-    curves = _curves(store, run, extent.last, width)
+    curves = _curves(store, run, width)
     measured, totals = held_out(store, run), usage_totals(store, run)
     if totals["generated"] is not None:
         mixed = totals["mixed_groups"]
@@ -55,30 +51,26 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
         }
     return {
         "width": width,
-        "first": extent.first,
-        "last": extent.last,
+        "first": min(run.last_step, 1),
+        "last": run.last_step,
         "curves": curves,
         "held_out": measured and {name: getattr(measured, name) for name in ("step", "accuracy", "prompts", "samples")},
         "totals": None if totals["generated"] is None else totals,  # None if no step was counted
     }
 
 
-def _curves(store: PosteriorStore, run: RunRecord, last: int, width: int) -> dict[str, Floats]:
-    rows = store.query(_POINTS, run=run.run_id, last=last, width=width)
+def _curves(store: PosteriorStore, run: RunRecord, width: int) -> dict[str, Floats]:
+    rows = store.query(_POINTS, run=run.run_id, last=run.last_step, width=width)
     names = ("step", "rewards", "successes", "steps", "counted", *TOTALS)
     table = np.array([[getattr(row, name) for name in names] for row in rows], dtype=np.float64)
     sums = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
     # After a step that was not counted, the number of rollouts until a later step is not known.
     unknown = np.cumsum(sums["steps"] - sums["counted"]) > 0
-    until = {
-        name: np.where(unknown, np.nan, np.cumsum(np.nan_to_num(sums[name])))
-        for name in ("generated", "generated_tokens")
-    }
     ends_K = np.array([row.ended_at.rstrip("Z") for row in rows], dtype="datetime64[ms]").astype(np.int64)
     curves = {
         "step": sums["step"],
-        "rollouts": until["generated"],
-        "tokens": until["generated_tokens"],
+        "rollouts": np.where(unknown, np.nan, np.cumsum(np.nan_to_num(sums["generated"]))),
+        "tokens": np.where(unknown, np.nan, np.cumsum(np.nan_to_num(sums["generated_tokens"]))),
         "hours": (ends_K - ends_K[:1]) / 3_600_000,  # from the end of the first point
     }
     generated, steps = sums["generated"], sums["counted"]
@@ -92,7 +84,7 @@ def _curves(store: PosteriorStore, run: RunRecord, last: int, width: int) -> dic
     }
     with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap in the curve
         curves |= {name: above / below for name, (above, below) in shares.items()}
-    return curves | _metric_means(store, run, last, (sums["step"] - 1) // width, width)
+    return curves | _metric_means(store, run, (sums["step"] - 1) // width, width)
 
 
 def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,9 +97,9 @@ def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _metric_means(store: PosteriorStore, run: RunRecord, last: int, points: Floats, width: int) -> dict[str, Floats]:
+def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: int) -> dict[str, Floats]:
     """Return the mean of each logged metric over each point, by name; a step without a value does not count."""
-    rows = store.query(_METRICS, run=run.run_id, last=last)
+    rows = store.query(_METRICS, run=run.run_id, last=run.last_step)
     logged = [json.loads(row.metrics or "{}") for row in rows]
     row_T = np.searchsorted(points, (np.array([row[0] for row in rows]) - 1) // width)
     means = {}

@@ -30,26 +30,16 @@ _VISITS = """
 
 @dataclass(frozen=True)
 class Visits:
-    """The states of the prompts of a run.
+    """The states of the prompts of a run."""
 
-    Attributes:
-        last: the last step that was read, 0 if there is none.
-        prompt_id: (P,) the prompts that have a posterior, ascending.
-        visits: (P,) steps that trained on the prompt.
-        first, mean: (P,) mean after the first and after the last visit; without visits, NaN and the mean now.
-        state: (P,) index into ``STATES`` after the last visit.
-        epochs: totals of each epoch: epoch, prompts, success_rate, mean, states (E, 4), histogram (E, B).
-        unit: whether all rewards may be in [0, 1].
-    """
-
-    last: int
-    prompt_id: Integers
-    visits: Integers
-    first: Floats
-    mean: Floats
-    state: Integers
-    epochs: dict[str, list[Any]]
-    unit: bool
+    last: int  # the last step that was read, 0 if there is none
+    prompt_id: Integers  # (P,) the prompts that have a posterior, ascending
+    visits: Integers  # (P,) steps that trained on the prompt
+    first: Floats  # (P,) mean after the first visit; NaN without visits
+    mean: Floats  # (P,) mean after the last visit; without visits, the mean now
+    state: Integers  # (P,) index into STATES after the last visit
+    epochs: dict[str, list[Any]]  # totals of each: epoch, prompts, success_rate, mean, states (E, 4), histogram (E, B)
+    unit: bool  # whether all rewards may be in [0, 1]
 
 
 def read_visits(store: PosteriorStore, run: RunRecord) -> Visits:
