@@ -57,6 +57,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         checkpoint: str | None,  # loaded by every rank; None if the run starts from its beginning
         rows: list[int],  # of the data set, to train on
         benchmarks: Mapping[str, BenchmarkPrompts],
+        progress: Progress,
         **generate_kwargs: Any,
     ) -> None:
         # Upstream never seeds this process: the order of the prompts would differ between runs.
@@ -81,7 +82,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         self._budget = self.args.train.max_rollouts
         planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
-        self.progress = Progress(total=planned // self._a_step)
+        self.progress = progress
+        self.progress.total = planned // self._a_step
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
         rollouts, loader = strategies.of(self.args), self.prompts_dataloader
