@@ -215,9 +215,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         rollout_samples.step = global_step + 1
         status, step = super().train_step(rollout_samples, global_step)
         if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
-            raise RuntimeError(
-                f"step {step} trained nothing: {len(rollout_samples)} rollouts do not fill an optimizer step"
-            )
+            raise RuntimeError(f"step {step} trained nothing: {len(rollout_samples)} rollouts fill no optimizer step")
         status |= timings | rollout_samples.metrics | self.samples_generator.metrics()
         status["rollout/generated"] = self.samples_generator.generated
         began = time.monotonic()

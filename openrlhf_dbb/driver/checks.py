@@ -118,9 +118,7 @@ def _check_pairs(args: SimpleNamespace) -> None:
             one, other = (f"--{flag} {attrgetter(flag)(args)}" for flag in (first, second))
             raise UsageError(f"{one} does not go with {other}: {why}; leave one out")
     if args.replay.samples > args.replay.cache:
-        raise UsageError(
-            f"--replay.samples {args.replay.samples} is above --replay.cache {args.replay.cache}; lower it"
-        )
+        raise UsageError(f"--replay.samples {args.replay.samples} exceeds --replay.cache {args.replay.cache}; lower it")
 
 
 def _check_openrlhf_alone(args: SimpleNamespace) -> None:
