@@ -13,7 +13,6 @@ from openrlhf_dbb.platform import cpu
 cpu.prepare_driver()
 
 import ray  # noqa: E402
-import torch  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
