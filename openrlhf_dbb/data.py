@@ -282,9 +282,7 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
 
     source, prompts = f"--{TRAINING} {args.data.prompt_dataset}", loaded[args.data.input_key][:]
     if isinstance(prompts[0], list) and not args.data.apply_chat_template:
-        raise UsageError(
-            f"{source}: the prompts are messages; give --data.apply_chat_template, and a model that has a template"
-        )
+        raise UsageError(f"{source}: the prompts are messages; give --data.apply_chat_template, and a model with one")
     upstream.replace(prompts_dataset, "tqdm", functools.partial(tqdm, delay=1.0))  # a bar only where it takes long
     first = {key: row for row, key in reversed(list(enumerate(map(_prompt_key, prompts))))}
     kept = sorted(first.values()) if args.data.drop_duplicates else list(range(len(prompts)))
@@ -322,7 +320,5 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
         notes.append("no labels: a reward function gets empty ones (--data.label_key names their column)")
     report = "; ".join([f"{len(fits)} of {len(prompts)} prompts", *notes])
     if len(fits) < args.rollout.batch_size:
-        raise UsageError(
-            f"{source} leaves {report}: fewer than one --rollout.batch_size ({args.rollout.batch_size}); lower it"
-        )
+        raise UsageError(f"{source} leaves {report}: below --rollout.batch_size {args.rollout.batch_size}; lower it")
     return Prompts([seen.prompts[i] for i in fits], labels, [rows[i] for i in fits], report)

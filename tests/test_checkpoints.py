@@ -21,9 +21,7 @@ def save(folder, step, run="mine", *, finish=True, replays=False):
     for shard in SHARDS:
         (actor / shard).write_bytes(f"{tag:>24} {shard:>32} {run:>8}".encode())
     if replays:
-        replay = checkpoints.cache_file(folder, "replay", step)
-        replay.parent.mkdir(exist_ok=True)
-        replay.write_bytes(f"replays of {tag:>24}".encode())
+        (actor / "replay.npz").write_bytes(f"replays of {tag:>24}".encode())
     if finish:
         checkpoints.complete(folder, tag, run, [checkpoints.sizes(actor)] * 2)
 
@@ -66,17 +64,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", [*SHARDS, checkpoints.MANIFEST, "replays"])
+@pytest.mark.parametrize("name", [*SHARDS, checkpoints.MANIFEST, "replay.npz"])
 def test_a_checkpoint_with_any_fault_in_any_file_is_passed_over_and_the_file_named(tmp_path, name, fault):
     for step in (2, 4, 6):
         save(tmp_path, step, replays=True)
     assert newest_whole(tmp_path, "mine", 7) == ("global_step6", [])
-    path, older = (
-        checkpoints.cache_file(tmp_path, "replay", step)
-        if name == "replays"
-        else tmp_path / f"_actor/global_step{step}/{name}"
-        for step in (6, 4)
-    )
+    path, older = (tmp_path / f"_actor/global_step{step}/{name}" for step in (6, 4))
     FAULTS[fault](path, older)
     tag, (line,) = newest_whole(tmp_path, "mine", 7)
     assert tag == "global_step4"
@@ -131,16 +124,16 @@ def test_a_folder_that_the_hosts_do_not_share_is_named(tmp_path, monkeypatch):
     assert newest_whole(tmp_path, "mine", 4)[0] is None
 
 
-WHOLE = ("global_step4", 4, "mine")
+WHOLE = (4, "mine")
 
 
 @pytest.mark.parametrize(
     "second",
-    [(None, None, None), ("global_step2", 2, "mine"), ("global_step4", 4, "other"), ("global_step4", 2, "mine")],
+    [(None, None), (2, "mine"), (4, "other")],
 )
 def test_a_rank_that_has_loaded_something_else_ends_the_run(tmp_path, second):
     checkpoints.check_loaded(tmp_path, "global_step4", "mine", [WHOLE, WHOLE])
-    with pytest.raises(RunError, match=r"^rank 1 has loaded checkpoint .*, not global_step4 of run mine"):
+    with pytest.raises(RunError, match=r"^rank 1 has loaded a checkpoint of .*, not global_step4 of run mine"):
         checkpoints.check_loaded(tmp_path, "global_step4", "mine", [WHOLE, second])
 
 

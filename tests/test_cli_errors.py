@@ -140,7 +140,7 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
     output, errors = started.communicate()
     refused = [line for line in errors.splitlines() if not line.startswith("reading data")]  # on a busy machine
     assert (started.returncode, output, len(refused)) == (2, "", 1)
-    assert "leaves 8 of 8 prompts: fewer than one --rollout.batch_size (16)" in errors
+    assert "leaves 8 of 8 prompts: below --rollout.batch_size 16" in errors
     assert {"gcs_server", "raylet"} <= set(processes.values())
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert alive == []

@@ -239,7 +239,7 @@ def test_long_prompts_and_those_without_a_token_are_dropped(choose):
     kept = choose(row("a"), row(long), row("\u200b"), row("b"))
     assert kept.texts == ["a", "b"]
     assert kept.report == "2 of 4 prompts; 1 of more than 24 tokens dropped; 1 without a token dropped"
-    with pytest.raises(UsageError, match=r"leaves 1 of 2 prompts; .*: fewer than one --rollout.batch_size \(2\)"):
+    with pytest.raises(UsageError, match=r"leaves 1 of 2 prompts; .*: below --rollout.batch_size 2"):
         choose(row("a"), row(long))
 
 

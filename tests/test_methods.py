@@ -161,7 +161,7 @@ BATCHES = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64", "-
         ),
         (
             ["--method", "repo", "--algo.advantage.is_correction_level", "token"],
-            "--algo.advantage.is_correction_level does not go with --replay.samples 8: no log-probs of vLLM are kept",
+            "--replay.samples 8 does not go with --algo.advantage.is_correction_level token: no log-probs of",
         ),
         (
             ["--method", "spo", "--data.max_images_per_prompt", "1"],

@@ -23,8 +23,6 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from openrlhf_dbb.actors.replays import PolicyDrift, Replays, cached_rollouts, remember, replay_row  # noqa: E402
-from openrlhf_dbb.core.checkpoints import CACHES, cache_file, delete_stale  # noqa: E402
-from openrlhf_dbb.core.replay_cache import ReplayCache  # noqa: E402
 
 NAN = math.nan
 A, B, C = KEYS = [(f"prompt {i}", "label") for i in range(3)]
@@ -205,22 +203,3 @@ def test_a_replayed_row_is_the_fresh_row_and_makes_one_batch_with_it():
         for name in ("action_mask", "action_log_probs", "advantages", "returns", "rewards", "scores", "total_length"):
             torch.testing.assert_close(getattr(mixed, name), getattr(batch, name)[order], rtol=0, atol=0)
         assert torch.tensor(mixed.info["reward"]).tolist() == [[1.0, 0.0, 0.5, 0.0][row] for row in order]
-
-
-def test_caches_go_with_their_checkpoints(tmp_path):
-    """Checkpoints as OpenRLHF lays them out: a folder of each step."""
-    delete_stale(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    made = filled((A, [1, 0]))
-    for step in (2, 4, 6, 60):
-        for cache in CACHES:
-            file = cache_file(tmp_path, cache, step)
-            file.parent.mkdir(exist_ok=True)
-            made.cache.save(file)
-    for folder in ("_actor/global_step4", "_actor/global_step60"):
-        (tmp_path / folder).mkdir(parents=True)
-    delete_stale(tmp_path)
-    for folder in CACHES:
-        names = sorted(file.stem for file in (tmp_path / folder).iterdir())
-        assert names == ["global_step4", "global_step60"]
-    assert ReplayCache.load(cache_file(tmp_path, "replay", 4), 4).rollouts == 2

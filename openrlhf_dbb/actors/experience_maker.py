@@ -44,19 +44,21 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         self.posteriors = posteriors
         self.replays = replays
         self.drift = drift
-        self._compared = False  # whether vLLM's log-probs have been compared with the policy's
 
     @torch.no_grad()
     def make_experience_batch(self, rollout_samples: RolloutBatch) -> list[Experience]:
-        """Return the step's rollouts with log-probs and advantages."""
+        """Return the step's rollouts with log-probs and advantages.
+
+        Where one optimizer update takes all rollouts, the training pass takes the log-probs itself.
+        """
         samples = self.split_rollout_samples(rollout_samples.trained)
         self._progress.enter(LOG_PROBS)
-        experiences = self.make_experience(samples)
-        took_log_probs = experiences[0].action_log_probs is not None
-        if took_log_probs and all(experience.rollout_log_probs is not None for experience in experiences):
+        needed = rollout_samples.compared or samples[0].rewards is None or self.drift is not None
+        takes_log_probs = needed or not one_update(self.args)
+        experiences = self.make_experience(samples) if takes_log_probs else _without_log_probs(samples)
+        if takes_log_probs and all(experience.rollout_log_probs is not None for experience in experiences):
             rollout_samples.metrics[DIFFERENCE] = log_prob_difference(experiences)
-        self._compared = True
-        if took_log_probs:
+        if takes_log_probs:
             self._drop_engines_log_probs(experiences)
         experiences = self.add_advantages(experiences, rollout_samples)
         self._drop_engines_log_probs(experiences)  # until here they stood in for the policy's, to be stored
@@ -66,19 +68,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         if self.args.algo.advantage.is_correction_level == "off":
             for experience in experiences:
                 experience.rollout_log_probs = None
-
-    def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
-        """Add log-probs, KL and a reward model's rewards, as upstream does.
-
-        Where one optimizer update takes all rollouts, the training pass takes the log-probs itself.
-        """
-        needed = not self._compared or samples_list[0].rewards is None or self.drift is not None
-        if needed or not one_update(self.args):
-            return super().make_experience(samples_list)
-        for samples in samples_list:
-            samples.kl = torch.zeros(samples.action_mask.shape)
-            samples.info |= {name: torch.zeros(len(samples.kl)) for name in ("kl", "logprobs_diff")}
-        return samples_list
 
     def add_advantages(self, experiences: list[Experience], batch: RolloutBatch) -> list[Experience]:
         """Observe all rollouts of a step, and give the trained ones their advantages, in place.
@@ -196,6 +185,13 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             log_probs=torch.cat([_log_prob_sums(experience) for experience in experiences]).numpy(),
             keep=None if keep == ALL else keep,
         )
+
+
+def _without_log_probs(experiences: list[Experience]) -> list[Experience]:
+    for experience in experiences:
+        experience.kl = torch.zeros(experience.action_mask.shape)
+        experience.info |= {name: torch.zeros(len(experience.kl)) for name in ("kl", "logprobs_diff")}
+    return experiences
 
 
 def log_prob_difference(experiences: Sequence[Experience]) -> float:

@@ -137,6 +137,7 @@ class RolloutGenerator(SamplesGenerator):
                 self.sampler.observe(group.drawn, varies(scores_N))
         self.sampler.end_step()
         batch, self._batch = self._batch, RolloutBatch()
+        batch.compared, self._compares = self._compares, False
         batch.trained = [rollout for group in taken for rollout in group.rollouts]
         # Surplus groups wait if more is generated at a time, else they are set aside.
         self._kept = left if self._at_a_time > size else []
@@ -145,7 +146,6 @@ class RolloutGenerator(SamplesGenerator):
         if not log_probs:
             for rollout in batch.trained:  # some may have waited since the first batch
                 rollout.rollout_log_probs = None
-        self._compares = False
         over = self._prompts_iter is None and len(self._kept) < size
         return batch, 100 * len(batch) / len(batch.all), consumed, over
 

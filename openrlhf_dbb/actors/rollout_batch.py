@@ -40,6 +40,7 @@ class RolloutBatch:
     trained: list[Experience] = field(default_factory=list)  # to train on, group by group
     filtered: list[Experience] = field(default_factory=list)  # observed, and not trained on
     skipped: int = 0  # prompts that were drawn, and nothing was generated for them
+    compared: bool = False  # the log-probs of vLLM with the policy's; in the first batch
     step: int = 0  # global step, 1 for the first; set by the trainer
     probes: Probes | None = None  # further rollouts of some prompts, for their scores alone
     metrics: dict[str, float] = field(default_factory=dict)  # to be logged; filled in by the experience maker
@@ -54,18 +55,8 @@ class RolloutBatch:
         return [*self.trained, *self.filtered]
 
     def set_aside(self, groups: Sequence[Group]) -> None:
-        """Take groups that are observed, without what only training needs."""
-        names = "rollout_log_probs rewards scores response_length truncated prompts labels images"
-        self.filtered += [
-            Experience(
-                sequences=rollout.sequences.int(),
-                action_mask=rollout.action_mask.bool(),
-                info={name: rollout.info[name] for name in (VERSION, INCLUSION, WEIGHT) if name in rollout.info},
-                **{name: getattr(rollout, name) for name in names.split()},
-            )
-            for group in groups
-            for rollout in group.rollouts
-        ]
+        """Take groups that are observed, and not trained on."""
+        self.filtered += [rollout for group in groups for rollout in group.rollouts]
 
 
 def one_update(args: SimpleNamespace) -> bool:

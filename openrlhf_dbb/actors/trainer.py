@@ -57,6 +57,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         checkpoint: str | None,  # loaded by every rank; None if the run starts from its beginning
         rows: list[int],  # of the data set, to train on
         benchmarks: Mapping[str, BenchmarkPrompts],
+        progress: Progress,
         **generate_kwargs: Any,
     ) -> None:
         # Upstream never seeds this process: the order of the prompts would differ between runs.
@@ -81,7 +82,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         self._budget = self.args.train.max_rollouts
         planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
-        self.progress = Progress(total=planned // self._a_step)
+        self.progress = progress
+        self.progress.total = planned // self._a_step
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
         rollouts, loader = strategies.of(self.args), self.prompts_dataloader
@@ -172,10 +174,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         states["data_loader_state_dict"] = {}
         if self._checkpoint is not None:
             everywhere = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))
-            loaded = [
-                (each.get(checkpoints.LOADED), each.get("global_step"), each.get(MARK, {}).get("run"))
-                for each in everywhere
-            ]
+            loaded = [(each.get("global_step"), each.get(MARK, {}).get("run")) for each in everywhere]
             checkpoints.check_loaded(self._folder, self._checkpoint, self._run.record.uuid, loaded)
             states = dict(everywhere[0])
         step, mark = states["global_step"], states.get(MARK)
@@ -185,7 +184,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.step = step
         if mark:
             self.samples_generator.load(mark["generation"])
-            for owner, file in self._cache_files(step):
+            for owner, file in self._cache_files(f"global_step{step}"):
                 owner.cache = ReplayCache.load(file, owner.cache.size)
         if self._ahead is not None:
             self._ahead.begin_at(states["episode"], step)
@@ -216,9 +215,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         rollout_samples.step = global_step + 1
         status, step = super().train_step(rollout_samples, global_step)
         if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
-            raise RuntimeError(
-                f"step {step} trained nothing: {len(rollout_samples)} rollouts do not fill an optimizer step"
-            )
+            raise RuntimeError(f"step {step} trained nothing: {len(rollout_samples)} rollouts fill no optimizer step")
         status |= timings | rollout_samples.metrics | self.samples_generator.metrics()
         status["rollout/generated"] = self.samples_generator.generated
         began = time.monotonic()
@@ -273,9 +270,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if saves:
             self.progress.enter("saving")
             checkpoints.delete(self._folder, tag)  # an earlier one's files must not count as files of the new one
-            for owner, file in self._cache_files(global_step):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                owner.cache.save(file)
         super().save_logs_and_checkpoints(global_step, logs_dict, states)
         if self.wandb_logger and (global_step % self.args.eval.steps == 0 or global_step == self.progress.total):
             rows = kept_rollouts(self._posteriors.store, self._run.record, global_step, limit=64)
@@ -283,21 +277,24 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 wandb = self.wandb_logger.handle
                 table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
                 wandb.log({"train/rollouts": table, "train/global_step": global_step})
-        if saves:
-            if not self.args.ckpt.disable_ds:
-                # The checkpoint counts as whole only once the store is durable up to it.
-                listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
-                self._posteriors.checkpoint(global_step, tag)
-                checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
-                self._best.settle(global_step)
-            checkpoints.delete_stale(self._folder)
-            self.progress.enter(phase, self._a_step)
+        if saves and not self.args.ckpt.disable_ds:
+            for owner, file in self._cache_files(tag):
+                file.parent.mkdir(
+                    parents=True, exist_ok=True
+                )  # complete() says it if this host does not see the ranks'
+                owner.cache.save(file)
+            # The checkpoint counts as whole only once the store is durable up to it.
+            listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
+            self._posteriors.checkpoint(global_step, tag)
+            checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
+            self._best.settle(global_step)
+        self.progress.enter(phase, self._a_step)
 
-    def _cache_files(self, step: int) -> list[tuple[Replays | PolicyDrift, Path]]:
-        """Return what keeps earlier rollouts, each with the file of its cache."""
-        maker = self.experience_maker
-        owners = zip(checkpoints.CACHES, (maker.replays, maker.drift), strict=True)
-        return [(owner, checkpoints.cache_file(self._folder, name, step)) for name, owner in owners if owner]
+    def _cache_files(self, tag: str) -> list[tuple[Replays | PolicyDrift, Path]]:
+        """Return what keeps earlier rollouts, each with its file in a checkpoint."""
+        folder, maker = checkpoints.actor_folder(self._folder, tag), self.experience_maker
+        owners = {"replay.npz": maker.replays, "drift.npz": maker.drift}
+        return [(owner, folder / name) for name, owner in owners.items() if owner]
 
     def save_best_checkpoint(self, *args: Any) -> None:
         """Skip upstream's second checkpoint: :meth:`evaluate` has already saved the best model."""

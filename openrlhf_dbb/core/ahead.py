@@ -76,7 +76,13 @@ class Ahead(Generic[_Batch]):
 
     def _run(self) -> None:
         try:
-            while self._begin():
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or self._may_begin())
+                    if self._closed:
+                        return
+                    self._slots -= 1  # take() gives the slot back
+                    self._making = True
                 made = self._make(self._step)
                 with self._changed:
                     self._making = False
@@ -93,16 +99,6 @@ class Ahead(Generic[_Batch]):
                 self._making = False
                 self._ended = True
                 self._changed.notify_all()
-
-    def _begin(self) -> bool:
-        """Wait until the next batch may be begun; return False after :meth:`close`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._may_begin())
-            if self._closed:
-                return False
-            self._slots -= 1  # take() gives the slot back
-            self._making = True
-        return True
 
     def _may_begin(self) -> bool:
         fresh_enough = self._max_lag is None or self._step - 1 - self._version() <= self._max_lag

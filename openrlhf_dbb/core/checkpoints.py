@@ -5,8 +5,8 @@ finished. The layout of the checkpoint folder:
 
     _actor/global_step8/                 the files of all ranks, written by DeepSpeed
     _actor/global_step8/manifest.json    step, run, and size and digest of every file
-    replay/global_step8.npz              the replay cache, if there is one
-    drift/global_step8.npz               each prompt's newest rollout, if the estimator reads the policy's drift
+    _actor/global_step8/replay.npz       the replay cache, if there is one
+    _actor/global_step8/drift.npz        each prompt's newest rollout, if the estimator reads the policy's drift
 """
 
 import hashlib
@@ -22,8 +22,6 @@ from typing import Any, BinaryIO
 from openrlhf_dbb.errors import RunError
 
 MANIFEST = "manifest.json"
-LOADED = "openrlhf_dbb_loaded"
-"""Key of a rank's states that names the checkpoint that the rank has loaded."""
 WHOLE_BYTES = 64 * 2**20
 BLOCKS, BLOCK_BYTES = 64, 2**20
 SHARED_WAIT_S = 90.0
@@ -35,14 +33,6 @@ _TAG = re.compile(r"global_step\d+")
 def actor_folder(folder: Path, tag: str = "") -> Path:
     """Return the folder of the ranks' files: of all checkpoints, or of one."""
     return folder / "_actor" / tag
-
-
-CACHES = ("replay", "drift")
-
-
-def cache_file(folder: Path, cache: str, step: int) -> Path:
-    """Return the path of one of the CACHES of a checkpoint."""
-    return folder / cache / f"global_step{step}.npz"
 
 
 def step_of(tag: str) -> int:
@@ -67,16 +57,16 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
 
     ``listings`` are as for :func:`wait_for`, whose RunError is raised.
     """
-    ranks, step = actor_folder(folder, tag), step_of(tag)
-    paths = [ranks / name for name in wait_for(ranks, f"checkpoint {tag}", listings)]
-    paths += [path for cache in CACHES if (path := cache_file(folder, cache, step)).is_file()]
+    ranks = actor_folder(folder, tag)
+    paths = {ranks / name for name in wait_for(ranks, f"checkpoint {tag}", listings)}
+    paths |= set(ranks.glob("*.npz"))  # of this host: another one may not see them yet
     files = {}
     for path in sorted(paths):
         with path.open("rb") as file:
             os.fsync(file.fileno())  # the manifest must not be durable before the files that it lists
             saved = {"bytes": os.fstat(file.fileno()).st_size, "digest": _digest(file)}
         files[str(path.relative_to(folder))] = saved
-    write_json(ranks / MANIFEST, {"run": run, "step": step, "files": files})
+    write_json(ranks / MANIFEST, {"run": run, "step": step_of(tag), "files": files})
     flush_folders({path.parent for path in paths} | {ranks.parent})
 
 
@@ -141,16 +131,16 @@ def is_finished(folder: Path, tag: str) -> bool:
     return (actor_folder(folder, tag) / MANIFEST).exists()
 
 
-def check_loaded(folder: Path, tag: str, run: str, loaded: Sequence[tuple[Any, Any, Any]]) -> None:
+def check_loaded(folder: Path, tag: str, run: str, loaded: Sequence[tuple[Any, Any]]) -> None:
     """Raise RunError unless every rank has loaded this checkpoint of this run.
 
-    ``loaded`` has tag, step and run in the states of each rank; None where the states name none.
+    ``loaded`` has step and run in the states of each rank; None where the states name none.
     """
     for rank, states in enumerate(loaded):
-        if states != (tag, step_of(tag), run):
+        if states != (step_of(tag), run):
             raise RunError(
-                f"rank {rank} has loaded checkpoint {states[0]} (step {states[1]}, run {states[2]}), not {tag} of run "
-                f"{run}; is {folder} the same folder on all hosts? Nothing was trained, and the run can be resumed"
+                f"rank {rank} has loaded a checkpoint of step {states[0]} of run {states[1]}, not {tag} of run {run}; "
+                f"is {folder} the same folder on all hosts? Nothing was trained, and the run can be resumed"
             )
 
 
@@ -159,16 +149,6 @@ def delete_after(folder: Path, run: str, step: int) -> None:
     for tag in tags(folder):
         if step_of(tag) > step and read_json(actor_folder(folder, tag) / MANIFEST).get("run", run) == run:
             delete(folder, tag)
-
-
-def delete_stale(folder: Path) -> None:
-    """Delete the files beside checkpoints whose checkpoint OpenRLHF has deleted."""
-    steps = [step_of(tag) for tag in tags(folder)]
-    for cache in CACHES:
-        kept = {cache_file(folder, cache, step) for step in steps}
-        for path in (folder / cache).glob("global_step*"):
-            if path not in kept:
-                path.unlink()
 
 
 def delete(folder: Path, tag: str) -> None:

@@ -279,10 +279,9 @@ def earlier_visits(prompt_R: Positions) -> Positions:
         >>> earlier_visits(np.array([7, 9, 7, 7]))
         array([0, 0, 1, 2])
     """
-    _, member, sizes = np.unique(prompt_R, return_inverse=True, return_counts=True)
-    order = np.argsort(member, kind="stable")
-    earlier = np.empty(len(prompt_R), dtype=np.int64)
-    earlier[order] = np.arange(len(prompt_R)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    order = np.argsort(prompt_R, kind="stable")
+    ascending, earlier = prompt_R[order], np.empty(len(prompt_R), dtype=np.int64)
+    earlier[order] = np.arange(len(prompt_R)) - np.searchsorted(ascending, ascending)
     return earlier
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from openrlhf_dbb.platform.machine import GIB
 
-WEIGHT, OPTIMIZER = 2, 12  # bytes a parameter: bfloat16; in 32 bits the weight and Adam's two moments
+WEIGHT, OPTIMIZER = 2, 12  # bytes a parameter: bfloat16, as its gradient; in 32 bits the weight and Adam's two moments
 
 
 @dataclass(frozen=True)

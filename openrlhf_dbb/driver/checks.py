@@ -33,16 +33,15 @@ def check(settings: Settings) -> None:
         cpu.check_flags(args)
     _check_run(settings)
     _check_placement(args)
-    _check_lora(settings)
+    _check_pairs(args)
     if settings.estimator == NO_ESTIMATOR:
-        _check_openrlhf_alone(settings)
+        _check_openrlhf_alone(args)
         return
     estimator = estimators.build(settings.estimator, **settings.parameters)
     _check_estimator(settings, estimator)
     _check_form(settings, estimator)
     _check_strategy(settings, estimator)
     _check_reward(settings, estimator)
-    _check_loss(args)
     _check_numbers(args)
     _check_batches(args)
     if settings.given("data.input_template") and args.data.input_template is None:  # OpenRLHF has emptied the value
@@ -72,6 +71,8 @@ def _check_run(settings: Settings) -> None:
         )
     if args.resume is not None and args.warm_start is not None:
         raise UsageError("--resume continues a run, --warm_start begins a new one; give one of them")
+    if args.ckpt.save_adapter and not args.ds.lora.rank:
+        raise UsageError("--ckpt.save_adapter needs adapters; give --ds.lora.rank, or leave it out")
     for flag, used, why in (
         ("ckpt.max_num", args.ckpt.max_num < 2, "OpenRLHF deletes an old checkpoint before the new one is whole"),
         ("ds.use_universal_ckpt", args.ds.use_universal_ckpt, "a run resumes from its own checkpoints only"),
@@ -93,30 +94,34 @@ def _check_placement(args: SimpleNamespace) -> None:
         )
 
 
-def _check_lora(settings: Settings) -> None:
-    args = settings.args
-    if args.ckpt.save_adapter and not args.ds.lora.rank:
-        raise UsageError("--ckpt.save_adapter needs adapters; give --ds.lora.rank, or leave it out")
-    if args.ds.lora.rank and settings.estimator == NO_ESTIMATOR:
-        raise UsageError(
-            f"--ds.lora.rank {args.ds.lora.rank} does not go with --estimator {NO_ESTIMATOR}: OpenRLHF sends adapters "
-            "under names that vLLM does not know; use --estimator point, its group mean"
-        )
-    for flag, used, why in (
-        ("ds.tensor_parallel_size", args.ds.tensor_parallel_size > 1, "adapters are not split over GPUs"),
-        ("ds.load_in_4bit", args.ds.load_in_4bit, "adapters are merged into whole weights for vLLM"),
-        ("vllm.sync_with_ray", args.vllm.sync_with_ray, "adapters are merged only where the policy sends them itself"),
-        ("train.enable_ema", args.train.enable_ema, "the averaged model has no adapters"),
+def _check_pairs(args: SimpleNamespace) -> None:
+    """Refuse flags that do not work together."""
+    lora, replays, form = "ds.lora.rank", "replay.samples", attrgetter(_FORM)(args)
+    alone, corrects = args.estimator == NO_ESTIMATOR, args.algo.advantage.is_correction_level != "off"
+    sums_tokens = args.actor.loss_agg_mode == CONSTANT_LENGTH
+    whitened = form in FORMS.available() and FORMS.get(form).whitened
+    for first, second, second_is_used, why in (
+        (lora, "estimator", alone, "vLLM does not know OpenRLHF's names of adapters; --estimator point sends others"),
+        (lora, "ds.tensor_parallel_size", args.ds.tensor_parallel_size > 1, "adapters are not split over GPUs"),
+        (lora, "ds.load_in_4bit", args.ds.load_in_4bit, "adapters are merged into whole weights for vLLM"),
+        (lora, "vllm.sync_with_ray", args.vllm.sync_with_ray, "only a policy that sends its weights merges adapters"),
+        (lora, "train.enable_ema", args.train.enable_ema, "the averaged model has no adapters"),
+        (replays, "train.dynamic_batch_enable", args.train.dynamic_batch_enable, "it makes the micro-batches itself"),
+        (replays, "algo.advantage.is_correction_level", corrects, "no log-probs of vLLM are kept"),
+        (replays, "algo.kl.use_loss", args.algo.kl.use_loss, "no log-probs of the reference model are kept"),
+        (replays, "data.max_images_per_prompt", args.data.max_images_per_prompt, "no images are kept"),
+        (replays, _FORM, whitened, "replays are not whitened"),
+        ("actor.loss_agg_mode", "actor.policy_loss_type", args.actor.policy_loss_type != "ppo", "it sums over tokens"),
     ):
-        if args.ds.lora.rank and used:
-            raise UsageError(
-                f"--ds.lora.rank {args.ds.lora.rank} does not go with --{flag} {attrgetter(flag)(args)}: {why}; leave "
-                "one out"
-            )
+        first_is_used = sums_tokens if first == "actor.loss_agg_mode" else attrgetter(first)(args)
+        if first_is_used and second_is_used:
+            one, other = (f"--{flag} {attrgetter(flag)(args)}" for flag in (first, second))
+            raise UsageError(f"{one} does not go with {other}: {why}; leave one out")
+    if args.replay.samples > args.replay.cache:
+        raise UsageError(f"--replay.samples {args.replay.samples} exceeds --replay.cache {args.replay.cache}; lower it")
 
 
-def _check_openrlhf_alone(settings: Settings) -> None:
-    args = settings.args
+def _check_openrlhf_alone(args: SimpleNamespace) -> None:
     # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
     strategy = "dynamic" if args.algo.dynamic_filtering_enable else "plain"
     for flag, used in (
@@ -160,14 +165,11 @@ def _check_form(settings: Settings, estimator: RewardEstimator) -> None:
             f"--{_FORM} {name} has no place for an estimator; use {', '.join(FORMS.available())}, or --estimator "
             f"{NO_ESTIMATOR} for OpenRLHF's own advantages"
         )
-    form = FORMS.build(name)
-    if form.leave_one_out and not estimator.can_leave_one_out():
+    if FORMS.get(name).leave_one_out and not estimator.can_leave_one_out():
         raise UsageError(
             f"--{_FORM} {name} scores a rollout by the mean without it, which --estimator {settings.estimator} cannot "
             "tell (its group_weight is None); use dr_grpo, or --estimator dbb"
         )
-    if form.whitened and settings.args.replay.samples:
-        raise UsageError(f"--{_FORM} {name} does not go with --replay.samples: replays are not whitened; use dr_grpo")
 
 
 def _check_strategy(settings: Settings, estimator: RewardEstimator) -> None:
@@ -207,29 +209,6 @@ def _check_reward(settings: Settings, estimator: RewardEstimator) -> None:
         )
     if model and (settings.strategy.needs_scores or args.probe.fraction):
         raise UsageError("--probe.fraction and this --rollout.strategy need rewards at generation: --reward.remote_url")
-
-
-def _check_loss(args: SimpleNamespace) -> None:
-    if args.actor.loss_agg_mode == CONSTANT_LENGTH and args.actor.policy_loss_type != "ppo":
-        raise UsageError(
-            f"--actor.loss_agg_mode {CONSTANT_LENGTH} sums over tokens; use --actor.policy_loss_type ppo, or another "
-            "--actor.loss_agg_mode"
-        )
-    replays, kept = args.replay.samples, args.replay.cache
-    if replays > kept:
-        raise UsageError(f"--replay.samples {replays} is above --replay.cache {kept}, the rollouts kept of a prompt")
-    for flag, used, why in (
-        ("train.dynamic_batch_enable", args.train.dynamic_batch_enable, "it makes the micro-batches itself"),
-        (
-            "algo.advantage.is_correction_level",
-            args.algo.advantage.is_correction_level != "off",
-            "no log-probs of vLLM are kept",
-        ),
-        ("algo.kl.use_loss", args.algo.kl.use_loss, "no log-probs of the reference model are kept"),
-        ("data.max_images_per_prompt", args.data.max_images_per_prompt, "no images are kept"),
-    ):
-        if used and replays:
-            raise UsageError(f"--{flag} does not go with --replay.samples {replays}: {why}; leave one out")
 
 
 def _check_numbers(args: SimpleNamespace) -> None:

@@ -84,11 +84,9 @@ def start(settings: Settings) -> None:
         options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed, "include_dashboard": False}
     elif machine.ray_cluster() is None:
         options = {"num_cpus": ray_start.cores(len(settings.machine.gpus))}
-    environment = {
-        "TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true"),
-        "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
-        "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": os.environ.get("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1"),
-    } | (cpu if settings.on_cpu else cuda).worker_environment()
+    unless_set = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+    environment = {name: os.environ.get(name, value) for name, value in unless_set.items()}
+    environment |= (cpu if settings.on_cpu else cuda).worker_environment()
     ray_start.init(
         runtime_env={"env_vars": environment, "worker_process_setup_hook": "openrlhf_dbb.platform.machine.add_shims"},
         # One weight sync alone prints a line per parameter.

@@ -4,6 +4,7 @@ A trial at the start finds out where the estimate is wrong (``PolicyActor.try_lo
 leaves out a reference model, and an engine that does not sleep.
 """
 
+from openrlhf_dbb.driver.capacity import OPTIMIZER, WEIGHT
 from openrlhf_dbb.driver.cpu_fit import rank_count, with_free
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.settings import Settings
@@ -11,8 +12,6 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cuda
 from openrlhf_dbb.platform.machine import GIB
 
-_WEIGHT = 2  # bytes a parameter, and of its gradient: bfloat16
-_STATES = 12  # bytes a parameter: in float32 the weight and Adam's two moments
 # Bytes a logit at the peak of training, and where log-probs are taken. Our pass holds bfloat16 and chunks in float32,
 # as measured on a processor; OpenRLHF's, which packed rows take, copies to float32, and its gradient twice.
 _OURS, _COPIED = (4, 3), (10, 6)
@@ -54,8 +53,8 @@ def memory(settings: Settings) -> tuple[float, float, float]:
     assert shape is not None
     shards = [rank_count(args) if stage >= first else 1 for first in range(4)]  # of what ZeRO shards from a stage on
     trained = 0 if args.ds.adam_offload else shape.trained(args)
-    weights, kept = _WEIGHT * shape.parameters / shards[3], trained * (_WEIGHT / shards[2] + _STATES / shards[1])
-    beside = _BESIDE + min(_WEIGHT * shape.parameters, _GATHERED) * (stage == 3)
+    weights, kept = WEIGHT * shape.parameters / shards[3], trained * (WEIGHT / shards[2] + OPTIMIZER / shards[1])
+    beside = _BESIDE + min(WEIGHT * shape.parameters, _GATHERED) * (stage == 3)
     responses = not args.ds.packing_samples and settings.estimator != NO_ESTIMATOR  # logits of these alone
     logits = shape.vocabulary * ((responses and args.rollout.max_new_tokens) or args.data.max_len)
     layers = _LAYER + _SAVED * shape.layers if args.actor.gradient_checkpointing_enable else _LAYER * shape.layers

@@ -71,7 +71,7 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
                 get_strategy=functools.partial(get_strategy, loads=start.checkpoint),
                 bars=settings.args.verbose,
             )
-            return watch.finish()
+            return watch.trainer.finish()
     except ray.exceptions.RayError as error:
         died = find_dead(watch.parts)
         if died is None:
@@ -129,38 +129,51 @@ def _with_place(part: Part) -> str:
 
 
 class Watch:
-    """Stands where OpenRLHF looks for its trainer class: makes the trainer in this process, and watches the engines."""
+    """Stands where OpenRLHF looks for its trainer class: makes the trainer in this process, and watches the engines.
+
+    It also stands for the trainer's actor: OpenRLHF calls ``watch.NAME.remote(...)``, and Ray gets the result.
+    """
 
     def __init__(self, start: Start, trainer_class: Callable[..., Any], engines: Engines) -> None:
+        from openrlhf_dbb.actors.progress import Progress
+
         self._start, self._trainer_class, self._engines = start, trainer_class, engines
         self._error: Exception | None = None
         self._done = threading.Event()
-        self._trainer: Any = None
+        self._progress = Progress()  # its clock begins with the engines
+        self.trainer: Any = None
         self.parts: list[Part] = []  # the actors that the run needs, once they have been made
         self._warned: set[str] = set()
 
-    def remote(self, *args: Any, **kwargs: Any) -> _Here:
+    def remote(self, *args: Any, **kwargs: Any) -> Watch:
         """Make the trainer; OpenRLHF calls this in place of ``PPOTrainer.remote``."""
-        self._trainer = self._trainer_class(
+        self.trainer = self._trainer_class(
             *args,
             store_url=self._start.store_url,
             run_uuid=self._start.run.uuid,
             checkpoint=self._start.checkpoint,
             rows=self._start.prompts.rows,
             benchmarks=self._start.benchmarks,
+            progress=self._progress,
             **kwargs,
         )
         actors = {f"vLLM engine {number}": engine for number, engine in enumerate(self._engines.made)}
         for name, called in _GROUPS.items():
-            group = getattr(self._trainer, name)
+            group = getattr(self.trainer, name)
             for rank, handler in enumerate(group._actor_handlers if group is not None else ()):
                 actors[f"rank {rank} of the {called}"] = handler
         self.parts = [Part(name, actor, ask_place(actor)) for name, actor in actors.items()]
-        return _Here(self._trainer)
+        return self
 
-    def finish(self) -> Any:
-        """Mark the run as finished and close its database; return the last progress."""
-        return self._trainer.finish()
+    def __getattr__(self, name: str) -> Any:
+        import ray
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name == "fit":
+                interrupt.raise_from_now_on()
+            return ray.put(getattr(self.trainer, name)(*args, **kwargs))
+
+        return SimpleNamespace(remote=call)
 
     @contextlib.contextmanager
     def progress_bar(self) -> Iterator[None]:
@@ -180,9 +193,7 @@ class Watch:
     def _show(self) -> None:
         import ray
 
-        from openrlhf_dbb.actors.progress import Progress
-
-        line, starting = ProgressLine(), Progress()
+        line = ProgressLine()
         pending: dict[Any, Any] = {}
         unfinished: dict[Any, int] = {}
         while not self._done.wait(POLL_S):
@@ -200,41 +211,20 @@ class Watch:
                     interrupt.raise_from_now_on()
                     _thread.interrupt_main()
                 break
-            self._draw(line, starting, sum(unfinished.values()))
-        self._draw(line, starting, 0, last=True)
+            self._draw(line, sum(unfinished.values()))
+        self._draw(line, 0, last=True)
 
-    def _draw(self, line: ProgressLine, starting: Any, unfinished: int, *, last: bool = False) -> None:
-        from openrlhf_dbb.actors import progress as phases
+    def _draw(self, line: ProgressLine, unfinished: int, *, last: bool = False) -> None:
+        from openrlhf_dbb.actors.progress import COUNTED_BY_ENGINES
 
-        progress = starting if self._trainer is None else self._trainer.progress
-        if progress.phase == "starting":
-            progress = starting  # its clock began with the engines
-        done = None
-        if progress.phase in phases.COUNTED_BY_ENGINES:
-            # An engine does not count requests that it has not taken yet.
-            done = max(progress.size - unfinished, 0) if unfinished else None
-        for kind, warning in (self._trainer.warnings() if self._trainer is not None else {}).items():
+        progress, done = self._progress, None
+        if progress.phase in COUNTED_BY_ENGINES and unfinished:
+            done = max(progress.size - unfinished, 0)  # an engine does not count requests that it has not taken yet
+        for kind, warning in (self.trainer.warnings() if self.trainer is not None else {}).items():
             if kind not in self._warned:
                 self._warned.add(kind)
                 line.warn(warning)
         line.show(progress_text(progress, done, time.monotonic()), last=last)
-
-
-class _Here:
-    """Calls an object's methods in this process, in the form in which Ray calls those of an actor."""
-
-    def __init__(self, called: Any) -> None:
-        self._called = called
-
-    def __getattr__(self, name: str) -> Any:
-        import ray
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if name == "fit":
-                interrupt.raise_from_now_on()
-            return ray.put(getattr(self._called, name)(*args, **kwargs))
-
-        return SimpleNamespace(remote=call)
 
 
 class Engines:

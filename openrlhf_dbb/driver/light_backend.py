@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.core.checkpoints import LOADED
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.platform.machine import use_rays_interface
 from openrlhf_dbb.secrets import without_secrets
@@ -65,7 +64,7 @@ def backend(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> 
 
 
 def _load(model_backend: Any, load_ckpt: Any, tag: str | None, model: Any, folder: str, **options: Any) -> Any:
-    """Load one checkpoint, or raise RunError: return the folder, and the states, which name the checkpoint as LOADED.
+    """Load one checkpoint, or raise RunError: return the folder and the states.
 
     OpenRLHF's ``load_ckpt`` goes on in silence if there is none.
     """
@@ -79,4 +78,4 @@ def _load(model_backend: Any, load_ckpt: Any, tag: str | None, model: Any, folde
         raise RunError(f"{here} cannot load checkpoint {tag} in {folder}: {type(error).__name__}: {reason}") from error
     if loaded is None:
         raise RunError(f"{here} finds no checkpoint {tag} in {folder}; --ckpt.path must be shared by all hosts")
-    return loaded, {**states, LOADED: tag}
+    return loaded, states

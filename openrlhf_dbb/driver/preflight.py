@@ -101,11 +101,10 @@ def prepare(
             warnings += control_tokens(f"--{flag}", questions, tokenizer, for_loaders.data.apply_chat_template)
         evaluated = _benchmarks(settings, tokenizer)
     settings = complete(settings, resumed, prompts)
-    if settings.estimator == NO_ESTIMATOR:
-        before_the_run(settings)
-        return settings, None
     if resumed is None:
         before_the_run(settings)
+    if settings.estimator == NO_ESTIMATOR:
+        return settings, None
     with start.open_store(settings) as store:
         if resumed is None:
             begun = start.create(settings, store, prompts)

@@ -3,6 +3,7 @@
 Axes: N rollouts of a group, P prompts of the run.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -61,7 +62,12 @@ class Sampler:
     prompt gets a group, which :meth:`judge` judges. The step ends when enough groups for a batch are to be trained on;
     surplus groups are discarded. If the strategy ``draws``, :meth:`next_prompt` chooses each prompt instead of the
     order of the data, and a pass ends when as many prompts were drawn as there are.
+
+    Class attributes:
+        kept: names of the attributes that change during a training; every checkpoint holds them.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, facts: RunFacts) -> None:
         self.facts = facts
@@ -100,11 +106,13 @@ class Sampler:
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold; called between steps."""
-        return {}
+        """Return a copy of what a checkpoint has to hold, the attributes in ``kept``; called between steps."""
+        return copy.deepcopy({name: getattr(self, name) for name in self.kept})
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
+        for name in self.kept:
+            setattr(self, name, copy.deepcopy(state[name]))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,8 @@ class Greso(RolloutStrategy):
 
 class GresoSampler(Sampler):
     """Holds each prompt's groups in a row of zero variance, and the probabilities that adapt."""
+
+    kept: ClassVar[tuple[str, ...]] = ("p_easy", "p_hard", "_streak", "_passes", "_random")
 
     def __init__(self, strategy: Greso, facts: RunFacts) -> None:
         super().__init__(facts)
@@ -125,20 +127,6 @@ class GresoSampler(Sampler):
             "greso/easy_share": self._shares[0],
             "greso/hard_share": self._shares[1],
         }
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "p": (self.p_easy, self.p_hard),
-            "streak": dict(self._streak),
-            "passes": self._passes,
-            "random": self._random.bit_generator.state,
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.p_easy, self.p_hard = state["p"]
-        self._streak = dict(state["streak"])
-        self._passes = state["passes"]
-        self._random.bit_generator.state = state["random"]
 
 
 def _moved(p: float, share: float, target: float) -> float:

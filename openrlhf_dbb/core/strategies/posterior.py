@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,10 +63,12 @@ class PosteriorSampler(Sampler):
     weights would multiply the ratio of the two by the mean weight, which is 1 on average, and noisy.
     """
 
+    kept: ClassVar[tuple[str, ...]] = ("_random", "_batch", "_metrics", "_passes", "_evenly", "note", "_outcomes")
+
     def __init__(self, strategy: PosteriorSampling, facts: RunFacts) -> None:
         super().__init__(facts)
         self._strategy = strategy
-        self._random = np.random.default_rng(facts.seed)  # its state is in the checkpoint
+        self._random = np.random.default_rng(facts.seed)
         self._batch: deque[Drawn] = deque()
         self._metrics: dict[str, float] = {}
         self._evenly, self._passes = False, 0
@@ -115,20 +117,6 @@ class PosteriorSampler(Sampler):
 
     def metrics(self) -> dict[str, float]:
         return dict(self._metrics)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "random": self._random.bit_generator.state,
-            "batch": [astuple(drawn) for drawn in self._batch],
-            "metrics": dict(self._metrics),
-            "pass": (self._passes, self._evenly, self.note, list(self._outcomes)),
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        self._random.bit_generator.state = state["random"]
-        self._batch = deque(Drawn(*row) for row in state["batch"])
-        self._metrics = dict(state["metrics"])
-        self._passes, self._evenly, self.note, self._outcomes = state["pass"]
 
 
 def expected_variance(alpha: Floats, beta: Floats) -> Floats:
