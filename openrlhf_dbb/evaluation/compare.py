@@ -49,14 +49,12 @@ def add_command(commands: Any) -> None:
 def compare(arguments: argparse.Namespace) -> None:
     """Print the differences between evaluations as tables or JSON."""
     read = [results.read_evaluation(results.find(name)) for name in arguments.evaluations]
-    evaluations = {evaluation.name: evaluation for evaluation in read}
-    first, *others = evaluations
-    if len(evaluations) < len(arguments.evaluations) or not others:
+    first, *others = dict.fromkeys(evaluation.name for evaluation in read)
+    if len(others) + 1 < len(read) or not others:
         raise UsageError(f"{', '.join(arguments.evaluations)}: name two or more evaluations with different names")
-    pairs = [(other, first) for other in others]
-    chosen = None if arguments.benchmarks is None else arguments.benchmarks.split(",")
-    benchmarks = shared(read, chosen)
-    tested, remarks = differences(list(benchmarks.values()), pairs), notes(read, benchmarks)
+    benchmarks = shared(read, None if arguments.benchmarks is None else arguments.benchmarks.split(","))
+    tested = differences(list(benchmarks.values()), [(other, first) for other in others])
+    remarks = notes(read, benchmarks)
     print(json_text({"differences": tested, "notes": remarks}) if arguments.json else as_text(tested, remarks))
 
 
@@ -93,14 +91,13 @@ def differences(benchmarks: Sequence[Shared], pairs: Sequence[tuple[str, str]]) 
     Acc@N is in [0, 1], ``accuracy`` and ``baseline_accuracy`` by run. ``better`` and ``worse`` count prompts. Averages
     are corrected (``p_holm``) separately, as they repeat their benchmarks.
     """
-    groups: dict[str, list[Shared]] = {}
-    for benchmark in benchmarks:
-        groups.setdefault(benchmark.group, []).append(benchmark)
-    single = [(pair, [member]) for pair in pairs for members in groups.values() for member in members]
-    average = [(pair, members) for pair in pairs for members in groups.values() if len(members) > 1]
+    names = dict.fromkeys(benchmark.group for benchmark in benchmarks)
+    groups = [[benchmark for benchmark in benchmarks if benchmark.group == name] for name in names]
+    single = [[member] for members in groups for member in members]
+    average = [members for members in groups if len(members) > 1]
     tested = []
     for family in (single, average):
-        rows = [_difference(pair, members) for pair, members in family]
+        rows = [_difference(pair, members) for pair in pairs for members in family]
         corrected = paired_tests.holm([row["p"] for row in rows])
         tested += [row | {"p_holm": float(p)} for row, p in zip(rows, corrected, strict=True)]
     return sorted(tested, key=lambda row: pairs.index((row["model"], row["baseline"])))
@@ -110,7 +107,6 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
     model, baseline = ([member.scores_R_P_N[name] for member in members] for name in pair)
     # Of each prompt over its runs.
     by_prompt = [accuracy(accuracy(a).T) - accuracy(accuracy(b).T) for a, b in zip(model, baseline, strict=True)]
-    test = paired_tests.stratified_t(by_prompt)
     all_prompts = np.concatenate(by_prompt)
     return {
         "model": pair[0],
@@ -119,7 +115,7 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
         "prompts": len(all_prompts),
         "accuracy": np.mean([accuracy(accuracy(scores)) for scores in model], axis=0).tolist(),
         "baseline_accuracy": np.mean([accuracy(accuracy(scores)) for scores in baseline], axis=0).tolist(),
-        **test._asdict(),
+        **paired_tests.stratified_t(by_prompt)._asdict(),
         "better": int((all_prompts > 0).sum()),
         "worse": int((all_prompts < 0).sum()),
     }
@@ -127,45 +123,42 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
 
 def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> list[str]:
     """Return what a reader should know: different settings, missing samples."""
-    lines = [_differing(key, {each.name: each.settings[key] for each in evaluations}) for key in _SETTINGS]
+    lines = []
+
+    def note_if_different(setting: str, values: list[Any]) -> None:
+        if len(set(values)) > 1:
+            listed = (f"{value} in {each.name}" for value, each in zip(values, evaluations, strict=True))
+            lines.append(f"different {setting}: {', '.join(listed)}")
+
+    for key in _SETTINGS:
+        note_if_different(key, [each.settings[key] for each in evaluations])
     for name, benchmark in benchmarks.items():
-        about = {each.name: each.settings["benchmarks"][name] for each in evaluations}
+        title = benchmark.title
         for key in _SETTINGS_OF_BENCHMARK:
-            lines.append(_differing(f"{key} of {benchmark.title}", {model: about[model][key] for model in about}))
-        missing = {each.name: np.isnan(each.results[name].scores_R_P_N).mean() for each in evaluations}
-        lines += [
-            f"{benchmark.title}: {share:.1%} of the samples of {model} are not verified"
-            for model, share in missing.items()
-            if share >= 0.01
-        ]
+            note_if_different(f"{key} of {title}", [each.settings["benchmarks"][name][key] for each in evaluations])
+        for each in evaluations:
+            share = np.isnan(each.results[name].scores_R_P_N).mean()
+            if share >= 0.01:
+                lines.append(f"{title}: {share:.1%} of the samples of {each.name} are not verified")
         if benchmark.left_out:
-            lines.append(f"{benchmark.title}: {benchmark.left_out} prompts left out, as a model has no verified sample")
-    return [line for line in lines if line]
-
-
-def _differing(setting: str, values: dict[str, Any]) -> str:
-    listed = ", ".join(f"{value} in {model}" for model, value in values.items())
-    return f"different {setting}: {listed}" if len(set(values.values())) > 1 else ""
+            lines.append(f"{title}: {benchmark.left_out} prompts left out, as a model has no verified sample")
+    return lines
 
 
 def as_text(tested: Sequence[dict[str, Any]], remarks: Sequence[str]) -> str:
     """Return a table for each pair of models, explanations, and the notes."""
-    parts = []
-    for pair in dict.fromkeys((row["model"], row["baseline"]) for row in tested):
-        rows = [
-            (
-                row["benchmark"],
-                str(row["prompts"]),
-                *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
-                f"{100 * row['difference']:+.2f}",
-                f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
-                *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
-                str(row["better"]),
-                str(row["worse"]),
-            )
-            for row in tested
-            if (row["model"], row["baseline"]) == pair
-        ]
-        header = ("", "prompts", *pair, "difference", "95 % interval", "p", "p (Holm)", "better", "worse")
-        parts.append(f"{' - '.join(pair)}\n{table(header, rows)}")
+    tables: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    for row in tested:
+        cells = (
+            row["benchmark"],
+            str(row["prompts"]),
+            *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
+            f"{100 * row['difference']:+.2f}",
+            f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
+            *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
+            *(str(row[name]) for name in ("better", "worse")),
+        )
+        tables.setdefault((row["model"], row["baseline"]), []).append(cells)
+    columns = ("difference", "95 % interval", "p", "p (Holm)", "better", "worse")
+    parts = [f"{' - '.join(pair)}\n{table(('', 'prompts', *pair, *columns), rows)}" for pair, rows in tables.items()]
     return "\n\n".join([*parts, "\n".join([_EXPLAINED, *(f"note: {shown(remark, width=None)}" for remark in remarks)])])

@@ -132,16 +132,20 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def read_evaluation(folder: Path) -> Evaluation:
     """Read an evaluation without its responses; one that is not finished is refused."""
     settings = read_settings(folder)
-    rows: dict[str, dict[Key, Row]] = {name: {} for name in settings["benchmarks"]}
+    rows = {}
     for row in read_rows(folder / RESPONSES):
         row.responses.clear()  # they would fill the memory
-        rows[row.benchmark][row.key] = row
+        rows[row.key] = row
+    results = {}
     for name, about in settings["benchmarks"].items():
-        needed = settings["runs"] * about["prompts"]
-        if len(rows[name]) < needed:
-            done = f"{len(rows[name])} of {needed} rows of {name}"
+        found, needed = (
+            [rows[key] for key in sorted(rows) if key.benchmark == name],
+            settings["runs"] * about["prompts"],
+        )
+        if len(found) < needed:
+            done = f"{len(found)} of {needed} rows of {name}"
             raise UsageError(f"{folder} is not finished, it has {done}; repeat the evaluate command that started it")
-    results = {name: as_results([found[key] for key in sorted(found)]) for name, found in rows.items()}
+        results[name] = as_results(found)
     return Evaluation(folder.resolve().name, settings, results)
 
 
