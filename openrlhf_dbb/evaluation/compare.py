@@ -5,8 +5,7 @@ Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ p: one-sided paired t-test over prompts, H1: the model named first is better; th
 p (Holm): corrected for all benchmarks and pairs; averages separately. Avg.: equal weights, stratified test"""
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(NamedTuple):
     """A benchmark of all evaluations; scores, by model, of the prompts of which every model has a verified sample."""
 
     title: str

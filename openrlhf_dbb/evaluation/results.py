@@ -6,7 +6,6 @@ Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt.
 import fcntl
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +29,7 @@ class Key(NamedTuple):
     place: int
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The N responses to a prompt in one run."""
 
     benchmark: str
@@ -48,11 +46,10 @@ class Row:
 
     @property
     def key(self) -> Key:
-        return Key(self.benchmark, self.run, self.place)
+        return Key(*self[:3])
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(NamedTuple):
     """The rows of one model on one benchmark as arrays; ids, labels and prompts of its P prompts."""
 
     benchmark: str
@@ -65,8 +62,7 @@ class Results:
     prompts: Sequence[str] = ()  # empty if they are not known
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """A finished evaluation: its name, the content of ``evaluation.json``, and its results by benchmark."""
 
     name: str
@@ -94,7 +90,7 @@ class Responses:
 
     def append(self, row: Row) -> None:
         """Write a row; the row survives the end of this process."""
-        self._file.write(json.dumps(vars(row), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        self._file.write(json.dumps(row._asdict(), ensure_ascii=False, allow_nan=False).encode() + b"\n")
         self._file.flush()
         self.keys.add(row.key)
 
