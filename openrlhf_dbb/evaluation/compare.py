@@ -40,7 +40,6 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(command=compare)
     which = f"folders, or names under {results.FOLDER}/; all others are compared with the first"
     parser.add_argument("evaluations", nargs="+", metavar="EVALUATION", help=which)
-    parser.add_argument("--benchmarks", metavar="NAME,...", help="only these (default: all that the evaluations share)")
     parser.add_argument("--json", action="store_true", help="print JSON: differences and notes, all digits")
 
 
@@ -50,33 +49,30 @@ def compare(arguments: argparse.Namespace) -> None:
     first, *others = dict.fromkeys(evaluation.name for evaluation in read)
     if len(others) + 1 < len(read) or not others:
         raise UsageError(f"{', '.join(arguments.evaluations)}: name two or more evaluations with different names")
-    benchmarks = shared(read, None if arguments.benchmarks is None else arguments.benchmarks.split(","))
+    benchmarks = shared(read)
     tested = differences(list(benchmarks.values()), [(other, first) for other in others])
     remarks = notes(read, benchmarks)
     print(json_text({"differences": tested, "notes": remarks}) if arguments.json else as_text(tested, remarks))
 
 
-def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None) -> dict[str, Shared]:
-    """Return the benchmarks that all evaluations have, or those of ``chosen``; refuse other prompts."""
-    everywhere = [name for name in evaluations[0].results if all(name in other.results for other in evaluations)]
-    wanted = everywhere if chosen is None else chosen
-    if not wanted or not set(wanted) <= set(everywhere):
-        has = "; ".join(f"{evaluation.name} has {', '.join(evaluation.results)}" for evaluation in evaluations)
-        problem = "no benchmark is" if chosen is None else f"--benchmarks {','.join(chosen)}: not all are"
-        raise UsageError(f"{problem} in every evaluation: {has}")
+def shared(evaluations: Sequence[Evaluation]) -> dict[str, Shared]:
+    """Return the benchmarks that all evaluations have; refuse other prompts."""
     found, first = {}, evaluations[0]
-    for name in wanted:
+    names = [name for name in first.results if all(name in other.results for other in evaluations)]
+    if not names:
+        has = "; ".join(f"{evaluation.name} has {', '.join(evaluation.results)}" for evaluation in evaluations)
+        raise UsageError(f"no benchmark is in every evaluation: {has}; evaluate all on one benchmark or more")
+    for name in names:
         measured = {evaluation.name: evaluation.results[name] for evaluation in evaluations}
         for model, other in measured.items():
             if (other.ids, other.labels) != (measured[first.name].ids, measured[first.name].labels):
                 # Differences of models and of prompts could not be told apart.
                 raise UsageError(
-                    f"{name}: {first.name} and {model} have different prompts; evaluate both on the same data, "
-                    "or choose other benchmarks with --benchmarks"
+                    f"{name}: {first.name} and {model} have different prompts; evaluate both on the same data"
                 )
         verified_P = np.all([(~np.isnan(each.scores_R_P_N)).any(axis=(0, 2)) for each in measured.values()], axis=0)
         if not verified_P.any():
-            raise UsageError(f"{name}: no prompt has a verified sample of every model; leave it out with --benchmarks")
+            raise UsageError(f"{name}: no prompt has a verified sample of every model; evaluate again")
         about = first.settings["benchmarks"][name]
         scores = {model: each.scores_R_P_N[:, verified_P] for model, each in measured.items()}
         found[name] = Shared(about["title"], about["group"], scores, int((~verified_P).sum()))
