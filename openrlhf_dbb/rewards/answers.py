@@ -120,12 +120,17 @@ def find(response: str, label: Value) -> Value | None:
         return None
     text = _plain(response.rpartition("</think>")[2])
     text = _EXCLAIMED.sub(".", text) if isinstance(like, Number) else text
-    tail = _stated(text)
-    if tail is not None and not _CORRECTED.search(tail):
-        return next(_values(tail[:SAID_CHARACTERS], like), None)
-    text = (text if tail is None else tail)[-TAIL_CHARACTERS:].strip()
+    statements = [statement for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
+    if statements:
+        start, end = statements[-1].span()
+        if _DENIED_BEFORE.search(text[:start][-_NEARBY:]):
+            return None
+        text = text[end:].strip()
+        if not _CORRECTED.search(text):
+            return next(_values(text[:SAID_CHARACTERS], like), None)
+    text = text[-TAIL_CHARACTERS:].strip()
     first, _, rest = text.partition("\n")
-    if tail is None and rest.startswith("\n") and isinstance(value := read(first, like), type(like)):
+    if not statements and rest.startswith("\n") and isinstance(value := read(first, like), type(like)):
         return value
     return next(_values(text, like, last_first=True), None)
 
@@ -135,14 +140,6 @@ def _plain(text: str) -> str:
     text = _MARKDOWN.sub("", plain_signs(text)).replace("</answer>", "\n")
     text = _FORMULA.sub(lambda found: found[0].replace("\n", " "), text)
     return _REMARK.sub("", _MARKER.sub("", text))
-
-
-def _stated(text: str) -> str | None:
-    """Return what follows the last "answer is", nothing if that is denied; None without these words."""
-    found = [statement for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
-    if not found:
-        return None
-    return "" if _DENIED_BEFORE.search(text[: found[-1].start()][-_NEARBY:]) else text[found[-1].end() :].strip()
 
 
 def _values(text: str, like: Value, *, last_first: bool = False) -> Iterator[Value]:

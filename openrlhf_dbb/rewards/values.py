@@ -357,9 +357,9 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
 
 
 def _is_relation(value: Value) -> bool:
-    if isinstance(value, Items):
-        return value.kind not in (",", ":", "{}")
-    return isinstance(value, Equation) or (isinstance(value, Formula) and value.is_relation)
+    if isinstance(value, Formula):
+        return value.is_relation
+    return isinstance(value, Equation) or (isinstance(value, Items) and value.kind not in (",", ":", "{}"))
 
 
 def _same_number(label: Number, answer: Number) -> bool:
