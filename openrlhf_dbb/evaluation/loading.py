@@ -116,22 +116,20 @@ def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -
         options = [_text(benchmark, row, column) for column in benchmark.choices]
         # In the order of their hashes: a shuffle that is the same everywhere and does not depend on other rows.
         order = sorted(range(len(options)), key=lambda i: hashlib.sha256(f"{row_id}\n{i}".encode()).digest())
-        return _listed([options[i] for i in order]), ALPHABET[order.index(0)]
-    label = row.get(benchmark.answer)
-    if isinstance(label, list):
-        label = label[0] if label else None
-    if label is None:
-        raise ValueError(f"has no label (column {benchmark.answer!r})")
-    if not benchmark.options:
-        return "", data.label_text(label)
-    options = row.get(benchmark.options) or []
-    if str(label) not in ALPHABET[: len(options)]:
-        raise ValueError(f"has {len(options)} options, but the label {label!r}")
-    return _listed(options), str(label)
-
-
-def _listed(options: list[str]) -> str:
-    return "\n".join(f"({letter}) {option}" for letter, option in zip(ALPHABET, options, strict=False))
+        options, label = [options[i] for i in order], ALPHABET[order.index(0)]
+    else:
+        label = row.get(benchmark.answer)
+        if isinstance(label, list):
+            label = label[0] if label else None
+        if label is None:
+            raise ValueError(f"has no label (column {benchmark.answer!r})")
+        if not benchmark.options:
+            return "", data.label_text(label)
+        options = row.get(benchmark.options) or []
+        if str(label) not in ALPHABET[: len(options)]:
+            raise ValueError(f"has {len(options)} options, but the label {label!r}")
+    listed = (f"({letter}) {option}" for letter, option in zip(ALPHABET, options, strict=False))
+    return "\n".join(listed), str(label)
 
 
 def _text(benchmark: Benchmark, row: dict[str, Any], column: str) -> str:
