@@ -27,6 +27,7 @@ class Loaded:
 
 def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
     """Load a benchmark; with a limit its first rows, taken evenly from the configurations. Refuse faulty data."""
+    pieces = re.split(r"(\{question\}|\{options\}|\{form\})", benchmark.template)
     ids, texts, labels = [], [], []
     for row_id, form, row in _rows(benchmark, limit):
         try:
@@ -35,9 +36,8 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         except ValueError as error:
             raise _error(benchmark, f"row {row_id!r} {error}") from error
         ids.append(row_id)
-        texts.append(
-            re.sub(r"\{(?:question|options|form)\}", lambda place, parts=parts: parts[place[0]], benchmark.template)
-        )
+        # Piece by piece: a question may itself contain "{options}".
+        texts.append("".join(parts.get(piece, piece) for piece in pieces))
         labels.append(label.strip())
     if not ids:
         raise _error(benchmark, "the data set has no rows")
@@ -112,13 +112,13 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
 
 
 def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:
+    label: Any = row.get(benchmark.answer)
     if benchmark.choices:
         options = [_text(benchmark, row, column) for column in benchmark.choices]
         # In the order of their hashes: a shuffle that is the same everywhere and does not depend on other rows.
         order = sorted(range(len(options)), key=lambda i: hashlib.sha256(f"{row_id}\n{i}".encode()).digest())
         options, label = [options[i] for i in order], ALPHABET[order.index(0)]
     else:
-        label = row.get(benchmark.answer)
         if isinstance(label, list):
             label = label[0] if label else None
         if label is None:
