@@ -37,8 +37,7 @@ def sampling_params(sampling: dict[str, Any], request: Request) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    form = RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**sampling, max_tokens=request.max_tokens, output_kind=form)
+    return SamplingParams(**sampling, max_tokens=request.max_tokens, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def answers(number: int, output: Any) -> Finished:
