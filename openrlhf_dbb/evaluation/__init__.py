@@ -7,7 +7,7 @@ pipeline     the command evaluate: from its arguments to files on disk; repeated
   prompting         prompts as the model sees them
   engines           vLLM in Ray actors
   answering         engines answer prompts, verifiers judge the responses
-  verifiers/        scores and answers of responses
+  verifiers         scores and answers of responses
 results      evaluations on disk
 metrics      Acc@N, Best@N, pass@k, majority@N, length, share truncated, share missing
 compare      the command compare: models against each other on the benchmarks they share

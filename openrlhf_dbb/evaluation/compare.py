@@ -5,8 +5,7 @@ Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt.
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +24,7 @@ p: one-sided paired t-test over prompts, H1: the model named first is better; th
 p (Holm): corrected for all benchmarks and pairs; averages separately. Avg.: equal weights, stratified test"""
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(NamedTuple):
     """A benchmark of all evaluations; scores, by model, of the prompts of which every model has a verified sample."""
 
     title: str
@@ -42,45 +40,39 @@ def add_command(commands: Any) -> None:
     parser.set_defaults(command=compare)
     which = f"folders, or names under {results.FOLDER}/; all others are compared with the first"
     parser.add_argument("evaluations", nargs="+", metavar="EVALUATION", help=which)
-    parser.add_argument("--benchmarks", metavar="NAME,...", help="only these (default: all that the evaluations share)")
     parser.add_argument("--json", action="store_true", help="print JSON: differences and notes, all digits")
 
 
 def compare(arguments: argparse.Namespace) -> None:
     """Print the differences between evaluations as tables or JSON."""
     read = [results.read_evaluation(results.find(name)) for name in arguments.evaluations]
-    evaluations = {evaluation.name: evaluation for evaluation in read}
-    first, *others = evaluations
-    if len(evaluations) < len(arguments.evaluations) or not others:
+    first, *others = dict.fromkeys(evaluation.name for evaluation in read)
+    if len(others) + 1 < len(read) or not others:
         raise UsageError(f"{', '.join(arguments.evaluations)}: name two or more evaluations with different names")
-    pairs = [(other, first) for other in others]
-    chosen = None if arguments.benchmarks is None else arguments.benchmarks.split(",")
-    benchmarks = shared(read, chosen)
-    tested, remarks = differences(list(benchmarks.values()), pairs), notes(read, benchmarks)
+    benchmarks = shared(read)
+    tested = differences(list(benchmarks.values()), [(other, first) for other in others])
+    remarks = notes(read, benchmarks)
     print(json_text({"differences": tested, "notes": remarks}) if arguments.json else as_text(tested, remarks))
 
 
-def shared(evaluations: Sequence[Evaluation], chosen: Sequence[str] | None) -> dict[str, Shared]:
-    """Return the benchmarks that all evaluations have, or those of ``chosen``; refuse other prompts."""
-    everywhere = [name for name in evaluations[0].results if all(name in other.results for other in evaluations)]
-    wanted = everywhere if chosen is None else chosen
-    if not wanted or not set(wanted) <= set(everywhere):
-        has = "; ".join(f"{evaluation.name} has {', '.join(evaluation.results)}" for evaluation in evaluations)
-        problem = "no benchmark is" if chosen is None else f"--benchmarks {','.join(chosen)}: not all are"
-        raise UsageError(f"{problem} in every evaluation: {has}")
+def shared(evaluations: Sequence[Evaluation]) -> dict[str, Shared]:
+    """Return the benchmarks that all evaluations have; refuse other prompts."""
     found, first = {}, evaluations[0]
-    for name in wanted:
+    names = [name for name in first.results if all(name in other.results for other in evaluations)]
+    if not names:
+        has = "; ".join(f"{evaluation.name} has {', '.join(evaluation.results)}" for evaluation in evaluations)
+        raise UsageError(f"no benchmark is in every evaluation: {has}; evaluate all on one benchmark or more")
+    for name in names:
         measured = {evaluation.name: evaluation.results[name] for evaluation in evaluations}
         for model, other in measured.items():
             if (other.ids, other.labels) != (measured[first.name].ids, measured[first.name].labels):
                 # Differences of models and of prompts could not be told apart.
                 raise UsageError(
-                    f"{name}: {first.name} and {model} have different prompts; evaluate both on the same data, "
-                    "or choose other benchmarks with --benchmarks"
+                    f"{name}: {first.name} and {model} have different prompts; evaluate both on the same data"
                 )
         verified_P = np.all([(~np.isnan(each.scores_R_P_N)).any(axis=(0, 2)) for each in measured.values()], axis=0)
         if not verified_P.any():
-            raise UsageError(f"{name}: no prompt has a verified sample of every model; leave it out with --benchmarks")
+            raise UsageError(f"{name}: no prompt has a verified sample of every model; evaluate again")
         about = first.settings["benchmarks"][name]
         scores = {model: each.scores_R_P_N[:, verified_P] for model, each in measured.items()}
         found[name] = Shared(about["title"], about["group"], scores, int((~verified_P).sum()))
@@ -93,14 +85,13 @@ def differences(benchmarks: Sequence[Shared], pairs: Sequence[tuple[str, str]]) 
     Acc@N is in [0, 1], ``accuracy`` and ``baseline_accuracy`` by run. ``better`` and ``worse`` count prompts. Averages
     are corrected (``p_holm``) separately, as they repeat their benchmarks.
     """
-    groups: dict[str, list[Shared]] = {}
-    for benchmark in benchmarks:
-        groups.setdefault(benchmark.group, []).append(benchmark)
-    single = [(pair, [member]) for pair in pairs for members in groups.values() for member in members]
-    average = [(pair, members) for pair in pairs for members in groups.values() if len(members) > 1]
+    names = dict.fromkeys(benchmark.group for benchmark in benchmarks)
+    groups = [[benchmark for benchmark in benchmarks if benchmark.group == name] for name in names]
+    single = [[member] for members in groups for member in members]
+    average = [members for members in groups if len(members) > 1]
     tested = []
     for family in (single, average):
-        rows = [_difference(pair, members) for pair, members in family]
+        rows = [_difference(pair, members) for pair in pairs for members in family]
         corrected = paired_tests.holm([row["p"] for row in rows])
         tested += [row | {"p_holm": float(p)} for row, p in zip(rows, corrected, strict=True)]
     return sorted(tested, key=lambda row: pairs.index((row["model"], row["baseline"])))
@@ -110,7 +101,6 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
     model, baseline = ([member.scores_R_P_N[name] for member in members] for name in pair)
     # Of each prompt over its runs.
     by_prompt = [accuracy(accuracy(a).T) - accuracy(accuracy(b).T) for a, b in zip(model, baseline, strict=True)]
-    test = paired_tests.stratified_t(by_prompt)
     all_prompts = np.concatenate(by_prompt)
     return {
         "model": pair[0],
@@ -119,7 +109,7 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
         "prompts": len(all_prompts),
         "accuracy": np.mean([accuracy(accuracy(scores)) for scores in model], axis=0).tolist(),
         "baseline_accuracy": np.mean([accuracy(accuracy(scores)) for scores in baseline], axis=0).tolist(),
-        **test._asdict(),
+        **paired_tests.stratified_t(by_prompt)._asdict(),
         "better": int((all_prompts > 0).sum()),
         "worse": int((all_prompts < 0).sum()),
     }
@@ -127,45 +117,42 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
 
 def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> list[str]:
     """Return what a reader should know: different settings, missing samples."""
-    lines = [_differing(key, {each.name: each.settings[key] for each in evaluations}) for key in _SETTINGS]
+    lines = []
+
+    def note_if_different(setting: str, values: list[Any]) -> None:
+        if len(set(values)) > 1:
+            listed = (f"{value} in {each.name}" for value, each in zip(values, evaluations, strict=True))
+            lines.append(f"different {setting}: {', '.join(listed)}")
+
+    for key in _SETTINGS:
+        note_if_different(key, [each.settings[key] for each in evaluations])
     for name, benchmark in benchmarks.items():
-        about = {each.name: each.settings["benchmarks"][name] for each in evaluations}
+        title = benchmark.title
         for key in _SETTINGS_OF_BENCHMARK:
-            lines.append(_differing(f"{key} of {benchmark.title}", {model: about[model][key] for model in about}))
-        missing = {each.name: np.isnan(each.results[name].scores_R_P_N).mean() for each in evaluations}
-        lines += [
-            f"{benchmark.title}: {share:.1%} of the samples of {model} are not verified"
-            for model, share in missing.items()
-            if share >= 0.01
-        ]
+            note_if_different(f"{key} of {title}", [each.settings["benchmarks"][name][key] for each in evaluations])
+        for each in evaluations:
+            share = np.isnan(each.results[name].scores_R_P_N).mean()
+            if share >= 0.01:
+                lines.append(f"{title}: {share:.1%} of the samples of {each.name} are not verified")
         if benchmark.left_out:
-            lines.append(f"{benchmark.title}: {benchmark.left_out} prompts left out, as a model has no verified sample")
-    return [line for line in lines if line]
-
-
-def _differing(setting: str, values: dict[str, Any]) -> str:
-    listed = ", ".join(f"{value} in {model}" for model, value in values.items())
-    return f"different {setting}: {listed}" if len(set(values.values())) > 1 else ""
+            lines.append(f"{title}: {benchmark.left_out} prompts left out, as a model has no verified sample")
+    return lines
 
 
 def as_text(tested: Sequence[dict[str, Any]], remarks: Sequence[str]) -> str:
     """Return a table for each pair of models, explanations, and the notes."""
-    parts = []
-    for pair in dict.fromkeys((row["model"], row["baseline"]) for row in tested):
-        rows = [
-            (
-                row["benchmark"],
-                str(row["prompts"]),
-                *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
-                f"{100 * row['difference']:+.2f}",
-                f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
-                *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
-                str(row["better"]),
-                str(row["worse"]),
-            )
-            for row in tested
-            if (row["model"], row["baseline"]) == pair
-        ]
-        header = ("", "prompts", *pair, "difference", "95 % interval", "p", "p (Holm)", "better", "worse")
-        parts.append(f"{' - '.join(pair)}\n{table(header, rows)}")
+    tables: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    for row in tested:
+        cells = (
+            row["benchmark"],
+            str(row["prompts"]),
+            *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
+            f"{100 * row['difference']:+.2f}",
+            f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
+            *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
+            *(str(row[name]) for name in ("better", "worse")),
+        )
+        tables.setdefault((row["model"], row["baseline"]), []).append(cells)
+    columns = ("difference", "95 % interval", "p", "p (Holm)", "better", "worse")
+    parts = [f"{' - '.join(pair)}\n{table(('', 'prompts', *pair, *columns), rows)}" for pair, rows in tables.items()]
     return "\n\n".join([*parts, "\n".join([_EXPLAINED, *(f"note: {shown(remark, width=None)}" for remark in remarks)])])

@@ -6,9 +6,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, cuda, machine, ray_start
@@ -16,8 +15,7 @@ from openrlhf_dbb.platform import cpu, cuda, machine, ray_start
 CALL_S = 0.5  # an engine reports this often
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A prompt (token ids) to be answered N times; the answer has the same number."""
 
     number: int
@@ -25,8 +23,7 @@ class Request:
     max_tokens: int
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """The N responses to a request: texts without special tokens, lengths, and whether ``max_tokens`` cut them."""
 
     number: int
@@ -40,8 +37,7 @@ def sampling_params(sampling: dict[str, Any], request: Request) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    form = RequestOutputKind.FINAL_ONLY
-    return SamplingParams(**sampling, max_tokens=request.max_tokens, output_kind=form)
+    return SamplingParams(**sampling, max_tokens=request.max_tokens, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def answers(number: int, output: Any) -> Finished:

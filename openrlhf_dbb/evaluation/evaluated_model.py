@@ -5,10 +5,9 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
@@ -23,8 +22,7 @@ _MAY_NAME_CODE = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """A model folder, or a model on the hub."""
 
     name: str  # absolute folder, or hub id

@@ -10,10 +10,8 @@ from typing import Any
 from openrlhf_dbb import data, tasks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.benchmarks import FILES, Benchmark
+from openrlhf_dbb.rewards.choices import ALPHABET
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
-
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_PLACE = re.compile(r"(\{question\}|\{options\}|\{form\})")
 
 
 @dataclass(frozen=True)
@@ -29,33 +27,29 @@ class Loaded:
 
 def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
     """Load a benchmark; with a limit its first rows, taken evenly from the configurations. Refuse faulty data."""
-    pieces = _PLACE.split(benchmark.template)
+    pieces = re.split(r"(\{question\}|\{options\}|\{form\})", benchmark.template)
     ids, texts, labels = [], [], []
     for row_id, form, row in _rows(benchmark, limit):
         try:
             options, label = _options_and_label(benchmark, row_id, row)
-            question = _text(benchmark, row, benchmark.question)
+            parts = {"{question}": _text(benchmark, row, benchmark.question), "{options}": options, "{form}": form}
         except ValueError as error:
             raise _error(benchmark, f"row {row_id!r} {error}") from error
-        # Filled in piece by piece: a question may itself contain "{options}".
-        parts = {"{question}": question, "{options}": options, "{form}": form}
         ids.append(row_id)
+        # Piece by piece: a question may itself contain "{options}".
         texts.append("".join(parts.get(piece, piece) for piece in pieces))
         labels.append(label.strip())
     if not ids:
         raise _error(benchmark, "the data set has no rows")
-    unreadable = unreadable_labels(filter(None, labels)) if benchmark.verifier.startswith("math") else {}
-    reasons = {"": "the label is empty", **unreadable}
+    reasons = {"": "the label is empty"}
+    if benchmark.verifier.startswith("math"):
+        reasons |= unreadable_labels(filter(None, labels))
     bad = [(row_id, reasons[label]) for row_id, label in zip(ids, labels, strict=True) if label in reasons]
-    notes = []
-    if bad:
-        if benchmark.verifier != "math_or_text" or not all(labels):
-            raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")
-        rows = ", ".join(row_id for row_id, _ in bad)
-        notes = [
-            f"{len(bad)} of {len(ids)} labels are compared as text, as no answer can be read like them: rows {rows}"
-        ]
-    return Loaded(benchmark, ids, texts, labels, notes)
+    if bad and (benchmark.verifier != "math_or_text" or not all(labels)):
+        raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")
+    rows = ", ".join(row_id for row_id, _ in bad)
+    note = f"{len(bad)} of {len(ids)} labels are compared as text, as no answer can be read like them: rows {rows}"
+    return Loaded(benchmark, ids, texts, labels, [note] if bad else [])
 
 
 def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -84,15 +78,14 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
             table = list(data.records(path, f"benchmark {benchmark.name}: {path}").values())
             names = list(dict.fromkeys(column for record in table for column in record))
         else:
-            if benchmark.file:
-                table = datasets.load_dataset("parquet", data_files=benchmark.file, split="train")
-            else:
-                table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
+            hub = {"path": benchmark.hub, "name": config, "split": benchmark.split, "revision": benchmark.revision}
+            file = {"path": "parquet", "data_files": benchmark.file, "split": "train"}
+            table = datasets.load_dataset(**(file if benchmark.file else hub))
             names = table.column_names
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         raise _error(benchmark, _why_not_loaded(benchmark, error)) from error
-    answer = "" if benchmark.choices else benchmark.answer
-    for column in filter(None, (benchmark.question, answer, benchmark.options, benchmark.id, *benchmark.choices)):
+    label = benchmark.choices or (benchmark.answer,)
+    for column in filter(None, (benchmark.question, *label, benchmark.options, benchmark.id)):
         if names and column not in names:
             where = benchmark.file or benchmark.hub
             raise _error(benchmark, f"{column!r} is not a column of {where}; it has {', '.join(names)}")
@@ -119,26 +112,24 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
 
 
 def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:
+    label: Any = row.get(benchmark.answer)
     if benchmark.choices:
         options = [_text(benchmark, row, column) for column in benchmark.choices]
         # In the order of their hashes: a shuffle that is the same everywhere and does not depend on other rows.
         order = sorted(range(len(options)), key=lambda i: hashlib.sha256(f"{row_id}\n{i}".encode()).digest())
-        return _listed([options[i] for i in order]), LETTERS[order.index(0)]
-    label = row.get(benchmark.answer)
-    if isinstance(label, list):
-        label = label[0] if label else None
-    if label is None:
-        raise ValueError(f"has no label (column {benchmark.answer!r})")
-    if not benchmark.options:
-        return "", data.label_text(label)
-    options = row.get(benchmark.options) or []
-    if str(label) not in LETTERS[: len(options)]:
-        raise ValueError(f"has {len(options)} options, but the label {label!r}")
-    return _listed(options), str(label)
-
-
-def _listed(options: list[str]) -> str:
-    return "\n".join(f"({letter}) {option}" for letter, option in zip(LETTERS, options, strict=False))
+        options, label = [options[i] for i in order], ALPHABET[order.index(0)]
+    else:
+        if isinstance(label, list):
+            label = label[0] if label else None
+        if label is None:
+            raise ValueError(f"has no label (column {benchmark.answer!r})")
+        if not benchmark.options:
+            return "", data.label_text(label)
+        options = row.get(benchmark.options) or []
+        if str(label) not in ALPHABET[: len(options)]:
+            raise ValueError(f"has {len(options)} options, but the label {label!r}")
+    listed = (f"({letter}) {option}" for letter, option in zip(ALPHABET, options, strict=False))
+    return "\n".join(listed), str(label)
 
 
 def _text(benchmark: Benchmark, row: dict[str, Any], column: str) -> str:

@@ -55,21 +55,17 @@ def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
     """
     if all(answer is None for answer in answers.flat):
         return np.full(scores.shape[:-1], np.nan)
-    samples = scores.shape[-1]
-    groups = zip(scores.reshape(-1, samples), answers.reshape(-1, samples), strict=True)
-    return np.array([_group_majority(*group) for group in groups]).reshape(scores.shape[:-1])
-
-
-def _group_majority(scores_N: Floats, answers_N: NDArray[np.object_]) -> float:
-    votes: dict[str, list[float]] = {}
-    for score, answer in zip(scores_N.tolist(), answers_N, strict=True):
-        if answer is not None and not math.isnan(score):
-            votes.setdefault(answer, []).append(score)
-    if not votes:
-        return float(accuracy(scores_N))
-    most = max(map(len, votes.values()))
-    # A verifier reads whole responses, so it may judge the same answer differently.
-    return fmean(fmean(voted) for voted in votes.values() if len(voted) == most)
+    majorities = np.empty(scores.shape[:-1])
+    for group in np.ndindex(majorities.shape):
+        votes: dict[str, list[float]] = {}
+        for score, answer in zip(scores[group].tolist(), answers[group], strict=True):
+            if answer is not None and not math.isnan(score):
+                votes.setdefault(answer, []).append(score)
+        most = max(map(len, votes.values()), default=0)
+        # A verifier reads whole responses, so it may judge the same answer differently.
+        winners = [fmean(voted) for voted in votes.values() if len(voted) == most]
+        majorities[group] = fmean(winners) if winners else accuracy(scores[group])
+    return majorities
 
 
 def measures(results: Results) -> dict[str, Floats]:

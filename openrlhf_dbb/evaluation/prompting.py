@@ -32,12 +32,9 @@ class BenchmarkPrompts(Loaded):
         entry = self.benchmark
         content = json.dumps([self.ids, self.texts, self.labels]).encode()
         return {
-            "title": entry.title,
-            "group": entry.group,
+            **{name: getattr(entry, name) for name in ("title", "group", "split", "verifier")},
             "data": entry.hub or entry.file,
             "revision": entry.revision if entry.hub else None,
-            "split": entry.split,
-            "verifier": entry.verifier,
             "prompts": len(self.texts),
             "digest": hashlib.sha256(content).hexdigest()[:32],
             "chat_template": self.chat_template,

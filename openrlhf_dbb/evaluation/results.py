@@ -6,7 +6,6 @@ Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt.
 import fcntl
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +29,7 @@ class Key(NamedTuple):
     place: int
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The N responses to a prompt in one run."""
 
     benchmark: str
@@ -48,11 +46,10 @@ class Row:
 
     @property
     def key(self) -> Key:
-        return Key(self.benchmark, self.run, self.place)
+        return Key(*self[:3])
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(NamedTuple):
     """The rows of one model on one benchmark as arrays; ids, labels and prompts of its P prompts."""
 
     benchmark: str
@@ -65,8 +62,7 @@ class Results:
     prompts: Sequence[str] = ()  # empty if they are not known
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """A finished evaluation: its name, the content of ``evaluation.json``, and its results by benchmark."""
 
     name: str
@@ -94,7 +90,7 @@ class Responses:
 
     def append(self, row: Row) -> None:
         """Write a row; the row survives the end of this process."""
-        self._file.write(json.dumps(vars(row), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        self._file.write(json.dumps(row._asdict(), ensure_ascii=False, allow_nan=False).encode() + b"\n")
         self._file.flush()
         self.keys.add(row.key)
 
@@ -132,16 +128,20 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def read_evaluation(folder: Path) -> Evaluation:
     """Read an evaluation without its responses; one that is not finished is refused."""
     settings = read_settings(folder)
-    rows: dict[str, dict[Key, Row]] = {name: {} for name in settings["benchmarks"]}
+    rows = {}
     for row in read_rows(folder / RESPONSES):
         row.responses.clear()  # they would fill the memory
-        rows[row.benchmark][row.key] = row
+        rows[row.key] = row
+    results = {}
     for name, about in settings["benchmarks"].items():
-        needed = settings["runs"] * about["prompts"]
-        if len(rows[name]) < needed:
-            done = f"{len(rows[name])} of {needed} rows of {name}"
+        found, needed = (
+            [rows[key] for key in sorted(rows) if key.benchmark == name],
+            settings["runs"] * about["prompts"],
+        )
+        if len(found) < needed:
+            done = f"{len(found)} of {needed} rows of {name}"
             raise UsageError(f"{folder} is not finished, it has {done}; repeat the evaluate command that started it")
-    results = {name: as_results([found[key] for key in sorted(found)]) for name, found in rows.items()}
+        results[name] = as_results(found)
     return Evaluation(folder.resolve().name, settings, results)
 
 

@@ -65,9 +65,8 @@ def response_text(query: str, prompt: str) -> str:
             "tokenizer does not round-trip, decode(encode(text)) != text (use another tokenizer)"
         )
     response = query[len(prompt) :].rstrip()
-    while response.endswith(SPECIAL_TOKENS):
-        token = next(token for token in SPECIAL_TOKENS if response.endswith(token))
-        response = response[: -len(token)].rstrip()
+    while token := next((token for token in SPECIAL_TOKENS if response.endswith(token)), None):
+        response = response.removesuffix(token).rstrip()
     return response.lstrip()
 
 
@@ -121,12 +120,17 @@ def find(response: str, label: Value) -> Value | None:
         return None
     text = _plain(response.rpartition("</think>")[2])
     text = _EXCLAIMED.sub(".", text) if isinstance(like, Number) else text
-    tail = _stated(text)
-    if tail is not None and not _CORRECTED.search(tail):
-        return next(_values(tail[:SAID_CHARACTERS], like), None)
-    text = (text if tail is None else tail)[-TAIL_CHARACTERS:].strip()
+    statements = [statement for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
+    if statements:
+        start, end = statements[-1].span()
+        if _DENIED_BEFORE.search(text[:start][-_NEARBY:]):
+            return None
+        text = text[end:].strip()
+        if not _CORRECTED.search(text):
+            return next(_values(text[:SAID_CHARACTERS], like), None)
+    text = text[-TAIL_CHARACTERS:].strip()
     first, _, rest = text.partition("\n")
-    if tail is None and rest.startswith("\n") and isinstance(value := read(first, like), type(like)):
+    if not statements and rest.startswith("\n") and isinstance(value := read(first, like), type(like)):
         return value
     return next(_values(text, like, last_first=True), None)
 
@@ -138,32 +142,23 @@ def _plain(text: str) -> str:
     return _REMARK.sub("", _MARKER.sub("", text))
 
 
-def _stated(text: str) -> str | None:
-    """Return what follows the last "answer is", nothing if that is denied; None without these words."""
-    found = [statement for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
-    if not found:
-        return None
-    return "" if _DENIED_BEFORE.search(text[: found[-1].start()][-_NEARBY:]) else text[found[-1].end() :].strip()
-
-
 def _values(text: str, like: Value, *, last_first: bool = False) -> Iterator[Value]:
     """Yield the values that are of the label's kind and stand for themselves."""
-    sentences = _SENTENCE.split(text)
-    for sentence in reversed(sentences) if last_first else sentences:
+    step = -1 if last_first else 1
+    for sentence in _SENTENCE.split(text)[::step]:
         if isinstance(like, Number):
-            numbers = _numbers(sentence, like)
-            yield from reversed(list(numbers)) if last_first else numbers
+            yield from _numbers(sentence, like)[::step]
         elif (value := _at_the_end(sentence, like)) is not None:
             yield value
 
 
-def _numbers(sentence: str, like: Number) -> Iterator[Value]:
-    for start, end in _formulas(sentence):
-        if _DENIED_BEFORE.search(sentence[:start][-_NEARBY:]) or _DENIED_AFTER.match(sentence, end):
-            continue
-        value = read(sentence[start:end], like)
-        if value is not None and isinstance(inner(value), Number):
-            yield value
+def _numbers(sentence: str, like: Number) -> list[Value]:
+    values = [
+        read(sentence[start:end], like)
+        for start, end in _formulas(sentence)
+        if not _DENIED_BEFORE.search(sentence[:start][-_NEARBY:]) and not _DENIED_AFTER.match(sentence, end)
+    ]
+    return [value for value in values if value is not None and isinstance(inner(value), Number)]
 
 
 def _formulas(sentence: str) -> Iterator[tuple[int, int]]:
@@ -178,11 +173,8 @@ def _formulas(sentence: str) -> Iterator[tuple[int, int]]:
         if text in ("{", "}"):
             is_part, depth = text == "{" or depth > 0, max(0, depth + (text == "{") - (text == "}"))
         elif text[0].isalpha() and not depth:
-            lone = (
-                len(text) == 1
-                and text.isascii()
-                and (text not in "aAI" or after in set("=+-*/^(<>") or before in set("=+-*/^("))
-            )
+            is_used = text not in "aAI" or after in set("=+-*/^(<>") or before in set("=+-*/^(")
+            lone = len(text) == 1 and text.isascii() and is_used
             joins = text in _JOINS and after != "" and (after.isdigit() or after in "-\\$")
             is_unit = text in ("square", "cubic", "percent") or (unit_of([UPRIGHT + text]) is not None and text != "in")
             is_sign = text.lower() in ("minus", "negative") and after.isdigit()
@@ -190,11 +182,8 @@ def _formulas(sentence: str) -> Iterator[tuple[int, int]]:
             if not is_part and start >= 0 and place == end and text.isascii():  # 5th
                 start = -1
         elif text in ",:;.":
-            is_part = (
-                depth > 0
-                or (text == "." and after == "/")
-                or (text in ",:" and start >= 0 and after != "" and (after.isdigit() or after in "-\\$("))
-            )
+            goes_on = start >= 0 and after != "" and (after.isdigit() or after in "-\\$(")
+            is_part = depth > 0 or (text == "." and after == "/") or (text in ",:" and goes_on)
         if is_part:
             start, end = place if start < 0 else start, piece.end()
         elif start >= 0:

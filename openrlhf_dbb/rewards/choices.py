@@ -7,7 +7,6 @@ simple-evals use such statements too, but take the first one, and MMLU-Pro's fal
 """
 
 import re
-from typing import NamedTuple
 
 from openrlhf_dbb.rewards.answers import SAID_CHARACTERS, STATEMENT, TAIL_CHARACTERS, boxes
 from openrlhf_dbb.rewards.tokens import FONT
@@ -35,11 +34,6 @@ _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _DENIALS = {"not", "no", "never", "or", "nor", "neither", "isn't", "than"}
 
 
-class _Said(NamedTuple):
-    text: str
-    boxed: bool  # the content of a box, or else the text after "the answer is" on its line
-
-
 def letter(response: str, letters: str = LETTERS) -> str | None:
     """Return the letter that a response settles on; None if it names none, or several.
 
@@ -48,7 +42,7 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
         ['B', None, None]
     """
     text = _plain(response)
-    said = [settled for each in _stated(text) if (settled := _settled(each, letters)) is not None]
+    said = [settled for each in _stated(text) if (settled := _settled(*each, letters)) is not None]
     if said:
         return said[-1] or None
     found = _LONE.fullmatch(last_line(text)) or _AT_THE_END.search(last_line(text))
@@ -59,12 +53,13 @@ def words(response: str, label: str) -> str | None:
     """Return the last words that a response states as its answer, in lower case; for a label as yes, yes or no."""
     text = _plain(response)
     pair = next((pair for pair in _PAIRS if label.lower() in pair), ())
-    for said in reversed(_stated(text) or [_Said(last_line(text), False)]):
-        found = _WORD.findall(said.text.lower())
+    size, right = len(label.split()), _WORD.findall(label)
+    for said, is_boxed in reversed(_stated(text) or [(last_line(text), False)]):
+        found = _WORD.findall(said.lower())
         if pair:
             found = [word for word in found[:1] + found[-1:] if word in pair and "not" not in found][:1]
-        elif not said.boxed and _WORD.findall(label) == found[-len(label.split()) :]:  # the function is odd
-            found = _WORD.findall(label) if not _DENIALS & set(found[: -len(label.split())][-1:]) else found
+        elif not is_boxed and right == found[-size:] and not _DENIALS & set(found[:-size][-1:]):  # the function is odd
+            found = right
         if found:
             return " ".join(found)
     return None
@@ -77,33 +72,31 @@ def last_line(text: str) -> str:
 
 def _plain(text: str) -> str:
     """Return the text without fonts, dollars and Markdown emphasis."""
-    fonts = 1
-    while fonts:  # \textbf{\text{B}}
-        text, fonts = FONT.subn(r"\2", text)
+    while (bare := FONT.sub(r"\2", text)) != text:  # \textbf{\text{B}}
+        text = bare
     return _MARKUP.sub("", _LATEX_SPACE.sub(" ", text))
 
 
-def _stated(text: str) -> list[_Said]:
-    """Return the statements of an answer in order, without boxes that are unclosed or very long."""
-    short = ((start, end) for start, end in boxes(text) if end - start <= TAIL_CHARACTERS)
-    found = [(start, _Said(text[start:end], True)) for start, end in short]
+def _stated(text: str) -> list[tuple[str, bool]]:
+    """Return in order what is said after "the answer is" on its line, and, with True, in boxes that are not long."""
+    found = [(start, (text[start:end], True)) for start, end in boxes(text) if end - start <= TAIL_CHARACTERS]
     for statement in STATEMENT.finditer(text):
         line = text[statement.end() : statement.end() + SAID_CHARACTERS].lstrip().split("\n", 1)[0].strip()
         if line and not line.startswith("\\boxed"):
-            found.append((statement.end(), _Said(line, False)))
-    found += [(praised.end(), _Said(praised[1] or praised[2], False)) for praised in _PRAISED.finditer(text)]
+            found.append((statement.end(), (line, False)))
+    found += [(praised.end(), (praised[1] or praised[2], False)) for praised in _PRAISED.finditer(text)]
     return [said for _, said in sorted(found, key=lambda place: place[0])]
 
 
-def _settled(said: _Said, letters: str) -> str | None:
+def _settled(said: str, is_boxed: bool, letters: str) -> str | None:
     """Return the letter of a statement; "" if it names several letters, None if it names no letter."""
-    found = _LETTER.match(said.text)
+    found = _LETTER.match(said)
     if found is None or found[1].upper() not in letters:
         return None
-    rest = said.text[found.end() :]
+    rest = said[found.end() :]
     if _SECOND.match(rest):
         return ""
     alone = found[2] is not None or _ENDS.match(rest) is not None
     # "A lone pair" in a box is an option's text; so are "a lone pair" and "I think" in a sentence, not "B because".
-    may_be_a_word = said.boxed or found[1] in "aiI"
+    may_be_a_word = is_boxed or found[1] in "aiI"
     return None if may_be_a_word and not alone else found[1].upper()

@@ -50,23 +50,22 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
     if question.strip():
         response = response.removeprefix(question.strip())
     try:
-        return _verdict(response, right, question)
+        answer = _answer(response, right)
+        if answer is None or (question and values.is_copied(answer, right, _spelled(question))):
+            return 0.0, answer
+        verdict = values.equal(right, answer, _ask)
+        return None if verdict is None else float(verdict), answer
     except Exception:  # a fault of this package must not end a training
         _logger.exception("not verified: %r, label %r", response[-200:], label)
         return None, None
 
 
-def _verdict(response: str, right: values.Value, question: str) -> tuple[float | None, values.Value | None]:
+def _answer(response: str, right: values.Value) -> values.Value | None:
     if isinstance(right, values.Words) and right.words[0].isalpha() and right.words[0] != "date":
         label = " ".join(right.words)
         said = choices.letter(response, choices.ALPHABET) if len(label) == 1 else choices.words(response, label)
-        answer: values.Value | None = values.Words(said, tuple(said.lower().split())) if said else None
-    else:
-        answer = answers.find(response, right)
-    if answer is None or (question and values.is_copied(answer, right, _spelled(question))):
-        return 0.0, answer
-    verdict = values.equal(right, answer, _ask)
-    return None if verdict is None else float(verdict), answer
+        return values.Words(said, tuple(said.lower().split())) if said else None
+    return answers.find(response, right)
 
 
 def _ask(label: str, answer: str) -> bool | None:
@@ -106,7 +105,5 @@ def boxes_needed(labels: Iterable[str]) -> list[str]:
     """Return a warning if labels are not earned by "The answer is LABEL."."""
     distinct = list(dict.fromkeys(labels))
     lost = [label for label in distinct if judge(f"The answer is {label}.", label)[0] != 1.0]
-    return [
-        f"{len(lost)} of {len(distinct)} labels, such as {label[:60]!r}, are earned only in a box: ask for \\boxed{{}}"
-        for label in lost[:1]
-    ]
+    some = f"{len(lost)} of {len(distinct)} labels, such as {lost[0][:60]!r}," if lost else ""
+    return [f"{some} are earned only in a box: ask for \\boxed{{}}"] if lost else []

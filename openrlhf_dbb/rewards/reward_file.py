@@ -115,7 +115,7 @@ def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
         spec.loader.exec_module(module)
         reward_func: Any = getattr(module, "reward_func", None)
         if not callable(reward_func):
-            return {"failed": f"{file} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)"}
+            raise RewardError(f"{file} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)")
         for prompt, label in rows:
             tried = [scored(reward_func, file, prompt + text, prompt, label) for text in (prompt, label, "")]
             scores += [score for _, score, _ in tried if score is not None]

@@ -92,9 +92,8 @@ def tokens(text: str, *, decimal_comma: bool = False) -> list[str]:
         text = _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", text)
     groups = _GROUPS_IN_BRACKETS if in_brackets else _GROUPS
     text = groups.sub(lambda found: re.sub(r"\D", "", found[0]), text)
-    fonts = 1
-    while fonts:
-        text, fonts = _FONT_OR_BOX.subn(_without_font, text)
+    while (bare := _FONT_OR_BOX.sub(_without_font, text)) != text:
+        text = bare
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _HALF_OPEN.sub(lambda m: ("(" if m[1] == "]" else "[") + m[2] + (")" if m[3] == "[" else "]"), text)

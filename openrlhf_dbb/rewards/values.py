@@ -299,18 +299,17 @@ def _depths(parts: list[str]) -> list[int]:
 
 
 def _is_balanced(parts: list[str]) -> bool:
-    depths = _depths(parts)
-    return not depths or (depths[-1] == 0 and min(depths) >= 0)
+    depths = [0, *_depths(parts)]
+    return depths[-1] == 0 and min(depths) == 0
 
 
 def _strip(parts: list[str]) -> list[str]:
     """Return tokens without spaces and punctuation around them."""
-    first, last = 0, len(parts)
-    while first < last and parts[first] == " ":
-        first += 1
-    while last > first and parts[last - 1] in " .,;:":
-        last -= 1
-    return parts[first:last]
+    while parts[:1] == [" "]:
+        parts = parts[1:]
+    while parts and parts[-1] in " .,;:":
+        parts = parts[:-1]
+    return parts
 
 
 def _split(parts: list[str], at: Collection[str]) -> tuple[list[list[str]], list[str]]:
@@ -358,9 +357,9 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
 
 
 def _is_relation(value: Value) -> bool:
-    if isinstance(value, Items):
-        return value.kind not in (",", ":", "{}")
-    return isinstance(value, Equation) or (isinstance(value, Formula) and value.is_relation)
+    if isinstance(value, Formula):
+        return value.is_relation
+    return isinstance(value, Equation) or (isinstance(value, Items) and value.kind not in (",", ":", "{}"))
 
 
 def _same_number(label: Number, answer: Number) -> bool:

@@ -1,0 +1,85 @@
+"""Verifiers of responses: whether a response is correct, and its answer. They read answers as the rewards do."""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from openrlhf_dbb.rewards import choices, reasoning_gym
+from openrlhf_dbb.rewards.answers import last_box
+from openrlhf_dbb.rewards.math_answer import judge
+from openrlhf_dbb.rewards.values import Number, canonical, read, spelled
+
+_OPTION = re.compile(r"\(([A-R])\)")  # reasoning_about_colored_objects has 18 options
+_PARENTHESES = re.compile(r"[\[\](){}<>\s]+")
+# Up to the last brace of the line: the box may contain unbalanced braces, its answer.
+_SAID_ON_A_LINE = re.compile(r".*\\boxed\{(.*)\}|\banswer(?:\s+is|\s*:)\s*:?(.*)", re.IGNORECASE)
+_TEXT = re.compile(r"\s*\\(?:text|texttt|mathtt|mathrm)\s*\{(.*)\}\s*")
+_ESCAPED = {r"\langle": "<", r"\rangle": ">", r"\lt": "<", r"\gt": ">", r"\left": "", r"\right": ""}
+
+
+class Verdict(NamedTuple):
+    """A verifier's verdict on a response."""
+
+    score: float | None  # 1.0 correct; 0.0 wrong, or no answer; None not verified (missing, not wrong)
+    answer: str | None  # normalized, so that majority votes can compare texts; None if there is none
+
+
+def _math(response: str, label: str) -> Verdict:
+    # The question is not known here, so a formula that is copied from it counts.
+    score, value = judge(response, label)
+    # A box that states no value still votes for its text.
+    return Verdict(score, canonical(value) if value else spelled(last_box(response) or "") or None)
+
+
+def _math_or_text(response: str, label: str) -> Verdict:
+    text = spelled(last_box(response) or "")
+    try:
+        verdict = _math(response, label)
+    except ValueError:  # the label cannot be read
+        verdict = Verdict(None, text or None)
+    return verdict._replace(score=float(text == spelled(label))) if verdict.score is None else verdict
+
+
+def _choice(response: str, label: str) -> Verdict:
+    answer = choices.letter(response)
+    return Verdict(float(answer == label), answer)
+
+
+def _exact(response: str, label: str) -> Verdict:
+    """Compare by Big-Bench Hard's rule for the form of the label.
+
+    Suzgun et al. 2023 compare the text after "the answer is" verbatim. Here case, punctuation and surrounding LaTeX do
+    not matter.
+    """
+    if isinstance(read(label), Number):
+        return _math(response, label)
+    answer: str | None
+    if option := _OPTION.fullmatch(label):
+        answer, right = choices.letter(response, "ABCDEFGHIJKLMNOPQR"), option[1]
+    elif _PARENTHESES.fullmatch(label):
+        said = [found[found.lastindex or 0] for found in map(_SAID_ON_A_LINE.search, response.splitlines()) if found]
+        answer, right = _bare(said[-1] if said else choices.last_line(response)), _bare(label)
+    else:
+        answer, right = choices.words(response, label), choices.words(label, label)
+    return Verdict(float(answer is not None and answer == right), answer)
+
+
+def _bare(text: str) -> str | None:
+    """Return the parentheses in ``text`` if it contains nothing else."""
+    wrapped = _TEXT.fullmatch(text)
+    text = wrapped[1] if wrapped else text
+    for written, meant in _ESCAPED.items():
+        text = text.replace(written, meant)
+    text = re.sub(r"[\s$`*\"'\\~.,]", "", text)
+    return text if text and _PARENTHESES.fullmatch(text) else None
+
+
+VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
+    "math": _math,
+    "math_or_text": _math_or_text,
+    "choice": _choice,
+    "exact": _exact,
+    "reasoning_gym": lambda response, label: Verdict(reasoning_gym.score(response, label), None),
+}
+"""By name, thread-safe functions of a response without special tokens and a label.
+"math" raises ValueError if the label cannot be read."""
