@@ -35,12 +35,7 @@ def shown(value: object, width: int | None = TEXT_WIDTH) -> str:
 
 
 def readable(text: object) -> str:
-    r"""Return a text with unprintable characters escaped; line breaks stay.
-
-    Example:
-        >>> readable("one\ntwo \x07")
-        'one\ntwo \\x07'
-    """
+    r"""Return a text with unprintable characters escaped; line breaks stay."""
     text = str(text)  # somebody may have put bytes into the database
     if text.replace("\n", "").replace("\t", "").isprintable():  # most are, and this is much faster
         return text
@@ -48,12 +43,7 @@ def readable(text: object) -> str:
 
 
 def template_of(texts: Sequence[str]) -> tuple[str, str]:
-    """Return the start and the end that all texts share, such as a chat template's; "" if one is short.
-
-    Example:
-        >>> template_of([f"<|im_start|>user\\nAdd {n}.<|im_end|>\\n" for n in ("one", "two", "three")])
-        ('<|im_start|>user\\n', '<|im_end|>\\n')
-    """
+    """Return the start and the end that all texts share, such as a chat template's; "" if one is short."""
     if len(texts) < 3:
         return "", ""
     # Not in the middle of a line: its first words belong to the question even if all questions share them.
@@ -178,12 +168,7 @@ def json_text(value: Any) -> str:
 
 
 def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a table as objects for :func:`json_text`.
-
-    Example:
-        >>> records(("name", "mse"), [("dbb", 0.5)])
-        [{'name': 'dbb', 'mse': 0.5}]
-    """
+    """Return the rows of a table as objects for :func:`json_text`."""
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 

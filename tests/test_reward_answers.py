@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openrlhf_dbb.rewards.answers import last_box, read_label, response_text
@@ -89,7 +89,7 @@ def same(label, answer):
         ("0.5", [r"\frac12", "50\\%", ".5"], ["5", "0.05"]),
         ("1010_2", ["(1010)_2", "0b1010", "1010"], ["1010_3", "1011_2"]),
         ("(1,2)", ["x=1, y=2", r"\left(1,\,2\right)", r"\langle 1,2\rangle"], ["(2,1)", "[1,2]", "(1,2,3)"]),
-        (r"\{1,2,3\}", ["3, 2, 1", "1 and 2 and 3", "x=1, x=2, x=3"], ["1,2", r"\{1,2,3,4\}"]),
+        (r"\{1,2,3\}", ["3, 2, 1", "{3,2,1}", "1 and 2 and 3", "x=1, x=2, x=3"], ["1,2", r"\{1,2,3,4\}"]),
         (r"(-\infty,2]", [r"]-\infty,2]", "x \\le 2", r"x\in(-\infty,2]"], [r"(-\infty,2)", "x<2", "(2,\\infty)"]),
         (r"(-\infty,1)\cup(3,\infty)", ["x<1 or x>3", "(3,\\infty)\\cup(-\\infty,1)"], ["x<1"]),
         (r"\pm 12", ["12, -12", r"x=\pm 12"], ["12", "-12"]),
@@ -115,6 +115,7 @@ SPELLINGS = ["{}", " {}.", "+{}", "${}$", r"\text{{{}}}", "x = {}", r"\boxed{{{}
 integers = st.integers(1, 10**5)
 
 
+@settings(deadline=None)  # the first call imports
 @given(integers, st.integers(-40, 40), st.sampled_from(SPELLINGS), st.integers(2, 9))
 def test_a_value_equals_itself_in_any_spelling_and_nothing_that_is_changed(digits, exponent, spelling, other):
     number, power = f"{digits}e{exponent}", f"10^{{{exponent}}}"
@@ -125,6 +126,7 @@ def test_a_value_equals_itself_in_any_spelling_and_nothing_that_is_changed(digit
     assert not same(rf"{number} \text{{ km}}", rf"{number} \text{{ kg}}")
 
 
+@settings(deadline=None)
 @given(integers, integers, integers)
 def test_a_fraction_equals_itself_in_any_spelling(above, below, whole):
     value = Fraction(above, below)

@@ -4,8 +4,6 @@ Axes: R rollouts (rows) of a step; V distinct prompts among them that have a ver
 group; Q probed prompts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import threading
@@ -107,7 +105,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         reward: str = "",
         method: str = "",
         config: Mapping[str, Any] | None = None,
-    ) -> Posteriors:
+    ) -> "Posteriors":
         """Start a new run.
 
         Args:
@@ -177,7 +175,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         *,
         step: int | None = None,
         take_over: bool = False,
-    ) -> Posteriors:
+    ) -> "Posteriors":
         """Continue a run with the estimator and parameters that it was started with.
 
         Args:

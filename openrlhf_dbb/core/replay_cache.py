@@ -6,8 +6,6 @@ prompts.
 Source: RePO (Li et al. 2025, arXiv 2506.09340), with the settings of its published code.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +65,7 @@ class ReplayCache:
             np.savez(file, rows=rows, tokens=tokens)
 
     @classmethod
-    def load(cls, path: Path, size: int) -> ReplayCache:
+    def load(cls, path: Path, size: int) -> "ReplayCache":
         """Return the saved cache, bit for bit. Raise RunError if :meth:`save` has not written the file."""
         cache = cls(size)
         try:

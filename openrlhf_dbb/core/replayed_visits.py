@@ -8,8 +8,6 @@ from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.estimators.text_features import text_features
 from openrlhf_dbb.storage.read import prompt_texts, read_log
 
-_WHOLE = 2**31 - 1  # characters of a prompt
-
 
 def can_copy(source: storage.RunRecord, own: storage.RunRecord) -> bool:
     """Return whether the state of ``source`` means the same to run ``own``."""
@@ -24,7 +22,7 @@ def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: Reward
     prompt_ids, prompt_V = np.unique(log.prompt_id, return_inverse=True)
     state = belief.initial_state(len(prompt_ids))
     if belief.reads_texts:
-        texts = [text for _, text, _, _ in prompt_texts(store, prompt_ids, length=_WHOLE)]
+        texts = [text for _, text, _, _ in prompt_texts(store, prompt_ids, length=2**31 - 1)]
         state["features"] = text_features(texts)
     rewards_V_G = rewards_of(log.rollouts, log.successes)
     rewards_V_G = np.where(belief.supports(rewards_V_G), rewards_V_G, np.nan)

@@ -4,8 +4,6 @@ Axes: R rollouts (rows) of the step; P distinct prompts among them; V of these p
 rollouts of the largest group; Q probed prompts with M samples each; K rollouts that are stored with their texts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -120,7 +118,7 @@ class Rollouts:
         rewards: ArrayLike,
         scores: ArrayLike | None,
         extras: StepExtras,
-    ) -> Rollouts:
+    ) -> "Rollouts":
         """Return the arguments of :meth:`openrlhf_dbb.Posteriors.observe` as arrays.
 
         Raises:
@@ -237,7 +235,7 @@ class Groups:
     slot_R: Positions
 
     @classmethod
-    def by_prompt(cls, prompts_R: Positions, verified_R: NDArray[np.bool_]) -> Groups:
+    def by_prompt(cls, prompts_R: Positions, verified_R: NDArray[np.bool_]) -> "Groups":
         """Group rollouts by the positions of their prompts."""
         prompts_P, group_R = np.unique(prompts_R, return_inverse=True)
         return cls(prompts_P, np.bincount(group_R, verified_R) > 0, group_R, earlier_visits(group_R))
@@ -273,12 +271,7 @@ def rewards_of(rollouts_V: Positions, successes_V: Floats) -> Floats:
 
 
 def earlier_visits(prompt_R: Positions) -> Positions:
-    """Return for each entry the number of earlier entries with the same value, (R,).
-
-    Example:
-        >>> earlier_visits(np.array([7, 9, 7, 7]))
-        array([0, 0, 1, 2])
-    """
+    """Return for each entry the number of earlier entries with the same value, (R,)."""
     order = np.argsort(prompt_R, kind="stable")
     ascending, earlier = prompt_R[order], np.empty(len(prompt_R), dtype=np.int64)
     earlier[order] = np.arange(len(prompt_R)) - np.searchsorted(ascending, ascending)
@@ -402,10 +395,6 @@ def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positio
     belongs to the prompts with the lowest hash of prompt and step, so that every prompt is stored at some time. Groups
     are stored whole, except for the last one of either half. A resume chooses the same rows. ``keep`` is
     their number; None keeps all.
-
-    Example:
-        >>> rows_to_keep([("a", ""), ("b", ""), ("a", ""), ("b", "")], 1, 3).tolist()
-        [0, 1, 3]
     """
     if keep is None or whole("keep", keep) >= len(prompts):
         return np.arange(len(prompts))

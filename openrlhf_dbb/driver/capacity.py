@@ -1,7 +1,5 @@
 """The shape of a dense model, and the disk space that its checkpoints take."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +27,7 @@ class Shape:
     adapter: int
 
     @classmethod
-    def of(cls, config: Any) -> Shape | None:
+    def of(cls, config: Any) -> "Shape | None":
         """Return the shape in a transformers configuration; None for a mixture of experts or another kind."""
         if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
             return None

@@ -1,7 +1,5 @@
 """Runs OpenRLHF's training with our classes, watches its actors, and shows its progress."""
 
-from __future__ import annotations
-
 import _thread
 import contextlib
 import functools
@@ -134,7 +132,7 @@ class Watch:
     It also stands for the trainer's actor: OpenRLHF calls ``watch.NAME.remote(...)``, and Ray gets the result.
     """
 
-    def __init__(self, start: Start, trainer_class: Callable[..., Any], engines: Engines) -> None:
+    def __init__(self, start: Start, trainer_class: Callable[..., Any], engines: "Engines") -> None:
         from openrlhf_dbb.actors.progress import Progress
 
         self._start, self._trainer_class, self._engines = start, trainer_class, engines
@@ -145,7 +143,7 @@ class Watch:
         self.parts: list[Part] = []  # the actors that the run needs, once they have been made
         self._warned: set[str] = set()
 
-    def remote(self, *args: Any, **kwargs: Any) -> Watch:
+    def remote(self, *args: Any, **kwargs: Any) -> "Watch":
         """Make the trainer; OpenRLHF calls this in place of ``PPOTrainer.remote``."""
         self.trainer = self._trainer_class(
             *args,

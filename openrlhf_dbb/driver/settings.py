@@ -1,7 +1,5 @@
 """Holds the values of all flags, with the origin of each, for the rest of the driver."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -47,7 +45,7 @@ class Settings:
     command: str = field(repr=False)  # that was given, without secrets
     shape: Shape | None = None  # of a dense model; known once its configuration has been read
 
-    def with_values(self, flags: Mapping[str, Any], origin: str) -> Settings:
+    def with_values(self, flags: Mapping[str, Any], origin: str) -> "Settings":
         """Return these settings with other values of some flags, and where those come from."""
         return dataclasses.replace(
             self, values={**self.values, **flags}, origin={**self.origin, **dict.fromkeys(flags, origin)}

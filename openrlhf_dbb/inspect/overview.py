@@ -66,10 +66,6 @@ def mixed_groups(totals: Mapping[str, Any]) -> float | None:
     """Return how many groups had some rollouts right and some wrong; None at N = 1 or if usage was not recorded.
 
     The store counts the rollouts of the other groups, so the number is exact where all groups have the same size.
-
-    Example:
-        >>> mixed_groups({"generated": 1024, "zero_variance": 704, "groups": 128})
-        40.0
     """
     if not totals["generated"] or totals["generated"] < 2 * totals["groups"]:
         return None

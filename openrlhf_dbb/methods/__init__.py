@@ -60,11 +60,6 @@ def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     """Return the prompts of a step and passes over the data with which a method keeps a preset's rollouts.
 
     Empty if the method's ``flags`` do not set the size of a group.
-
-    Example:
-        >>> preset = {"rollout.n_samples_per_prompt": 8, "rollout.batch_size": 64, "train.num_episodes": 4}
-        >>> same_rollouts({"rollout.n_samples_per_prompt": 1}, preset)
-        {'rollout.batch_size': 512, 'train.num_episodes': 32}
     """
     if _GROUP not in flags or _GROUP not in preset:
         return {}

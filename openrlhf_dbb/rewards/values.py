@@ -187,6 +187,9 @@ def _single(parts: list[str], numeric: bool) -> Value | None:
     number = _number(parts, text, numeric)
     if number is not None:
         return number
+    if (parts[0], parts[-1]) == ("{", "}") and _is_balanced(parts[1:-1]):  # a group; with commas a set in plain braces
+        pieces = _split(parts[1:-1], {","})[0]
+        return _items(text, "{}", pieces) if len(pieces) > 1 else _single(parts[1:-1], numeric)
     if parts[0] in ("(", "[", r"\{") and parts[-1] in (")", "]", r"\}") and _is_balanced(parts[1:-1]):
         return _bracketed(parts, text)
     clock = _TIME.fullmatch(text)

@@ -4,8 +4,6 @@ Source: GRESO (Zheng et al. 2025, arXiv 2506.02177), and its published code for 
 docs/methods.md lists the differences.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
@@ -47,7 +45,7 @@ class Greso(RolloutStrategy):
     def describe(self) -> str:
         return "GRESO's pre-rollout filtering"
 
-    def sampler(self, facts: RunFacts) -> GresoSampler:
+    def sampler(self, facts: RunFacts) -> "GresoSampler":
         return GresoSampler(self, facts)
 
 

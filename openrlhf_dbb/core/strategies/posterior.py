@@ -3,8 +3,6 @@
 Axes: P prompts of the run, B of a batch.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,7 +50,7 @@ class PosteriorSampling(RolloutStrategy):
         at_least = f"by the floor a prompt comes at least once in {interval:.0f} steps on average"
         return [f"draws      {at_least}; {steps:.0f} are planned"]
 
-    def sampler(self, facts: RunFacts) -> PosteriorSampler:
+    def sampler(self, facts: RunFacts) -> "PosteriorSampler":
         return PosteriorSampler(self, facts)
 
 
