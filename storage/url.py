@@ -46,7 +46,7 @@ def choose_url(url: str | None) -> str:
     """Return the given URL, else that of the environment variable, else the default."""
     chosen = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     if not isinstance(chosen, str):
-        raise StoreError(f"the store {chosen!r:.80} is no str; give FILE.db, sqlite:///FILE.db or postgresql://...")
+        raise StoreError(f"the store {chosen!r:.80} is not a str; give FILE.db, sqlite:///FILE.db or postgresql://...")
     return chosen
 
 

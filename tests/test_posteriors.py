@@ -183,9 +183,9 @@ BAD = [
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as dbb needs; with partial_credit"),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "prompts hold None, which is no text"),
-    ((1, "1", ["2"], [1]), "prompts = '1' is no list"),
-    ((1, None, ["2"], [1]), "prompts = None is no list"),
-    ((1, *group(0, [1, 0]), {"extras": None}), "extras = None is no StepExtras; pass one"),
+    ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
+    ((1, None, ["2"], [1]), "prompts = None is not a list"),
+    ((1, *group(0, [1, 0]), {"extras": None}), "extras = None is not a StepExtras; pass one"),
     *(
         ((1, *group(0, [1, 0]), {"scores": values}), "scores = .* holds other values than finite numbers")
         for values in (["1", "0"], [1j, 0], [object(), 1], [math.inf, 0], [[1], [1, 0]], [10**400, 0])
@@ -199,9 +199,9 @@ BAD = [
             ("responses", Responses(["a", 1]), "response texts hold 1"),
             ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
             ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),
-            ("probes", [("1+1=", "2")], "probes = .* is no Probes; pass one"),
+            ("probes", [("1+1=", "2")], "probes = .* is not a Probes; pass one"),
             ("responses", Responses(["a", "b"], keep=-1), "keep is -1; give a whole number from 0"),
-            ("replayed", None, "replayed = None is no tuple"),
+            ("replayed", None, "replayed = None is not a tuple"),
             ("skipped", 2**63, "skipped is 9.*; give a whole number from 0 to 2"),
         )
     ),
@@ -240,10 +240,10 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url, estimator):
         ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
         ({"run_name": 5}, "the run's name 5 is empty, not printable"),
         ({"model": None}, "None is stored as text"),
-        ({"config": [1]}, r"config = \[1\] is no mapping with str keys"),
-        ({"parameters": {1: 2}}, "parameters = {1: 2} is no mapping with str keys"),
+        ({"config": [1]}, r"config = \[1\] is not a mapping with str keys"),
+        ({"parameters": {1: 2}}, "parameters = {1: 2} is not a mapping with str keys"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
-        ({"store": 5}, "the store 5 is no str"),
+        ({"store": 5}, "the store 5 is not a str"),
     ],
 )
 def test_a_run_that_cannot_begin_is_one_error_and_leaves_none(new_url, arguments, message):

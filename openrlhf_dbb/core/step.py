@@ -160,7 +160,7 @@ def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels")
     """Return prompts with their labels; raise ValueError if their numbers differ, or are 0, or one is no text."""
     for of, texts in (("prompts", prompts), (name, labels)):
         if isinstance(texts, str) or not hasattr(texts, "__len__"):
-            raise ValueError(f"{of} = {texts!r:.80} is no list; pass a list of str")
+            raise ValueError(f"{of} = {texts!r:.80} is not a list; pass a list of str")
     if len(prompts) != len(labels):
         raise ValueError(f"there are {len(prompts)} prompts and {len(labels)} {name}; pass one for each prompt")
     if not len(prompts):
@@ -198,14 +198,14 @@ def whole(name: str, value: Any) -> int:
 def of_kind(name: str, value: Any, kind: type[T]) -> T:
     """Return a value of this kind; raise ValueError for anything else."""
     if not isinstance(value, kind):
-        raise ValueError(f"{name} = {value!r:.80} is no {kind.__name__}; pass one")
+        raise ValueError(f"{name} = {value!r:.80} is not a {kind.__name__}; pass one")
     return value
 
 
 def named(name: str, values: Any) -> dict[str, Any]:
     """Return values by name as a dict; raise ValueError for anything else."""
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise ValueError(f"{name} = {values!r:.80} is no mapping with str keys; pass a dict")
+        raise ValueError(f"{name} = {values!r:.80} is not a mapping with str keys; pass a dict")
     return dict(values)
 
 
@@ -259,9 +259,9 @@ class Groups:
 
 
 def rewards_of(rollouts_V: Positions, successes_V: Floats) -> Floats:
-    """Return rewards (V, G) of groups of which the number and the sum are known, S ones and N - S zeros; NaN fills up.
+    """Return rewards (V, G) of groups from their number N and sum S: S ones, N - S zeros; NaN fills up.
 
-    A group whose sum is no number of ones has the mean as every reward.
+    If S is not a whole number from 0 to N, every reward of the group is S / N.
     """
     slot = np.arange(rollouts_V.max(initial=0))
     ones_V_G = np.where(slot < successes_V[:, None], 1.0, 0.0)
