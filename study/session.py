@@ -114,7 +114,7 @@ class Session:
                 get_strategy=functools.partial(LightBackend, on_cpu=settings.on_cpu, loads=start.checkpoint),
                 bars=settings.args.verbose,
             )
-            progress = watch.finish()
+            progress = watch.trainer.finish()
         print(printed.summary(start, progress, time.monotonic() - began), flush=True)
 
     def close(self) -> None:
