@@ -53,7 +53,7 @@ def by_visits(steps):
 
 
 def by_memory(steps):
-    """What the memory of point, dbb with its own discount, keeps until the next visit."""
+    """The memory of point is dbb with its default discount, which counts visits."""
     return 0.5
 
 

@@ -350,7 +350,7 @@ def test_a_run_that_scores_groups_alone_remembers_scores_and_not_what_its_memory
     ("source", "target"), [("point", "dbb"), ("laplace", "dbb"), ("auto", "dbb"), ("dbb", "point"), ("ema", "auto")]
 )
 def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source, target):
-    """As if the target had seen the same groups itself; auto reads its clock, so it goes on from the same updates."""
+    """The target's forecast equals that of a run in which it observed the same groups itself."""
     steps = [group(0, [1, 1, 0, 1]), group(1, [0, 0]), group(0, [0, 1])]
     with Posteriors.create(url, "old", *DATA, estimator=source) as old:
         for step, columns in enumerate(steps, 1):

@@ -1,4 +1,4 @@
-"""What a text is read as, and which values are equal."""
+"""The grammar reads texts as values, and compares values."""
 
 from fractions import Fraction
 

@@ -14,7 +14,7 @@ NEWEST = "newest"
 
 
 class LightBackend:
-    """What OpenRLHF's loaders and trainer call of the backend; turns into it in an actor."""
+    """Has the methods of the backend that OpenRLHF's loaders and trainer call. An actor unpickles the whole backend."""
 
     def __init__(self, args: SimpleNamespace, *, on_cpu: bool, loads: str | None = NEWEST) -> None:
         self.args = args
