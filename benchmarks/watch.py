@@ -119,7 +119,7 @@ def look(measured: Measured, url: str, folder: Path) -> None:
         measured.add("all curves drawn s", drawn, f"{drawn / sql:.2f} of the plain SQL")
         updates(measured, url, browser)
         began = time.perf_counter()
-        answer = ask(server.address, "runs/1/posteriors")
+        answer = ask(server.address, "runs/1/pool")
         rows = sum(answer["epochs"]["prompts"])
         measured.add("whole history read s", time.perf_counter() - began, f"{rows:,} rows")
         browser.open(f"{server.address}#view=prompts&run=1")

@@ -95,6 +95,12 @@ class Browser:
             self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
                        text="\r" if key == "Enter" and kind == "keyDown" else "")  # fmt: skip
 
+    def mouse(self, *places):
+        """Press the left button at the first place (x, y), move over the others, release it at the last."""
+        kinds = ["mousePressed", *["mouseMoved"] * (len(places) - 1), "mouseReleased"]
+        for kind, (x, y) in zip(kinds, [*places, places[-1]], strict=True):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
     def close(self):
         self._call("Browser.close")
         self._process.wait(20)

@@ -12,7 +12,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> \x1b[2J\u202e&amp;"
-VIEWS = ("runs", "curves", "usage", "posteriors", "prompts", "rollouts", "run")
+VIEWS = ("pool", "curves", "runs", "usage", "prompts", "rollouts", "run")
 STEP = "Number(document.documentElement.dataset.step)"
 
 
@@ -89,7 +89,7 @@ def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(browser, si
         assert texts(browser, "#tabs [aria-current=page]") == [text(browser, f"#tabs a[data-view={view}]")]
         assert browser("document.documentElement.scrollWidth") <= width  # nothing sticks out of a phone
         assert browser('document.querySelectorAll("script").length') == 2 and not texts(browser, "main img")
-        unnamed = browser("""[...document.querySelectorAll("button, input, select, a[href], svg[tabindex]")]
+        unnamed = browser("""[...document.querySelectorAll("button, input, select, a[href], svg[tabindex], canvas")]
             .filter((each) => each.getClientRects().length)
             .filter((each) => each.tabIndex < 0 && each.getAttribute("tabindex") !== "-1"
                 || !(each.textContent.trim() || each.ariaLabel || each.labels?.length))
@@ -97,6 +97,95 @@ def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(browser, si
         assert unnamed == []
         background = browser("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(21, 23, 27)" if dark else "rgb(255, 255, 255)")
+
+
+# the pool
+
+
+@pytest.fixture
+def drawn(store, fill):
+    """A run of three prompts: the first is drawn and right in all of 3 steps, the second is drawn and wrong in the
+    first, the third is drawn and half right in the last."""
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
+    for step, rows, successes in ((1, [0, 1], [4, 0]), (2, [0], [4]), (3, [0, 2], [4, 2])):
+        fill.step(run, step, ids[rows], successes)
+    return run, ids
+
+
+def place(browser, across, down):
+    """A point of the picture by its shares of width and height."""
+    box = browser(
+        "(({ x, y, width, height }) => [x, y, width, height])(document.querySelector('#pool').getBoundingClientRect())"
+    )
+    return box[0] + across * (box[2] - 8), box[1] + down * box[3]  # without the strip of states
+
+
+def test_the_page_opens_on_a_picture_of_drawn_and_skipped_prompts(browser, store, drawn, written):
+    _, ids = drawn
+    browser.open(written(store))
+    assert texts(browser, "#tabs [aria-current=page]") == ["Pool"]
+    found = browser("""(({ width, height }, context) => {
+        const pixels = context.getImageData(0, 0, width, height).data;
+        const centre = (k, size) => Math.floor((k + 0.5) / 3 * size);
+        const at = (i) => 4 * (centre(Math.floor(i / 3), height) * width + centre(i % 3, width - 10));
+        return [...Array(9).keys()].map((i) => [...pixels.slice(at(i), at(i) + 4)]);
+    })(document.querySelector("#pool"), document.querySelector("#pool").getContext("2d"))""")
+    opacity = np.array(found)[:, 3].reshape(3, 3).tolist()
+    # rows by the mean, 0.98, 0.5, 0.1: drawn is 255, skipped 0.3 of it, not visited yet 0
+    assert opacity == [[255, 255, 255], [0, 0, 255], [255, 76, 76]]
+    # a mean of 0.9 is level 113 of 126: 0.794 of the way from the middle colour to that of 1
+    assert found[0][:3] == [237, 147, 52]
+    browser.until("document.querySelector('#state-shares .readout').textContent != ''")
+    shares = [text(browser, f"#{name} .readout") for name in ("beliefs-drawn", "beliefs-skipped", "state-shares")]
+    assert "0.8\u20131 50.0 %, not visited before 50.0 %" in shares[0] and "0\u20130.2 100.0 %" in shares[1]
+    assert shares[2] == "step 3: mastered 33.3 %, learning 33.3 %, forgotten 0.0 %, never solved 33.3 %"
+    browser.mouse(place(browser, 0.5, 0.9))
+    browser.until("document.querySelector('dialog#prompt').open")
+    assert text(browser, "#prompt-title") == f"Prompt {ids[1]}"
+    browser.press("Escape", 27)
+    browser('document.querySelector("#pool").focus()')
+    for _ in range(3):
+        browser.press("ArrowUp", 38)
+    assert text(browser, "#pool-told") == f"Prompt {ids[0]}, mastered; step 2: posterior mean 0.96, drawn"
+    browser.press("Enter", 13)
+    browser.until(f"document.querySelector('#prompt-title').textContent == 'Prompt {ids[0]}'")
+    assert browser.complaints == []
+
+
+def test_numbers_and_rows_choose_the_prompts_of_the_picture(browser, sixty, written):
+    browser.open(written(sixty))
+    # S = i * step modulo 5: every fifth prompt is never solved
+    number = "#states a[href*='state=3']"
+    assert text(browser, f"{number} strong") == "never solved" and text(browser, f"{number} b") == "12"
+    click(browser, number)
+    browser.until("document.querySelector('#pool-title').textContent.startsWith('12 of 60 prompts')")
+    click(browser, "#pool-all")
+    browser.until("document.querySelector('#pool-title').textContent.startsWith('60 prompts')")
+    browser.mouse(place(browser, 0.5, 0.26), place(browser, 0.5, 0.4), place(browser, 0.5, 0.74))
+    browser.until("document.querySelector('#pool-title').textContent.startsWith('30 of 60 prompts')")  # rows 15 to 44
+    assert browser("location.hash").endswith("rows=15-45") and not browser("document.querySelector('dialog').open")
+    assert browser.complaints == []
+
+
+def test_what_changed_since_the_last_visit(browser, store, fill, drawn, written):
+    run, ids = drawn
+    browser.open(written(store))
+    assert text(browser, "#states a[href*='state=0'] span:not(.note)") == "33.3 %" and text(browser, "#pool-note") == ""
+    browser("""Object.keys(localStorage).forEach((key) => {
+        const kept = JSON.parse(localStorage[key]);
+        kept.seen.at -= 2 * 3_600_000;
+        localStorage[key] = JSON.stringify(kept);
+    })""")
+    for step in (4, 5):
+        fill.step(run, step, ids[2:], [4])
+    for _ in range(2):  # a page that is opened again at once is the same visit
+        browser.open(written(store))
+        assert text(browser, "#states a[href*='state=0'] span:not(.note)") == "66.7 %, +1"
+        assert text(browser, "#states a[href*='state=1'] span:not(.note)") == "0.0 %, -1"
+        assert text(browser, "#pool-note") == "Changes are since your last visit, 2.0 h ago at step 3."
+
+
+# the other views
 
 
 def test_curves_say_their_values(browser, sixty, written):

@@ -139,6 +139,14 @@ const source = {
   },
 };
 
+// Returns an answer whose cells, if it has any, are bytes.
+async function unpacked(answer) {
+  if (typeof answer.cells !== "string") return answer;
+  const bytes = Uint8Array.from(atob(answer.cells), (letter) => letter.charCodeAt(0));
+  const inflated = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return { ...answer, columns: answer.states.length, cells: new Uint8Array(await new Response(inflated).arrayBuffer()) };
+}
+
 const underWay = new Map();
 
 const answers = new Map(); // path -> {version, answer, error, restsUntil}
@@ -151,7 +159,7 @@ function need(path, version, step = null) {
   const ask = async () => {
     const entry = { version, answer: kept?.answer, error: null }, began = performance.now();
     try {
-      entry.answer = await source.get(path);
+      entry.answer = await unpacked(await source.get(path));
     } catch (problem) {
       if (!(problem.status >= 400 && problem.status < 500)) throw problem; // to be asked for again
       entry.error = problem.message;
@@ -172,7 +180,7 @@ const got = (path) => answers.get(path)?.answer;
 
 const GENERAL = ["run", "runs", "x", "smooth"]; // these hold in all views
 const VIEWS = {}; // by name: needs() returns requests under way, draw() returns the newest step that it drew
-const VIEW_NAMES = { runs: "Runs", curves: "Curves", usage: "Where the rollouts went", posteriors: "Posteriors", prompts: "Prompts", rollouts: "Rollouts", run: "Run" };
+const VIEW_NAMES = { pool: "Pool", curves: "Curves", runs: "Runs", usage: "Where the rollouts went", prompts: "Prompts", rollouts: "Rollouts", run: "Run" };
 let at = {};
 
 function hashOf(chosen) {
@@ -182,7 +190,7 @@ function hashOf(chosen) {
 
 function readAddress() {
   at = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  if (!Object.hasOwn(VIEW_NAMES, at.view)) at.view = runs.length > 1 ? "runs" : "curves";
+  if (!Object.hasOwn(VIEW_NAMES, at.view)) at.view = "pool";
 }
 
 // Returns the address of another view, with the same runs and axis.
