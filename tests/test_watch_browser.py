@@ -120,7 +120,7 @@ def place(browser, across, down):
     return box[0] + across * (box[2] - 8), box[1] + down * box[3]  # without the strip of states
 
 
-def test_the_page_opens_on_a_picture_of_drawn_and_skipped_prompts(browser, store, drawn, written):
+def test_the_page_opens_on_a_picture_of_drawn_prompts_and_others(browser, store, drawn, written):
     _, ids = drawn
     browser.open(written(store))
     assert texts(browser, "#tabs [aria-current=page]") == ["Pool"]
@@ -131,12 +131,12 @@ def test_the_page_opens_on_a_picture_of_drawn_and_skipped_prompts(browser, store
         return [...Array(9).keys()].map((i) => [...pixels.slice(at(i), at(i) + 4)]);
     })(document.querySelector("#pool"), document.querySelector("#pool").getContext("2d"))""")
     opacity = np.array(found)[:, 3].reshape(3, 3).tolist()
-    # rows by the mean, 0.98, 0.5, 0.1: drawn is 255, skipped 0.3 of it, not visited yet 0
+    # rows by the mean, 0.98, 0.5, 0.1: drawn is 255, not drawn 0.3 of it, not visited yet 0
     assert opacity == [[255, 255, 255], [0, 0, 255], [255, 76, 76]]
     # a mean of 0.9 is level 113 of 126: 0.794 of the way from the middle colour to that of 1
     assert found[0][:3] == [237, 147, 52]
     browser.until("document.querySelector('#state-shares .readout').textContent != ''")
-    shares = [text(browser, f"#{name} .readout") for name in ("beliefs-drawn", "beliefs-skipped", "state-shares")]
+    shares = [text(browser, f"#{name} .readout") for name in ("beliefs-drawn", "beliefs-others", "state-shares")]
     assert "0.8\u20131 50.0 %, not visited before 50.0 %" in shares[0] and "0\u20130.2 100.0 %" in shares[1]
     assert shares[2] == "step 3: mastered 33.3 %, learning 33.3 %, forgotten 0.0 %, never solved 33.3 %"
     browser.mouse(place(browser, 0.5, 0.9))
@@ -180,8 +180,8 @@ def test_what_changed_since_the_last_visit(browser, store, fill, drawn, written)
         fill.step(run, step, ids[2:], [4])
     for _ in range(2):  # a page that is opened again at once is the same visit
         browser.open(written(store))
-        assert text(browser, "#states a[href*='state=0'] span:not(.note)") == "66.7 %, +1"
-        assert text(browser, "#states a[href*='state=1'] span:not(.note)") == "0.0 %, -1"
+        assert text(browser, "#states a[href*='state=0'] span:not(.note)") == "+1 \u00b7 66.7 %"
+        assert text(browser, "#states a[href*='state=1'] span:not(.note)") == "-1 \u00b7 0.0 %"
         assert text(browser, "#pool-note") == "Changes are since your last visit, 2.0 h ago at step 3."
 
 

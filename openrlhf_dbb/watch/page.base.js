@@ -142,7 +142,8 @@ const source = {
 // Returns an answer whose cells, if it has any, are bytes.
 async function unpacked(answer) {
   if (typeof answer.cells !== "string") return answer;
-  const bytes = Uint8Array.from(atob(answer.cells), (letter) => letter.charCodeAt(0));
+  const letters = atob(answer.cells), bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i);
   const inflated = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return { ...answer, columns: answer.states.length, cells: new Uint8Array(await new Response(inflated).arrayBuffer()) };
 }

@@ -14,7 +14,7 @@ const MEANINGS = {
 
 // A cell's byte is 0 before the first visit, else 1 + level + DRAWN if the column has a visit: visits.py, picture.
 const LEVELS = 126, DRAWN = 128, LEVEL_BITS = 127;
-const CLASSES = 5; // of means, in the charts of drawn and skipped prompts
+const CLASSES = 5; // of means, in the charts of drawn prompts and of the others
 
 const poolPath = (run) => `runs/${run.id}/pool`;
 const meanAt = ({ low, high }, cell) => low + ((cell & LEVEL_BITS) - 1) / LEVELS * (high - low);
@@ -46,7 +46,7 @@ function drawStates(answer, before, meanName) {
     const [link] = item.children, chosen = at.state === String(s), change = before ? counts[s] - before.counts[s] : 0;
     setAttributes(link, { href: addressWith({ state: chosen ? null : s, rows: null }), "aria-current": chosen ? "true" : null });
     setText(link.children[1], whole(counts[s]));
-    setText(link.children[2], percent(counts[s] / all) + (before ? `, ${change > 0 ? "+" : ""}${whole(change)}` : ""));
+    setText(link.children[2], (change ? `${change > 0 ? "+" : ""}${whole(change)} \u00b7 ` : "") + percent(counts[s] / all));
   });
 }
 
@@ -63,12 +63,12 @@ function shownRows(answer) {
 
 const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim().match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
 
-// Returns the colours of the levels: three colours of the style sheet, and those between them.
+// Returns the colours of the levels, red + 2^8 green + 2^16 blue: three colours of the style sheet, and those between them.
 function ramp() {
   const stops = ["--low", "--middle", "--high"].map(colourOf);
   return Array.from({ length: LEVELS + 1 }, (_, level) => {
     const place = 2 * level / LEVELS, i = Math.min(1, Math.floor(place)), part = place - i;
-    return stops[i].map((value, c) => value + (stops[i + 1][c] - value) * part);
+    return stops[i].reduce((sum, value, c) => sum + (Math.round(value + (stops[i + 1][c] - value) * part) << 8 * c), 0);
   });
 }
 
@@ -91,25 +91,26 @@ function sumsOf({ cells, columns }, rows, lines) {
   return { seen, levels, drawn };
 }
 
-const STRIP = 8, SKIPPED = 0.3; // pixels of the states' strip; opacity of a prompt that is not drawn
+const STRIP = 8, PALE = 0.3; // pixels of the states' strip; opacity of a prompt that is not drawn
 
 function paint(answer, rows) {
   const canvas = byId("pool"), { columns } = answer, scale = devicePixelRatio;
-  setAttributes(canvas, { width: Math.round(canvas.clientWidth * scale), height: Math.round(canvas.clientHeight * scale) });
-  const { width, height } = canvas, lines = Math.min(height, rows.length), right = width - STRIP * scale;
-  painted = { answer, rows, lines };
+  const width = Math.round(canvas.clientWidth * scale), height = Math.round(canvas.clientHeight * scale);
+  const colours = ramp(), key = [at.state, at.rows, width, height, ...colours].join();
+  if (painted?.answer === answer && painted.key === key) return;
+  setAttributes(canvas, { width, height });
+  const lines = Math.min(height, rows.length), right = width - STRIP * scale, size = rows.length / lines;
+  painted = { answer, key, rows, lines };
   const context = canvas.getContext("2d");
   context.clearRect(0, 0, width, height);
-  if (!lines || !columns) return;
-  const { seen, levels, drawn } = sumsOf(answer, rows, lines), colours = ramp(), size = rows.length / lines;
+  if (!lines) return;
+  const { seen, levels, drawn } = sumsOf(answer, rows, lines);
   // Of a line of many prompts, few are drawn in a column: three times the mean has the full colour.
   const mean = drawn.reduce((sum, count) => sum + count, 0) / drawn.length, full = Math.max(1, Math.min(size, 3 * mean));
-  const small = new OffscreenCanvas(columns, lines), image = new ImageData(columns, lines);
+  const small = new OffscreenCanvas(columns, lines), image = new ImageData(columns, lines), pixels = new DataView(image.data.buffer);
   for (let i = 0; i < seen.length; i++) {
-    if (!seen[i]) continue;
-    const [red, green, blue] = colours[Math.round(levels[i] / seen[i])];
-    const strength = SKIPPED + (1 - SKIPPED) * Math.min(1, drawn[i] / full);
-    image.data.set([red, green, blue, 255 * strength * Math.min(1, seen[i] / size)], 4 * i);
+    const opacity = (PALE + (1 - PALE) * Math.min(1, drawn[i] / full)) * Math.min(1, seen[i] / size);
+    if (seen[i]) pixels.setUint32(4 * i, colours[Math.round(levels[i] / seen[i])] + 2 ** 24 * Math.floor(255 * opacity), true);
   }
   small.getContext("2d").putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;
@@ -133,7 +134,7 @@ function point(line, column, byKey = false) {
   if (!lines || !answer.columns) return;
   pointed = { line: Math.max(0, Math.min(lines - 1, line)), column: Math.max(0, Math.min(answer.columns - 1, column)) };
   const row = promptIn(pointed.line), cell = answer.cells[row * answer.columns + pointed.column], others = rows.length / lines;
-  const told = !cell ? "not visited yet" : `${theRun().mean_name} ${meanAt(answer, cell).toFixed(2)}, ${cell & DRAWN ? "drawn" : "skipped"}`;
+  const told = !cell ? "not visited yet" : `${theRun().mean_name} ${meanAt(answer, cell).toFixed(2)}, ${cell & DRAWN ? "drawn" : "not drawn"}`;
   setAttributes(byId("pool-told"), { "aria-live": byKey ? "polite" : null });
   setText(byId("pool-told"), `Prompt ${answer.id[row]}, ${STATE_NAMES[answer.state[row]]}; ${stepsOf(answer, pointed.column)}: ${told}`
     + (others > 1.5 ? ` (one of ${whole(others)} prompts in this line; drag to see them apart)` : ""));
@@ -191,27 +192,24 @@ function setUpPool() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => painted && paint(painted.answer, painted.rows));
 }
 
-// ---- drawn against skipped
+// ---- drawn against not drawn
 
-// Returns for drawn and for skipped prompts the share of each class of means before the column, (2, CLASSES + 1, K); the last
-// class is of prompts that were not visited before.
+// Returns the shares of each class of means before the column, among the drawn prompts and among the others,
+// (2, CLASSES + 1, K); the last class is of prompts that were not visited before.
 function beliefShares({ cells, columns, id }) {
-  const counts = [0, 1].map(() => Array.from({ length: CLASSES + 1 }, () => new Float64Array(columns)));
+  const classOf = Uint8Array.from({ length: LEVELS + 2 }, (_, cell) => cell ? Math.min(CLASSES - 1, Math.floor((cell - 1) * CLASSES / LEVELS)) : CLASSES);
+  const counts = new Uint32Array(2 * (CLASSES + 1) * columns), all = new Uint32Array(2 * columns);
   for (let row = 0; row < id.length; row++) {
     let before = 0;
     for (let k = 0; k < columns; k++) {
-      const cell = cells[row * columns + k];
-      const level = before & LEVEL_BITS, c = level ? Math.min(CLASSES - 1, Math.floor((level - 1) * CLASSES / LEVELS)) : CLASSES;
-      if (cell & DRAWN) counts[0][c][k]++;
-      else counts[1][c][k]++;
-      before = cell;
+      const cell = cells[row * columns + k], which = cell & DRAWN ? 0 : 1;
+      counts[(which * (CLASSES + 1) + classOf[before]) * columns + k]++;
+      all[which * columns + k]++;
+      before = cell & LEVEL_BITS;
     }
   }
-  for (const classes of counts) for (let k = 0; k < columns; k++) {
-    const all = classes.reduce((sum, counted) => sum + counted[k], 0);
-    for (const counted of classes) counted[k] /= all || 1;
-  }
-  return counts.map((classes) => classes.map((shares) => Array.from(shares)));
+  const share = (which, c, k) => counts[(which * (CLASSES + 1) + c) * columns + k] / (all[which * columns + k] || 1);
+  return [0, 1].map((which) => Array.from({ length: CLASSES + 1 }, (_, c) => Array.from({ length: columns }, (_, k) => share(which, c, k))));
 }
 
 // Returns what chartOf() needs of the steps for bars that each stand for `width` of them; ends: the last step of each.
@@ -234,9 +232,9 @@ function drawShares(answer, meanName) {
   chartOf(byId("state-shares")).update({ ...axis, ...percentAxis, high: 1, title: "Visited prompts by state",
     bars: { x: middles, edges, parts: byState }, legend: byState.map((part) => [() => swatch(part.className), part.name]) });
   const names = [...Array.from({ length: CLASSES }, (_, c) => `${edge(c)}\u2013${edge(c + 1)}`), "not visited before"];
-  ["Drawn", "Skipped"].forEach((word, which) => {
+  [["drawn", "Drawn"], ["others", "Not drawn"]].forEach(([key, word], which) => {
     const parts = names.map((name, c) => ({ name, className: c < CLASSES ? `belief-${c}` : "no-visits", y: answer.shares[which][c] }));
-    chartOf(byId(`beliefs-${word.toLowerCase()}`)).update({ ...axis, ...percentAxis, high: 1, title: `${word}: ${meanName} before the step`,
+    chartOf(byId(`beliefs-${key}`)).update({ ...axis, ...percentAxis, high: 1, title: `${word}: ${meanName} before the step`,
       bars: { x: middles, edges, parts }, legend: parts.map((part) => [() => swatch(part.className), part.name]) });
   });
 }

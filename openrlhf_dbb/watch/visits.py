@@ -21,7 +21,7 @@ MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
 THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "unsolved": 0.1}
 """Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at most this."""
 
-CELLS = 8_000_000
+CELLS = 4_000_000
 """About the most cells of a picture; a browser draws them in a moment."""
 
 COLUMNS = 400
