@@ -113,10 +113,10 @@ class Server:
         self._process.wait(20)
 
 
-def look(measured: Measured, url: str, folder: Path) -> None:
+def look(measured: Measured, url: str) -> None:
     """Measure first paint, history and updates of the long run."""
     sql = statistics.median(plain_sql(Path(url.removeprefix("sqlite:///"))) for _ in range(3))
-    server, browser = Server(url), Browser(folder / "chromium")
+    server, browser = Server(url), Browser()
     try:
         browser.open(f"{server.address}#view=curves&runs=1&run=1")
         paint = browser(RUNNING.format("paint"))["first-contentful-paint"] / 1000
@@ -256,7 +256,7 @@ def main() -> int:
         url = f"sqlite:///{name}/store.db"
         make(url, PASSES // 10 if options.quick else PASSES)
         print(f"{'':<44}{'':>10}{'bound':>8}")
-        look(measured, url, Path(name))
+        look(measured, url)
         crowd(measured, url)
     print(json.dumps({"missed": measured.missed}))
     return 1 if options.check and measured.missed else 0

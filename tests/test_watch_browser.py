@@ -142,12 +142,12 @@ def test_the_page_opens_on_a_picture_of_drawn_prompts_and_others(browser, store,
     browser.mouse(place(browser, 0.5, 0.9))
     browser.until("document.querySelector('dialog#prompt').open")
     assert text(browser, "#prompt-title") == f"Prompt {ids[1]}"
-    browser.press("Escape", 27)
+    browser.press("Escape")
     browser('document.querySelector("#pool").focus()')
     for _ in range(3):
-        browser.press("ArrowUp", 38)
+        browser.press("ArrowUp")
     assert text(browser, "#pool-told") == f"Prompt {ids[0]}, mastered; step 2: posterior mean 0.96, drawn"
-    browser.press("Enter", 13)
+    browser.press("Enter")
     browser.until(f"document.querySelector('#prompt-title').textContent == 'Prompt {ids[0]}'")
     assert browser.complaints == []
 
@@ -201,9 +201,9 @@ def test_curves_say_their_values(browser, sixty, written):
     # S = i, 2i and 3i modulo 5, each 120 in all, of 240
     browser('document.querySelector("[data-chart=entropy] > svg").focus()')
     assert text(browser, "[data-chart=reward] .readout").startswith("step 3: 0.5")
-    browser.press("ArrowLeft", 37)
+    browser.press("ArrowLeft")
     assert text(browser, "[data-chart=entropy] .readout").startswith("step 2: 0.5")
-    browser.press("Home", 36)
+    browser.press("Home")
     assert text(browser, "[data-chart=entropy] .readout").startswith("step 1: 1")
     click(browser, "#others summary")
     browser.until("document.querySelectorAll('#other-charts figure').length == 1")
@@ -235,7 +235,7 @@ def test_search_filter_and_sorting_are_in_the_address(browser, sixty, written):
 def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     browser.open(f"{written(sixty)}#view=prompts&q=onerror")
     browser('document.querySelector("#prompts tbody a").focus()')
-    browser.press("Enter", 13)
+    browser.press("Enter")
     browser.until('document.querySelectorAll("#responses .card").length == 2')
     assert browser('document.querySelector("dialog#prompt").open')
     assert text(browser, "#prompt-text pre").startswith("<script>alert(1)</script></script><!-- <img src=x onerror")
@@ -255,7 +255,7 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     assert "visit=2" in browser("location.hash")
     verdict, response = text(browser, "#responses .wrong .verdict"), text(browser, "#responses .wrong pre")
     assert "wrong" in verdict and "advantage -0.50" in verdict and "10 tokens" in verdict and response == "answer 1"
-    browser.press("Escape", 27)
+    browser.press("Escape")
     browser.until("!document.querySelector('dialog#prompt').open")
     assert browser.complaints == []
 
@@ -292,10 +292,10 @@ def test_three_runs_over_each_other(browser, store, fill, write, written):
     browser.until('document.querySelectorAll("[data-chart=reward] .curves path.curve").length == 3')
     assert [each.split()[0] for each in texts(browser, "#legend li")] == ["long", "middle", "short"]
     browser('document.querySelector("[data-chart=reward] > svg").focus()')
-    browser.press("Home", 36)
+    browser.press("Home")
     assert text(browser, "[data-chart=reward] .readout").startswith("16 rollouts")
     fill_in(browser, "#axis", "steps")
-    browser.press("Home", 36)
+    browser.press("Home")
     browser.until("document.querySelector('[data-chart=reward] .readout').textContent.startsWith('step 1:')")
     browser.open(f"{address}#view=runs")
     click(browser, "#runs tbody tr:first-child input[type=checkbox]")
