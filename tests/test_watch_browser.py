@@ -352,7 +352,9 @@ def test_a_run_of_no_step_or_one(browser, store, fill, written, steps):
 # from a server
 
 
-def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill, write, serve):
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_an_open_page_gains_steps_runs_and_what_is_written(browser, open_new, kind, fill, write, serve):
+    store = open_new(kind)
     browser.open(serve(store.url).url)
     assert text(browser, "#no-runs").startswith("No runs yet in ") and browser.complaints == []
     run, ids = fill.run(store), fill.prompts(store, 4)
@@ -360,6 +362,7 @@ def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill,
         write(run, ids, step, [1, 2, 3, step % 5])
         waited = browser.until(f"{STEP} >= {step}")
         assert waited < 2 + 0.5  # a moment for the browser to say so
+    assert text(browser, "#pool-title").startswith("4 prompts: ")
     click(browser, "#tabs a[data-view=curves]")
     browser.until('document.querySelectorAll("[data-chart=entropy] .curves path.curve").length == 1')
     other = fill.run(store, "other")
