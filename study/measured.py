@@ -36,6 +36,9 @@ class FirstGroup(BetaPosterior):
             "beta": np.where(unseen, PRIOR_BETA + rollouts - successes, state["beta"]),
         }
 
+    def predictive(self, state: State) -> tuple[Floats, Floats]:
+        return state["alpha"], state["beta"]
+
 
 @dataclass(frozen=True)
 class Measured(PointEstimator):
