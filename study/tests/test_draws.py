@@ -10,7 +10,7 @@ SOLVED_IN_HALF = (
 )  # right, right, wrong, wrong among 4 of 8, over right, wrong among 2, squared
 
 
-@pytest.mark.parametrize(("successes", "lift"), [([4, 4], SOLVED_IN_HALF), ([4, 0, 0, 8], 4 * SOLVED_IN_HALF / 1)])
+@pytest.mark.parametrize(("successes", "lift"), [([4, 4], SOLVED_IN_HALF), ([4, 0, 0, 8], 4 * SOLVED_IN_HALF)])
 def test_the_lift_is_the_mean_square_of_p_times_1_minus_p_over_its_squared_mean(
     successes: list[int], lift: float
 ) -> None:
