@@ -32,6 +32,8 @@ _NUMBER = re.compile(r"\d+")
 def report(folder: Path, drawn: Path) -> list[Table]:
     """Return the tables of the rows in a folder, and draw ``draws.png`` into another one."""
     study = rows.load(folder)
+    for frame in (study.runs, study.epochs):  # the arms without weights came as an experiment of their own
+        frame.experiment = NAME
     tables = [_gate(study.gate), _arms(study), _tests(study)]
     figure = _curves(study)
     figure.savefig(drawn / "draws.png", dpi=150)
