@@ -109,8 +109,9 @@ const swatch = (className) => svg("svg", { viewBox: "0 0 10 10", class: "swatch"
 
 const pairs = (list) => list.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, element("bdi", {}, String(value ?? "-")))]);
 
+// Draws a tile for each number that is known.
 function drawNumbers(host, numbers) {
-  keyed(host, numbers, ([name]) => name, ([name]) => element("div", {}, element("dt", {}, name), element("dd")),
+  keyed(host, numbers.filter(([, value]) => value !== "-"), ([name]) => name, ([name]) => element("div", {}, element("dt", {}, name), element("dd")),
     (node, [, value]) => setText(node.lastChild, value));
 }
 

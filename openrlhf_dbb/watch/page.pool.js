@@ -125,6 +125,7 @@ function paint(answer, rows) {
 // ---- pointing at the picture
 
 let pointed = { line: 0, column: 0 }; // of the picture
+let toldRun = null; // whose picture the text below it is about
 const promptIn = (line) => painted.rows[Math.floor((line + 0.5) * painted.rows.length / painted.lines)];
 const stepsOf = ({ width, columns, last }, k) => width === 1 ? `step ${whole(k + 1)}`
   : `steps ${whole(k * width + 1)} to ${whole(k === columns - 1 ? last : (k + 1) * width)}`;
@@ -142,7 +143,11 @@ function point(line, column, byKey = false) {
   Object.assign(byId("pool-line").style, { top: `${100 * pointed.line / lines}%`, height: `${100 / lines}%` });
 }
 
-const openPointed = () => go({ prompt: painted.answer.id[promptIn(pointed.line)], visit: Math.min(painted.answer.last, (pointed.column + 1) * painted.answer.width) });
+function openPointed() {
+  const { answer } = painted;
+  point(pointed.line, pointed.column); // there may be fewer lines by now
+  go({ prompt: answer.id[promptIn(pointed.line)], visit: Math.min(answer.last, (pointed.column + 1) * answer.width) });
+}
 
 function setUpPool() {
   const canvas = byId("pool"), band = byId("pool-band");
@@ -265,7 +270,11 @@ VIEWS.pool = {
     setAttributes(byId("pool"), { "aria-label": `${byId("pool-title").textContent}. Arrow keys move in it, Enter opens a prompt.` });
     byId("pool").style.height = rows.length < 30 ? `${Math.max(1, rows.length) * 20}px` : ""; // else as the style sheet says
     paint(answer, rows);
-    if (!byId("pool-told").textContent) setText(byId("pool-told"), "Point at the picture for its numbers; choose a prompt to open it; drag to see some rows alone.");
+    const shared = painted.lines < rows.length; // a line holds several prompts
+    setText(byId("key-drawn"), shared ? "many drawn" : "drawn");
+    setText(byId("key-pale"), shared ? "none drawn" : "not drawn");
+    if (toldRun !== theRun().id) setText(byId("pool-told"), "Point at the picture for its numbers; choose a prompt to open it; drag to see some rows alone.");
+    toldRun = theRun().id;
     drawShares(answer, meanName);
     return last;
   },
