@@ -244,13 +244,27 @@ function drawShares(answer, meanName) {
   });
 }
 
+function describePicture(answer, rows, meanName) {
+  const { id, last } = answer, shared = painted.lines < rows.length; // whether a line holds several prompts
+  setText(byId("pool-title"), `${rows.length < id.length ? `${whole(rows.length)} of ` : ""}${plural(id.length, "prompt")}: `
+    + `a row is a prompt, the highest ${meanName} now at the top; a column is ${answer.width > 1 ? `${whole(answer.width)} steps` : "a step"}`);
+  [byId("ramp-low"), byId("ramp-high")].forEach((node, i) => setText(node, `${i ? "" : `${meanName} `}${decimal(i ? answer.high : answer.low)}`));
+  byId("pool-all").hidden = rows.length === id.length;
+  [1, Math.ceil(last / 2), last].forEach((step, i) => setText(byId("pool-steps").children[i], i < last ? `${i ? "" : "step "}${whole(step)}` : ""));
+  setAttributes(byId("pool"), { "aria-label": `${byId("pool-title").textContent}. Arrow keys move in it, Enter opens a prompt.` });
+  setText(byId("key-drawn"), shared ? "many drawn" : "drawn");
+  setText(byId("key-pale"), shared ? "none drawn" : "not drawn");
+  if (toldRun !== theRun().id) setText(byId("pool-told"), "Point at the picture for its numbers; choose a prompt to open it; drag to see some rows alone.");
+  toldRun = theRun().id;
+}
+
 VIEWS.pool = {
   ofOneRun: true,
   needs: () => [need(poolPath(theRun()), theRun().version, theRun().step)].filter(Boolean),
   draw() {
     const answer = got(poolPath(theRun()));
     if (!answer) return 0;
-    const { id, last, unit, state_counts: counts } = answer, meanName = theRun().mean_name;
+    const { last, unit, state_counts: counts } = answer, meanName = theRun().mean_name;
     byId("pool-body").hidden = byId("states").hidden = !last;
     if (!last) {
       setText(byId("pool-note"), "No prompt was visited yet.");
@@ -262,19 +276,9 @@ VIEWS.pool = {
       counts[4] && `${plural(counts[4], "prompt")} without a visit, known from the warm start.`,
       meanName !== "posterior mean" && MEANINGS[meanName],
       !unit && "The states are meant for rewards in [0, 1]; this run has rewards outside that range."].filter(Boolean).join(" "));
-    setText(byId("pool-title"), `${rows.length < id.length ? `${whole(rows.length)} of ` : ""}${plural(id.length, "prompt")}: `
-      + `a row is a prompt, the highest ${meanName} now at the top; a column is ${answer.width > 1 ? `${whole(answer.width)} steps` : "a step"}`);
-    [byId("ramp-low"), byId("ramp-high")].forEach((node, i) => setText(node, `${i ? "" : `${meanName} `}${decimal(i ? answer.high : answer.low)}`));
-    byId("pool-all").hidden = rows.length === id.length;
-    [1, Math.ceil(last / 2), last].forEach((step, i) => setText(byId("pool-steps").children[i], i < last ? `${i ? "" : "step "}${whole(step)}` : ""));
-    setAttributes(byId("pool"), { "aria-label": `${byId("pool-title").textContent}. Arrow keys move in it, Enter opens a prompt.` });
     byId("pool").style.height = rows.length < 30 ? `${Math.max(1, rows.length) * 20}px` : ""; // else as the style sheet says
     paint(answer, rows);
-    const shared = painted.lines < rows.length; // a line holds several prompts
-    setText(byId("key-drawn"), shared ? "many drawn" : "drawn");
-    setText(byId("key-pale"), shared ? "none drawn" : "not drawn");
-    if (toldRun !== theRun().id) setText(byId("pool-told"), "Point at the picture for its numbers; choose a prompt to open it; drag to see some rows alone.");
-    toldRun = theRun().id;
+    describePicture(answer, rows, meanName);
     drawShares(answer, meanName);
     return last;
   },
