@@ -132,6 +132,16 @@ class RewardEstimator(ABC):
         """
         return self.update(state, rewards_P_G)
 
+    def known(self, state: State, rewards_P_G: Floats) -> State:
+        """Return the state after outcomes that were measured before the training; they may be fractions.
+
+        They count as a visit of update 0, and time does not move: the shared fields "clock" and "updates" stay.
+        """
+        drift = {"drift": np.zeros(len(rewards_P_G))} if self.reads_drift else {}
+        after = state | self.update_late(state | drift, rewards_P_G, np.ones(len(rewards_P_G)))
+        after |= {field: state[field] for field in ("clock", "updates") if field in state}
+        return after | self.learn(after)
+
     @abstractmethod
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         """Return mean and variance of one reward of every prompt, given a state and the current group."""

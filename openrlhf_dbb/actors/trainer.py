@@ -56,6 +56,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         run_uuid: str,
         checkpoint: str | None,  # loaded by every rank; None if the run starts from its beginning
         rows: list[int],  # of the data set, to train on
+        sources: list[str] | None,  # of these rows
         benchmarks: Mapping[str, BenchmarkPrompts],
         progress: Progress,
         **generate_kwargs: Any,
@@ -75,7 +76,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._best = BestModel(self._folder, run_uuid)
         data = self.prompts_dataloader.dataset
         labels = [str(label) for label in data.labels]
-        self._posteriors = Posteriors.resume(store_url, run_uuid, data.prompts, labels)
+        self._posteriors = Posteriors.resume(store_url, run_uuid, data.prompts, labels, sources=sources)
         self._run = self._posteriors.run
         keys = zip(data.prompts, labels, strict=True)
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
