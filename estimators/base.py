@@ -14,8 +14,8 @@ Floats = NDArray[np.float64]
 State = dict[str, Floats]
 """A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
 
-If the estimator reads texts, the caller adds "features", :func:`openrlhf_dbb.estimators.text_features.text_features`,
-which are not stored.
+For an estimator that reads texts the caller may add "features", which are not stored:
+:func:`openrlhf_dbb.estimators.text_features.text_features`.
 """
 
 Support = Literal["binary", "unit", "real"]
@@ -78,7 +78,7 @@ class RewardEstimator(ABC):
         reads_drift: True if :meth:`update` reads ``state["drift"]``, (P,), which :meth:`observe` adds and nobody keeps:
             how far the policy has moved since a prompt's last visit, in nats a token
             (:class:`openrlhf_dbb.estimators.spo.Spo`).
-        reads_texts: True if the methods read ``state["features"]``.
+        reads_texts: True if the methods read ``state["features"]``, if the caller gives them.
 
     Raises:
         ValueError: a parameter is outside its range.
@@ -213,8 +213,7 @@ class RewardEstimator(ABC):
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).
-            ValueError: shapes do not match, a prompt has no reward at all, features that the estimator reads are
-                missing, or a lag or drift is negative or not finite.
+            ValueError: shapes do not match, a prompt has no reward at all, or a lag or drift is negative or not finite.
         """
         for field in (*self.state_fields, "features"):
             if field in state and len(rewards_P_G) != len(state[field]):
@@ -246,11 +245,7 @@ class RewardEstimator(ABC):
         before = self.state_at(state, prompts)
         if self.reads_drift:
             before["drift"] = _checked("drift", drift_P, len(rewards_P_G))
-        if self.reads_texts and "features" not in before:
-            raise ValueError(f"{self.name} reads the prompts' texts; put their text_features into state['features']")
         after = self.update_late(before, rewards_P_G, lag_P) if lag_P.any() else self.update(before, rewards_P_G)
-        if self.reads_texts:
-            after["features"] = before["features"]
         estimate = self.estimate(after if self.reads == "after" else before, rewards_P_G)
         if leave_one_out:
             without_P_G = self.mean_without_each(after, rewards_P_G, estimate)

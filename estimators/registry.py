@@ -64,6 +64,8 @@ class Registry(Generic[_Base]):
                 reason = f"{type(error).__name__}: {error} (PYTHONPATH may name its folder)"
                 raise ValueError(f"{self._kind} {name!r} cannot be imported: {reason}") from error
         known = self.available()
+        if name == "predicted_prior":
+            raise ValueError("estimator 'predicted_prior' is now part of 'auto', which forecasts by the text; use auto")
         if name not in known:
             raise ValueError(f"unknown {self._kind} {name!r}; known: {', '.join(known)}, or module:Class")
         return known[name]

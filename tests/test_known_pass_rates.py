@@ -60,7 +60,7 @@ def test_the_first_draws_follow_them(new_url):
     assert [each.inclusion for each in drawn] == pytest.approx([4 * chance[each.prompt_id] for each in drawn])
 
 
-@pytest.mark.parametrize("estimator", ["auto", "predicted_prior", "gaussian"])
+@pytest.mark.parametrize("estimator", ["auto", "gaussian"])
 def test_known_pass_rates_do_not_move_time(new_url, estimator):
     """A pass is as long as without them; then the counts have faded by a pass as those of a first step have."""
     with Posteriors.create(new_url("sqlite"), "demo", *DATA, estimator=estimator, pass_rates=KNOWN) as posteriors:

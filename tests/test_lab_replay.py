@@ -278,7 +278,7 @@ def test_a_replay_reads_the_prompts_texts(tmp_path):
     """The run itself and its replay give the same estimates, first visits and later ones."""
     url = f"sqlite:///{tmp_path}/runs.db"
     prompts, rng = [f"{number} + 1 =" for number in range(12)], np.random.default_rng(0)
-    with Posteriors.create(url, "texts", prompts, ["1"] * 12, estimator="predicted_prior") as posteriors:
+    with Posteriors.create(url, "texts", prompts, ["1"] * 12, estimator="auto") as posteriors:
         for step in range(1, 7):
             drawn = sorted(rng.choice(12, 4, replace=False))
             texts = [prompts[prompt] for prompt in drawn for _ in range(2)]

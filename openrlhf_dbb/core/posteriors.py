@@ -325,7 +325,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         with self._state_lock:
             expected = self._belief.predictive(self._state)
         if expected is None:
-            raise ValueError(f"estimator {self.estimator.name!r} predicts no visit; use dbb, auto or predicted_prior")
+            raise ValueError(f"estimator {self.estimator.name!r} predicts no visit; use auto or dbb")
         return Predictive(self._ids, *expected)
 
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:

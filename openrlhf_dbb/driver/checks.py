@@ -191,7 +191,7 @@ def _check_strategy(settings: Settings, estimator: RewardEstimator) -> None:
     if strategy.draws and not estimator.belief.can_predict():
         raise UsageError(
             f"--rollout.strategy {name} draws prompts by a forecast, and {estimator.belief.name} makes none; "
-            "use --estimator point with --point.memory auto, or --estimator dbb, auto or predicted_prior"
+            "use --estimator point with --point.memory auto, or --estimator auto or dbb"
         )
 
 
