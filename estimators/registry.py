@@ -20,10 +20,11 @@ class Registry(Generic[_Base]):
         kind: the word for such a class in messages.
         package: its modules are imported on first use, so that their classes register themselves.
         group: the entry-point group in which other distributions declare theirs, ``name = package.module:Class``.
+        renamed: names of before, and the present ones.
     """
 
-    def __init__(self, kind: str, base: Any, package: str, group: str) -> None:
-        self._kind, self._base, self._package, self._group = kind, base, package, group
+    def __init__(self, kind: str, base: Any, package: str, group: str, **renamed: str) -> None:
+        self._kind, self._base, self._package, self._group, self._renamed = kind, base, package, group, renamed
         self._classes: dict[str, type[_Base]] = {}
         self._declared: list[EntryPoint] | None = None
 
@@ -63,9 +64,7 @@ class Registry(Generic[_Base]):
             except Exception as error:  # a module of somebody else may raise anything
                 reason = f"{type(error).__name__}: {error} (PYTHONPATH may name its folder)"
                 raise ValueError(f"{self._kind} {name!r} cannot be imported: {reason}") from error
-        known = self.available()
-        if name == "predicted_prior":
-            raise ValueError("estimator 'predicted_prior' is now part of 'auto', which forecasts by the text; use auto")
+        known, name = self.available(), self._renamed.get(name, name)
         if name not in known:
             raise ValueError(f"unknown {self._kind} {name!r}; known: {', '.join(known)}, or module:Class")
         return known[name]
@@ -102,6 +101,8 @@ class Registry(Generic[_Base]):
         return cls
 
 
-ESTIMATORS: Registry[RewardEstimator] = Registry("estimator", RewardEstimator, __package__, __package__)
+ESTIMATORS: Registry[RewardEstimator] = Registry(
+    "estimator", RewardEstimator, __package__, __package__, predicted_prior="auto"
+)
 register, available, get, build = ESTIMATORS.register, ESTIMATORS.available, ESTIMATORS.get, ESTIMATORS.build
 check_stored = ESTIMATORS.check_stored

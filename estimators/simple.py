@@ -17,7 +17,7 @@ class GroupAlone(RewardEstimator):
     The memory changes no advantage. It makes the history that people look at, warm starts and strategies that draw.
     """
 
-    memory: str = parameter("auto", "what keeps posteriors", choices=("auto", "dbb", "gaussian"))
+    memory: str = parameter("auto", "what keeps posteriors", choices=("auto", "predicted_prior", "dbb", "gaussian"))
 
     @property
     def belief(self) -> RewardEstimator:

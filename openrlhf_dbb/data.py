@@ -113,12 +113,19 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str)
     rate_key, group_key = (data.pass_rate_key, data.group_key) if flag == TRAINING else (None, None)
     if tasks.is_spec(name):
         if rate_key is not None:
-            raise UsageError(f"{source} has no column {rate_key!r} (--data.pass_rate_key): a program makes its problems")
+            raise UsageError(
+                f"{source} has no column {rate_key!r} (--data.pass_rate_key): a program makes its problems"
+            )
         problems = tasks.problems(name, data.task_instruction)
         group = {} if group_key is None else {_SOURCE: name.partition("?")[0]}
         columns = [{data.input_key: each["prompt"], data.label_key: each["label"]} | group for each in problems]
         return Dataset.from_list(columns)
-    flags = {"input_key": data.input_key, "label_key": data.label_key, "pass_rate_key": rate_key, "group_key": group_key}
+    flags = {
+        "input_key": data.input_key,
+        "label_key": data.label_key,
+        "pass_rate_key": rate_key,
+        "group_key": group_key,
+    }
     flags = {key_flag: key for key_flag, key in flags.items() if key is not None}
     keys = list(flags.values())
     rows, kinds = None, {}

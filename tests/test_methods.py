@@ -41,7 +41,7 @@ def test_a_method_sets_its_flags_and_passes_all_checks_with_its_own_estimator(me
     [
         ("grpo", "point", [0.2, 0.28]),
         ("grpo", "dbb", [0.98, 0.98]),
-        ("dapo", "auto", [0.98, 0.98]),
+        ("dapo", "predicted_prior", [0.98, 0.98]),
         ("centered", "dbb", [0.2, 0.28]),
     ],
 )

@@ -314,7 +314,7 @@ def test_a_forecast_reads_the_text_where_prompts_that_read_alike_fare_alike(new_
     assert unseen[0] > 0.75 and unseen[1] < 0.25
 
 
-@pytest.mark.parametrize("memory", ["auto", "dbb", "gaussian"])
+@pytest.mark.parametrize("memory", ["auto", "predicted_prior", "dbb", "gaussian"])
 def test_a_group_scored_alone_is_remembered_and_its_advantages_do_not_see_that(url, memory):
     """Point's advantages are those of the group's own mean and deviation, bit for bit, whatever the run remembers."""
     random, point = np.random.default_rng(7), build("point")

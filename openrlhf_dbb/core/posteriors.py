@@ -123,8 +123,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 label. If it has another estimator, its stored visits are replayed through this run's.
             warm_start_weight: in (0, 1], multiplies the imported counts.
             warm_start_store: the store of the other run, if it is not ``store``.
-            pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN where
-                unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
+            pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN
+                where unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
             model, dataset, reward, method, config: stored with the run; passwords, queries of URLs, and entries of
                 ``config`` that are named as a key, token or password are masked.
 
@@ -224,9 +224,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             undo.callback(run.release)
             if step is not None:
                 run.roll_back(steps.whole("step", step))
-            posteriors = cls(
-                estimator, opened, run, prompts, labels, sources=sources, close_store=opened is not store
-            )
+            posteriors = cls(estimator, opened, run, prompts, labels, sources=sources, close_store=opened is not store)
             undo.pop_all()
         return posteriors
 

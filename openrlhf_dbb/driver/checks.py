@@ -74,7 +74,9 @@ def _check_run(settings: Settings) -> None:
     if args.data.pass_rate_key is not None and args.warm_start is not None:
         raise UsageError("--data.pass_rate_key and --warm_start both say what a run begins with; give one of them")
     if args.data.pass_rate_attempts is not None and args.data.pass_rate_key is None:
-        raise UsageError("--data.pass_rate_attempts is of the rates in --data.pass_rate_key; give both, or leave it out")
+        raise UsageError(
+            "--data.pass_rate_attempts is of the rates in --data.pass_rate_key; give both, or leave it out"
+        )
     if args.ckpt.save_adapter and not args.ds.lora.rank:
         raise UsageError("--ckpt.save_adapter needs adapters; give --ds.lora.rank, or leave it out")
     for flag, used, why in (
