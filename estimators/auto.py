@@ -67,16 +67,13 @@ class SelfTuningBetaBernoulli(BetaPosterior):
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.
-        successes_1, _2, rollouts_1, _2: S and N of the two latest visits, latest first; 0: no such visit.
-        seen_1, seen_2: their updates; 0: no such visit.
+        successes_1, _2, rollouts_1, _2, seen_1, _2: S, N and update of the two latest visits, latest first; 0: none.
         successes_old, rollouts_old: of older visits, discounted up to seen_2 by the discounts of their time.
         moments (shared): sums behind the prior, as in ``empirical_bayes``.
         pairs (shared): number of pairs of successive visits, sums of S/N now, S/N then, and their product; faded.
-        evidence (shared): (210,), a score for each pair, by weight, way to count, discount; the highest is chosen.
-        prior (shared): a and b.
-        weight, discount, timed (shared): the pair chosen; 1 if its ages are in time, 0 if in visits.
-        prompts (shared): number of distinct prompts seen.
-        clock (shared): numbers of updates and of groups so far.
+        evidence (shared): (210,), a score for each pair, by weight, way to count, discount.
+        prior, weight, discount, timed (shared): a and b; the pair chosen; 1 if its ages are in time, 0 if in visits.
+        prompts, clock (shared): number of distinct prompts seen; numbers of updates and of groups so far.
         text_weights (shared): weights of the regressions, one after another.
         forecasts (shared): (9,), log scores of the forecasts, faded: without the text, then by w and discount.
 
@@ -253,14 +250,12 @@ def _forecasts(state: State, at: Floats) -> tuple[Floats, Floats]:
     alpha, beta = _before(state, at)
     if "features" not in state:
         return alpha[None], beta[None]
-    mean_K_P = predicted(_text_weights(state), state["features"])
-    successes_K_P, rollouts_K_P = _of_text(state, 1, at)
-    return (
-        np.concatenate([alpha[None], *(weight * mean_K_P + successes_K_P for weight in TEXT_WEIGHTS)]),
-        np.concatenate(
-            [beta[None], *(weight * (1 - mean_K_P) + rollouts_K_P - successes_K_P for weight in TEXT_WEIGHTS)]
-        ),
-    )
+    of_text = predicted(_text_weights(state), state["features"]), *_of_text(state, 1, at)
+    mean_C_P, successes_C_P, rollouts_C_P = (np.tile(each_K_P, (len(TEXT_WEIGHTS), 1)) for each_K_P in of_text)
+    weight_C_1 = np.repeat(TEXT_WEIGHTS, len(TEXT_DISCOUNTS_K))[:, None]
+    alpha_C_P = weight_C_1 * mean_C_P + successes_C_P
+    beta_C_P = weight_C_1 * (1 - mean_C_P) + rollouts_C_P - successes_C_P
+    return np.vstack([alpha, alpha_C_P]), np.vstack([beta, beta_C_P])
 
 
 def _remembered(state: State, successes: Floats, rollouts: Floats, generated_at: Floats) -> State:

@@ -126,9 +126,8 @@ class RewardEstimator(ABC):
     def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
         """As :meth:`update`, where an earlier policy than this step's generated at least one group.
 
-        ``lag_P`` (P,) are the training steps between the two policies, >= 0. By default a late group is a visit like
-        any other. For an estimator that counts policy updates it belongs to update ``g = now - lag``, and a prompt's
-        counts are kept as of its greatest g, so that the order of observation makes no difference.
+        ``lag_P`` (P,) are the steps between the two policies, >= 0. By default a late group is a visit like any other.
+        For an estimator that counts updates it belongs to update ``g = now - lag``, in whatever order it is observed.
         """
         return self.update(state, rewards_P_G)
 
@@ -172,8 +171,7 @@ class RewardEstimator(ABC):
         """Return the estimate's mean had a rollout of the current group not been seen, for each rollout.
 
         With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``,
-        (P, G); NaN for a missing rollout, and where c = 1. None if :meth:`group_weight` is None. The mean itself if the
-        estimator reads before the update. ``state`` and ``estimate`` are those after the visit.
+        (P, G); NaN for a missing rollout, and where c = 1. None if :meth:`group_weight` is None.
         """
         seen = ~np.isnan(rewards_P_G)
         if self.reads == "before":

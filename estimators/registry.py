@@ -29,11 +29,7 @@ class Registry(Generic[_Base]):
         self._declared: list[EntryPoint] | None = None
 
     def register(self, cls: _Class) -> _Class:
-        """Class decorator: make ``cls`` known under ``cls.name``.
-
-        Raises:
-            ValueError: another class has that name already.
-        """
+        """Class decorator: make ``cls`` known under ``cls.name``; ValueError if another class has the name."""
         known = self._classes.setdefault(cls.name, cls)  # a reloaded module registers its classes again
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"{self._kind} name {cls.name!r} is taken by {known.__module__}:{known.__qualname__}")
@@ -52,11 +48,7 @@ class Registry(Generic[_Base]):
         return dict(sorted(self._classes.items()))
 
     def get(self, name: str) -> type[_Base]:
-        """Return the class called ``name``, or found at ``package.module:Class``.
-
-        Raises:
-            ValueError: there is no such class (the message lists the known ones), or its module cannot be imported.
-        """
+        """Return the class called ``name``, or found at ``package.module:Class``; ValueError if there is none."""
         if ":" in name:
             module, _, attribute = name.partition(":")
             try:
@@ -79,11 +71,7 @@ class Registry(Generic[_Base]):
             )
 
     def build(self, name: str, /, **parameters: Any) -> _Base:
-        """Return an object of the class by name, with its parameters.
-
-        Raises:
-            ValueError: the name or a parameter is unknown, or a value is outside its range.
-        """
+        """Return an object of the class by name; ValueError for an unknown name or parameter, or a bad value."""
         cls = self.get(name)
         fields = [field.name for field in parameter_fields(cls)]
         unknown = sorted(set(parameters) - set(fields))

@@ -48,9 +48,8 @@ class Prompts:
 def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     """Return the data set of a flag, at most ``--data.max_samples`` rows, with labels as text.
 
-    Columns are ``--data.input_key`` and ``--data.label_key``, of the training data ``--data.pass_rate_key`` and
-    ``--data.group_key`` as well; dots in a key reach into nested columns. ``backend`` is
-    OpenRLHF's DeepSpeed strategy, or an object that its loader takes for one.
+    Columns are ``--data.input_key`` and ``--data.label_key``, of training data also rate and source; dots in
+    a key reach into nested columns. ``backend`` is OpenRLHF's DeepSpeed strategy, or what its loader takes for one.
 
     Raises:
         UsageError: a row cannot be used, a column is missing, or the reward needs a label key.
@@ -113,21 +112,14 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str)
     rate_key, group_key = (data.pass_rate_key, data.group_key) if flag == TRAINING else (None, None)
     if tasks.is_spec(name):
         if rate_key is not None:
-            raise UsageError(
-                f"{source} has no column {rate_key!r} (--data.pass_rate_key): a program makes its problems"
-            )
+            raise UsageError(f"{source} has no column {rate_key!r} (--data.pass_rate_key): a program makes it")
         problems = tasks.problems(name, data.task_instruction)
         group = {} if group_key is None else {_SOURCE: name.partition("?")[0]}
-        columns = [{data.input_key: each["prompt"], data.label_key: each["label"]} | group for each in problems]
-        return Dataset.from_list(columns)
-    flags = {
-        "input_key": data.input_key,
-        "label_key": data.label_key,
-        "pass_rate_key": rate_key,
-        "group_key": group_key,
-    }
-    flags = {key_flag: key for key_flag, key in flags.items() if key is not None}
-    keys = list(flags.values())
+        made = [{data.input_key: each["prompt"], data.label_key: each["label"]} | group for each in problems]
+        return Dataset.from_list(made)
+    answered = {"input_key": data.input_key} | ({} if data.label_key is None else {"label_key": data.label_key})
+    known = {flag: key for flag, key in (("pass_rate_key", rate_key), ("group_key", group_key)) if key is not None}
+    keys = [*answered.values(), *known.values()]
     rows, kinds = None, {}
     if Path(name).suffix in TEXT_FILES:
         found = records(Path(name), source, data.max_samples)
@@ -141,7 +133,7 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str)
         tops = names & {part for key in keys for part in (key, key.partition(".")[0])}
         read = rows.select_columns(sorted(tops)).to_list()
     columns = {key: [_value(record, key) for record in read] for key in keys}
-    for key_flag, key in flags.items():
+    for key_flag, key in (answered | known).items():
         if names and all(value is None for value in columns[key]):
             raise UsageError(f"{source} has no column {key!r} (--data.{key_flag}); it has {', '.join(sorted(names))}")
     prompts, labels = columns[data.input_key], columns.get(data.label_key, ["-"] * len(places))
@@ -157,7 +149,7 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str)
             except ValueError as error:
                 bad.setdefault(place, str(error))
     _refuse(bad, len(places), source)
-    columns = {key: columns[key] for key in (data.input_key, data.label_key) if key is not None} | added
+    columns = {key: columns[key] for key in answered.values()} | added
     if data.label_key is not None:
         dtype = getattr(kinds.get(data.label_key), "dtype", None)
         columns[data.label_key] = [label_text(label, dtype) for label in labels]
@@ -254,10 +246,7 @@ def label_text(label: Any, dtype: str | None = None) -> str:
 
 
 def pass_rate(value: Any, attempts: int | None) -> list[float]:
-    """Return successes and attempts that a rate stands for: a number in [0, 1], or a text as "5/8"; NaN if missing.
-
-    It counts for ``attempts`` rollouts, by default for those of the text. Raise ValueError with the fault.
-    """
+    """Return successes and attempts of a known rate, a number or "5/8"; NaN if missing. Raise ValueError for others."""
     if value is None or value == "" or value != value:
         return [math.nan, math.nan]
     counted, slash, of = str(value).partition("/")
@@ -367,8 +356,8 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
     report = "; ".join([f"{len(fits)} of {len(prompts)} prompts", *notes])
     if len(fits) < args.rollout.batch_size:
         raise UsageError(f"{source} leaves {report}: below --rollout.batch_size {args.rollout.batch_size}; lower it")
-    chosen = loaded.select([rows[i] for i in fits])
-    rates, sources = (chosen[key][:] if key in chosen.column_names else None for key in (_RATE, _SOURCE))
+    used = loaded.select([rows[i] for i in fits])
+    rates, sources = (used[key][:] if key in used.column_names else None for key in (_RATE, _SOURCE))
     if rates is not None:
         report += f"; {sum(not math.isnan(rate[0]) for rate in rates)} with a pass rate"
     return Prompts([seen.prompts[i] for i in fits], labels, [rows[i] for i in fits], rates, sources, report)

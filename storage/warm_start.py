@@ -107,7 +107,7 @@ def fill(
 ) -> None:
     """Store the posteriors, the run-wide state and the columns ``of_run`` that run ``own`` begins with."""
     key = {"run_id": own.run_id, "prompt_id": prompt_ids, "visits": 0, "step": 0}
-    write.insert(connection, "dbb_posterior", key | columns)
+    write.insert(connection, "dbb_posterior", {**key, **columns})
     mine = schema.run.update().where(schema.run.c.run_id == own.run_id)
     connection.execute(mine.values(of_run | {"shared_start": records.shared_to_text(shared)}))
 
