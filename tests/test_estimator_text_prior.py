@@ -5,11 +5,12 @@ Axes: P prompts, D features, K regressions.
 
 import numpy as np
 import pytest
-from scipy.special import betaln
+from scipy.special import betaln, logit
+from scipy.stats import betabinom
 
 from openrlhf_dbb.estimators import build, text_prior
 from openrlhf_dbb.estimators.auto import TEXT_DISCOUNTS_K, TEXT_WEIGHTS
-from openrlhf_dbb.estimators.text_features import WIDTH
+from openrlhf_dbb.estimators.text_features import WIDTH, text_features
 from openrlhf_dbb.estimators.text_prior import learned, log_score, predicted
 
 
@@ -76,6 +77,44 @@ def test_counts_fade_to_the_prediction_where_a_prompt_does_not_come_back():
     assert beta[0] == pytest.approx(2 * (1 - mean))
 
 
+KINDS = {  # text; step at which the policy begins to learn it, steps until it has, success before and after
+    "Copy this number: {}": (10, 10, 0.6, 0.998),
+    "What is the largest of {}, 27, 91, 45?": (0, 128, 0.3, 0.6),
+    "What is {} + 38 + 71?": (70, 10, 0.2, 0.8),
+    "What is {} * 8126?": (0, 1, 0.03, 0.03),
+}
+
+
+def score_of_next_visits(random, texts, p_T_P, rollouts):
+    """Nats a group of auto's forecasts with the texts and without, (2,): 256 prompts in turn, 8 a step, four passes."""
+    scores = np.zeros(2)
+    auto, states = build("auto"), [build("auto").initial_state(256) for _ in range(2)]
+    states[0]["features"] = text_features(texts)
+    order = np.concatenate([random.permutation(256) for _ in range(4)]).reshape(-1, 8)
+    for step, drawn in enumerate(order):
+        successes = random.binomial(rollouts, p_T_P[step, drawn])
+        for at, state in enumerate(states):
+            expected = [values[drawn] for values in auto.predictive(state)]
+            scores[at] += betabinom.logpmf(successes, rollouts, *expected).sum() * (step >= 32)
+            auto.observe_at(state, drawn, (np.arange(rollouts) < successes[:, None]).astype(float))
+    return scores / 768
+
+
+@pytest.mark.parametrize("rollouts", [1, 8])
+def test_forecasts_gain_by_texts_that_tell_and_lose_nothing_by_others(rollouts):
+    """A policy learns four kinds of prompts at different times; docs/estimators.md has more pools."""
+    random = np.random.default_rng(3)
+    start, length, before, after = np.repeat(np.array(list(KINDS.values())).T, 64, axis=1)
+    learned_T_P = np.clip((np.arange(128)[:, None] - start) / length, 0, 1)
+    logit_T_P = logit(before) + learned_T_P * (logit(after) - logit(before)) + 0.7 * random.normal(size=256)
+    texts = [text.format(number) for text in KINDS for number in random.choice(np.arange(1000, 10000), 64, False)]
+    shuffled = [texts[at] for at in random.permutation(256)]
+    with_texts, without = score_of_next_visits(np.random.default_rng(4), texts, sigmoid(logit_T_P), rollouts)
+    assert with_texts > without + 0.1
+    with_texts, without = score_of_next_visits(np.random.default_rng(4), shuffled, sigmoid(logit_T_P), rollouts)
+    assert with_texts > without - 0.02
+
+
 def converged(features_P_D, successes_P, rollouts):
     weights_K_W = np.zeros((1, WIDTH + 1))
     for _ in range(50):
@@ -90,9 +129,9 @@ def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
     successes = (rng.random((200, 4)) < sigmoid(0.5 * (features[:, :1] - 5))).sum(axis=1).astype(float)
     z = (features - features.mean(axis=0)) / features.std(axis=0)
     [[*weights, last]] = converged(features, successes, 4.0)
-    logit = features @ weights + last
-    slopes, constant = weights * features.std(axis=0), logit.mean()
-    left = successes - 4 * sigmoid(logit)
+    logits = features @ weights + last
+    slopes, constant = weights * features.std(axis=0), logits.mean()
+    left = successes - 4 * sigmoid(logits)
     np.testing.assert_allclose(z.T @ left, WIDTH * slopes, atol=1e-7)  # ridge 1
     assert left.sum() == pytest.approx(constant, abs=1e-7)
 
