@@ -83,6 +83,8 @@ class SelfTuningBetaBernoulli(BetaPosterior):
 
     name: ClassVar[str] = "auto"
     version: ClassVar[int] = 3  # 1 forgot by visits; 2 read no texts
+    fits_prior: ClassVar[bool] = True
+    wide_clip: ClassVar[bool] = True
     reads_texts: ClassVar[bool] = True
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_RECENT, "successes_old", "rollouts_old")
     shared_fields: ClassVar[tuple[str, ...]] = (

@@ -75,6 +75,8 @@ class RewardEstimator(ABC):
             baseline that is independent of the rollouts it scores (as in SPO and RAE).
         min_rollouts: smallest group that can yield an advantage.
         never_collapses: True if the variance is > 0 whatever the rewards were.
+        fits_prior: True if the prior follows the data; a fixed one pushes all answers down where successes are rare.
+        wide_clip: True if methods widen the clip range, as the paper does for DBB.
         reads_drift: True if :meth:`update` reads ``state["drift"]``, (P,), which :meth:`observe` adds and nobody keeps:
             how far the policy has moved since a prompt's last visit, in nats a token
             (:class:`openrlhf_dbb.estimators.spo.Spo`).
@@ -89,6 +91,8 @@ class RewardEstimator(ABC):
     reads: ClassVar[Literal["after", "before"]] = "after"
     min_rollouts: ClassVar[int] = 1
     never_collapses: ClassVar[bool] = False
+    fits_prior: ClassVar[bool] = False
+    wide_clip: ClassVar[bool] = False
     reads_drift: ClassVar[bool] = False
     reads_texts: ClassVar[bool] = False
 

@@ -52,6 +52,7 @@ class DiscountedBetaBernoulli(BetaPosterior):
     updates_per_epoch: float = parameter(0.0, "policy updates in an epoch", within="[0, inf)", flag=False)
 
     name: ClassVar[str] = "dbb"
+    wide_clip: ClassVar[bool] = True
 
     @property
     def support(self) -> Support:

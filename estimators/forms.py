@@ -20,12 +20,16 @@ class Form(ABC):
         formula: the advantage in a few words.
         whitened: True if the trainer has the last step: once the advantages are spread over the response tokens, it
             subtracts their mean over the batch's tokens and divides by their standard deviation.
+        sums_to_zero: True if the advantages of a step sum to 0, which weights of the rollouts then keep.
+        reads_estimate: False if only the step's rewards count.
         leave_one_out: True if :meth:`advantages` needs the estimate's ``without_each``.
     """
 
     name: ClassVar[str]
     formula: ClassVar[str]
     whitened: ClassVar[bool] = False
+    sums_to_zero: ClassVar[bool] = False
+    reads_estimate: ClassVar[bool] = True
     leave_one_out: ClassVar[bool] = False
 
     @abstractmethod
@@ -84,6 +88,7 @@ class BatchCentered(DrGrpo):
 
     name: ClassVar[str] = "batch_centered"
     formula: ClassVar[str] = "X - p, minus its mean over the step"
+    sums_to_zero: ClassVar[bool] = True
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         advantages_P_G = super().advantages(rewards_P_G, estimate)
@@ -103,6 +108,7 @@ class BatchMean(BatchCentered):
 
     name: ClassVar[str] = "batch_mean"
     formula: ClassVar[str] = "X - mean of the step's rewards"
+    reads_estimate: ClassVar[bool] = False
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         return super().advantages(rewards_P_G, Estimate(np.zeros(len(rewards_P_G)), estimate.variance))

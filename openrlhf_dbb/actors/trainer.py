@@ -28,6 +28,7 @@ from openrlhf_dbb.core.replay_cache import ReplayCache
 from openrlhf_dbb.core.step import Probes, probed_prompts
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
@@ -128,8 +129,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
             learns_from_failures=bool(estimator.state_fields)
-            and estimator.name != "auto"
-            and self.args.algo.advantage.estimator not in ("batch_centered", "batch_mean"),
+            and not estimator.fits_prior
+            and not FORMS.get(self.args.algo.advantage.estimator).sums_to_zero,
         )
 
     def fit(self, global_step: int = 0) -> None:
