@@ -27,7 +27,7 @@ TEXT_WEIGHTS = (2.0, 6.0)
 _PRIOR_HALF_LIFE, _EVIDENCE_HALF_LIFE = 0.15, 0.7
 _HEAD_START = 4.0  # nats of the forecast without the text: in a small pool one of eight others is often lucky
 _MOST_EVIDENCE = 256  # prompts per step that judge the pairs; keeps large batches cheap
-_MOST_TEXTS = 8192  # prompts that the regressions see
+_MOST_TEXTS = 2048  # prompts, those seen last, that the regressions see; keeps a step cheap
 _CHUNK = 64  # prompts at a time, so that arrays stay in the CPU cache
 _LEAST_GAP, _MOST_GAP = 0.25, 4.0  # bounds of the number of groups that one counts for in the fit of the prior
 _NO_PAIRS = 50.0  # pairs of visits that the prior's weight starts with where N = 1
