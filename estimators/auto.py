@@ -49,10 +49,9 @@ class SelfTuningBetaBernoulli(BetaPosterior):
 
     and ``alpha = a + S``, ``beta = b + N - S`` on a first visit. ``variance`` is that of ONE reward, > 0.
 
-    Ages are in visits (1, 2, ... ago) or in passes over the prompts. Every call of ``observe`` is a policy update. A
-    pass has as many updates as it takes, at the mean number of groups per update so far, to observe as many groups as
-    prompts have been seen. A late group is of the update in which it would have been on-policy
-    (:meth:`RewardEstimator.update_late`).
+    Ages are in visits (1, 2, ... ago) or in passes over the prompts. Every call of ``observe`` is an update. A pass has
+    as many updates as it takes, at the mean number of groups per update so far, to observe as many groups as prompts
+    have been seen. A late group is of the update that generated it.
 
     ``(weight, discount)`` is the pair, from a 5 x 21 grid for each way to count ages, whose means had the least squared
     error so far (docs/estimators.md).
@@ -62,8 +61,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         alpha = w m + A        beta = w (1 - m) + B        w = 2 or 6, discount = 0.005, 0.05, 0.3 or 0.85 a pass
 
     with m predicted by a regression for each discount (:mod:`openrlhf_dbb.estimators.text_prior`). It takes the one
-    with the highest log score of all groups so far, first visits included. Without ``state["features"]`` no text is
-    read. The estimates never read it.
+    with the highest log score so far. Without ``state["features"]`` no text is read; the estimates never read it.
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.

@@ -210,8 +210,7 @@ class RewardEstimator(ABC):
             drift_P: (P,) nats a token, >= 0, see ``reads_drift``; 0 on a first visit. None: all 0.
             leave_one_out: True to fill in the estimate's ``without_each``.
 
-        Returns:
-            The new state and the estimate to score these very groups with.
+        Returns the new state and the estimate to score these very groups with.
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).

@@ -38,10 +38,7 @@ def learned(weights_K_W: Floats, features_S_D: Floats, successes_K_S: Floats, ro
 
 
 def log_score(alpha_C_P: Floats, beta_C_P: Floats, successes: Floats, rollouts: Floats) -> Floats:
-    """Return the beta-binomial log-probability of the successes by each forecast, (C, P).
-
-    It lacks the binomial coefficient, which is the same for all.
-    """
+    """Return the beta-binomial log-probability by each forecast, (C, P), without the coefficient common to all."""
     of_successes, of_failures = _log_rising(alpha_C_P, successes), _log_rising(beta_C_P, rollouts - successes)
     return of_successes + of_failures - _log_rising(alpha_C_P + beta_C_P, rollouts)
 
