@@ -154,13 +154,14 @@ class RolloutRows:
         sample: (K,) int, >= 0, place among the rollouts of the prompt in this step.
         reward: (K,) float, the optimized value; NaN where it could not be verified.
         score: (K,) float, the verifier's score before penalties; NaN where it could not be verified.
-        advantage: (K,) float, finite.
+        advantage: (K,) float, finite: ``weight * (reward - baseline) / scale``, and 0 where the scale is 0.
         length: (K,) int, >= 0, response tokens.
         truncated: (K,) float, 1 if the response was cut at the length limit, else 0; NaN if not known.
         log_prob: (K,) float, sum of the response tokens' log-probabilities at sampling time; NaN if not known.
         text: (K,) responses.
         policy_version: (K,) float, training steps that the policy had seen that wrote the response; NaN or None:
             step - 1, the step's own policy.
+        baseline, scale, weight: (K,) float, of the advantage; NaN where the rollout is not trained on, None: not known.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -173,13 +174,16 @@ class RolloutRows:
     log_prob: NDArray[np.float64]
     text: Sequence[str]
     policy_version: NDArray[np.float64] | None = None
+    baseline: NDArray[np.float64] | None = None
+    scale: NDArray[np.float64] | None = None
+    weight: NDArray[np.float64] | None = None
 
     def checked(self) -> "RolloutRows":
         """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
         order = np.lexsort((self.sample, self.prompt_ids))
         integer, real = ["prompt_ids", "sample", "length"], ["reward", "score", "advantage", "truncated", "log_prob"]
-        if self.policy_version is not None:
-            real.append("policy_version")
+        optional = ("policy_version", "baseline", "scale", "weight")
+        real += [name for name in optional if getattr(self, name) is not None]
         columns = _columns(self, np.shape(self.prompt_ids), integer, real, "rollouts.")
         texts = [storable(self.text[at]) for at in order.tolist()]
         return RolloutRows(**{name: values[order] for name, values in columns.items()}, text=texts)
@@ -205,6 +209,7 @@ class StepRows:
             mean; NaN or None: step - 1, the step's own policy.
         inclusion: (P,) float, in (0, 1], probability with which a rollout strategy drew the prompt for the batch; None:
             the strategy does not choose.
+        form: name of the advantage form; None if not known.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -221,6 +226,7 @@ class StepRows:
     kept: RolloutRows | None = None
     policy_version: NDArray[np.float64] | None = None
     inclusion: NDArray[np.float64] | None = None
+    form: str | None = None
 
     def checked(self, num_fields: int) -> "StepRows":
         """Return a copy with exact types, sorted by prompt id.

@@ -13,7 +13,7 @@ from openrlhf_dbb.storage.engine import Database, retried
 from openrlhf_dbb.storage.records import TOTALS
 from openrlhf_dbb.storage.url import StoreError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 metadata = MetaData()
 
@@ -141,6 +141,9 @@ rollout = Table(
     Column("log_prob", Double, comment="sum over the response's tokens when sampled; NULL if not known"),
     Column("text", Text, nullable=False, comment="what the model wrote; U+0000 is stored as U+FFFD"),
     Column("policy_version", Double, comment="training steps the policy had seen that wrote it; NULL: step - 1"),
+    Column("baseline", Double, comment="advantage = weight * (reward - baseline) / scale; NULL if not trained on"),
+    Column("scale", Double, comment="the advantage is 0 where it is 0; NULL if not trained on"),
+    Column("weight", Double, comment="importance weight of the strategy, 1 without; NULL if not trained on"),
     comment="Some rollouts of every step",
 )
 
@@ -157,6 +160,7 @@ step = Table(
     Column("shared", Text, comment="run-wide state after the step, vectors by name, JSON; NULL: none or unchanged"),
     # NULL: the step's rollouts were not counted.
     *(Column(name, BigInteger, comment=f"{comment}; NULL if not counted") for name, comment in TOTALS.items()),
+    Column("form", Text, comment="how a reward became an advantage, by name; NULL if not known"),
     Column("metrics", Text, comment="what the trainer logged of the step, numbers by name, JSON; NULL if nothing"),
     comment="Recorded steps: a step is here if and only if all of it was written",
     sqlite_with_rowid=False,
@@ -237,7 +241,7 @@ VIEWS = {
         SELECT run_id, step, prompt_id, samples, successes, successes / samples AS mean
         FROM dbb_probe""",
     "rollouts": f"""
-        SELECT run_id, step, prompt_id, sample, reward, score, advantage, length, truncated,
+        SELECT run_id, step, prompt_id, sample, reward, score, advantage, baseline, scale, weight, length, truncated,
                CASE WHEN score IS NULL THEN 1 ELSE 0 END AS missing, log_prob, text,
                {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag
         FROM dbb_rollout""",
@@ -245,7 +249,7 @@ VIEWS = {
     "steps": f"""
         SELECT run_id, step, prompts, rollouts, successes, shared, created_at,
                {", ".join(TOTALS)}, generated - trained AS filtered,
-               CAST(sum(generated) OVER (PARTITION BY run_id ORDER BY step) AS BIGINT) AS generated_total, metrics
+               CAST(sum(generated) OVER (PARTITION BY run_id ORDER BY step) AS BIGINT) AS generated_total, form, metrics
         FROM dbb_step""",
     "evaluation_results": """
         SELECT r.evaluation_id, e.run_id, e.step, e.name, r.benchmark, r.repeat, r.place, r.prompt_id,

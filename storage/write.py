@@ -60,6 +60,7 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         "rollouts": int(rows.rollouts.sum()),
         "successes": float(rows.successes.sum()),
         "shared": records.shared_to_text(rows.shared),
+        "form": rows.form,
         "digest": digest,
         "created_at": utc_now(),
         **{name: None if rows.usage is None else int(getattr(rows.usage, name)) for name in records.TOTALS},

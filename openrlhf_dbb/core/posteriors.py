@@ -271,7 +271,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         state = self._state | {field: self._state[field].copy() for field in self._belief.state_fields}
         estimate, rows = self._update(state, step, rollouts, groups, advantage_form)
         scored = steps.score(rollouts, groups, estimate, advantage_form)
-        ids_P = self._ids[groups.prompts_P]
+        rows.form, ids_P = str(form), self._ids[groups.prompts_P]
         rows.usage = steps.usage(rollouts, groups, scored, extras)
         run_wide = {f"estimator/{name}": float(values[0]) for name, values in rows.shared.items() if len(values) == 1}
         scored.metrics.update({"rollout/skipped": float(rows.usage.skipped)} | run_wide)
@@ -282,7 +282,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             rows.probes, errors = steps.measure(extras.probes, probed_Q, groups, rows)
             scored.metrics.update(errors)
         if extras.responses is not None:
-            rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored.advantages)
+            rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored)
         try:
             rows = rows.checked(len(self._belief.state_fields))
         except storage.StoreError as error:
