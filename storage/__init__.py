@@ -1,4 +1,4 @@
-"""Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy and SQLAlchemy.
+"""Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy, SQLAlchemy and msgspec.
 
     store       open_store, PosteriorStore: prompts, runs, who may write a run
     run         Run: what the owner of a run may do

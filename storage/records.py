@@ -13,6 +13,7 @@ from datetime import datetime
 from numbers import Real
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +23,7 @@ from openrlhf_dbb.storage.url import StoreError, bad_row
 SharedState = dict[str, NDArray[np.float64]]
 """Run-wide vectors of an estimator, by name."""
 
+_decode = msgspec.json.Decoder(list[float | None]).decode
 _METRIC_DIGITS = 7
 _COLUMN_FIELDS = ("alpha", "beta")
 
@@ -300,37 +302,50 @@ SCORES = ("successes", "best", "majority")
 
 @dataclass(frozen=True)
 class StateLayout:
-    """Places an estimator's state fields in a row: ``alpha`` and ``beta`` in columns, the rest packed in ``state``.
+    """Places an estimator's state fields in a row: ``alpha`` and ``beta`` in columns, the others in ``state``.
 
-    The packed fields are little-endian float64, in the order of ``fields``.
+    ``state`` is a JSON list with a place for each of ``fields``, null for ``alpha`` and ``beta``. Its decimals are the
+    shortest that read back as the same float64.
     """
 
     fields: tuple[str, ...]
 
     @property
-    def packed(self) -> list[int]:
-        """Indices of the packed fields."""
+    def others(self) -> list[int]:
+        """Indices of the fields without a column of their own."""
         return [i for i, name in enumerate(self.fields) if name not in _COLUMN_FIELDS]
 
     @property
     def columns(self) -> list[tuple[str, str]]:
         """The columns that the estimator needs, each with its numpy type."""
         used = [(name, "<f8") for name in _COLUMN_FIELDS if name in self.fields]
-        return used + ([("state", f"V{8 * len(self.packed)}")] if self.packed else [])
+        return used + ([("state", "O")] if self.others else [])
 
-    def to_columns(self, state: NDArray[np.float64], prefix: str = "") -> dict[str, NDArray[np.float64]]:
-        """Return the columns of a (P, F) state; a row of NaN becomes NULL."""
-        return {
-            prefix + name: state[:, self.packed if name == "state" else self.fields.index(name)]
-            for name, _ in self.columns
-        }
+    def to_columns(self, state: NDArray[np.float64], prefix: str = "") -> dict[str, NDArray[Any]]:
+        """Return the columns of a (P, F) state; NaN becomes NULL."""
+        columns = {prefix + name: state[:, self.fields.index(name)] for name, kind in self.columns if kind != "O"}
+        if self.others:
+            known_P = ~np.isnan(state[:, self.others[0]])
+            values = np.full((known_P.sum(), len(self.fields)), np.nan)  # which becomes null
+            values[:, self.others] = state[known_P][:, self.others]
+            texts = np.full(len(state), None, dtype=object)
+            # All rows by one call, then cut apart: a call for each row takes twice as long.
+            texts[known_P] = msgspec.json.encode(values.tolist())[1:-1].decode().replace("],[", "] [").split()
+            columns[prefix + "state"] = texts
+        return columns
 
-    def from_columns(self, rows: NDArray[np.void]) -> NDArray[np.float64]:
-        """Return the (P, F) state of records with its columns, none of them NULL."""
+    def from_columns(self, run: str, rows: NDArray[np.void]) -> NDArray[np.float64]:
+        """Return the (P, F) state of records with its columns, none of them NULL. ``run`` is its name, for an error."""
         state = np.empty((len(rows), len(self.fields)))
-        for name, _ in self.columns:
-            places = self.packed if name == "state" else [self.fields.index(name)]
-            state[:, places] = np.ascontiguousarray(rows[name]).view("<f8").reshape(len(rows), len(places))
+        for row, stored in enumerate(rows["state"] if self.others else ()):
+            try:
+                state[row] = np.array(_decode(stored), dtype=np.float64).reshape(len(self.fields))
+            except (msgspec.DecodeError, ValueError, TypeError):
+                wanted = f"a JSON list of {len(self.fields)} numbers"
+                raise bad_row("dbb_posterior", run, "state", stored, wanted) from None
+        for name, kind in self.columns:
+            if kind != "O":
+                state[:, self.fields.index(name)] = rows[name]
         return state
 
 

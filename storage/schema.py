@@ -81,7 +81,7 @@ posterior = Table(
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
     Column("alpha", Double, comment="discounted successes, rollouts; NULL if the estimator has none"),
     Column("beta", Double, comment="discounted failures, rollouts; NULL if the estimator has none"),
-    Column("state", LargeBinary, comment="other state fields, little-endian float64; NULL if none"),
+    Column("state", Text, comment="other state fields, JSON list in the order of state_fields; NULL if none"),
     Column("visits", BigInteger, nullable=False, comment="steps of this run that trained on the prompt"),
     Column("step", BigInteger, nullable=False, comment="the last of them; 0: warm start only"),
     comment="Current posterior of each prompt that a run has seen or was warm-started with",
@@ -99,12 +99,12 @@ history = Table(
     Column("successes", Double, nullable=False, comment="their sum"),
     Column("alpha", Double, comment="posterior after the step, as in dbb_posterior"),
     Column("beta", Double, comment="posterior after the step"),
-    Column("state", LargeBinary, comment="posterior after the step"),
+    Column("state", Text, comment="posterior after the step"),
     Column("mean", Double, nullable=False, comment="estimated mean of one reward, used in this step"),
     Column("variance", Double, nullable=False, comment="estimated variance of one reward, used in this step"),
     Column("prev_alpha", Double, comment="posterior before the step; NULL if there was none"),
     Column("prev_beta", Double, comment="posterior before the step"),
-    Column("prev_state", LargeBinary, comment="posterior before the step"),
+    Column("prev_state", Text, comment="posterior before the step if prev_step is 0; else that step has it"),
     Column("prev_step", BigInteger, nullable=False, comment="step of that posterior; 0: warm start; -1: none"),
     Column("policy_version", Double, comment="training steps its rollouts' policy had seen, mean; NULL: step - 1"),
     Column("inclusion", Double, comment="probability that the strategy drew the prompt; NULL: it does not choose"),
@@ -229,12 +229,12 @@ _VERSION = "coalesce(policy_version, CAST(step - 1 AS DOUBLE PRECISION))"
 
 VIEWS = {
     "runs": """
-        SELECT run_id, name, uuid, status, last_step, estimator, estimator_version, parameters, model,
+        SELECT run_id, name, uuid, status, last_step, estimator, estimator_version, parameters, state_fields, model,
                dataset, reward, method, created_at, heartbeat_at, parent_name, parent_uuid, parent_step, parent_weight
         FROM dbb_run""",
     "prompts": "SELECT prompt_id, prompt, label FROM dbb_prompt",
     "posterior_history": f"""
-        SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, mean, variance,
+        SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, state, mean, variance, prev_step,
                {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag, inclusion
         FROM dbb_history""",
     "probes": """
@@ -275,7 +275,7 @@ VIEWS = {
         GROUP BY evaluation_id, run_id, step, name, model, generated_total, created_at, benchmark""",
     # The product of two ratios, not alpha * beta / (alpha + beta)^2, which may overflow, or underflow to 0.
     "posteriors": """
-        SELECT q.run_id, q.prompt_id, q.alpha, q.beta,
+        SELECT q.run_id, q.prompt_id, q.alpha, q.beta, q.state,
                coalesce(q.alpha / nullif(q.alpha + q.beta, 0), h.mean) AS mean,
                coalesce((q.alpha / nullif(q.alpha + q.beta, 0)) * (q.beta / nullif(q.alpha + q.beta, 0)),
                         h.variance) AS variance,
@@ -283,6 +283,23 @@ VIEWS = {
         FROM dbb_posterior q
         LEFT JOIN dbb_history h ON h.run_id = q.run_id AND h.step = q.step AND h.prompt_id = q.prompt_id""",
 }
+
+# What the databases write differently: the fields of a run with their places, and the value at a place.
+_STATES = """
+    SELECT q.run_id, q.prompt_id, f.{name} AS field,
+           CASE f.{name} WHEN 'alpha' THEN q.alpha WHEN 'beta' THEN q.beta ELSE {value} END AS value
+    FROM dbb_posterior q JOIN dbb_run r ON r.run_id = q.run_id CROSS JOIN {fields}"""
+STATES = {
+    True: _STATES.format(
+        name="value", value="json_extract(q.state, '$[' || f.key || ']')", fields="json_each(r.state_fields) f"
+    ),
+    False: _STATES.format(
+        name="name",
+        value="CAST(CAST(q.state AS JSON) ->> (CAST(f.place AS INTEGER) - 1) AS DOUBLE PRECISION)",
+        fields="json_array_elements_text(CAST(r.state_fields AS JSON)) WITH ORDINALITY AS f(name, place)",
+    ),
+}
+"""The view ``states``, by whether the database is SQLite."""
 
 # Any constant that no other program uses: all programs on a PostgreSQL database share its advisory locks.
 _CREATION_LOCK = int.from_bytes(b"orlhfdbb", "big")
@@ -312,14 +329,15 @@ def prepare(database: Database, *, create: bool) -> None:
 
 def _create(connection: Connection, database: Database) -> None:
     inspector = inspect(connection)
-    taken = {*metadata.tables, *VIEWS} & {*inspector.get_table_names(), *inspector.get_view_names()}
+    views = VIEWS | {"states": STATES[database.is_sqlite]}
+    taken = {*metadata.tables, *views} & {*inspector.get_table_names(), *inspector.get_view_names()}
     if taken:
         raise StoreError(
             f"{database.location} already has a table or view {min(taken)!r} that is not openrlhf-dbb's; "
             "give the posteriors a database of their own"
         )
     metadata.create_all(connection, checkfirst=False)
-    for name, query in VIEWS.items():
+    for name, query in views.items():
         connection.exec_driver_sql(f"CREATE VIEW {name} AS {query}")
     if not database.is_sqlite:
         # Room for updates in place, and a vacuum before dead rows double the table.

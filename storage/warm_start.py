@@ -87,7 +87,7 @@ def read_source(database: Database, source: RunRecord) -> Posteriors:
         shared = newest_shared(connection, source)
         found = table(connection, kind, query, key)
     now = replace(source, last_step=int(step))
-    return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(found))
+    return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(source.name, found))
 
 
 def begin(

@@ -16,8 +16,7 @@ from openrlhf_dbb.storage.url import StoreError
 Columns = Mapping[str, Any]
 """Values by column: one integer or text for all rows, an array with an element for each row, or None for NULL.
 
-Arrays are (P,) int64, masked for NULL; (P,) float64, NaN for NULL; (P,) texts as objects; or (P, K) float64, stored as
-the bytes of K little-endian float64, a row of NaN for NULL.
+Arrays are (P,) int64, masked for NULL; (P,) float64, NaN for NULL; or (P,) texts as objects.
 """
 
 _STALE = text("""SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
@@ -35,7 +34,11 @@ _APPLY = text("""INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, stat
 
 # For each prompt changed after :step, its first such row (prev_step <= :step) holds the posterior to restore.
 _UNDO_CHANGED = text("""INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
-    SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta, h.prev_state, u.undone, h.prev_step
+    SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta,
+           CASE WHEN h.state IS NULL OR h.prev_step = 0 THEN h.prev_state
+                ELSE (SELECT b.state FROM dbb_history b
+                      WHERE b.run_id = h.run_id AND b.step = h.prev_step AND b.prompt_id = h.prompt_id) END,
+           u.undone, h.prev_step
     FROM dbb_history h
     JOIN (SELECT prompt_id, count(*) AS undone FROM dbb_history
           WHERE run_id = :run AND step > :step GROUP BY prompt_id) u ON u.prompt_id = h.prompt_id
@@ -66,7 +69,10 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         **{name: None if rows.usage is None else int(getattr(rows.usage, name)) for name in records.TOTALS},
     }
     connection.execute(schema.step.insert(), of_step | totals)
-    layout = StateLayout(run.state_fields)
+    layout, previous = StateLayout(run.state_fields), rows.previous_state.copy()
+    # A posterior that a step left is in the history; written twice, its text would double the cost of a step.
+    for place in layout.others:
+        previous[rows.previous_step > 0, place] = np.nan
     history = {
         "prompt_id": rows.prompt_ids,
         "rollouts": rows.rollouts,
@@ -74,7 +80,7 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         **layout.to_columns(rows.state),
         "mean": rows.mean,
         "variance": rows.variance,
-        **layout.to_columns(rows.previous_state, "prev_"),
+        **layout.to_columns(previous, "prev_"),
         "prev_step": rows.previous_step,
         "policy_version": rows.policy_version,
         "inclusion": rows.inclusion,
@@ -214,9 +220,7 @@ def _values(column: Any, size: int) -> list[Any]:
         return [column] * size
     if column.dtype.kind != "f":
         return list(column.tolist())
-    nulls = np.isnan(column if column.ndim == 1 else column[:, 0])
-    if column.ndim > 1:
-        column = np.ascontiguousarray(column, "<f8").view(f"V{8 * column.shape[1]}").ravel()
+    nulls = np.isnan(column)
     if nulls.any():
         column = column.astype(object)
         column[nulls] = None

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from sqlalchemy import event
+from store_invariants import check
 
 from openrlhf_dbb.storage import StepRows, StoreError
 
@@ -28,23 +29,29 @@ def test_states_after_two_steps(store, run, fill):
     assert store.find_run("run").last_step == 2
 
 
-def test_other_state_fields_are_packed_in_order(store, fill):
+def test_other_state_fields_are_readable_in_sql_and_exact(store, fill):
     run = fill.run(store, fields=("value", "alpha", "speed"))
-    ids = fill.prompts(store, 2)
-    state = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    ids = np.sort(fill.prompts(store, 2))
+    state = np.array([[5e-324, 2.0, 0.1 + 0.2], [-0.0, 5.0, 1.7976931348623157e308]])
     zeros = np.zeros(2)
-    for step, values in ((1, state), (2, -state)):
+    for step, values in enumerate((state, -state, state), 1):
         before = run.load(ids)
         run.record_step(step, StepRows(ids, np.array([1, 1]), zeros, zeros, zeros, values, before.state, before.step))
-    assert run.load(ids).state.tolist() == (-state).tolist()
-    alpha, beta, packed, prev_alpha, prev_packed = store.query(
-        "SELECT alpha, beta, state, prev_alpha, prev_state FROM dbb_history WHERE step = 2 ORDER BY prompt_id"
-    )[0]
-    assert (alpha, beta, prev_alpha) == (-2.0, None, 2.0)
-    assert np.frombuffer(packed, "<f8").tolist() == [-1.0, -3.0]
-    assert np.frombuffer(prev_packed, "<f8").tolist() == [1.0, 3.0]
-    run.roll_back(1)
-    assert run.load(ids).state.tolist() == state.tolist()
+    assert run.load(ids).state.tobytes() == state.tobytes()
+    rows = store.query("SELECT alpha, beta, state FROM posterior_history WHERE step = 2 ORDER BY prompt_id")
+    assert [tuple(row) for row in rows] == [
+        (-2.0, None, "[-5e-324,null,-0.30000000000000004]"), (-5.0, None, "[0.0,null,-1.7976931348623157e308]"),
+    ]  # fmt: skip
+    fields = store.query("SELECT field, value FROM states WHERE prompt_id = :id ORDER BY field", id=int(ids[0]))
+    assert [tuple(row) for row in fields] == [("alpha", 2.0), ("speed", pytest.approx(0.3)), ("value", 5e-324)]
+    copy = fill.run(store, "copy", fields=run.record.state_fields)
+    copy.warm_start(store, run.record, ids)
+    before = copy.load(ids)
+    copy.record_step(1, StepRows(ids, np.array([1, 1]), zeros, zeros, zeros, -state, before.state, before.step))
+    for of, step, expected in ((run, 2, -state), (copy, 0, state)):  # of an earlier step, and of the warm start
+        of.roll_back(step)
+        assert of.load(ids).state.tobytes() == expected.tobytes()
+    assert check(store) == []
 
 
 def test_an_estimator_without_state_keeps_visits_and_history(store, fill):
