@@ -281,5 +281,31 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
     return _rows(store, query, run=run.run_id, prompt=prompt_id)
 
 
+def prompt_rates(store: PosteriorStore, run: RunRecord) -> dict[str, NDArray[Any]]:
+    """Return the columns of the view ``prompt_rates`` of a run, (P,) each, ascending by prompt_id."""
+    query = """SELECT prompt_id, visits, rollouts, flips, successes, best, last FROM prompt_rates
+               WHERE run_id = :run ORDER BY prompt_id"""
+    names = ("prompt_id", "visits", "rollouts", "flips", "successes", "best", "last")
+    return dict(zip(names, _columns(store, query, integer=4, run=run.run_id), strict=True))
+
+
+def group_of(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int) -> dict[str, Any] | None:
+    """Return a group with the estimate that it was scored with, and the posterior before and after; None without it."""
+    query = """
+        SELECT h.step, s.form, h.prev_step, h.prev_alpha AS alpha_before, h.prev_beta AS beta_before, h.rollouts,
+               h.successes, h.alpha, h.beta, h.state, h.mean, h.variance
+        FROM dbb_history h JOIN dbb_step s USING (run_id, step)
+        WHERE h.run_id = :run AND h.step = :step AND h.prompt_id = :prompt"""
+    return next(iter(_rows(store, query, run=run.run_id, step=step, prompt=prompt_id)), None)
+
+
+def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int) -> Rows:
+    """Return the kept rollouts of a group with the parts of their advantages."""
+    query = """
+        SELECT sample, reward, score, baseline, scale, weight, advantage, text AS response FROM rollouts
+        WHERE run_id = :run AND step = :step AND prompt_id = :prompt ORDER BY sample"""
+    return _rows(store, query, run=run.run_id, step=step, prompt=prompt_id)
+
+
 def _rows(store: PosteriorStore, query: str, **parameters: Any) -> Rows:
     return [dict(row._mapping) for row in store.query(query, **parameters)]

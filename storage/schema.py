@@ -237,6 +237,15 @@ VIEWS = {
         SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, state, mean, variance, prev_step,
                {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag, inclusion
         FROM dbb_history""",
+    # A flip is from all right to all wrong or back; of fewer than four rollouts both come by chance.
+    "prompt_rates": """
+        SELECT run_id, prompt_id, count(*) AS visits, CAST(sum(rollouts) AS BIGINT) AS rollouts,
+               sum(successes) AS successes, max(rate) AS best, max(CASE WHEN later IS NULL THEN rate END) AS last,
+               sum(CASE WHEN rollouts >= 4 AND rate + before = 1 AND rate * before = 0 THEN 1 ELSE 0 END) AS flips
+        FROM (SELECT run_id, prompt_id, rollouts, successes, successes / rollouts AS rate,
+                     lag(successes / rollouts) OVER visit AS before, lead(step) OVER visit AS later
+              FROM dbb_history WINDOW visit AS (PARTITION BY run_id, prompt_id ORDER BY step)) of_visit
+        GROUP BY run_id, prompt_id""",
     "probes": """
         SELECT run_id, step, prompt_id, samples, successes, successes / samples AS mean
         FROM dbb_probe""",

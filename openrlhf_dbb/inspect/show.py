@@ -145,19 +145,24 @@ def _lineage(run: RunRecord) -> str:
     return f"run {parent['name']} at step {parent['step']}{weight} ({parent['uuid']} in {parent['database']})"
 
 
-def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    run = chosen(store, arguments.run)
-    matches = find_prompts(store, run, arguments.prompt)
-    prompt = matches[0]
-    if len(matches) > 1 and str(prompt["prompt_id"]) == arguments.prompt:
-        print(f"{arguments.prompt} is taken as an id; it is also in the text of other prompts", file=sys.stderr)
+def one_prompt(store: PosteriorStore, run: RunRecord, ref: str) -> dict[str, Any]:
+    """Return prompt_id, prompt and label of the prompt with this id, or with this piece of text; refuse several."""
+    matches = find_prompts(store, run, ref)
+    if len(matches) > 1 and str(matches[0]["prompt_id"]) == ref:
+        print(f"{ref} is taken as an id; it is also in the text of other prompts", file=sys.stderr)
     elif len(matches) > 1:
         texts = [shown(text, 30) for text in apart([row["prompt"] for row in matches])]
         named = ", ".join(
             f"{row['prompt_id']} ({text}, label {shown(row['label'], 20)})"
             for row, text in zip(matches, texts, strict=True)
         )
-        raise StoreError(f"{arguments.prompt!r} is in several prompts: {named}; give the id of one")
+        raise StoreError(f"{ref!r} is in several prompts: {named}; give the id of one")
+    return matches[0]
+
+
+def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
+    run = chosen(store, arguments.run)
+    prompt = one_prompt(store, run, arguments.prompt)
     visits = prompt_history(store, run, prompt["prompt_id"])
     if arguments.json:
         print(json_text({"run": run.name, **prompt, "visits": visits}))
