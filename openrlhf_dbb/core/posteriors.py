@@ -66,16 +66,20 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         run: storage.Run,
         prompts: Sequence[str],
         labels: Sequence[str],
+        ids: Positions,
         *,
         warm_start: storage.WarmStart | None = None,
         close_store: bool = False,
     ) -> None:
-        """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`."""
+        """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`.
+
+        ``ids`` has the store's id of each prompt.
+        """
         self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
         self._belief = estimator.belief
         self._close_store = close_store
         # Equal pairs of text and label have one id, and so share one posterior.
-        self._ids, first_row = np.unique(store.register_prompts(prompts, labels), return_index=True)
+        self._ids, first_row = np.unique(ids, return_index=True)
         self.prompt_ids = {(prompts[row], labels[row]): int(at) for at, row in zip(self._ids, first_row, strict=True)}
         self._texts = [prompts[row] for row in first_row]
         self._features: State = {"features": text_features(self._texts)} if self._belief.reads_texts else {}
@@ -161,7 +165,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 replayed = None if can_copy(source_run, run.record) else replay(source, source_run, estimator.belief)
                 started = run.warm_start(source, source_run, ids, weight=warm_start_weight, replayed=replayed)
             close_store = opened is not store
-            posteriors = cls(estimator, opened, run, prompts, labels, warm_start=started, close_store=close_store)
+            posteriors = cls(estimator, opened, run, prompts, labels, ids, warm_start=started, close_store=close_store)
             undo.pop_all()
         return posteriors
 
@@ -209,7 +213,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             undo.callback(run.release)
             if step is not None:
                 run.roll_back(steps.whole("step", step))
-            posteriors = cls(estimator, opened, run, prompts, labels, close_store=opened is not store)
+            ids = opened.register_prompts(prompts, labels)
+            posteriors = cls(estimator, opened, run, prompts, labels, ids, close_store=opened is not store)
             undo.pop_all()
         return posteriors
 
