@@ -289,22 +289,18 @@ def prompt_rates(store: PosteriorStore, run: RunRecord) -> dict[str, NDArray[Any
     return dict(zip(names, _columns(store, query, integer=4, run=run.run_id), strict=True))
 
 
-def group_of(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int) -> dict[str, Any] | None:
-    """Return a group with the estimate that it was scored with, and the posterior before and after; None without it."""
-    query = """
+def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int) -> tuple[Rows, Rows]:
+    """Return a group with its estimate and the posterior before and after, if there is one; and its kept rollouts."""
+    group = """
         SELECT h.step, s.form, h.prev_step, h.prev_alpha AS alpha_before, h.prev_beta AS beta_before, h.rollouts,
                h.successes, h.alpha, h.beta, h.state, h.mean, h.variance
         FROM dbb_history h JOIN dbb_step s USING (run_id, step)
         WHERE h.run_id = :run AND h.step = :step AND h.prompt_id = :prompt"""
-    return next(iter(_rows(store, query, run=run.run_id, step=step, prompt=prompt_id)), None)
-
-
-def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int) -> Rows:
-    """Return the kept rollouts of a group with the parts of their advantages."""
-    query = """
+    rollouts = """
         SELECT sample, reward, score, baseline, scale, weight, advantage, text AS response FROM rollouts
         WHERE run_id = :run AND step = :step AND prompt_id = :prompt ORDER BY sample"""
-    return _rows(store, query, run=run.run_id, step=step, prompt=prompt_id)
+    found, kept = (_rows(store, query, run=run.run_id, step=step, prompt=prompt_id) for query in (group, rollouts))
+    return found, kept
 
 
 def _rows(store: PosteriorStore, query: str, **parameters: Any) -> Rows:

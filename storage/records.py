@@ -30,16 +30,9 @@ _COLUMN_FIELDS = ("alpha", "beta")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One training run, as stored.
+    """One training run, as stored in the columns of these names of ``dbb_run``.
 
     Attributes:
-        run_id: id in its database; uuid: 32 hex digits, unique everywhere; name: unique in its database.
-        status: "running" or "finished".
-        last_step: the last recorded step, 0 before the first.
-        estimator, estimator_version, parameters, state_fields: the estimator that computes the posteriors.
-        model, dataset, dataset_digest, reward, config: the training, as given by the trainer.
-        method: training method (grpo, dapo, ...); "" if not given.
-        created_at: UTC, ISO 8601.
         parent: the run that the run was warm-started from: name, uuid, step, weight, database; None if there is none.
         heartbeat_at: last write of its owner, as of when this was read; UTC, ISO 8601.
         owner: the process that may write the run.
@@ -379,12 +372,7 @@ def is_moment(stored: str) -> bool:
 
 
 def metrics_to_text(metrics: Mapping[str, Any]) -> str:
-    """Return the numbers among a step's metrics as JSON, names sorted; a number that is not finite becomes null.
-
-    Example:
-        >>> metrics_to_text({"kl": 0.12345678, "loss": float("nan"), "note": "text"})
-        '{"kl": 0.1234568, "loss": null}'
-    """
+    """Return the numbers among a step's metrics as JSON, names sorted; a number that is not finite becomes null."""
     short = {}
     for name, value in sorted(metrics.items()):
         if isinstance(value, Real):

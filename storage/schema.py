@@ -225,6 +225,14 @@ evaluation_result = Table(
     sqlite_with_rowid=False,
 )
 
+# What the databases write differently in the view states: the fields of a run, a field's name, and its value.
+_SQLITE = {"fields": "json_each(r.state_fields) f", "field": "f.value",
+           "value": "json_extract(q.state, '$[' || f.key || ']')"}  # fmt: skip
+_POSTGRESQL = {
+    "fields": "json_array_elements_text(CAST(r.state_fields AS JSON)) WITH ORDINALITY AS f(name, place)",
+    "field": "f.name", "value": "CAST(CAST(q.state AS JSON) ->> CAST(f.place - 1 AS INTEGER) AS DOUBLE PRECISION)",
+}  # fmt: skip
+
 _VERSION = "coalesce(policy_version, CAST(step - 1 AS DOUBLE PRECISION))"
 
 VIEWS = {
@@ -237,6 +245,10 @@ VIEWS = {
         SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, state, mean, variance, prev_step,
                {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag, inclusion
         FROM dbb_history""",
+    "states": """
+        SELECT q.run_id, q.prompt_id, {field} AS field,
+               CASE {field} WHEN 'alpha' THEN q.alpha WHEN 'beta' THEN q.beta ELSE {value} END AS value
+        FROM dbb_posterior q JOIN dbb_run r ON r.run_id = q.run_id CROSS JOIN {fields}""",
     # A flip is from all right to all wrong or back; of fewer than four rollouts both come by chance.
     "prompt_rates": """
         SELECT run_id, prompt_id, count(*) AS visits, CAST(sum(rollouts) AS BIGINT) AS rollouts,
@@ -293,23 +305,6 @@ VIEWS = {
         LEFT JOIN dbb_history h ON h.run_id = q.run_id AND h.step = q.step AND h.prompt_id = q.prompt_id""",
 }
 
-# What the databases write differently: the fields of a run with their places, and the value at a place.
-_STATES = """
-    SELECT q.run_id, q.prompt_id, f.{name} AS field,
-           CASE f.{name} WHEN 'alpha' THEN q.alpha WHEN 'beta' THEN q.beta ELSE {value} END AS value
-    FROM dbb_posterior q JOIN dbb_run r ON r.run_id = q.run_id CROSS JOIN {fields}"""
-STATES = {
-    True: _STATES.format(
-        name="value", value="json_extract(q.state, '$[' || f.key || ']')", fields="json_each(r.state_fields) f"
-    ),
-    False: _STATES.format(
-        name="name",
-        value="CAST(CAST(q.state AS JSON) ->> (CAST(f.place AS INTEGER) - 1) AS DOUBLE PRECISION)",
-        fields="json_array_elements_text(CAST(r.state_fields AS JSON)) WITH ORDINALITY AS f(name, place)",
-    ),
-}
-"""The view ``states``, by whether the database is SQLite."""
-
 # Any constant that no other program uses: all programs on a PostgreSQL database share its advisory locks.
 _CREATION_LOCK = int.from_bytes(b"orlhfdbb", "big")
 
@@ -338,15 +333,15 @@ def prepare(database: Database, *, create: bool) -> None:
 
 def _create(connection: Connection, database: Database) -> None:
     inspector = inspect(connection)
-    views = VIEWS | {"states": STATES[database.is_sqlite]}
-    taken = {*metadata.tables, *views} & {*inspector.get_table_names(), *inspector.get_view_names()}
+    taken = {*metadata.tables, *VIEWS} & {*inspector.get_table_names(), *inspector.get_view_names()}
     if taken:
         raise StoreError(
             f"{database.location} already has a table or view {min(taken)!r} that is not openrlhf-dbb's; "
             "give the posteriors a database of their own"
         )
     metadata.create_all(connection, checkfirst=False)
-    for name, query in views.items():
+    for name, query in VIEWS.items():
+        query = query.format(**(_SQLITE if database.is_sqlite else _POSTGRESQL))
         connection.exec_driver_sql(f"CREATE VIEW {name} AS {query}")
     if not database.is_sqlite:
         # Room for updates in place, and a vacuum before dead rows double the table.

@@ -164,7 +164,7 @@ def test_a_log_becomes_a_finished_run(open_new, fill, capsys, tmp_path, log):
     write, names, flags = LOGS[log]
     store = open_new("sqlite")
     code, out = ran(capsys, "import", write(tmp_path, names), "--run_name", "log", *flags, "--store.url", store.url)
-    assert code == 0 and out.startswith("run 'log': 2 steps, 2 prompts, 6 rollouts, estimator dbb;")
+    assert code == 0 and out.startswith("run 'log': 2 steps, 2 prompts, 6 rollouts, estimator dbb\n")
     history = (
         "SELECT step, prompt, label, rollouts, successes, alpha FROM posterior_history JOIN prompts USING (prompt_id)"
     )
@@ -198,15 +198,18 @@ def test_rewards_that_are_missing_partial_or_of_any_size(open_new, capsys, tmp_p
 REFUSED = {
     "nothing.jsonl": (None, "there is no .*nothing.jsonl; name a log"),
     "a.txt": ("x", "a.txt is no log that can be read; allowed are .jsonl"),
-    "a.jsonl": ('{"prompt": "p"', "a.jsonl is broken: "),
+    "a.jsonl": ('{"prompt": "p"', "a.jsonl: 1 of 1 rows cannot be used: line 1: broken JSON"),
     "b.jsonl": (
         '{"prompt": "p", "step": 1}',
-        r"b.jsonl, row 1 has no column score or reward; give --reward_key of prompt",
+        r"b.jsonl, line 1 has no column score or reward; give --reward_key of prompt",
     ),
-    "c.jsonl": ('{"prompt": "p", "reward": "good", "step": 1}', "row 1: reward 'good' or step 1 is no number"),
-    "d.jsonl": ('{"prompt": "p", "reward": 1}', "row 1 has no column step or global_step, nor has its file's name"),
-    "e.jsonl": ("[1]", "row 1 is a list; rows need names"),
-    "f.jsonl": ('{"prompt": "", "reward": 1, "step": 1}', "row 1 has no prompt in 'prompt'; fix or drop"),
+    "c.jsonl": ('{"prompt": "p", "reward": "good", "step": 1}', "line 1: reward 'good' or step '1' is no number"),
+    "d.jsonl": (
+        '{"prompt": "p", "reward": 1}',
+        "line 1 has no column step or global_step; give --step_key of prompt, reward",
+    ),
+    "e.jsonl": ("[1]", "1 of 1 rows cannot be used: row 1: it is no JSON object"),
+    "f.jsonl": ('{"prompt": "", "reward": 1, "step": 1}', "line 1 has no prompt in 'prompt'; fix or drop"),
     "g.jsonl": ('{"prompt": "p", "reward": null, "step": 1}', "has no rows with a reward"),
 }
 

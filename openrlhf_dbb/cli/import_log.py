@@ -5,8 +5,6 @@ of rows, or a table as Weights & Biases has it.
 """
 
 import argparse
-import csv
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from typing import Any
 
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Responses, StepExtras
+from openrlhf_dbb.data import records
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.options import add_store
@@ -45,51 +44,42 @@ def add_commands(add: Any) -> None:
 
 def import_log(arguments: argparse.Namespace) -> None:
     keys = {name: [given] if (given := getattr(arguments, f"{name}_key")) else known for name, known in COLUMNS.items()}
-    rows = [_rollout(row, place, step, keys) for file in _files(arguments.log) for row, place, step in _read(file)]
-    rows.sort(key=lambda row: row["step"])  # stable: the rollouts of a step stay in their order
-    rewards = {row["reward"] for row in rows} - {None}
-    if not rewards:
+    rows = [
+        _rollout(row, f"{file}, {place}", _number(file), keys)
+        for file in _files(arguments.log)
+        for place, row in _read(file).items()
+    ]
+    rewarded = {row["step"] for row in rows if row["reward"] is not None}
+    # Stable: the rollouts of a step stay in their order. A step of which nothing was verified teaches nothing.
+    rows = sorted((row for row in rows if row["step"] in rewarded), key=lambda row: row["step"])
+    if not rows:
         raise UsageError(f"{arguments.log[0]} has no rows with a reward; name a log of rollouts")
-    estimator, unit = arguments.estimator, min(rewards) >= 0 and max(rewards) <= 1
-    parameters = {"partial_credit": True} if estimator is None and unit and rewards - {0, 1} else None
-    columns = {name: [row[name] for row in rows] for name in ("prompt", "label")}
+    rewards = {row["reward"] for row in rows} - {None}
+    unit = min(rewards) >= 0 and max(rewards) <= 1
+    estimator, parameters = arguments.estimator or ("dbb" if unit else "gaussian"), None
+    if arguments.estimator is None and unit and rewards - {0, 1}:
+        parameters = {"partial_credit": True}
+    prompts, labels = ([row[name] for row in rows] for name in ("prompt", "label"))
+    store, log = getattr(arguments, "store_url", None), list(map(str, arguments.log))
     try:
         with Posteriors.create(
-            getattr(arguments, "store_url", None), arguments.run_name, columns["prompt"], columns["label"],
-            estimator=estimator or ("dbb" if unit else "gaussian"), parameters=parameters, method="import",
-            dataset=", ".join(path.name for path in arguments.log), reward=", ".join(keys["reward"]),
-            config={"import": {"log": list(map(str, arguments.log)), "columns": keys}},
+            store, arguments.run_name, prompts, labels, estimator=estimator, parameters=parameters, method="import",
+            dataset=", ".join(log), config={"import": {"log": log, "columns": keys}},
         ) as posteriors:  # fmt: skip
             try:
-                left_out = _observe(posteriors, rows)
+                for number, (step, group) in enumerate(groupby(rows, key=lambda row: row["step"]), 1):
+                    names = ("prompt", "label", "reward", "response")
+                    *columns, texts = zip(*([row[name] for name in names] for row in group), strict=True)
+                    posteriors.observe(number, *columns, extras=StepExtras(responses=Responses(texts)))
+                    posteriors.record_metrics(number, {"import/step": step})  # a log may have every tenth step only
                 posteriors.finish()
             except BaseException:
                 posteriors.store.delete_run(posteriors.run.record)
                 raise
-            print(
-                f"run {arguments.run_name!r}: {posteriors.step} steps, {len(posteriors.prompt_ids)} prompts, "
-                f"{len(rows) - left_out} rollouts, estimator {posteriors.estimator.name}; now in the commands show, "
-                "prompts, lab replay, serve, and for train --warm_start"
-            )
+            counted = f"{posteriors.step} steps, {len(posteriors.prompt_ids)} prompts, {len(rows)} rollouts"
+            print(f"run {arguments.run_name!r}: {counted}, estimator {estimator}")
     except ValueError as error:
         raise UsageError(f"the log cannot be imported: {error}") from error
-
-
-def _observe(posteriors: Posteriors, rows: list[dict[str, Any]]) -> int:
-    """Observe the rows step by step; return how many belong to steps without any reward, which are left out."""
-    left_out = 0
-    for of_log, group in groupby(rows, key=lambda row: row["step"]):
-        step = list(group)
-        prompts, labels, rewards, texts = (
-            [row[name] for row in step] for name in ("prompt", "label", "reward", "response")
-        )
-        if set(rewards) == {None}:
-            left_out += len(step)
-            continue
-        extras = StepExtras(responses=Responses(texts))
-        posteriors.observe(posteriors.step + 1, prompts, labels, rewards, extras=extras)
-        posteriors.record_metrics(posteriors.step, {"import/step": of_log})  # a log may have every tenth step only
-    return left_out
 
 
 def _files(paths: list[Path]) -> Iterator[Path]:
@@ -111,57 +101,43 @@ def _number(file: Path) -> int | None:
     return int(found[0]) if found else None
 
 
-def _read(file: Path) -> Iterator[tuple[dict[str, Any], str, int | None]]:
-    """Yield the rows of a file, each with its place and the number in the file's name."""
-    try:
-        if file.suffix == ".parquet":
-            from pyarrow import parquet
-
-            rows: Any = parquet.read_table(file).to_pylist()
-        elif file.suffix == ".csv":
-            with file.open(newline="", encoding="utf-8-sig") as stream:
-                rows = list(csv.DictReader(stream, strict=True))
-        else:
-            text = file.read_text(encoding="utf-8-sig")
-            whole = file.suffix == ".json" and json.loads(text)
-            rows = whole or [json.loads(line) for line in text.splitlines() if line.strip()]
-            if isinstance(rows, dict):  # a table of W&B
-                rows = [dict(zip(rows["columns"], row, strict=True)) for row in rows["data"]]
-    except ImportError:
-        raise UsageError(f"{file} needs pyarrow; run: pip install pyarrow") from None
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise UsageError(f"{file} is broken: {' '.join(str(error).split())}") from error
-    for place, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise UsageError(f"{file}, row {place} is a {type(row).__name__}; rows need names for their columns")
-        yield row, f"{file}, row {place}", _number(file)
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the rows of a file by place."""
+    if file.suffix != ".parquet":
+        rows = records(file, str(file))
+        table = next(iter(rows.values()), {})
+        if not table.keys() >= {"columns", "data"}:
+            return rows
+        found = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]  # of W&B
+    else:
+        try:
+            from pyarrow import ArrowException, parquet
+        except ImportError:
+            raise UsageError(f"{file} needs pyarrow; run: pip install pyarrow") from None
+        try:
+            found = parquet.read_table(file).to_pylist()
+        except ArrowException as error:
+            raise UsageError(f"{file} is broken: {error}") from error
+    return {f"row {number}": row for number, row in enumerate(found, 1)}
 
 
-def _rollout(row: dict[str, Any], place: str, step: int | None, keys: dict[str, Any]) -> dict[str, Any]:
-    """Return prompt, label, reward (None where missing), step and response of a row."""
+def _rollout(row: dict[str, Any], place: str, named: int | None, keys: dict[str, Any]) -> dict[str, Any]:
+    """Return prompt, label, reward (None where missing), step and response of a row; ``named``: the file's number."""
     found = {name: next((key for key in columns if key in row), None) for name, columns in keys.items()}
-    for name in ("prompt", "reward"):
-        if found[name] is None:
+    for name in ("prompt", "reward", "step"):
+        if found[name] is None and (name != "step" or named is None):
             raise UsageError(f"{place} has no column {' or '.join(keys[name])}; give --{name}_key of {', '.join(row)}")
     value: dict[str, Any] = {name: row[key] if key else None for name, key in found.items()}
     try:
-        number = None if value["reward"] in (None, "") else float(value["reward"])
-        step = int(float(value["step"])) if found["step"] else step
+        reward = math.nan if value["reward"] in (None, "") else float(value["reward"])
+        step = named if found["step"] is None else int(float(value["step"]))
     except (TypeError, ValueError):
         raise UsageError(
             f"{place}: reward {value['reward']!r:.40} or step {value['step']!r:.40} is no number"
         ) from None
-    if step is None:
-        raise UsageError(
-            f"{place} has no column {' or '.join(keys['step'])}, nor has its file's name a number; add one"
-        )
     if not value["prompt"]:
         raise UsageError(f"{place} has no prompt in {found['prompt']!r}; fix or drop the row")
-    response = value["response"] or ""  # a text, or messages as in TRL's tables
-    return {
-        "prompt": text_of(value["prompt"]),
-        "label": label_of(value["label"]),
-        "reward": None if number is None or math.isnan(number) else number,
-        "step": step,
-        "response": response if isinstance(response, str) else "\n".join(str(each["content"]) for each in response),
-    }
+    texts = [value["response"] or ""]  # or messages, as in TRL's tables
+    texts = texts if isinstance(texts[0], str) else [str(message["content"]) for message in texts[0]]
+    texts_of = {"prompt": text_of(value["prompt"]), "label": label_of(value["label"]), "response": "\n".join(texts)}
+    return texts_of | {"reward": None if math.isnan(reward) else reward, "step": step}

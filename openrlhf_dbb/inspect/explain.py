@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from openrlhf_dbb.estimators import FORMS
-from openrlhf_dbb.inspect.show import one_prompt
+from openrlhf_dbb.inspect.show import LONGEST, one_prompt
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.storage import PosteriorStore, StoreError
-from openrlhf_dbb.storage.read import group_of, kept_group
+from openrlhf_dbb.storage.read import kept_group
 from openrlhf_dbb.terminal import json_text, print_facts, print_table, shown
-
-_LONGEST = 200
 
 
 def add_commands(add: Any) -> None:
@@ -26,27 +24,27 @@ def add_commands(add: Any) -> None:
 def explain(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = store.find_run(arguments.run)
     prompt = one_prompt(store, run, arguments.prompt)
-    group = group_of(store, run, arguments.step, prompt["prompt_id"])
-    if group is None:
+    groups, rollouts = kept_group(store, run, arguments.step, prompt["prompt_id"])
+    if not groups:
         raise StoreError(
             f"run {run.name!r} has no group of prompt {prompt['prompt_id']} at step {arguments.step}; "
             f"openrlhf-dbb history {prompt['prompt_id']} {run.run_id} lists its steps"
         )
-    rollouts = kept_group(store, run, arguments.step, prompt["prompt_id"])
+    group = groups[0]
     if arguments.json:
         print(json_text({"run": run.name, **prompt, **group, "rollouts": rollouts}))
         return
     form = FORMS.available().get(group["form"])
-    unit = "no posterior" if group["alpha"] is None else f"alpha {group['alpha']:.6g}, beta {group['beta']:.6g}"
+    after = "" if group["alpha"] is None else f"alpha {group['alpha']:.6g}, beta {group['beta']:.6g}"
     print_facts(
         [
             ("run", f"{run.name}, step {group['step']}"),
-            ("prompt", f"{prompt['prompt_id']}: {shown(prompt['prompt'], _LONGEST)}"),
-            ("label", shown(prompt["label"], _LONGEST)),
+            ("prompt", f"{prompt['prompt_id']}: {shown(prompt['prompt'], LONGEST)}"),
+            ("label", shown(prompt["label"], LONGEST)),
             ("form", f"{group['form'] or 'not known'}{f': {form.formula}' if form else ''}"),
             ("known before", _before(group)),
             ("rewards seen", f"{group['rollouts']}, sum {group['successes']:.6g}"),
-            ("known after", unit),
+            ("known after", after or "its state, with --json"),
             ("mean p", f"{group['mean']:.6g}"),
             ("deviation", f"{group['variance'] ** 0.5:.6g}, the root of the variance {group['variance']:.6g}"),
         ]

@@ -17,7 +17,7 @@ from openrlhf_dbb.terminal import Styled, apart, json_text, print_facts, print_t
 _PROMPTS = 5  # hardest and easiest prompts that show lists
 _BAR = 20
 _RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
-_LONGEST = 200
+LONGEST = 200
 
 
 def add_commands(add: Any) -> None:
@@ -167,7 +167,7 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json_text({"run": run.name, **prompt, "visits": visits}))
         return
-    text, label = shown(prompt["prompt"], _LONGEST), shown(prompt["label"], _LONGEST)
+    text, label = shown(prompt["prompt"], LONGEST), shown(prompt["label"], LONGEST)
     print_facts([("run", run.name), ("prompt", f"{prompt['prompt_id']}: {text}"), ("label", label)])
     if visits:
         columns = [name for name in visits[0] if name != "lag" or any(row["lag"] for row in visits)]
