@@ -1,6 +1,7 @@
 """Steps of a run: states by hand, repeats, gaps, bad rows, roll back, checkpoints."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -128,49 +129,58 @@ def test_bad_rows_are_refused_and_leave_nothing(store, run, fill, dump, name, va
     run.record_step(1, rows)
 
 
-def test_roll_back_restores_each_step_exactly(store, run, fill, dump):
-    a, b, c = fill.prompts(store, 3)
-    states = [dump(store)]
-    visits = [([a, b], [4, 1]), ([a, c], [2, 0]), ([b, c], [4, 4]), ([a, b, c], [1, 2, 3])]
-    for step, (ids, successes) in enumerate(visits, start=1):
-        fill.step(run, step, ids, successes)
-        states.append(dump(store))
+VISITS = [([0, 1], [4, 1]), ([0, 2], [2, 0]), ([1, 2], [4, 4]), ([0, 1, 2], [1, 2, 3])]  # prompts, successes
+
+
+def train_on_everything(run, ids, fill):
+    """Four steps with all that a step may have; yields after each."""
+    for step, (places, successes) in enumerate(VISITS, start=1):
+        seen = ids[places]
+        probes = fill.probes(seen, [8] * len(seen), successes)
+        shared = {"clock": np.array([float(step)])}
+        fill.step(run, step, seen, successes, kept=fill.rollouts(seen, successes), probes=probes, shared=shared)
+        run.record_metrics(step, {"kl": step / 10})
+        run.record_checkpoint(step, f"step{step}")
+        run.record_evaluation(step, "training", [fill.evaluation(seen, successes)], model="tiny", config={})
+        yield step
+
+
+def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(store, run, fill, dump):
+    ids, other = np.sort(fill.prompts(store, 3)), fill.run(store, "other")
+    fill.step(other, 1, ids, [1, 2, 3], kept=fill.rollouts(ids, [1, 2, 3]), probes=fill.probes(ids[:1], [8], [1]))
+    store.record_evaluation("of no step", [fill.evaluation(ids, [1, 2, 3])], model="tiny", config={}, run=run.record)
+    states = [_progress(dump(store)), *(_progress(dump(store)) for _ in train_on_everything(run, ids, fill))]
     assert run.roll_back(2) == 5  # 2 rows of step 3, 3 of step 4
-    assert _progress(dump(store)) == _progress(states[2])
-    assert run.record.last_step == 2
+    assert _progress(dump(store)) == states[2] and run.record.last_step == 2
+    detail = {
+        "dbb_history": 5,
+        "dbb_step": 2,
+        "dbb_checkpoint": 2,
+        "dbb_probe": 5,
+        "dbb_rollout": 10,
+        "dbb_evaluation": 2,
+    }
+    (event,) = store.query("SELECT kind, from_step, to_step, detail FROM dbb_event")
+    assert (event.kind, event.from_step, event.to_step, json.loads(event.detail)) == ("roll_back", 4, 2, detail)
+    assert store.checkpoints(run.record) == [(1, "step1"), (2, "step2")]
     assert run.roll_back(2) == 0
     assert run.roll_back(1) == 2
-    assert _progress(dump(store)) == _progress(states[1])
-    table = run.load(np.array([a, b, c]))
+    assert _progress(dump(store)) == states[1]
+    table = run.load(ids)
     np.testing.assert_array_equal(table.state, [[4.5, 0.5], [1.5, 3.5], [np.nan, np.nan]])
-    assert table.visits.tolist() == [1, 1, 0]
+    assert table.visits.tolist() == [1, 1, 0] and run.load_shared()["clock"].tolist() == [1.0]
     assert run.roll_back(0) == 2
-    assert _progress(dump(store)) == _progress(states[0])
-    # and the steps can be taken again
-    for step, (ids, successes) in enumerate(visits, start=1):
-        fill.step(run, step, ids, successes)
-    assert _progress(dump(store)) == _progress(states[4])
+    assert _progress(dump(store)) == states[0] and run.load_shared() is None and check(store) == []
+    for _ in train_on_everything(run, ids, fill):  # and the steps can be taken again
+        pass
+    for table in ("dbb_posterior", "dbb_history", "dbb_probe", "dbb_rollout"):
+        assert _progress(dump(store))[table] == states[4][table]
+    assert check(store) == []
 
 
 def _progress(tables):
-    """Without the events, and without the times of the steps."""
-    steps = [(*row[:6], *row[7:]) for row in tables["dbb_step"]]
-    return {table: rows for table, rows in tables.items() if table != "dbb_event"} | {"dbb_step": steps}
-
-
-def test_roll_back_notes_what_was_undone(store, run, fill):
-    ids = fill.prompts(store, 2)
-    for step in (1, 2, 3):
-        fill.step(run, step, ids, [1, 2])
-    run.record_checkpoint(1, "global_step1")
-    run.record_checkpoint(3, "global_step3")
-    run.roll_back(1)
-    detail = (
-        '{"dbb_history": 4, "dbb_step": 2, "dbb_checkpoint": 1, "dbb_probe": 0, "dbb_rollout": 0, "dbb_evaluation": 0}'
-    )
-    events = store.query("SELECT kind, from_step, to_step, detail FROM dbb_event")
-    assert events == [("roll_back", 3, 1, detail)]
-    assert store.checkpoints(run.record) == [(1, "global_step1")]
+    """Without the events."""
+    return {table: rows for table, rows in tables.items() if table != "dbb_event"}
 
 
 @pytest.mark.parametrize("step", [3, -1])
