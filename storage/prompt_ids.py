@@ -18,8 +18,7 @@ HASH_BYTES = 16
 _NEW = "INSERT INTO dbb_prompt (hash, prompt, label) {} ON CONFLICT (hash) DO NOTHING"
 _INSERT = {"sqlite": _NEW.format("VALUES (?, ?, ?)"),
            "postgresql": _NEW.format("SELECT * FROM unnest(%b::bytea[], %b::text[], %b::text[])")}  # fmt: skip
-_FIND = {"sqlite": "SELECT hash, prompt_id FROM dbb_prompt WHERE hash = ?",
-         "postgresql": "SELECT hash, prompt_id FROM dbb_prompt WHERE hash = ANY(%b)"}  # fmt: skip
+_FIND = "SELECT hash, prompt_id FROM dbb_prompt WHERE hash "
 
 
 def prompt_hash(prompt: str, label: str) -> bytes:
@@ -36,12 +35,8 @@ def prompt_hash(prompt: str, label: str) -> bytes:
     # JSON files may contain half a surrogate pair, which strict UTF-8 rejects.
     text, answer = prompt.encode("utf-8", "surrogatepass"), label.encode("utf-8", "surrogatepass")
     # By one call, since a data set has a million prompts.
-    data = b"openrlhf-dbb prompt 1%b%b%b%b" % (
-        len(text).to_bytes(8, "little"),
-        text,
-        len(answer).to_bytes(8, "little"),
-        answer,
-    )
+    sizes = len(text).to_bytes(8, "little"), len(answer).to_bytes(8, "little")
+    data = b"openrlhf-dbb prompt 1" + sizes[0] + text + sizes[1] + answer
     return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
 
 
@@ -56,23 +51,26 @@ def register(database: Database, prompts: Sequence[str], labels: Sequence[str]) 
     for start in range(0, len(places), CHUNK):
         part = places[start : start + CHUNK]
         with database.transaction(write=True) as connection:
-            ids |= _find(connection, [digest for digest, _ in part])
+            ids |= _find(connection, [digest for digest, _ in part], len(places))
             new = [(digest, storable(prompts[at]), storable(labels[at])) for digest, at in part if digest not in ids]
             if new:
                 _insert(connection, new)
-                ids |= _find(connection, [digest for digest, *_ in new])
+                ids |= _find(connection, [digest for digest, *_ in new], len(places))
     return np.fromiter(map(ids.__getitem__, hashes), dtype=np.int64, count=len(hashes))
 
 
 # On the driver's connection, since SQLAlchemy takes several times as long for many values.
-def _find(connection: Connection, hashes: list[bytes]) -> dict[bytes, int]:
-    """Return the ids of the stored ones among these hashes."""
+def _find(connection: Connection, hashes: list[bytes], total: int) -> dict[bytes, int]:
+    """Return the ids of the stored ones among these hashes, ascending, perhaps with others; ``total``: of all calls."""
     driver_connection: Any = connection.connection.dbapi_connection
-    query = _FIND[connection.dialect.name]
-    if connection.dialect.name == "sqlite":
-        execute = driver_connection.cursor().execute
-        return dict(row for digest in hashes if (row := execute(query, (digest,)).fetchone()))
-    return dict(driver_connection.cursor(binary=True).execute(query, (hashes,)).fetchall())
+    if connection.dialect.name != "sqlite":
+        cursor = driver_connection.cursor(binary=True)
+        return dict(cursor.execute(f"{_FIND} = ANY(%b)", (hashes,)).fetchall())
+    execute = driver_connection.cursor().execute
+    newest = execute("SELECT max(prompt_id) FROM dbb_prompt").fetchone()[0] or 0
+    if newest <= 4 * total:  # a look-up takes as long as five rows of a scan
+        return dict(execute(f"{_FIND} BETWEEN ? AND ?", (hashes[0], hashes[-1])).fetchall())
+    return dict(row for digest in hashes if (row := execute(f"{_FIND} = ?", (digest,)).fetchone()))
 
 
 def _insert(connection: Connection, rows: list[tuple[bytes, str, str]]) -> None:

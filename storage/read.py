@@ -151,15 +151,11 @@ def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[s
 
 
 def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
-    """Return totals of a run.
+    """Return totals of a run, with ``unused_rollouts``, as given to ``Run.finish``.
 
-    Returns:
-        steps; visits (prompts trained on, summed over steps), rollouts, successes (sum of rewards),
-        last_step_at; prompts (with a posterior), visited (of these, trained on in this run), mean (of
-        their posterior means, None if there are none); checkpoint (step of the last one, or None);
-        probes (probed groups, summed over steps), samples (of the probes; not counted in rollouts); the counts of
-        :class:`openrlhf_dbb.storage.Usage` and filtered (generated, not trained on), None if usage was not counted;
-        unused_rollouts (as given to ``Run.finish``).
+    ``visits`` are prompts trained on, summed over steps; ``prompts`` have a posterior, ``visited`` of them were trained
+    on in this run, ``mean`` is of their posterior means; ``samples`` are of the probes, not counted in ``rollouts``.
+    None: nothing to average, no checkpoint, or counts of :class:`openrlhf_dbb.storage.Usage` that were not made.
     """
     query = f"""
         SELECT s.*, q.prompts, q.visited, q.mean, c.checkpoint, p.probes, p.samples

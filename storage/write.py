@@ -6,11 +6,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import Connection, select, text
 
 from openrlhf_dbb.storage import records, schema
-from openrlhf_dbb.storage.records import EvaluationRows, RolloutRows, RunRecord, StateLayout, StepRows
+from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, StateLayout, StepRows
 from openrlhf_dbb.storage.url import StoreError
 
 Columns = Mapping[str, Any]
@@ -90,7 +89,10 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         probes = vars(rows.probes).copy()
         insert(connection, "dbb_probe", of_step | {"prompt_id": probes.pop("prompt_ids")} | probes)
     if rows.kept is not None:
-        insert(connection, "dbb_rollout", of_step | _rollout_columns(rows.kept))
+        kept, unknown = vars(rows.kept).copy(), np.isnan(rows.kept.truncated)
+        cut = np.where(unknown, 0, rows.kept.truncated).astype(np.int64)
+        kept |= {"truncated": np.ma.array(cut, mask=unknown), "text": np.array(rows.kept.text, dtype=object)}  # type: ignore[no-untyped-call]
+        insert(connection, "dbb_rollout", of_step | {"prompt_id": kept.pop("prompt_ids")} | kept)
     stale = connection.execute(_STALE, of_step).first()
     if stale is not None:
         raise StoreError(
@@ -98,14 +100,6 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
             f"{stale[1]}, its posterior is of step {stale[2]}; load the posteriors again"
         )
     connection.execute(_APPLY, of_step)
-
-
-def _rollout_columns(rows: RolloutRows) -> dict[str, NDArray[Any] | None]:
-    columns = vars(rows).copy()
-    unknown = np.isnan(rows.truncated)
-    columns["truncated"] = np.ma.array(np.where(unknown, 0, rows.truncated).astype(np.int64), mask=unknown)  # type: ignore[no-untyped-call]
-    columns["text"] = np.array(rows.text, dtype=object)
-    return {"prompt_id": columns.pop("prompt_ids"), **columns}
 
 
 def undo(connection: Connection, run_id: int, last_step: int, target: int) -> int:

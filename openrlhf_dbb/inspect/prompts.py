@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from scipy import special
 
 from openrlhf_dbb.estimators.text_features import text_features
+from openrlhf_dbb.inspect.show import print_prompts
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import prompt_rates, prompt_texts
-from openrlhf_dbb.terminal import json_text, print_facts, print_table, print_title, shown, template_of
+from openrlhf_dbb.terminal import json_text, print_facts
 
 CLASSES = {
     "never": "no rollout right, though the most similar prompts are solved more often: is label or verifier wrong?",
@@ -54,14 +55,8 @@ def prompts(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         return
     counted = [(name, f"{sum(row['why'] == name for row in rows)}: {text}") for name, text in CLASSES.items()]
     print_facts([("run", f"{run.name}, step {run.last_step}"), *counted])
-    start, end = template_of(list({row["prompt"] for row in rows}))
-    for name in CLASSES:
-        if found := [row for row in rows if row["why"] == name][:_EXAMPLES]:
-            print_title(name)
-            columns = ("prompt_id", "visits", "rollouts", "rate", "low", "high", "similar", "last")
-            texts = [shown(row["prompt"].removeprefix(start).removesuffix(end)) for row in found]
-            cells = [(*(row[of] for of in columns), text) for row, text in zip(found, texts, strict=True)]
-            print_table((*columns, "text"), cells, cut=("text",))
+    examples = {name: [row for row in rows if row["why"] == name][:_EXAMPLES] for name in CLASSES}
+    print_prompts(examples, ("prompt_id", "visits", "rollouts", "rate", "low", "high", "similar", "last"))
 
 
 def judged(store: PosteriorStore, run: RunRecord) -> list[dict[str, Any]]:
@@ -88,10 +83,9 @@ def judged(store: PosteriorStore, run: RunRecord) -> list[dict[str, Any]]:
         list(CLASSES), default="",
     )  # fmt: skip
     clearest = {"never": similar - high, "always": rollouts, "flipping": found["flips"], "forgotten": -found["last"]}
-    columns = {"visits": visits, "rollouts": rollouts, "rate": rate, "low": low, "high": high, "similar": similar,
-               "last": found["last"], "flips": found["flips"]}  # fmt: skip
+    columns = found | {"rate": rate, "low": low, "high": high, "similar": similar}
     return [
-        {"prompt_id": int(found["prompt_id"][row]), "prompt": texts[row][0], "label": texts[row][1], "why": name}
+        {"prompt": texts[row][0], "label": texts[row][1], "why": name}
         | {of: values[row].item() for of, values in columns.items()}
         for name in CLASSES
         for row in sorted(np.flatnonzero(why == name), key=lambda row: -clearest[name][row])

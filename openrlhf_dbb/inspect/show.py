@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, method, overview, parameters, status, usage_in_words
@@ -71,14 +71,19 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         print(json_text(numbers))
     else:
         print_facts(facts(store, run).items())
-        start, end = template_of(list({row["prompt"] for row in (*hardest, *easiest)}))
-        for title, rows in (("hardest prompts", hardest), ("easiest prompts", easiest)):
-            if rows:
-                print_title(title)
-                names = ("prompt_id", "mean", "variance", "visits")
-                texts = [shown(row["prompt"].removeprefix(start).removesuffix(end)) for row in rows]
-                cells = [(*(row[name] for name in names), text) for row, text in zip(rows, texts, strict=True)]
-                print_table(("prompt id", *names[1:], "text"), cells, cut=("text",))
+        parts = {"hardest prompts": hardest, "easiest prompts": easiest}
+        print_prompts(parts, ("prompt_id", "mean", "variance", "visits"))
+
+
+def print_prompts(parts: Mapping[str, list[dict[str, Any]]], columns: Sequence[str]) -> None:
+    """Print tables of prompts by title, texts without the template that all have in common."""
+    start, end = template_of(list({row["prompt"] for rows in parts.values() for row in rows}))
+    for title, rows in parts.items():
+        if rows:
+            print_title(title)
+            texts = [shown(row["prompt"].removeprefix(start).removesuffix(end)) for row in rows]
+            cells = [(*(row[name] for name in columns), text) for row, text in zip(rows, texts, strict=True)]
+            print_table((*(name.replace("_", " ") for name in columns), "text"), cells, cut=("text",))
 
 
 def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
