@@ -36,6 +36,10 @@ class Form(ABC):
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         """Return the advantages of the optimized rewards, shape (P, G); 0 for a missing rollout (NaN)."""
 
+    def scale(self, estimate: Estimate) -> Floats:
+        """Return what the advantages are divided by, (P,), for the store: ``advantage = (X - baseline) / scale``."""
+        return np.ones(len(estimate.mean))
+
 
 FORMS: Registry[Form] = Registry("advantage form", Form, __name__, "openrlhf_dbb.forms")
 """The forms by name; other distributions declare theirs in the entry-point group ``openrlhf_dbb.forms``."""
@@ -66,6 +70,9 @@ class GroupNorm(Form):
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         return standardized(rewards_P_G, estimate)
+
+    def scale(self, estimate: Estimate) -> Floats:
+        return np.sqrt(estimate.variance)
 
 
 @register
@@ -165,6 +172,9 @@ class MaxRl(Form):
         advantages = np.zeros(np.shape(rewards_P_G))
         return np.divide(centered(rewards_P_G, estimate), mean, out=advantages, where=mean > 0)
 
+    def scale(self, estimate: Estimate) -> Floats:
+        return estimate.mean
+
 
 @register
 class Bnpo(Form):
@@ -191,6 +201,9 @@ class Bnpo(Form):
                 "estimator of scores, or another form"
             )
         return centered(rewards_P_G, estimate) * _inverse_density(p)[:, None]
+
+    def scale(self, estimate: Estimate) -> Floats:
+        return 1 / _inverse_density(estimate.mean)
 
 
 def _inverse_density(p: Floats) -> Floats:

@@ -302,6 +302,25 @@ def _refuse(bad: dict[str, str], total: int, source: str) -> None:
         raise UsageError(f"{source}: {len(bad)} of {total} rows cannot be used: {shown}{more}; fix or drop them")
 
 
+def _left_out(file: str | None, pairs: list[tuple[str, str]]) -> set[int]:
+    """Return the places of the prompts and labels that a file names; refuse a file that names none of them."""
+    if file is None:
+        return set()
+    source = f"--data.leave_out {file}"
+    try:
+        named = records(Path(file), source).values()
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror}; openrlhf-dbb prompts writes one") from None
+    unwanted = {(row.get("prompt"), row.get("label")) for row in named}
+    found = {place for place, pair in enumerate(pairs) if pair in unwanted}
+    if named and not found:
+        raise UsageError(
+            f"{source}: none of its {len(named)} prompts, as the model sees them, is in --{TRAINING}; name the file "
+            "that openrlhf-dbb prompts wrote for a run with this data set and chat template"
+        )
+    return found
+
+
 def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, held_out: Any = None) -> Prompts:
     """Choose the rows of the loaded data set that are trained on.
 
@@ -338,7 +357,8 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
     model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     unknown = model.token_to_id(model.unk_token) if getattr(model, "unk_token", None) else None
     lengths = [len(ids) for ids in tokens]
-    fits = [i for i, length in enumerate(lengths) if 0 < length <= limit]
+    unwanted = _left_out(args.data.leave_out, list(zip(seen.prompts, map(str, seen.labels), strict=True)))
+    fits = [i for i, length in enumerate(lengths) if 0 < length <= limit and i not in unwanted]
     labels = [str(seen.labels[i]) for i in fits]
     counts = (
         (len(prompts) - len(kept), "duplicates dropped"),
@@ -346,6 +366,7 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
         (len(kept) - len(untested), f"in --{HELD_OUT} {'dropped' if made else 'too'}"),
         (sum(length > limit for length in lengths), f"of more than {limit} tokens dropped"),
         (lengths.count(0), "without a token dropped"),
+        (len(unwanted), "left out by --data.leave_out"),
         (sum(unknown in ids for ids in tokens), "with characters that the model does not know"),
     )
     notes = [f"{count} {what}" for count, what in counts if count]

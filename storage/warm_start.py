@@ -38,56 +38,47 @@ def newest_shared(connection: Connection, run: RunRecord) -> SharedState | None:
     return records.shared_from_text(run.name, connection.scalar(text(_SHARED), {"run": run.run_id}))
 
 
-def check_source(own: RunRecord, source: RunRecord) -> None:
-    """Raise StoreError if run ``own`` cannot begin with a copy of the posteriors of ``source``."""
-    if source.state_fields != own.state_fields:
+def check(own: RunRecord, source: RunRecord, weight: float, copied: bool) -> None:
+    """Raise StoreError if run ``own`` cannot begin with this weight, or with a copy of the posteriors of ``source``."""
+    fields, theirs = list(own.state_fields), list(source.state_fields)
+    if not isinstance(weight, Real) or not 0 < weight <= 1:
+        raise StoreError(f"the warm start's weight is {weight!r}; it must be in (0, 1]")
+    if weight != 1 and set(fields) != {"alpha", "beta"}:
         raise StoreError(
-            f"run {source.name!r} keeps {list(source.state_fields)} per prompt (estimator "
-            f"{source.estimator!r}), run {own.name!r} needs {list(own.state_fields)} "
-            f"({own.estimator!r}); name a run with the same fields"
+            f"the warm start's weight is {weight!r}, but estimator {own.estimator!r} keeps {fields} and only alpha and "
+            "beta can be weighted; use weight 1"
         )
-    if source.estimator == own.estimator and source.estimator_version != own.estimator_version:
+    if copied and theirs != fields:
+        raise StoreError(
+            f"run {source.name!r} keeps {theirs} per prompt (estimator {source.estimator!r}), run {own.name!r} needs "
+            f"{fields} ({own.estimator!r}); name a run with the same fields"
+        )
+    if copied and source.estimator == own.estimator and source.estimator_version != own.estimator_version:
         raise StoreError(
             f"run {source.name!r} was written by version {source.estimator_version} of estimator "
             f"{own.estimator!r}, this is version {own.estimator_version}; name a run of the same version"
         )
 
 
-def check_weight(own: RunRecord, weight: float) -> None:
-    """Raise StoreError if run ``own`` cannot begin with this weight."""
-    if not isinstance(weight, Real) or not 0 < weight <= 1:
-        raise StoreError(f"the warm start's weight is {weight!r}; it must be in (0, 1]")
-    if weight != 1 and set(own.state_fields) != {"alpha", "beta"}:
-        raise StoreError(
-            f"the warm start's weight is {weight!r}, but estimator {own.estimator!r} keeps "
-            f"{list(own.state_fields)} and only alpha and beta can be weighted; use weight 1"
-        )
-
-
-def of_replay(database: Database, source: RunRecord, replayed: Replayed) -> Posteriors:
-    """Return posteriors that another estimator has after the visits of a run."""
-    query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
-    with database.transaction() as connection:
-        found = table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(replayed.prompt_ids)})
-    state = replayed.state[np.isin(replayed.prompt_ids, found["prompt_id"])]
-    return Posteriors(source, database.location, replayed.shared, found["hash"], state)
-
-
-def read_source(database: Database, source: RunRecord) -> Posteriors:
-    """Return the current posteriors of a run, which may be training meanwhile."""
-    layout = StateLayout(source.state_fields)
+def read(database: Database, source: RunRecord, replayed: Replayed | None) -> Posteriors:
+    """Return the replayed posteriors, or the current ones of a run, which may be training meanwhile."""
+    layout, key = StateLayout(source.state_fields), {"run": source.run_id}
+    if replayed is not None:
+        query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
+        with database.transaction() as connection:
+            found = table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(replayed.prompt_ids)})
+        state = replayed.state[np.isin(replayed.prompt_ids, found["prompt_id"])]
+        return Posteriors(source, database.location, replayed.shared, found["hash"], state)
     kind = [_HASH, *layout.columns]
     query = f"""SELECT {", ".join(name for name, _ in kind)}
                 FROM dbb_posterior q JOIN dbb_prompt p ON p.prompt_id = q.prompt_id WHERE q.run_id = :run"""
-    key = {"run": source.run_id}
     with database.transaction() as connection:
         step = connection.scalar(text("SELECT last_step FROM dbb_run WHERE run_id = :run"), key)
         if step is None:
             raise StoreError(f"run {source.name!r} is no longer in {database.location}; look it up again with find_run")
-        shared = newest_shared(connection, source)
-        found = table(connection, kind, query, key)
+        shared, found = newest_shared(connection, source), table(connection, kind, query, key)
     now = replace(source, last_step=int(step))
-    return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(found))
+    return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(source.name, found))
 
 
 def check_new(connection: Connection, own: RunRecord) -> None:

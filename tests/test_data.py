@@ -31,7 +31,7 @@ def arguments(*files, reward="reward.py", **options):
     flags = {
         "prompt_dataset": ",".join(map(str, files)), "prompt_probs": None, "prompt_split": "train",
         "max_samples": 10**8, "input_key": "input", "label_key": "label", "input_template": None,
-        "apply_chat_template": False, "max_len": 32, "drop_duplicates": False, "image_key": "images",
+        "apply_chat_template": False, "max_len": 32, "drop_duplicates": False, "leave_out": None, "image_key": "images",
         "pass_rate_key": None, "pass_rate_attempts": None, "group_key": None,
     }  # fmt: skip
     return SimpleNamespace(
@@ -234,6 +234,27 @@ def test_held_out_problems_of_a_task_are_not_trained_on():
     kept = data.choose(loaded, args, strategy(args), Words(), held_out)
     assert kept.texts == [text for text in loaded["input"] if text not in held_out["input"]]
     assert f"; {len(both)} in --eval.dataset dropped" in kept.report
+
+
+def test_rows_that_a_file_names_are_left_out(choose, tmp_path):
+    file = tmp_path / "out.jsonl"
+    file.write_text('{"prompt": "b", "label": "1", "why": "never"}\n{"prompt": "c", "label": "other"}\n')
+    kept = choose(row("a"), row("b"), row("c"), leave_out=str(file))
+    assert (kept.texts, kept.rows, kept.report) == (
+        ["a", "c"],
+        [0, 2],
+        "2 of 3 prompts; 1 left out by --data.leave_out",
+    )
+    for content, message in (
+        (None, "out.jsonl cannot be read: No such file or directory; openrlhf-dbb prompts writes one"),
+        ("{", "line 1: broken JSON"),
+        ('{"prompt": "z", "label": ""}', "none of its 1 prompts, as the model sees them, is"),
+    ):  # fmt: skip
+        file.unlink() if content is None else file.write_text(content)
+        with pytest.raises(UsageError, match=message):
+            choose(row("a"), row("b"), leave_out=str(file))
+    file.write_text("")  # a run without bad rows
+    assert choose(row("a"), row("b"), leave_out=str(file)).texts == ["a", "b"]
 
 
 def test_long_prompts_and_those_without_a_token_are_dropped(choose):

@@ -66,17 +66,21 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         run: storage.Run,
         prompts: Sequence[str],
         labels: Sequence[str],
+        ids: Positions,
         *,
         warm_start: storage.WarmStart | None = None,
         sources: Sequence[str] | None = None,
         close_store: bool = False,
     ) -> None:
-        """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`."""
+        """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`.
+
+        ``ids`` has the store's id of each prompt.
+        """
         self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
         self._belief = estimator.belief
         self._close_store = close_store
         # Equal pairs of text and label have one id, and so share one posterior.
-        self._ids, first_row = np.unique(store.register_prompts(prompts, labels), return_index=True)
+        self._ids, first_row = np.unique(ids, return_index=True)
         self.prompt_ids = {(prompts[row], labels[row]): int(at) for at, row in zip(self._ids, first_row, strict=True)}
         self._texts = [prompts[row] for row in first_row]
         self._sources = None if sources is None else np.array(sources)[first_row]
@@ -174,7 +178,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 row = row[first]
                 run.begin_with(of_pass_rates(estimator.belief, known_ids, [prompts[at] for at in row], known_P_2[row]))
             close_store = opened is not store
-            posteriors = cls(estimator, opened, run, prompts, labels, warm_start=started, close_store=close_store)
+            posteriors = cls(estimator, opened, run, prompts, labels, ids, warm_start=started, close_store=close_store)
             undo.pop_all()
         return posteriors
 
@@ -224,7 +228,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             undo.callback(run.release)
             if step is not None:
                 run.roll_back(steps.whole("step", step))
-            posteriors = cls(estimator, opened, run, prompts, labels, sources=sources, close_store=opened is not store)
+            ids = opened.register_prompts(prompts, labels)
+            closes = opened is not store
+            posteriors = cls(estimator, opened, run, prompts, labels, ids, sources=sources, close_store=closes)
             undo.pop_all()
         return posteriors
 
@@ -287,7 +293,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         expected = self._belief.predictive(state)
         estimate, rows = self._update(state, step, rollouts, groups, advantage_form)
         scored = steps.score(rollouts, groups, estimate, advantage_form)
-        ids_P = self._ids[groups.prompts_P]
+        rows.form, ids_P = str(form), self._ids[groups.prompts_P]
         rows.usage = steps.usage(rollouts, groups, scored, extras)
         run_wide = {f"estimator/{name}": float(values[0]) for name, values in rows.shared.items() if len(values) == 1}
         scored.metrics.update({"rollout/skipped": float(rows.usage.skipped)} | run_wide)
@@ -304,7 +310,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             rows.probes, errors = steps.measure(extras.probes, probed_Q, groups, rows)
             scored.metrics.update(errors)
         if extras.responses is not None:
-            rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored.advantages)
+            rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored)
         try:
             rows = rows.checked(len(self._belief.state_fields))
         except storage.StoreError as error:

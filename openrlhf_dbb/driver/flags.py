@@ -59,6 +59,11 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--warm_start_url", {"metavar": "URL"}, "the database of that run, if it is another one"),
     ("--store.url", {"metavar": "URL"}, "FILE or postgresql://...; default: $OPENRLHF_DBB_STORE_URL, openrlhf_dbb.db"),
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
+    (
+        "--data.leave_out",
+        {"metavar": "FILE"},
+        "rows to leave out, as openrlhf-dbb prompts --leave_out FILE writes them",
+    ),
     ("--data.drop_duplicates", _SWITCH, "of prompts with equal text, keep the first"),
     ("--data.task_instruction", {"default": tasks.INSTRUCTION}, f"follows the question of a {tasks.PREFIX} task"),
     ("--data.pass_rate_key", {"metavar": "COLUMN"}, "known pass rates, which the posteriors begin with: 0.625, or 5/8"),
