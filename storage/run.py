@@ -208,6 +208,18 @@ class Run:
         self.record = replace(self.record, parent=parent)
         return outcome
 
+    def begin_with(self, known: Replayed) -> None:
+        """Begin with posteriors of prompts in this store that were measured before, in place of a run's.
+
+        Raise StoreError if this run already has posteriors or steps.
+        """
+        with self._database.transaction(write=True) as connection:
+            own = replace(self.record, last_step=self._hold(connection))
+            warm_start.check_new(connection, own)
+            columns = records.StateLayout(own.state_fields).to_columns(known.state)
+            warm_start.fill(connection, own, known.prompt_ids, columns, known.shared, {})
+            write.event(connection, own.run_id, "known_rates", 0, 0, {"prompts": len(known.prompt_ids)})
+
     def release(self) -> None:
         """Give up the run unfinished: any process may claim it at once; this one can no longer write it."""
         with self._database.transaction(write=True) as connection:

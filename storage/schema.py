@@ -183,7 +183,7 @@ event = Table(
     Column("event_id", _Id, primary_key=True, comment="id of the event in this database"),
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), nullable=False, comment="the run"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
-    Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start or finish"),
+    Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start, known_rates or finish"),
     Column("from_step", BigInteger, nullable=False, comment="last step before the event"),
     Column("to_step", BigInteger, nullable=False, comment="last step after the event"),
     Column("detail", Text, nullable=False, comment="JSON"),

@@ -81,6 +81,28 @@ def read(database: Database, source: RunRecord, replayed: Replayed | None) -> Po
     return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(source.name, found))
 
 
+def check_new(connection: Connection, own: RunRecord) -> None:
+    """Raise StoreError if run ``own`` has posteriors."""
+    filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
+    if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
+        raise StoreError(f"run {own.name!r} has posteriors (step {own.last_step}); only a new run can be warm-started")
+
+
+def fill(
+    connection: Connection,
+    own: RunRecord,
+    prompt_ids: NDArray[np.int64],
+    columns: write.Columns,
+    shared: SharedState | None,
+    of_run: dict[str, Any],
+) -> None:
+    """Store the posteriors, the run-wide state and the columns ``of_run`` that run ``own`` begins with."""
+    key = {"run_id": own.run_id, "prompt_id": prompt_ids, "visits": 0, "step": 0}
+    write.insert(connection, "dbb_posterior", {**key, **columns})
+    mine = schema.run.update().where(schema.run.c.run_id == own.run_id)
+    connection.execute(mine.values(of_run | {"shared_start": records.shared_to_text(shared)}))
+
+
 def begin(
     connection: Connection,
     database: Database,
@@ -97,9 +119,7 @@ def begin(
         The new parent, as ``RunRecord.parent``, and the outcome.
     """
     source = posteriors.source
-    filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
-    if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
-        raise StoreError(f"run {own.name!r} has posteriors (step {own.last_step}); only a new run can be warm-started")
+    check_new(connection, own)
     query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
     prompts = table(connection, [_HASH, ("prompt_id", "<i8")], query, {"ids": database.ids(ids)})
     _, at, theirs = np.intersect1d(prompts["hash"], posteriors.hashes, assume_unique=True, return_indices=True)
@@ -113,8 +133,6 @@ def begin(
         )
     columns = StateLayout(own.state_fields).to_columns(state)
     columns |= {name: columns[name] * weight for name in ("alpha", "beta") if name in columns}
-    key = {"run_id": own.run_id, "prompt_id": found_ids, "visits": 0, "step": 0}
-    write.insert(connection, "dbb_posterior", key | columns)
     parent = {
         "name": source.name,
         "uuid": source.uuid,
@@ -122,9 +140,7 @@ def begin(
         "weight": float(weight),
         "database": posteriors.location,
     }
-    mine = schema.run.update().where(schema.run.c.run_id == own.run_id)
-    columns_of_run = {f"parent_{name}": value for name, value in parent.items()}
-    connection.execute(mine.values(columns_of_run | {"shared_start": records.shared_to_text(posteriors.shared)}))
+    fill(connection, own, found_ids, columns, posteriors.shared, {f"parent_{name}": of for name, of in parent.items()})
     counts = {"matched": len(found_ids), "unmatched": len(ids) - len(found_ids)}
     write.event(connection, own.run_id, "warm_start", 0, 0, parent | counts)
     return parent, WarmStart(**counts, source=source)

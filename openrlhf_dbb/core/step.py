@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.estimators import Estimate, Form
-from openrlhf_dbb.estimators.forms import BatchCentered
 from openrlhf_dbb.estimators.probe_error import squared_errors
 from openrlhf_dbb.estimators.simple import PointEstimator
 
@@ -315,7 +314,7 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
     weights_V_G = np.ones_like(trained_V_G)
     if rollouts.weights is not None:
         weights_V_G = np.where(np.isnan(trained_V_G), 0.0, groups.matrix(rollouts.weights))
-        if isinstance(form, BatchCentered):  # the mean over the step is weighted too, so that they still sum to 0
+        if form.sums_to_zero:  # the mean over the step is weighted too, so that they still sum to 0
             mean = (weights_V_G * advantages_V_G).sum() / (weights_V_G.sum() or 1.0)
             advantages_V_G = advantages_V_G - (mean if abs(mean) > 1e-12 else 0.0)  # as the form: no rounding errors
     scale_R, trained_R = groups.rows(form.scale(estimate)), rollouts.trained & ~np.isnan(rollouts.rewards)
@@ -468,6 +467,46 @@ def measure(
             errors_Q = squared_errors(estimates_V[at_Q], measured.samples, measured.successes, measured.squares)
             metrics[name] = float(np.nanmean(errors_Q))
     return measured, metrics
+
+
+def by_source(sources_V: NDArray[np.str_], successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
+    """Return the groups of each source in a step, the share of their rollouts that are right, and the share mixed."""
+    metrics = {}
+    mixed_V = (successes_V > 0) & (successes_V < rollouts_V)
+    for source in np.unique(sources_V):
+        of_source = sources_V == source
+        metrics[f"source/{source}/groups"] = float(of_source.sum())
+        metrics[f"source/{source}/right"] = float(successes_V[of_source].sum() / rollouts_V[of_source].sum())
+        metrics[f"source/{source}/mixed"] = float(mixed_V[of_source].mean())
+    return metrics
+
+
+def of_hardest(expected_P: Floats, at_V: Positions, successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
+    """Return the share right of a step's rollouts whose prompts are among the hardest 10, 25 and 50 % of all.
+
+    How hard a prompt is was expected before the step: chosen by its outcome, the hardest would always do worst. Prompts
+    of equal expectation share their mean rank. A share of no rollouts is left out.
+    """
+    ordered_P, expected_V = np.sort(expected_P), expected_P[at_V]
+    ranks_V = ordered_P.searchsorted(expected_V) + ordered_P.searchsorted(expected_V, side="right") + 1
+    share_V = ranks_V / (2 * len(expected_P))
+    hardest = {percent: share_V <= percent / 100 for percent in (10, 25, 50)}
+    return {
+        f"hardest/{percent}": float(successes_V[among].sum() / rollouts_V[among].sum())
+        for percent, among in hardest.items()
+        if among.any()
+    }
+
+
+def known_pass_rates(values: ArrayLike, prompts: int) -> Floats:
+    """Return successes and attempts of each prompt, (P, 2), if there is a rate in [0, 1], of 1 attempt or more."""
+    known_P_2 = numbers("pass_rates", values)
+    if known_P_2.shape != (prompts, 2):
+        raise ValueError(f"pass_rates have shape {known_P_2.shape}; pass successes and attempts of {prompts} prompts")
+    successes, attempts = known_P_2[~np.isnan(known_P_2).any(axis=1)].T
+    if not len(attempts) or not ((attempts >= 1) & (successes >= 0) & (successes <= attempts)).all():
+        raise ValueError("pass_rates need 0 <= successes <= attempts and 1 attempt or more, for one prompt at least")
+    return known_P_2
 
 
 def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:

@@ -66,6 +66,17 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     ("--data.drop_duplicates", _SWITCH, "of prompts with equal text, keep the first"),
     ("--data.task_instruction", {"default": tasks.INSTRUCTION}, f"follows the question of a {tasks.PREFIX} task"),
+    ("--data.pass_rate_key", {"metavar": "COLUMN"}, "known pass rates, which the posteriors begin with: 0.625, or 5/8"),
+    (
+        "--data.pass_rate_attempts",
+        {"type": number(int, 1), "metavar": "N"},
+        "rollouts that a known rate counts for; default: the 8 of 5/8",
+    ),
+    (
+        "--data.group_key",
+        {"metavar": "COLUMN"},
+        "source of a prompt: share right, mixed groups and draws are by source",
+    ),
     ("--eval.benchmarks", {"metavar": "NAME,..."}, "evaluate these every --eval.steps; evaluate --help lists them"),
     ("--eval.top_p", _SHARE | {"metavar": "P"}, "of evaluations, in (0, 1]; default: --rollout.top_p"),
     ("--probe.fraction", {"type": number(float, 0, 1), "default": 0.0}, "share of prompts whose estimate is measured"),
