@@ -113,8 +113,8 @@ def merged(name: str, parent: Path, *, trusted: bool = False) -> Iterator[str]:
 
 def fingerprint(folder: Path) -> str:
     """Hash the names, sizes and times of a model's files, not its card's; to read 16 GB would take half a minute."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    listing = [f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files if p.name != best_model.CARD]
+    files = sorted(path for path in folder.glob("[!.]*") if path.is_file() and path.name != best_model.CARD)
+    listing = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32]
 
 

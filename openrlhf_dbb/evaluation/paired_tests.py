@@ -38,8 +38,9 @@ def stratified_t(differences: Sequence[Floats], *, two_sided: bool = False) -> P
     ``sqrt(sum_k s_k^2 / P_k) / K``, with the degrees of freedom of Satterthwaite 1946, "An approximate distribution of
     estimates of variance components". All but the difference are NaN if a benchmark has a single prompt.
 
-    ``differences`` are those of each benchmark, (P_k,), first minus second model by prompt. H1: the first mean is
-    higher; if ``two_sided``: the means differ.
+    Args:
+        differences: first minus second model by prompt, (P_k,) for each benchmark.
+        two_sided: H1 is that the means differ, not that the first is higher.
     """
     from scipy.stats import t as student
 
@@ -65,10 +66,6 @@ def holm(p_values: Sequence[float]) -> Floats:
     The i-th smallest of m is multiplied by m + 1 - i, then made monotonic and capped at 1.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
-
-    Example:
-        >>> holm([0.01, 0.04, 0.03])
-        array([0.03, 0.06, 0.06])
     """
     corrected = np.asarray(p_values, dtype=float).copy()
     tests = np.flatnonzero(~np.isnan(corrected))
@@ -78,10 +75,5 @@ def holm(p_values: Sequence[float]) -> Floats:
 
 
 def p_value(p: float) -> str:
-    """Return a p-value with four digits, never as 0; "-" for NaN.
-
-    Example:
-        >>> p_value(0.02), p_value(3e-7)
-        ('0.0200', '<0.0001')
-    """
+    """Return a p-value with four digits, never as 0; "-" for NaN."""
     return "-" if math.isnan(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"
