@@ -32,15 +32,11 @@ class PairedTest(NamedTuple):
 
 
 def stratified_t(differences: Sequence[Floats], *, two_sided: bool = False) -> PairedTest:
-    """Test the mean over K benchmarks of the mean differences; every benchmark weighs the same.
+    """Test the mean over K benchmarks of mean differences (P_k,), first minus second model; H1: it is above 0.
 
     With one benchmark this is the paired t-test of the paper, section 4.1. The error is
     ``sqrt(sum_k s_k^2 / P_k) / K``, with the degrees of freedom of Satterthwaite 1946, "An approximate distribution of
     estimates of variance components". All but the difference are NaN if a benchmark has a single prompt.
-
-    Args:
-        differences: first minus second model by prompt, (P_k,) for each benchmark.
-        two_sided: H1 is that the means differ, not that the first is higher.
     """
     from scipy.stats import t as student
 

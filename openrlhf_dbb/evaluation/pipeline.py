@@ -49,9 +49,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
         for name, prompts in asked.items():
             times = f"{len(prompts.texts)} prompts x {settings['n']} samples x {settings['runs']} runs"
             chat = "chat template" if prompts.chat_template else "no chat template"
-            print(f"{name}: {times}, {chat}, at most {prompts.max_new_tokens} tokens")
-            for note in prompts.notes:
-                print(f"  note: {note}")
+            notes = [f"  note: {note}" for note in prompts.notes]
+            print(f"{name}: {times}, {chat}, at most {prompts.max_new_tokens} tokens", *notes, sep="\n")
         print(f"{folder}: {len(responses.keys)} of {len(keys)} prompts are done")
         if left:
             _generate(arguments, settings, asked, left, responses)

@@ -23,7 +23,7 @@ _MARKER = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+(?=\S)", re.MULTIL
 _REMARK = re.compile(r"\s\([^()]*(?<![\\A-Za-z])[A-Za-z]{2}[^()]*\)")
 _VERB = r"(?:\s+(?:is|are|was|would\s+be|should\s+be|must\s+be|will\s+be|has\s+to\s+be)\b\s*:?|\s*\"?[:=]|\s*\n)"
 STATEMENT = re.compile(
-    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f",
+    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u6545\u9009",
     re.IGNORECASE,
 )
 _CORRECTED = re.compile(r"\b(?:wait|actually|correction|oops|sorry|rather|no)\b", re.IGNORECASE)
@@ -35,22 +35,22 @@ _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")  # "$5 and $7" encloses wor
 _OPERATOR = r"[-=+*/^(<>]"
 _PART = rf"""\\[A-Za-z]+|\\.|\{{(?:[^{{}}]|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})*\}}|\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d
     |(?<![^\W\d_])(?<!')(?:[B-HJ-Zb-z]|[aAI](?=\s*{_OPERATOR})|(?<={_OPERATOR})[aAI]|{"|".join(FUNCTIONS)})(?![^\W\d_']|'[a-z])
-    |(?i:minus|negative)(?=\s*\d)|\.(?=/)|(?![\w?"',:;.}}])[!-~]|_"""
+    |(?i:minus|negative)(?=\s*\d)|\.(?=/)|(?![\w?"',:;.}}])[!-~\u20ac\u00a3\u00a5]|_"""
 _MATHS = re.compile(
     rf"""(?:{_PART})(?:\s*(?:{_PART}|[,:](?=\s*[-\d\\$(])|(?:and|or|plus|minus|times|to|by|over)(?=\s*[-\d\\$])
     |(?:square|cubic|percent|{"|".join(name for name in UNITS if name.isalpha() and name != "in")})s?(?![^\W\d_])))*""",
     re.VERBOSE | re.ASCII,
 )
 _DENIED_BEFORE = re.compile(
-    r"(?:\b(?:not|never|neither|nor|than|instead of|if|unless|false|suppose|cannot|longer|unlikely)|n't)[ :]+"
-    r"(?:(?!but\b|rather\b|yet\b|so\b|then\b)[a-z']+[ ]+){0,3}\Z|(?:\b(?:at least|at most|up to|over|under|above|below|"
-    r"between|out of|step|case|equation|chapter|rule)|[<>]|\\[lg]e|\\ne|!=) *\Z",
+    r"(?:\b(?:not|never|neither|nor|than|instead of|if|whether|unless|false|suppose|assum(?:e|ing)|let|cannot|longer|"
+    r"unlikely)|n't)[ :]+(?:(?!but\b|rather\b|yet\b|so\b|then\b)[a-z']+[ ]+){0,3}\Z|(?:\b(?:at least|at most|up to|"
+    r"over|under|above|below|between|out of|step|case|equation|chapter|rule)|[<>]|\\[lg]e|\\ne|!=) *\Z",
     re.IGNORECASE,
 )
 _DENIED_AFTER = re.compile(
     r"\s*(?:(?:(?:is|are|was|would be|seems|can|could|does)\s*)?(?:not\b|n't|never|wrong|incorrect|false|too\b|"
     r"impossible)|(?:isn|can|doesn|wasn)'t|cannot|"
-    r"(?:or|and) (?:more|less|fewer|greater|above|below|higher|lower|up)\b|\?)",
+    r"(?:or|and) (?:more|less|fewer|greater|above|below|higher|lower|up)\b|at (?:most|least)\b|\?)",
     re.IGNORECASE,
 )
 

@@ -31,8 +31,9 @@ _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2})(?![
 _REWRITES: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
-        (r"(?<!\\)(?:\\!|\$)|`|\b(?:np|math)\.(?=[a-z])|(?<=\*)\*", ""),
+        (r"\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits|(?i:large|huge)|small|bf)(?![A-Za-z])", ""),
+        (r"(?<!\\)(?:\\!|\$)|`|\b(?:np|math)\.(?=[a-z])", ""),
+        (r"(?<=[\w)}]) ?\*\* ?(?:\((-?\w+)\)|(-?\w+))", r"^{\1\2}"),
         (r"(?:(?<!\\)\\(?:[,:;> ]|q?quad(?![A-Za-z]))|[\s~])+", " "),
         (r"\\([A-Za-z]+|[%$])", lambda found: _SAME.get(found[1], found[0])),
         (r"([<>!])=", lambda found: {"<": r"\le ", ">": r"\ge ", "!": r"\ne "}[found[1]]),
@@ -40,6 +41,7 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (rf"(?<![{UPRIGHT}\\A-Za-z])({'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])", r"\\\1"),
         (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\[dt]binom(?![a-z])", r"\\binom"),
+        (r"\\binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
         (r"C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))", r"\\binom{\1\2}{\3\4}"),
         (r"\{([^{}]*)\\over([^{}A-Za-z][^{}]*)\}", r"\\frac{\1}{\2}"),
         (

@@ -27,7 +27,7 @@ UNITS = {
     for name in names
 }
 _FACTOR = re.compile(
-    r" *(?P<over>/|per\b)? *(?P<before>square|sq|cubic)? *(?P<name>[A-Za-z$\u20ac\u00a3\u00a5]+)"
+    r" *(?P<over>/|per\b)? *(?P<before>square|sq|cubic)?\.? *(?P<name>[A-Za-z$\u20ac\u00a3\u00a5]+)"
     r"(?: *\^?(?P<sign>-?)(?P<power>[123])| *(?P<after>squared|cubed))? *"
 )
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}

@@ -192,7 +192,7 @@ def _single(text: str, numeric: bool = False) -> Value | None:
     if number := _number(tight, numeric):
         return number
     if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
-        return _bracketed(*brackets.groups(), numeric)
+        return _bracketed(brackets[1], brackets[2], brackets[3], numeric)
     clock = _TIME.fullmatch(tight)
     if clock and (clock[2] or clock[3]) and int(clock[1]) < 25 and int(clock[2] or 0) < 60:
         return Words(written, (f"{int(clock[1])}:{clock[2] or '00'}",), clock[3].lower())
