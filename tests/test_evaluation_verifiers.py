@@ -11,7 +11,6 @@ from openrlhf_dbb.rewards import math_answer
 from openrlhf_dbb.rewards.values import canonical, read
 
 LETTERS = {
-    "A": [r"\boxed{A} "],
     "B": [r"\boxed{B}", r"\[\boxed{\textbf{(B)}}\]", r"\boxed{(B) 42}", r"The answer is (B). \boxed{42}",
           r"The answer is A. No: \boxed{B}", "The answer is B, A is wrong.", r"\boxed{\left(B\right)}"],
     "C": [r"\boxed{A} is wrong, it is \boxed{C}", "The answer is not A but C.", "Option C is correct.",
@@ -75,21 +74,16 @@ def test_exact_rules_follow_the_labels_form(label, right, wrong):
     ("response", "label", "verdict"),
     [
         (r"\boxed{\dfrac{1}{2}}", "1/2", (1.0, "1/2")),
-        (r"\boxed{4.5\times10^{33}\ \text{erg/s}}", r"4.5 \times 10^{33}", (1.0, "45" + "0" * 32)),
+        (r"\boxed{4.5\times10^{33}\ \text{erg/s}}", "4.5e33", (1.0, "45" + "0" * 32)),
         ("\\boxed{336\u00b0}", r"336^\circ", (1.0, "336")),
+        ("The answer is (B).", "B", (1.0, "B")),
+        ("Yes, it is.", r"\text{Yes}", (1.0, "yes")),
         ("no idea", "5", (0.0, None)),
     ],
 )
-def test_mathematics(response, label, verdict):
+def test_training_and_evaluation_give_the_same_verdict(response, label, verdict):
     assert VERIFIERS["math"](response, label) == VERIFIERS["math_or_text"](response, label) == verdict
-
-
-def test_training_and_evaluation_give_the_same_verdict():
-    cases = [("4.5e33", r"\boxed{4.5e33}"), ("B", "The answer is (B)."), (r"\text{Yes}", "Yes, it is."), ("5", "7 + 5")]
-    for label, response in cases:
-        reward = math_answer.reward_func(["Q: " + response], ["Q: "], [label])["rewards"][0]
-        assert VERIFIERS["math"](response, label).score == VERIFIERS["math_or_text"](response, label).score == reward
-    assert VERIFIERS["choice"]("The answer is (B).", "B") == Verdict(1.0, "B")
+    assert math_answer.reward_func(["Q: " + response], ["Q: "], [label])["rewards"] == [verdict[0]]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def same(label, answer):
         ("12:30", ["12:30 PM", "12.30"], ["12:03", "12.5"]),
         ("March 14, 2023", [r"\text{14 March 2023}"], ["May 14, 2023", "2023"]),
         (r"\infty", ["+\u221e", "infinite"], [r"-\infty"]),
+        ("Quadrant I", [r"\text{quadrant I}", "Quadrant~I"], ["Quadrant II", "I"]),
     ],
 )  # fmt: skip
 def test_values_in_other_spellings(label, equals, differs):

@@ -28,6 +28,7 @@ _BARE_WORD = (  # letters that are a word and no product of variables
     r"(?:[^\W\d_]{3,}|(?i:is|it|we|to|of|in|at|so|be|by|an|as|or|if|on|he|do|no|up))(?![^\W\d_])"
 )
 _WORD = re.compile(rf"{UPRIGHT}{_LETTERS}|{_BARE_WORD}")
+_NAMED = re.compile(rf"{_WORD.pattern}|(?<![\\{UPRIGHT}])\b[A-Z]+\b")  # Quadrant I
 _PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")  # ``def`` in a fraction is a product
 _PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
 _NO_UNIT = re.compile(
@@ -202,9 +203,8 @@ def _single(text: str, numeric: bool = False) -> Value | None:
         return Words(letter[1], (letter[1].lower(),))
     if infinite := _INFINITE.fullmatch(tight):
         return Words(written, (infinite[1] + r"\infty",))
-    words = _WORD.findall(text)
-    if words and not _WORD.sub("", text).strip(" '-"):
-        return Words(written, tuple(word.strip(UPRIGHT).lower() for word in words))
+    if _WORD.search(text) and not _NAMED.sub("", text).strip(" '-"):
+        return Words(written, tuple(word.strip(UPRIGHT).lower() for word in _NAMED.findall(text)))
     if re.search(r"\\pm(?![A-Za-z])", text):
         return _items(written, ",", [re.sub(r"\\pm(?![A-Za-z])", sign, text) for sign in "+-"])
     units = (word.start() for word in _WORD.finditer(text, 1) if unit_of(text[word.start() :]))
