@@ -29,7 +29,8 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.integrations import verl as integration
-from openrlhf_dbb.integrations.verl import TRAINERS, Settings, keys_of
+from openrlhf_dbb.integrations.shared import Settings
+from openrlhf_dbb.integrations.verl import TRAINERS, keys_of, read
 from openrlhf_dbb.tiny import build_tokenizer
 
 EPSILON = 1e-6  # what verl adds to a standard deviation: core_algos.compute_grpo_outcome_advantage
@@ -86,8 +87,7 @@ def trainer(config, *, cls=TRAINERS["sync"]):
     made.config, made.train_dataset, made.global_steps = config, data_set(), 0
     made.tokenizer = build_tokenizer()
     if cls is not PPOTrainerSync:
-        made.posteriors, made._settings, made._dropped = None, Settings.read(config), []
-        made._form = "group_norm" if config.algorithm.norm_adv_by_std_in_grpo else "batch_centered"
+        made.posteriors, made._settings, made._dropped = None, read(config), []
         made.posteriors = made._open(made._settings)
     return made
 
@@ -296,8 +296,8 @@ class Ours(integration.WithPosteriors, Saving):
 def started(config):
     """A trainer that has loaded what there is to load."""
     made = object.__new__(Ours)
-    made.config, made.train_dataset, made.posteriors, made._form = config, data_set(), None, "group_norm"
-    made._settings = Settings.read(config)
+    made.config, made.train_dataset, made.posteriors = config, data_set(), None
+    made._settings = read(config)
     made._load_checkpoint()
     return made
 
@@ -371,12 +371,12 @@ def test_validation_alone_opens_no_run(tmp_path):
 def test_a_sampler_whose_dropped_groups_cannot_be_observed_is_refused():
     filtering = ["algorithm.filter_groups.enable=True", "trainer.v1.sampler.custom_sampler.path=mine.py"]
     with pytest.raises(ValueError, match=r"cannot observe what a sampler of yours drops; use False"):
-        Settings.read(compose_config("algorithm.adv_estimator=posterior", *filtering))
-    assert Settings.read(compose_config("algorithm.adv_estimator=posterior")) == Settings()
+        read(compose_config("algorithm.adv_estimator=posterior", *filtering))
+    assert read(compose_config("algorithm.adv_estimator=posterior")) == Settings()
 
 
-def test_equal_rows_of_a_data_set_are_one_prompt():
-    assert keys_of(data_set(["a", "b", "a"], ["1", 2, "1"])) == [("a", "1"), ("b", "2")]
+def test_text_and_label_of_each_row():
+    assert keys_of(data_set(["a", "b", "a"], ["1", 2, "1"])) == [("a", "1"), ("b", "2"), ("a", "1")]
     assert keys_of([{"raw_prompt": message("a")}]) == [("a", "")]
 
 
