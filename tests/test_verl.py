@@ -192,6 +192,30 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
     ]
 
 
+DRAWS = ["+algorithm.posterior.strategy=posterior", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=4"]
+
+
+def test_the_strategy_draws_what_verl_generates_for(queue, tmp_path):
+    """Two of three prompts a step: the first two, evenly drawn, and then two by what they have shown."""
+    ours = trainer(posterior_config(tmp_path, *DRAWS, "+algorithm.posterior.form=dr_grpo", estimator="dbb"))
+    with ours.posteriors:
+        for rewards in ([1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 0.0, 0.0]):
+            asked = ours._next_train_batch()  # verl's, by which a step begins
+            drawn = [(shown[0]["content"], rewarding["ground_truth"]) for shown, rewarding in
+                     zip(asked["raw_prompt"], asked["reward_model"], strict=True)]  # fmt: skip
+            assert len(set(asked["uid"])) == len(set(drawn)) == 2
+            advantages = firsts(ours._compute_advantage(batch_of([(*prompt, rewards) for prompt in drawn]), {}))
+    found = "SELECT step, prompt, inclusion, mean FROM posterior_history JOIN prompts USING (prompt_id)"
+    stored = {(step, prompt): values for step, prompt, *values in query(tmp_path, found)}
+    assert [inclusion for (step, _), (inclusion, _) in stored.items() if step == 1] == pytest.approx([2 / 3] * 2)
+    of_second = [stored[2, prompt] for prompt, _ in drawn]
+    assert len({inclusion for inclusion, _ in of_second}) == 2
+    expected = [(reward - mean) * 2 / 3 / inclusion for inclusion, mean in of_second for reward in rewards]
+    assert advantages == pytest.approx(expected, rel=1e-6)
+    [[config]] = query(tmp_path, "SELECT config FROM runs")
+    assert json.loads(config)["algorithm"]["posterior"]["form"] == "dr_grpo"
+
+
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_a_group_that_verl_filters_is_observed_and_not_trained_on(queue, tmp_path, mode):
     filtering = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"]
@@ -325,6 +349,19 @@ def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
     assert query(tmp_path, "SELECT max(step) FROM posterior_history") == [(3,)]
 
 
+def test_the_draws_go_on_from_the_checkpoint(tmp_path):
+    config, drawn = posterior_config(tmp_path, *DRAWS), []
+    for _ in range(2):
+        made = started(config)
+        with made.posteriors as posteriors:
+            if not drawn:
+                step(made, [1, 0])
+                made._steps.draw()
+                made._save_checkpoint()
+            drawn.append(([made._steps.draw() for _ in range(4)], posteriors.step))
+    assert drawn[0] == drawn[1]
+
+
 def test_a_run_that_died_before_its_first_checkpoint_starts_over(tmp_path):
     config = posterior_config(tmp_path)
     made = started(config)
@@ -368,10 +405,12 @@ def test_validation_alone_opens_no_run(tmp_path):
 # Settings, prompts and labels
 
 
-def test_a_sampler_whose_dropped_groups_cannot_be_observed_is_refused():
+def test_a_sampler_whose_groups_cannot_be_observed_in_their_step_is_refused():
     filtering = ["algorithm.filter_groups.enable=True", "trainer.v1.sampler.custom_sampler.path=mine.py"]
     with pytest.raises(ValueError, match=r"cannot observe what a sampler of yours drops; use False"):
         read(compose_config("algorithm.adv_estimator=posterior", *filtering))
+    with pytest.raises(ValueError, match=r"'posterior' draws whole batches: use trainer.v1.trainer_mode=sync without"):
+        read(compose_config("algorithm.adv_estimator=posterior", *DRAWS, "algorithm.filter_groups.enable=True"))
     assert read(compose_config("algorithm.adv_estimator=posterior")) == Settings()
 
 
