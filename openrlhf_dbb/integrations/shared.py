@@ -3,7 +3,8 @@
 import dataclasses
 import importlib.metadata
 import json
-import pickle
+import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -25,7 +26,10 @@ from openrlhf_dbb.estimators import FORMS, RewardEstimator
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
 
-SAVED, DRAWS = "posteriors.json", "posterior_draws.pickle"  # in a checkpoint: run, step and name; the strategy's state
+_log = logging.getLogger(__name__)
+
+SAVED = "posteriors.json"
+"""In a checkpoint: the run, its step, the checkpoint's name, the strategy's state. No pickle, which could run code."""
 
 
 def check_release(distribution: str) -> None:
@@ -174,8 +178,11 @@ class Steps:
         self._drawn = {}
         for _ in range(self._facts.groups):
             if not self._left:
+                note = self._sampler.note
                 self._sampler.end_pass()
                 self._left = len(self._keys)
+                if self._sampler.note != note:
+                    _log.warning("%s", self._sampler.note)
             drawn = self._sampler.next_prompt(self.posteriors.predictive)
             self._left -= 1
             rows.append(self._row_of[drawn.prompt_id])
@@ -211,9 +218,9 @@ class Steps:
         """Write what a resume needs into a checkpoint's folder, once every step up to here is durable."""
         folder.mkdir(parents=True, exist_ok=True)
         self.posteriors.checkpoint(self.posteriors.step, folder.name)
-        (folder / DRAWS).write_bytes(pickle.dumps((self._sampler.state(), self._left)))
         saved = {"run": self.posteriors.run.record.uuid, "step": self.posteriors.step, "tag": folder.name}
-        (folder / SAVED).write_text(json.dumps(saved))
+        drawn = {"strategy": self._sampler.state(), "left": self._left}
+        (folder / SAVED).write_text(json.dumps(saved | drawn, default=_encoded))
 
     def step_of(self, folder: Path) -> int:
         """Return the step of a checkpoint; refuse one of another run, or of steps that were undone."""
@@ -244,7 +251,32 @@ class Steps:
         self.posteriors.roll_back(0 if checkpoint is None else self.step_of(checkpoint))
         self._start_over()
         if checkpoint is not None:
-            state, self._left = pickle.loads((checkpoint / DRAWS).read_bytes())
+            saved = json.loads((checkpoint / SAVED).read_text(), object_hook=_decoded)
+            state, self._left = saved["strategy"], saved["left"]
             if state.keys() != self._sampler.state().keys():
                 raise ValueError(f"checkpoint {checkpoint} is of another strategy; resume it with its own")
             self._sampler.load(state)
+
+
+def _encoded(value: Any) -> dict[str, Any]:
+    """Return a value of a strategy's state as JSON has it."""
+    if isinstance(value, deque):
+        return {"deque": list(value)}
+    if isinstance(value, Drawn):
+        return {"Drawn": dataclasses.astuple(value)}
+    if isinstance(value, np.random.Generator):
+        return {"PCG64": value.bit_generator.state}
+    raise TypeError(f"a strategy's state holds {value!r:.80}; use numbers, texts, lists, dicts by text, deques, generators")
+
+
+def _decoded(values: dict[str, Any]) -> Any:
+    match values:
+        case {"deque": entries}:
+            return deque(entries)
+        case {"Drawn": entries}:
+            return Drawn(*entries)
+        case {"PCG64": state}:
+            random = np.random.default_rng()
+            random.bit_generator.state = state
+            return random
+    return values

@@ -316,7 +316,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         rows = _on_first(lambda: self._steps.draw())
         first = self.accelerator.process_index * len(inputs)
         rows_B = [row for row in rows for _ in range(self.num_generations)][first : first + len(inputs)]
-        return [{name: self.train_dataset[row][name] for name in inputs[0]} for row in rows_B]
+        return [{name: row[name] for name in inputs[0]} for row in map(self.train_dataset.__getitem__, rows_B)]
 
     def _observe(
         self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any], mask_B: torch.Tensor
