@@ -74,10 +74,7 @@ def test_the_cells_of_the_page_train_and_show_a_run(tmp_path, monkeypatch):
     install, *cells = re.findall(r"```python\n(.*?)```", (ROOT / "docs/notebook.md").read_text(), flags=re.DOTALL)
     assert install.startswith("%pip install")
     *_, looked = execute(["import sys; sys.modules['vllm'] = None  # as where it is not installed", *cells], tmp_path)
-    assert "first.html" in looked["text/html"]
-    assert (tmp_path / "first.html").read_text().startswith("<!DOCTYPE html>")
-    assert rows(tmp_path, "SELECT name, estimator, status, last_step FROM dbb_run", "runs.db") == [
-        ("first", "auto", "finished", 16)
-    ]
-    drawn = rows(tmp_path, "SELECT count(*), count(inclusion) FROM posterior_history", "runs.db")
-    assert drawn == [(16 * 8, 16 * 8)]
+    assert "first.html" in looked["text/html"] and (tmp_path / "first.html").read_text().startswith("<!DOCTYPE html>")
+    runs = rows(tmp_path, "SELECT name, estimator, status, last_step FROM dbb_run", "runs.db")
+    assert runs == [("first", "auto", "finished", 16)]
+    assert rows(tmp_path, "SELECT count(inclusion) FROM posterior_history", "runs.db") == [(16 * 8,)]

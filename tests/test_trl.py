@@ -21,9 +21,8 @@ from trl import GRPOTrainer
 
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.step import StepExtras
-from openrlhf_dbb.core.strategies import Predictive, RunFacts
-from openrlhf_dbb.core.strategies.posterior import PosteriorSampling
-from openrlhf_dbb.estimators import FORMS, build, standardized
+from openrlhf_dbb.core.strategies import RunFacts
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, combine, remember
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer
@@ -193,9 +192,11 @@ def test_every_form_gives_what_it_gives_in_ones_own_loop(tmp_path, form):
     keys = [(text, "") for text in "abc" for _ in range(4)]
     rewards = np.array([1, 0, 0, 1, 0, 0, np.nan, 0, 1, 1, 1, 0])
     extras = StepExtras(tokens=np.arange(1, 13), trained=np.arange(12) != 11)
-    settings = shared.Settings(store=f"sqlite:///{tmp_path}/runs.db")
-    ours = shared.Steps(settings, "ours", False, keys, RunFacts(3, 4)).observe(keys, rewards, None, form, extras)
-    with Posteriors.create(f"sqlite:///{tmp_path}/runs.db", "loop", *zip(*keys, strict=True)) as loop:
+    store, parameters = f"sqlite:///{tmp_path}/runs.db", {"forgetting": "updates"}
+    steps = shared.Steps(shared.Settings(store=store, parameters=parameters), "ours", False, keys, RunFacts(3, 4))
+    ours, parameters["updates_per_epoch"] = steps.observe(keys, rewards, None, form, extras), 12 / 3
+    with Posteriors.create(store, "loop", *zip(*keys, strict=True), parameters=parameters) as loop:
+        assert loop.estimator == steps.posteriors.estimator
         expected = loop.observe(1, *zip(*keys, strict=True), rewards, form=form, extras=extras).advantages
     if FORMS.get(form).whitened:
         counted = np.isfinite(rewards) & extras.trained
@@ -204,69 +205,50 @@ def test_every_form_gives_what_it_gives_in_ones_own_loop(tmp_path, form):
     np.testing.assert_allclose(ours.advantages, expected, rtol=1e-12)
 
 
-def test_a_form_by_its_name(model, tmp_path, watched):
-    """dr_grpo after one visit: X - alpha / (alpha + beta)."""
-    reward = Reward(missing=False)
-    trainer(model, tmp_path, reward, ours={"form": "dr_grpo"}, max_steps=1).train()
-    scores = np.array(reward.calls[0][1]).reshape(-1, ROLLOUTS)
-    means = (0.5 + scores.sum(axis=1)) / (1 + ROLLOUTS)
-    np.testing.assert_allclose(watched[0]["ours"], (scores - means[:, None]).ravel(), rtol=1e-6)
-    assert json.loads(*rows(tmp_path, "SELECT config FROM dbb_run")[0])["posteriors"]["form"] == "dr_grpo"
-
-
 @pytest.mark.parametrize("changed", [{}, TWO_OF_TWO], ids=["one update", "four updates"])
 def test_a_strategy_draws_by_what_the_last_step_has_shown(model, tmp_path, watched, changed):
     """Three steps are a pass over twelve prompts; TRL's data loader fetches ahead of the steps."""
     reward, data = Reward(missing=False), prompts(12)
-    ours = {"strategy": "posterior", "strategy_parameters": {"floor": 0.2}}
-    made = trainer(model, tmp_path, reward, data=data, ours=ours, max_steps=5 * (2 if changed else 1), **changed)
-    text_of = {number: text for (text, _), number in made.posteriors.prompt_ids.items()}
-    made.train()
-    sampler, dbb, ids = PosteriorSampling(floor=0.2).sampler(RunFacts(4, ROLLOUTS, 3)), build("dbb"), np.arange(1, 13)
-    state, inclusion = dbb.initial_state(12), {}
-    assert len(watched) == 5
-    for step, ((texts, scores, _), batch) in enumerate(zip(reward.calls, watched, strict=True), 1):
-        if step == 4:
-            sampler.end_pass()
-        drawn = [sampler.next_prompt(lambda: Predictive(ids, *dbb.predictive(state))) for _ in range(4)]
-        assert texts == [text_of[each.prompt_id] for each in drawn for _ in range(ROLLOUTS)]
-        scores_P_G = np.array(scores).reshape(4, ROLLOUTS)
-        estimate = dbb.observe_at(state, np.array([each.prompt_id - 1 for each in drawn]), scores_P_G)
-        weights = np.array([[each.weight] for each in drawn])
-        np.testing.assert_allclose(batch["ours"], (weights * standardized(scores_P_G, estimate)).ravel(), rtol=1e-5)
-        for each, scores_G in zip(drawn, scores_P_G, strict=True):
-            sampler.observe(each, len(set(scores_G)) > 1)
-        sampler.end_step()
-        inclusion |= {(step, each.prompt_id): each.inclusion for each in drawn}
-    assert len(set(inclusion.values())) > 4  # not even
-    stored = rows(tmp_path, "SELECT step, prompt_id, inclusion FROM posterior_history")
-    assert {(step, prompt): found for step, prompt, found in stored} == inclusion
+    ours = {"strategy": "posterior", "strategy_parameters": {"floor": 0.2}, "form": "dr_grpo"}
+    trainer(model, tmp_path, reward, data=data, ours=ours, max_steps=5 * (2 if changed else 1), **changed).train()
+    other = shared.Settings(store=f"sqlite:///{tmp_path}/other/openrlhf_dbb.db", **ours)
+    (tmp_path / "other").mkdir()
+    keys, extras = [(text, "") for text in data["prompt"]], StepExtras(tokens=[1] * 16, trained=[1] * 16)
+    reference = shared.Steps(other, "run", False, keys, RunFacts(4, ROLLOUTS, 3))
+    for (texts, scores, _), batch in zip(reward.calls, watched, strict=True):
+        drawn = [keys[row] for row in reference.draw() for _ in range(ROLLOUTS)]
+        assert texts == [text for text, _ in drawn]
+        scored = reference.observe(drawn, np.array(scores), None, "dr_grpo", extras)
+        np.testing.assert_allclose(batch["ours"], scored.advantages, rtol=1e-5)
+    reference.posteriors.close()
+    assert history(tmp_path) == history(tmp_path / "other") and len(history(tmp_path)) == 5 * 4
+    assert len({inclusion for *_, inclusion in history(tmp_path)}) > 4  # not even
+    assert json.loads(*rows(tmp_path, "SELECT config FROM dbb_run")[0])["posteriors"]["form"] == "dr_grpo"
 
 
 def test_remember_changes_the_store_alone(model, tmp_path):
     class Mine(GRPOTrainer):
         """A trainer of the user's."""
 
-    def trained(folder, **ours):
-        made = Mine(model, [Reward(), short], arguments(tmp_path / folder), prompts())
+    rewards = [Reward(missing=False), Reward(missing=False)]
+
+    def trained(reward, folder, **ours):
+        made = Mine(model, [short, reward], arguments(tmp_path / folder), prompts())
         if ours:
             remember(made, store=f"sqlite:///{tmp_path}/openrlhf_dbb.db", run_name="run", **ours)
         made.train()
         return made, torch.cat([values.flatten() for values in made.model.parameters()]), made._logs["advantages"]
 
-    _, weights, advantages = trained("alone")
-    made, *found = trained("kept", verifier="correct", label_column="answer")
+    _, weights, advantages = trained(rewards[0], "alone")
+    made, *found = trained(rewards[1], "kept", verifier="correct", label_column="answer")
     assert torch.equal(found[0], weights) and found[1] == advantages
     assert isinstance(made, Mine) and Mine.__bases__ == (GRPOTrainer,)
     assert rows(tmp_path, "SELECT estimator, status, last_step FROM dbb_run") == [("point", "finished", 2)]
+    successes = [value for (value,) in rows(tmp_path, "SELECT sum(successes) FROM posterior_history GROUP BY step")]
+    assert successes == [sum(scores) for _, scores, _ in rewards[1].calls]
     assert made.posteriors.predictive().alpha.max() > 1  # the memory has seen the verifier's 0 and 1
     warm = trainer(model, tmp_path, ours={"run_name": "warm", "warm_start": "run", "label_column": "answer"})
     assert warm.posteriors.warm_start.matched > 4
-
-
-def test_updates_in_a_pass_are_the_trainers(model, tmp_path):
-    ours = {"parameters": {"forgetting": "updates"}}
-    assert trainer(model, tmp_path, data=prompts(12), ours=ours).posteriors.estimator.updates_per_epoch == 3
 
 
 def test_one_rollout_a_prompt_by_hand(model, tmp_path, watched):
@@ -377,14 +359,6 @@ def test_several_reward_functions_by_hand():
     assert np.isnan(combine(np.array([[np.nan, np.nan]]), np.array([1.0, 1.0]), None, 1)[0]).all()
 
 
-def test_the_named_verifier_is_what_the_estimator_sees(model, tmp_path):
-    reward = Reward(missing=False)
-    made = trainer(model, tmp_path, [short, reward], reward_weights=[0.5, 1.0], ours={"verifier": "correct"})
-    made.train()
-    successes = [value for (value,) in rows(tmp_path, "SELECT sum(successes) FROM posterior_history GROUP BY step")]
-    assert successes == [sum(rewards) for _, rewards, _ in reward.calls]
-
-
 class StopAt(TrainerCallback):
     """Ends the training early."""
 
@@ -449,29 +423,12 @@ def test_a_checkpoint_of_undone_steps_is_never_resumed_from(model, tmp_path):
     again.add_callback(StopAt(3))
     again.train(resume_from_checkpoint=True)
     assert again.posteriors.step == 3  # from checkpoint-2
-
-
-def test_a_run_whose_checkpoints_are_elsewhere_does_not_begin_anew(model, tmp_path):
-    run_to(model, tmp_path, 5).posteriors.close()
+    again.posteriors.close()
     (tmp_path / "out").rename(tmp_path / "moved")
     again = trainer(model, tmp_path, max_steps=6, ours={"resume": True})
-    with pytest.raises(ValueError, match=r"run 'run' has recorded checkpoint-2, checkpoint-4, and no checkpoint"):
+    with pytest.raises(ValueError, match=r"run 'run' has recorded .*checkpoint-2.*, and no checkpoint"):
         again.train(resume_from_checkpoint=True)
-    assert again.posteriors.step == 5
-    again.add_callback(StopAt(5))
-    again.train(resume_from_checkpoint=str(tmp_path / "moved/checkpoint-4"))
-    assert again.posteriors.step == 5
-
-
-def test_restored_callbacks_do_not_bring_an_old_step_back(model, tmp_path):
-    run_to(model, tmp_path, 3).posteriors.close()
-    again = trainer(
-        model, tmp_path, max_steps=6, save_strategy="steps", save_steps=2, ours={"resume": True},
-        restore_callback_states_from_checkpoint=True,
-    )  # fmt: skip
-    again.train(resume_from_checkpoint=True)
-    saved = json.loads((tmp_path / "out/checkpoint-6/posteriors.json").read_text())
-    assert (saved["run"], saved["step"], saved["tag"]) == (again.posteriors.run.record.uuid, 6, "checkpoint-6")
+    assert again.posteriors.step == 3
 
 
 def test_a_job_may_be_started_by_the_same_command_again_and_again(model, tmp_path):

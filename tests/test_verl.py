@@ -332,59 +332,33 @@ def step(made, rewards):
 
 
 def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
-    config = posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
+    config = posterior_config(tmp_path, *DRAWS, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
     with started(config).posteriors as posteriors:
         assert posteriors.step == 0
     made = started(config)
     with made.posteriors:
         step(made, [1, 1])
+    made = started(config)  # it has died before its first checkpoint, and starts over
+    with made.posteriors as posteriors:
+        assert posteriors.step == 0
+        step(made, [1, 1])
+        made._steps.draw()
         step(made, [0, 1])
         step(made, [0, 0])  # separate_async: two steps of ours in one of verl's
         made.global_steps = 2
         made._save_checkpoint()
+        drawn = [made._steps.draw() for _ in range(4)]
         step(made, [1, 1])
     made = started(config)
     with made.posteriors as posteriors:
         assert (made.global_steps, posteriors.step) == (2, 3)
+        assert drawn == [made._steps.draw() for _ in range(4)]
     assert query(tmp_path, "SELECT max(step) FROM posterior_history") == [(3,)]
-
-
-def test_the_draws_go_on_from_the_checkpoint(tmp_path):
-    config, drawn = posterior_config(tmp_path, *DRAWS), []
-    for _ in range(2):
-        made = started(config)
-        with made.posteriors as posteriors:
-            if not drawn:
-                step(made, [1, 0])
-                made._steps.draw()
-                made._save_checkpoint()
-            drawn.append(([made._steps.draw() for _ in range(4)], posteriors.step))
-    assert drawn[0] == drawn[1]
-
-
-def test_a_run_that_died_before_its_first_checkpoint_starts_over(tmp_path):
-    config = posterior_config(tmp_path)
-    made = started(config)
-    with made.posteriors:
-        step(made, [1, 0])
-    with started(config).posteriors as posteriors:
-        assert posteriors.step == 0
+    (Path(config.trainer.default_local_dir) / "global_step_2" / "posteriors.json").unlink()
+    with pytest.raises(ValueError, match="was not saved with posteriors"):
+        started(config)
     config.trainer.resume_mode = "disable"
     with pytest.raises(storage.StoreError, match="there is a run named 'demo'"):
-        started(config)
-
-
-def test_a_checkpoint_of_undone_steps_and_one_without_posteriors_are_refused(tmp_path):
-    config = posterior_config(tmp_path)
-    made = started(config)
-    with made.posteriors:
-        step(made, [1, 0])
-        made._save_checkpoint()
-        made.posteriors.roll_back(0)
-    with pytest.raises(ValueError, match="is of steps that run 'demo' has undone; use an older one"):
-        started(config)
-    (Path(config.trainer.default_local_dir) / "global_step_1" / "posteriors.json").unlink()
-    with pytest.raises(ValueError, match="was not saved with posteriors"):
         started(config)
 
 

@@ -266,7 +266,7 @@ def _encoded(value: Any) -> dict[str, Any]:
         return {"Drawn": dataclasses.astuple(value)}
     if isinstance(value, np.random.Generator):
         return {"PCG64": value.bit_generator.state}
-    raise TypeError(f"a strategy's state holds {value!r:.80}; use numbers, texts, lists, dicts by text, deques, generators")
+    raise TypeError(f"a strategy's state holds {value!r:.80}; use numbers, texts, lists, dicts, deques, generators")
 
 
 def _decoded(values: dict[str, Any]) -> Any:
