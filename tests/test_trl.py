@@ -227,9 +227,7 @@ def test_a_strategy_draws_by_what_the_last_step_has_shown(model, tmp_path, watch
 
 
 def test_remember_changes_the_store_alone(model, tmp_path):
-    class Mine(GRPOTrainer):
-        """A trainer of the user's."""
-
+    Mine = type("Mine", (GRPOTrainer,), {})  # a trainer of the user's
     rewards = [Reward(missing=False), Reward(missing=False)]
 
     def trained(reward, folder, **ours):

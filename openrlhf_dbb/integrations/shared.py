@@ -248,14 +248,15 @@ class Steps:
                 f"run {record.name!r} has recorded {', '.join(tag for _, tag in recorded)}, and no checkpoint in "
                 f"{folder} is whole: name the folder where one is, or choose another run_name"
             )
-        self.posteriors.roll_back(0 if checkpoint is None else self.step_of(checkpoint))
         self._start_over()
+        step = 0
         if checkpoint is not None:
-            saved = json.loads((checkpoint / SAVED).read_text(), object_hook=_decoded)
-            state, self._left = saved["strategy"], saved["left"]
-            if state.keys() != self._sampler.state().keys():
+            step, saved = self.step_of(checkpoint), json.loads((checkpoint / SAVED).read_text(), object_hook=_decoded)
+            if saved["strategy"].keys() != self._sampler.state().keys():
                 raise ValueError(f"checkpoint {checkpoint} is of another strategy; resume it with its own")
-            self._sampler.load(state)
+            self._sampler.load(saved["strategy"])
+            self._left = saved["left"]
+        self.posteriors.roll_back(step)
 
 
 def _encoded(value: Any) -> dict[str, Any]:
