@@ -421,12 +421,18 @@ def test_a_checkpoint_of_undone_steps_is_never_resumed_from(model, tmp_path):
     again.add_callback(StopAt(3))
     again.train(resume_from_checkpoint=True)
     assert again.posteriors.step == 3  # from checkpoint-2
-    again.posteriors.close()
+
+
+def test_a_run_whose_checkpoints_are_elsewhere_does_not_begin_anew(model, tmp_path):
+    run_to(model, tmp_path, 5).posteriors.close()
     (tmp_path / "out").rename(tmp_path / "moved")
     again = trainer(model, tmp_path, max_steps=6, ours={"resume": True})
-    with pytest.raises(ValueError, match=r"run 'run' has recorded .*checkpoint-2.*, and no checkpoint"):
+    with pytest.raises(ValueError, match=r"run 'run' has recorded checkpoint-2, checkpoint-4, and no checkpoint"):
         again.train(resume_from_checkpoint=True)
-    assert again.posteriors.step == 3
+    assert again.posteriors.step == 5
+    again.add_callback(StopAt(5))
+    again.train(resume_from_checkpoint=str(tmp_path / "moved/checkpoint-4"))
+    assert again.posteriors.step == 5
 
 
 def test_a_job_may_be_started_by_the_same_command_again_and_again(model, tmp_path):
