@@ -471,7 +471,6 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1, and there are 2 reward functions"),
         ({"strategy": "greso"}, {}, "'greso' with estimator 'dbb': in this trainer a strategy has to draw"),
         ({"strategy": "posterior", "estimator": "ema"}, {}, "'posterior' with estimator 'ema': in this trainer"),
-        ({"form": "rlo"}, {}, "unknown advantage form 'rlo'; known: batch_centered,"),
         ({"form": "rloo"}, {"scale_rewards": "none"}, "form 'rloo' is given; leave out scale_rewards='none'"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "would be removed; use remove_unused_columns=Fa"),
         ({"estimator": "point"}, {"num_generations": 1}, "'point' needs num_generations of 2 or more, got 1; give as"),

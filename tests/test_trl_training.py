@@ -176,7 +176,6 @@ def test_two_ranks_share_one_run(two_ranks, tmp_path):
     assert writers == (1,)  # the resume
     assert drawn[0] == drawn[1]
     assert Counter((step, rollouts) for step, _, rollouts, *_ in drawn[1]) == {(step, 4): 3 for step in range(1, 5)}
-    assert all(0 < row[-1] <= 1 for row in drawn[1])
     assert first["weights"] == second["weights"]
     assert first["error"].startswith("StoreError: there is a run named 'dbb'")
     assert second["error"] == f"RuntimeError: the first process cannot go on: {first['error'].split(': ', 1)[1]}"

@@ -333,8 +333,6 @@ def step(made, rewards):
 
 def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
     config = posterior_config(tmp_path, *DRAWS, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
-    with started(config).posteriors as posteriors:
-        assert posteriors.step == 0
     made = started(config)
     with made.posteriors:
         step(made, [1, 1])
@@ -386,11 +384,6 @@ def test_a_sampler_whose_groups_cannot_be_observed_in_their_step_is_refused():
     with pytest.raises(ValueError, match=r"'posterior' draws whole batches: use trainer.v1.trainer_mode=sync without"):
         read(compose_config("algorithm.adv_estimator=posterior", *DRAWS, "algorithm.filter_groups.enable=True"))
     assert read(compose_config("algorithm.adv_estimator=posterior")) == Settings()
-
-
-def test_text_and_label_of_each_row():
-    assert keys_of(data_set(["a", "b", "a"], ["1", 2, "1"])) == [("a", "1"), ("b", "2"), ("a", "1")]
-    assert keys_of([{"raw_prompt": message("a")}]) == [("a", "")]
 
 
 def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):
