@@ -120,7 +120,6 @@ trainer = made()
 trainer.train()
 found = {"dbb": [batch | {"rewards": r} for batch, r in zip(seen, seen_rewards, strict=True)]}
 found["weights"] = sum(float(p.double().abs().sum()) for p in trainer.model.parameters())
-
 class Stop(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = state.global_step == 3
@@ -166,8 +165,7 @@ def test_two_ranks_share_one_run(two_ranks, tmp_path):
         ).fetchall()
         writers = connection.execute("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')").fetchone()
         written = connection.execute("SELECT run_id, step, score, text FROM rollouts WHERE run_id = 1").fetchall()
-        columns = "step, prompt_id, rollouts, alpha, beta, inclusion"
-        history = f"SELECT {columns} FROM posterior_history WHERE run_id = ? ORDER BY step, prompt_id"
+        history = "SELECT step, prompt_id, rollouts, alpha, inclusion FROM posterior_history WHERE run_id = ? ORDER BY 1, 2"
         drawn = [connection.execute(history, [run]).fetchall() for run in (2, 3)]
     assert {text: (alpha, beta) for text, alpha, beta in stored} == posterior
     # Of both steps all twelve rollouts, each decoded by the rank that has it.
