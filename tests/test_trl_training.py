@@ -165,8 +165,8 @@ def test_two_ranks_share_one_run(two_ranks, tmp_path):
         ).fetchall()
         writers = connection.execute("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')").fetchone()
         written = connection.execute("SELECT run_id, step, score, text FROM rollouts WHERE run_id = 1").fetchall()
-        history = "SELECT step, prompt_id, rollouts, alpha, inclusion FROM posterior_history WHERE run_id = ? ORDER BY 1, 2"
-        drawn = [connection.execute(history, [run]).fetchall() for run in (2, 3)]
+        sql = "SELECT step, prompt_id, rollouts, alpha, inclusion FROM posterior_history WHERE run_id = ? ORDER BY 1, 2"
+        drawn = [connection.execute(sql, [run]).fetchall() for run in (2, 3)]
     assert {text: (alpha, beta) for text, alpha, beta in stored} == posterior
     # Of both steps all twelve rollouts, each decoded by the rank that has it.
     assert Counter((run, step) for run, step, *_ in written) == {(1, step): 12 for step in (1, 2)}
