@@ -181,6 +181,9 @@ def test_dbb_by_hand(model, tmp_path, watched):
         assert stored == {text: (alpha[text], beta[text]) for text in visited}
         assert columns["answer"] == [str(2 * int(text.split("+")[0])) for text in texts]
     assert rows(tmp_path, "SELECT status, last_step FROM dbb_run") == [("finished", 3)]
+    ((config,),) = rows(tmp_path, "SELECT config FROM dbb_run")
+    assert json.loads(config)["num_generations"] == ROLLOUTS
+    assert rows(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [("group_norm",)]
     assert set(made.state.log_history[-1]) >= {
         "estimator/mean", "estimator/zero_variance", "estimator/rescued", "estimator/missing",
     }  # fmt: skip
@@ -223,7 +226,7 @@ def test_a_strategy_draws_by_what_the_last_step_has_shown(model, tmp_path, watch
     reference.posteriors.close()
     assert history(tmp_path) == history(tmp_path / "other") and len(history(tmp_path)) == 5 * 4
     assert len({inclusion for *_, inclusion in history(tmp_path)}) > 4  # not even
-    assert json.loads(*rows(tmp_path, "SELECT config FROM dbb_run")[0])["posteriors"]["form"] == "dr_grpo"
+    assert rows(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [("dr_grpo",)]
 
 
 def test_remember_changes_the_store_alone(model, tmp_path):

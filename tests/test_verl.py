@@ -214,6 +214,7 @@ def test_the_strategy_draws_what_verl_generates_for(queue, tmp_path):
     assert advantages == pytest.approx(expected, rel=1e-6)
     [[config]] = query(tmp_path, "SELECT config FROM runs")
     assert json.loads(config)["algorithm"]["posterior"]["form"] == "dr_grpo"
+    assert query(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [("dr_grpo",)]
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from packaging.specifiers import SpecifierSet
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
@@ -34,6 +33,8 @@ SAVED = "posteriors.json"
 
 def check_release(distribution: str) -> None:
     """Refuse a release of a trainer that its integration was not written for."""
+    from packaging.specifiers import SpecifierSet  # the command import uses this module without the extras
+
     allowed, installed = ALLOWED[distribution], importlib.metadata.version(distribution)
     if installed not in SpecifierSet(allowed):
         raise ImportError(
@@ -131,7 +132,7 @@ class Settings:
         if self.strategy != "plain" and not (strategy.draws and estimator.belief.can_predict()):
             raise ValueError(
                 f"strategy {self.strategy!r} with estimator {estimator.name!r}: in this trainer a strategy has to draw "
-                "whole batches by a forecast; use posterior, with estimator point, dbb, auto or predicted_prior"
+                "whole batches by a forecast; use posterior, with estimator point, auto or dbb"
             )
         return estimator, strategy
 

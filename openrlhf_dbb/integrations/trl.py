@@ -135,7 +135,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self._model_name = str(self.model.config._name_or_path)
         keys, groups = self._read_prompts(), self.args.generation_batch_size // self.num_generations
         name = settings.run_name or self.args.run_name or Path(self.args.output_dir).name
-        chosen = {"form": self._form, "strategy": settings.strategy, **settings.strategy_parameters}
+        chosen = {"strategy": settings.strategy, **settings.strategy_parameters}
 
         def begin() -> None:
             self._steps = shared.Steps(
