@@ -212,7 +212,7 @@ def test_the_strategy_draws_what_verl_generates_for(queue, tmp_path):
     assert len({inclusion for inclusion, _ in of_second}) == 2
     expected = [(reward - mean) * 2 / 3 / inclusion for inclusion, mean in of_second for reward in rewards]
     assert advantages == pytest.approx(expected, rel=1e-6)
-    [[config]] = query(tmp_path, "SELECT config FROM runs")
+    [[config]] = query(tmp_path, "SELECT config FROM dbb_run")
     assert json.loads(config)["algorithm"]["posterior"]["form"] == "dr_grpo"
     assert query(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [("dr_grpo",)]
 
