@@ -82,6 +82,7 @@ ON_A_RANK = (
 import json, os
 rank, port, folder, model = sys.argv[1:]
 os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig
@@ -129,6 +130,8 @@ for name in ("whole", "cut"):  # a checkpoint at every second step; a pass has t
     if name == "cut":
         trainer.add_callback(Stop())
     trainer.train()
+# transformers loads the optimizer onto "cpu:0" or "cpu:1", which torch alone does not know as places
+torch.serialization.register_package(0, lambda _: None, lambda values, at: values if at.startswith("cpu:") else None)
 made("cut", strategy="posterior", resume=True).train(resume_from_checkpoint=True)
 try:
     made()
