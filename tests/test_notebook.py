@@ -1,6 +1,9 @@
-"""The notebook in a real Jupyter kernel."""
+"""The notebook, and the page "In a notebook", in a real Jupyter kernel."""
 
 import json
+import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,11 @@ pytest.importorskip("nbclient", reason="needs Jupyter's kernel, a test tool")
 
 import nbformat
 from nbclient import NotebookClient
+from trainings import rows
 
 pytestmark = pytest.mark.slow
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 CHECK = """
 import json
 truth, _ = models["slow"]
@@ -60,3 +65,15 @@ def test_what_the_notebook_says_of_the_estimators_is_so(twice):
     groups = result["groups"]
     equal = groups["all_wrong"]["dbb"] + groups["all_right"]["dbb"]
     assert groups["rescued"] == {"point": 0, "dbb": equal, "auto": equal}
+
+
+@pytest.mark.e2e
+def test_the_cells_of_the_page_train_and_show_a_run(tmp_path, monkeypatch):
+    pytest.importorskip("trl", reason="needs TRL")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    _, *cells = re.findall(r"```python\n(.*?)```", (ROOT / "docs/notebook.md").read_text(), flags=re.DOTALL)
+    *_, looked = execute(["import sys; sys.modules['vllm'] = None  # as where it is not installed", *cells], tmp_path)
+    assert "first.html" in looked["text/html"] and (tmp_path / "first.html").read_text().startswith("<!DOCTYPE html>")
+    runs = rows(tmp_path, "SELECT name, estimator, status, last_step FROM dbb_run", "runs.db")
+    assert runs == [("first", "auto", "finished", 16)]
+    assert rows(tmp_path, "SELECT count(inclusion) FROM posterior_history", "runs.db") == [(16 * 8,)]

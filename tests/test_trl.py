@@ -20,13 +20,17 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from openrlhf_dbb import Posteriors
+from openrlhf_dbb.core.step import StepExtras
+from openrlhf_dbb.core.strategies import RunFacts
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, combine
+from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, combine, remember
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer
 
 without_vllm.undo()
 
 PROMPTS, ROLLOUTS = 6, 4
+TWO_OF_TWO = {"num_iterations": 2, "per_device_train_batch_size": 2 * ROLLOUTS, "gradient_accumulation_steps": 2}
 EPSILON = 1e-4  # what TRL adds to a standard deviation
 TEMPLATE = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}={% endif %}"
 
@@ -69,18 +73,22 @@ def short(prompts, completions, **_):
     return [0.25 * len(completion) for completion in completions]
 
 
-def trainer(model, folder, reward=None, *, data=None, ours=None, held_out=None, **changed):
-    """A trainer of four prompts a generation batch, in fp32."""
+def arguments(folder, **changed):
+    """Four prompts a generation batch, in fp32."""
     values = {
         "output_dir": str(folder / "out"), "max_steps": 2, "per_device_train_batch_size": 4 * ROLLOUTS,
         "num_generations": ROLLOUTS, "max_completion_length": 6, "beta": 0.0, "learning_rate": 1e-3, "seed": 3,
         "gradient_checkpointing": False, "report_to": "none", "use_cpu": True, "bf16": False, "save_strategy": "no",
         "logging_strategy": "no", "disable_tqdm": True,
     } | changed  # fmt: skip
+    return PosteriorGRPOConfig(**values)
+
+
+def trainer(model, folder, reward=None, *, data=None, ours=None, held_out=None, **changed):
     return PosteriorGRPOTrainer(
         model=model,
         reward_funcs=reward or Reward(),
-        args=PosteriorGRPOConfig(**values),
+        args=arguments(folder, **changed),
         train_dataset=prompts() if data is None else data,
         eval_dataset=held_out,
         **{"store": f"sqlite:///{folder}/openrlhf_dbb.db", "run_name": "run"} | (ours or {}),
@@ -122,7 +130,7 @@ def test_another_release_of_trl_is_refused(monkeypatch):
     "changed",
     [
         {},
-        {"num_iterations": 2, "per_device_train_batch_size": 2 * ROLLOUTS, "gradient_accumulation_steps": 2},
+        TWO_OF_TWO,
         {"scale_rewards": "none"},
         {"scale_rewards": "batch"},
         {"reward": [Reward(), short], "reward_weights": [2.0, 0.5], "scale_rewards": "none"},
@@ -179,6 +187,68 @@ def test_dbb_by_hand(model, tmp_path, watched):
     assert set(made.state.log_history[-1]) >= {
         "estimator/mean", "estimator/zero_variance", "estimator/rescued", "estimator/missing",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS.available())
+def test_every_form_gives_what_it_gives_in_ones_own_loop(tmp_path, form):
+    """Through what TRL's and verl's trainers call: three groups of four, one rollout missing, one masked."""
+    keys = [(text, "") for text in "abc" for _ in range(4)]
+    rewards = np.array([1, 0, 0, 1, 0, 0, np.nan, 0, 1, 1, 1, 0])
+    extras = StepExtras(tokens=np.arange(1, 13), trained=np.arange(12) != 11)
+    store, parameters = f"sqlite:///{tmp_path}/runs.db", {"forgetting": "updates"}
+    steps = shared.Steps(shared.Settings(store=store, parameters=parameters), "ours", False, keys, RunFacts(3, 4))
+    ours, parameters["updates_per_epoch"] = steps.observe(keys, rewards, None, form, extras), 12 / 3
+    with Posteriors.create(store, "loop", *zip(*keys, strict=True), parameters=parameters) as loop:
+        assert loop.estimator == steps.posteriors.estimator
+        expected = loop.observe(1, *zip(*keys, strict=True), rewards, form=form, extras=extras).advantages
+    if FORMS.get(form).whitened:
+        counted = np.isfinite(rewards) & extras.trained
+        tokens = np.repeat(expected[counted], extras.tokens[counted])
+        expected = np.where(counted, (expected - tokens.mean()) / tokens.std(), expected)
+    np.testing.assert_allclose(ours.advantages, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("changed", [{}, TWO_OF_TWO], ids=["one update", "four updates"])
+def test_a_strategy_draws_by_what_the_last_step_has_shown(model, tmp_path, watched, changed):
+    """Three steps are a pass over twelve prompts; TRL's data loader fetches ahead of the steps."""
+    reward, data = Reward(missing=False), prompts(12)
+    ours = {"strategy": "posterior", "strategy_parameters": {"floor": 0.2}, "form": "dr_grpo"}
+    trainer(model, tmp_path, reward, data=data, ours=ours, max_steps=5 * (2 if changed else 1), **changed).train()
+    other = shared.Settings(store=f"sqlite:///{tmp_path}/other/openrlhf_dbb.db", **ours)
+    (tmp_path / "other").mkdir()
+    keys, extras = [(text, "") for text in data["prompt"]], StepExtras(tokens=[1] * 16, trained=[1] * 16)
+    reference = shared.Steps(other, "run", False, keys, RunFacts(4, ROLLOUTS, 3))
+    for (texts, scores, _), batch in zip(reward.calls, watched, strict=True):
+        drawn = [keys[row] for row in reference.draw() for _ in range(ROLLOUTS)]
+        assert texts == [text for text, _ in drawn]
+        scored = reference.observe(drawn, np.array(scores), None, "dr_grpo", extras)
+        np.testing.assert_allclose(batch["ours"], scored.advantages, rtol=1e-5)
+    reference.posteriors.close()
+    assert history(tmp_path) == history(tmp_path / "other") and len(history(tmp_path)) == 5 * 4
+    assert len({inclusion for *_, inclusion in history(tmp_path)}) > 4  # not even
+    assert rows(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [("dr_grpo",)]
+
+
+def test_remember_changes_the_store_alone(model, tmp_path):
+    Mine = type("Mine", (GRPOTrainer,), {})  # a trainer of the user's
+    rewards = [Reward(missing=False), Reward(missing=False)]
+
+    def trained(reward, folder, **ours):
+        made = Mine(model, [short, reward], arguments(tmp_path / folder), prompts())
+        if ours:
+            remember(made, store=f"sqlite:///{tmp_path}/openrlhf_dbb.db", run_name="run", **ours)
+        made.train()
+        return made, torch.cat([values.flatten() for values in made.model.parameters()]), made._logs["advantages"]
+
+    _, weights, advantages = trained(rewards[0], "alone")
+    made, *found = trained(rewards[1], "kept", verifier="correct", label_column="answer")
+    assert torch.equal(found[0], weights) and found[1] == advantages
+    assert isinstance(made, Mine) and Mine.__bases__ == (GRPOTrainer,)
+    assert rows(tmp_path, "SELECT estimator, status, last_step FROM dbb_run") == [("point", "finished", 2)]
+    successes = [value for (value,) in rows(tmp_path, "SELECT sum(successes) FROM posterior_history GROUP BY step")]
+    assert successes == [sum(scores) for _, scores, _ in rewards[1].calls]
+    warm = trainer(model, tmp_path, ours={"run_name": "warm", "warm_start": "run", "label_column": "answer"})
+    assert warm.posteriors.warm_start.matched > 4
 
 
 def test_one_rollout_a_prompt_by_hand(model, tmp_path, watched):
@@ -289,14 +359,6 @@ def test_several_reward_functions_by_hand():
     assert np.isnan(combine(np.array([[np.nan, np.nan]]), np.array([1.0, 1.0]), None, 1)[0]).all()
 
 
-def test_the_named_verifier_is_what_the_estimator_sees(model, tmp_path):
-    reward = Reward(missing=False)
-    made = trainer(model, tmp_path, [short, reward], reward_weights=[0.5, 1.0], ours={"verifier": "correct"})
-    made.train()
-    successes = [value for (value,) in rows(tmp_path, "SELECT sum(successes) FROM posterior_history GROUP BY step")]
-    assert successes == [sum(rewards) for _, rewards, _ in reward.calls]
-
-
 class StopAt(TrainerCallback):
     """Ends the training early."""
 
@@ -307,27 +369,32 @@ class StopAt(TrainerCallback):
         control.should_training_stop = state.global_step == self.step
 
 
-def run_to(model, folder, step, resume_from=None, *, data=None, **ours):
+def run_to(model, folder, step, resume_from=None, *, data=None, changed=None, **ours):
     """A run of six steps with a checkpoint every second one, stopped after ``step``."""
-    made = trainer(model, folder, data=data, max_steps=6, save_strategy="steps", save_steps=2, ours=ours)
+    steps = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    made = trainer(model, folder, data=data, ours=ours, **steps | (changed or {}))
     made.add_callback(StopAt(step))
     made.train(resume_from_checkpoint=resume_from)
     return made
 
 
 def history(folder):
-    return rows(folder, "SELECT step, prompt_id, alpha, beta FROM posterior_history ORDER BY step, prompt_id")
+    return rows(folder, "SELECT step, prompt_id, alpha, beta, inclusion FROM posterior_history ORDER BY 1, 2")
 
 
-def test_a_resume_in_a_later_pass_draws_the_prompts_of_an_unbroken_run(model, tmp_path):
+@pytest.mark.parametrize("changed", [{}, {"num_iterations": 2, "max_steps": 12}], ids=["one update", "two updates"])
+@pytest.mark.parametrize("strategy", ["plain", "posterior"])
+def test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit(model, tmp_path, strategy, changed):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    passes = {"data": prompts(12)}  # three steps each; the checkpoint is one step into the second
-    run_to(model, whole, 6, **passes).posteriors.close()
-    run_to(model, cut, 4, **passes).posteriors.close()
-    run_to(model, cut, 6, True, resume=True, **passes).posteriors.close()
-    drawn = [[row[:2] for row in history(folder)] for folder in (whole, cut)]
-    assert drawn[0] == drawn[1]
-    assert Counter(prompt for _, prompt in drawn[1]) == Counter({number: 2 for number in range(1, 13)})
+    # Three steps a pass; the checkpoint is one step into the second.
+    options, last = {"data": prompts(12), "changed": changed, "strategy": strategy}, changed.get("max_steps", 6)
+    run_to(model, whole, last, **options).posteriors.close()
+    run_to(model, cut, last * 2 // 3, **options).posteriors.close()
+    run_to(model, cut, last, True, resume=True, **options).posteriors.close()
+    found = [history(folder) for folder in (whole, cut)]
+    assert found[0] == found[1] and len(found[1]) == 24
+    if strategy == "plain":
+        assert Counter(row[1] for row in found[1]) == Counter({number: 2 for number in range(1, 13)})
 
 
 def test_a_checkpoint_that_is_not_whole_is_passed_over(model, tmp_path, caplog):
@@ -370,17 +437,6 @@ def test_a_run_whose_checkpoints_are_elsewhere_does_not_begin_anew(model, tmp_pa
     assert again.posteriors.step == 5
 
 
-def test_restored_callbacks_do_not_bring_an_old_step_back(model, tmp_path):
-    run_to(model, tmp_path, 3).posteriors.close()
-    again = trainer(
-        model, tmp_path, max_steps=6, save_strategy="steps", save_steps=2, ours={"resume": True},
-        restore_callback_states_from_checkpoint=True,
-    )  # fmt: skip
-    again.train(resume_from_checkpoint=True)
-    saved = json.loads((tmp_path / "out/checkpoint-6/trainer_state.json").read_text())
-    assert saved["stateful_callbacks"]["PosteriorState"]["args"] == {"run": again.posteriors.run.record.uuid, "step": 6}
-
-
 def test_a_job_may_be_started_by_the_same_command_again_and_again(model, tmp_path):
     for stop in (1, 3, 6):  # the first one ends before its first checkpoint
         run_to(model, tmp_path, stop, True, resume="auto").posteriors.close()
@@ -415,6 +471,9 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
     [
         ({"verifier": "corect"}, {}, "verifier 'corect' is not a reward function, did you mean correct.; there are"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1, and there are 2 reward functions"),
+        ({"strategy": "posterior", "estimator": "ema"}, {}, "'posterior' with estimator 'ema': in this trainer"),
+        ({"form": "rloo"}, {"scale_rewards": "none"}, "form 'rloo' is given; leave out scale_rewards='none'"),
+        ({"label_column": "answer"}, {"remove_unused_columns": True}, "would be removed; use remove_unused_columns=Fa"),
         ({"estimator": "point"}, {"num_generations": 1}, "'point' needs num_generations of 2 or more, got 1; give as"),
         ({}, {"multi_objective_aggregation": "normalize_then_sum"}, "use 'sum_then_normalize'"),
         ({}, {"data": prompts().to_iterable_dataset()}, "pass a datasets.Dataset"),

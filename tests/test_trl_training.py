@@ -82,7 +82,9 @@ ON_A_RANK = (
 import json, os
 rank, port, folder, model = sys.argv[1:]
 os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+import torch
 from datasets import Dataset
+from transformers import TrainerCallback
 from trl import GRPOConfig
 from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer
 
@@ -103,14 +105,15 @@ def odd(completions, **_):
 
 seen_rewards = []
 
-def made():
+def made(name="dbb", **ours):
     return PosteriorGRPOTrainer(
         model=model, reward_funcs=odd, train_dataset=Dataset.from_dict({"prompt": [f"{n}+{n}=" for n in range(6)]}),
-        store=f"sqlite:///{folder}/runs.db", run_name="dbb",
+        store=f"sqlite:///{folder}/runs.db", run_name=name, **ours,
         args=GRPOConfig(
-            output_dir=f"{folder}/out", max_steps=2, per_device_train_batch_size=6, num_generations=4,
-            max_completion_length=6, learning_rate=1e-3, beta=0.0, gradient_checkpointing=False, report_to="none",
-            use_cpu=True, bf16=False, save_steps=2, disable_tqdm=True, logging_strategy="no", scale_rewards="none",
+            output_dir=f"{folder}/{name}", max_steps=2 if name == "dbb" else 4, per_device_train_batch_size=6,
+            num_generations=4, max_completion_length=6, learning_rate=1e-3, beta=0.0, report_to="none",
+            gradient_checkpointing=False, use_cpu=True, bf16=False, save_steps=2, disable_tqdm=True,
+            logging_strategy="no", scale_rewards="none",
         ),
     )
 
@@ -118,6 +121,18 @@ trainer = made()
 trainer.train()
 found = {"dbb": [batch | {"rewards": r} for batch, r in zip(seen, seen_rewards, strict=True)]}
 found["weights"] = sum(float(p.double().abs().sum()) for p in trainer.model.parameters())
+class Stop(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == 3
+
+for name in ("whole", "cut"):  # a checkpoint at every second step; a pass has two
+    trainer = made(name, strategy="posterior")
+    if name == "cut":
+        trainer.add_callback(Stop())
+    trainer.train()
+# transformers loads the optimizer onto "cpu:0" or "cpu:1", which torch alone does not know as places
+torch.serialization.register_package(0, lambda _: None, lambda values, at: values if at.startswith("cpu:") else None)
+made("cut", strategy="posterior", resume=True).train(resume_from_checkpoint=True)
 try:
     made()
 except Exception as error:
@@ -152,12 +167,16 @@ def test_two_ranks_share_one_run(two_ranks, tmp_path):
             " WHERE runs.name = 'dbb'"
         ).fetchall()
         writers = connection.execute("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')").fetchone()
-        written = connection.execute("SELECT run_id, step, score, text FROM rollouts").fetchall()
+        written = connection.execute("SELECT run_id, step, score, text FROM rollouts WHERE run_id = 1").fetchall()
+        sql = "SELECT step, prompt_id, rollouts, alpha, inclusion FROM posterior_history WHERE run_id = ? ORDER BY 1, 2"
+        drawn = [connection.execute(sql, [run]).fetchall() for run in (2, 3)]
     assert {text: (alpha, beta) for text, alpha, beta in stored} == posterior
     # Of both steps all twelve rollouts, each decoded by the rank that has it.
     assert Counter((run, step) for run, step, *_ in written) == {(1, step): 12 for step in (1, 2)}
     assert all(score == (ord(text[0]) % 2 if text else 0) for *_, score, text in written)
-    assert writers == (0,)
+    assert writers == (1,)  # the resume
+    assert drawn[0] == drawn[1]
+    assert Counter((step, rollouts) for step, _, rollouts, *_ in drawn[1]) == {(step, 4): 3 for step in range(1, 5)}
     assert first["weights"] == second["weights"]
     assert first["error"].startswith("StoreError: there is a run named 'dbb'")
     assert second["error"] == f"RuntimeError: the first process cannot go on: {first['error'].split(': ', 1)[1]}"

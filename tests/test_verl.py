@@ -29,7 +29,8 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.integrations import verl as integration
-from openrlhf_dbb.integrations.verl import TRAINERS, Settings, keys_of
+from openrlhf_dbb.integrations.shared import Settings
+from openrlhf_dbb.integrations.verl import TRAINERS, keys_of, read
 from openrlhf_dbb.tiny import build_tokenizer
 
 EPSILON = 1e-6  # what verl adds to a standard deviation: core_algos.compute_grpo_outcome_advantage
@@ -86,8 +87,7 @@ def trainer(config, *, cls=TRAINERS["sync"]):
     made.config, made.train_dataset, made.global_steps = config, data_set(), 0
     made.tokenizer = build_tokenizer()
     if cls is not PPOTrainerSync:
-        made.posteriors, made._settings, made._dropped = None, Settings.read(config), []
-        made._form = "group_norm" if config.algorithm.norm_adv_by_std_in_grpo else "batch_centered"
+        made.posteriors, made._settings, made._dropped = None, read(config), []
         made.posteriors = made._open(made._settings)
     return made
 
@@ -190,6 +190,31 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
         (1, 4, 4, 14),
         (2, 2, 2, 8),
     ]
+
+
+DRAWS = ["+algorithm.posterior.strategy=posterior", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=4"]
+
+
+def test_the_strategy_draws_what_verl_generates_for(queue, tmp_path):
+    """Two of three prompts a step: the first two, evenly drawn, and then two by what they have shown."""
+    ours = trainer(posterior_config(tmp_path, *DRAWS, "+algorithm.posterior.form=dr_grpo", estimator="dbb"))
+    with ours.posteriors:
+        for rewards in ([1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 0.0, 0.0]):
+            asked = ours._next_train_batch()  # verl's, by which a step begins
+            drawn = [(shown[0]["content"], rewarding["ground_truth"]) for shown, rewarding in
+                     zip(asked["raw_prompt"], asked["reward_model"], strict=True)]  # fmt: skip
+            assert len(set(asked["uid"])) == len(set(drawn)) == 2
+            advantages = firsts(ours._compute_advantage(batch_of([(*prompt, rewards) for prompt in drawn]), {}))
+    found = "SELECT step, prompt, inclusion, mean FROM posterior_history JOIN prompts USING (prompt_id)"
+    stored = {(step, prompt): values for step, prompt, *values in query(tmp_path, found)}
+    assert [inclusion for (step, _), (inclusion, _) in stored.items() if step == 1] == pytest.approx([2 / 3] * 2)
+    of_second = [stored[2, prompt] for prompt, _ in drawn]
+    assert len({inclusion for inclusion, _ in of_second}) == 2
+    expected = [(reward - mean) * 2 / 3 / inclusion for inclusion, mean in of_second for reward in rewards]
+    assert advantages == pytest.approx(expected, rel=1e-6)
+    [[config]] = query(tmp_path, "SELECT config FROM dbb_run")
+    assert json.loads(config)["algorithm"]["posterior"]["form"] == "dr_grpo"
+    assert query(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [("dr_grpo",)]
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
@@ -296,8 +321,8 @@ class Ours(integration.WithPosteriors, Saving):
 def started(config):
     """A trainer that has loaded what there is to load."""
     made = object.__new__(Ours)
-    made.config, made.train_dataset, made.posteriors, made._form = config, data_set(), None, "group_norm"
-    made._settings = Settings.read(config)
+    made.config, made.train_dataset, made.posteriors = config, data_set(), None
+    made._settings = read(config)
     made._load_checkpoint()
     return made
 
@@ -308,48 +333,31 @@ def step(made, rewards):
 
 
 def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
-    config = posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
-    with started(config).posteriors as posteriors:
-        assert posteriors.step == 0
-        stored = posteriors.run.record.config["algorithm"]
-        assert (stored["adv_estimator"], stored["norm_adv_by_std_in_grpo"]) == ("posterior", True)
+    config = posterior_config(tmp_path, *DRAWS, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
     made = started(config)
     with made.posteriors:
         step(made, [1, 1])
+    made = started(config)  # it has died before its first checkpoint, and starts over
+    with made.posteriors as posteriors:
+        assert posteriors.step == 0
+        step(made, [1, 1])
+        made._steps.draw()
         step(made, [0, 1])
         step(made, [0, 0])  # separate_async: two steps of ours in one of verl's
         made.global_steps = 2
         made._save_checkpoint()
+        drawn = [made._steps.draw() for _ in range(4)]
         step(made, [1, 1])
     made = started(config)
     with made.posteriors as posteriors:
         assert (made.global_steps, posteriors.step) == (2, 3)
+        assert drawn == [made._steps.draw() for _ in range(4)]
     assert query(tmp_path, "SELECT max(step) FROM posterior_history") == [(3,)]
-
-
-def test_a_run_that_died_before_its_first_checkpoint_starts_over(tmp_path):
-    config = posterior_config(tmp_path)
-    made = started(config)
-    with made.posteriors:
-        step(made, [1, 0])
-    with started(config).posteriors as posteriors:
-        assert posteriors.step == 0
+    (Path(config.trainer.default_local_dir) / "global_step_2" / "posteriors.json").unlink()
+    with pytest.raises(ValueError, match="was not saved with posteriors"):
+        started(config)
     config.trainer.resume_mode = "disable"
     with pytest.raises(storage.StoreError, match="there is a run named 'demo'"):
-        started(config)
-
-
-def test_a_checkpoint_of_undone_steps_and_one_without_posteriors_are_refused(tmp_path):
-    config = posterior_config(tmp_path)
-    made = started(config)
-    with made.posteriors:
-        step(made, [1, 0])
-        made._save_checkpoint()
-        made.posteriors.roll_back(0)
-    with pytest.raises(ValueError, match="is of steps that run 'demo' has undone; use an older one"):
-        started(config)
-    (Path(config.trainer.default_local_dir) / "global_step_1" / "posteriors.json").unlink()
-    with pytest.raises(ValueError, match="was not saved with posteriors"):
         started(config)
 
 
@@ -370,16 +378,13 @@ def test_validation_alone_opens_no_run(tmp_path):
 # Settings, prompts and labels
 
 
-def test_a_sampler_whose_dropped_groups_cannot_be_observed_is_refused():
+def test_a_sampler_whose_groups_cannot_be_observed_in_their_step_is_refused():
     filtering = ["algorithm.filter_groups.enable=True", "trainer.v1.sampler.custom_sampler.path=mine.py"]
     with pytest.raises(ValueError, match=r"cannot observe what a sampler of yours drops; use False"):
-        Settings.read(compose_config("algorithm.adv_estimator=posterior", *filtering))
-    assert Settings.read(compose_config("algorithm.adv_estimator=posterior")) == Settings()
-
-
-def test_equal_rows_of_a_data_set_are_one_prompt():
-    assert keys_of(data_set(["a", "b", "a"], ["1", 2, "1"])) == [("a", "1"), ("b", "2")]
-    assert keys_of([{"raw_prompt": message("a")}]) == [("a", "")]
+        read(compose_config("algorithm.adv_estimator=posterior", *filtering))
+    with pytest.raises(ValueError, match=r"'posterior' draws whole batches: use trainer.v1.trainer_mode=sync without"):
+        read(compose_config("algorithm.adv_estimator=posterior", *DRAWS, "algorithm.filter_groups.enable=True"))
+    assert read(compose_config("algorithm.adv_estimator=posterior")) == Settings()
 
 
 def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):

@@ -1,6 +1,6 @@
 """Posteriors in other trainers. Each integration needs its trainer and the light install alone.
 
-shared  what the integrations have in common: prompts as text, runs, allowed releases
-trl     TRL's GRPOTrainer with advantages from the posteriors
-verl    verl's trainers with advantages from the posteriors
+shared  what the integrations have in common: settings, the steps of a run, prompts as text, allowed releases
+trl     TRL's GRPOTrainer with advantages and draws from the posteriors, or remembering alone
+verl    verl's trainers with advantages and draws from the posteriors
 """

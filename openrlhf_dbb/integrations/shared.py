@@ -1,21 +1,34 @@
-"""Serves both integrations: allowed releases, prompts as text, runs and their checkpoints."""
+"""Serves both integrations: allowed releases, prompts as text, runs and their checkpoints, draws by a strategy."""
 
+import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Iterable, Mapping
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from openrlhf_dbb import storage
+from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
-from openrlhf_dbb.core.step import Key
-from openrlhf_dbb.estimators import RewardEstimator
+from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras
+from openrlhf_dbb.core.strategies import Drawn, RolloutStrategy, RunFacts, varies
+from openrlhf_dbb.core.strategies.contract import STRATEGIES
+from openrlhf_dbb.estimators import FORMS, RewardEstimator
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
+
+_log = logging.getLogger(__name__)
+
+SAVED = "posteriors.json"
+"""In a checkpoint: the run, its step, the checkpoint's name, the strategy's state. No pickle, which could run code."""
 
 
 def check_release(distribution: str) -> None:
@@ -81,51 +94,191 @@ def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
         return any(run.name == name for run in opened.runs())
 
 
-def open_run(
-    resume: bool,
-    store: storage.PosteriorStore | str | None,
-    name: str,
-    keys: Iterable[Key],
-    *,
-    estimator: str | RewardEstimator,
-    parameters: Mapping[str, Any] | None = None,
-    take_over: bool,
-    **options: Any,
-) -> Posteriors:
-    """Create a run (``options`` of :meth:`Posteriors.create`), or resume it with its estimator; refuse another one."""
-    prompts, labels = zip(*keys, strict=True)
-    if not resume:
-        return Posteriors.create(store, name, prompts, labels, estimator=estimator, parameters=parameters, **options)
-    given = as_estimator(estimator, parameters)
-    posteriors = Posteriors.resume(store, name, prompts, labels, take_over=take_over)
-    if posteriors.estimator != given:
-        posteriors.close()
-        raise ValueError(
-            f"run {name!r} was begun with {posteriors.estimator}, not {given}: resume it with the same one, or "
-            f"start another run with warm_start={name!r}"
-        )
-    return posteriors
+@dataclass(frozen=True)
+class Settings:
+    """What an integration adds to its trainer's own settings, by the same names everywhere.
+
+    Attributes:
+        estimator, parameters, store, warm_start, warm_start_weight, warm_start_store: as in
+            :meth:`openrlhf_dbb.Posteriors.create`.
+        run_name: unique in the store; None: as the trainer calls its run.
+        take_over: continue a run whose owner is on another machine and known to be dead.
+        keep_rollouts: number of a step's rollouts that are stored with their texts; None stores all, 0 none.
+        form: how a reward becomes an advantage, by name (:mod:`openrlhf_dbb.estimators.forms`); None: by the trainer's
+            own setting.
+        strategy, strategy_parameters: "posterior" draws each batch by the posteriors as they are then; "plain" leaves
+            the prompts to the trainer.
+    """
+
+    estimator: str | RewardEstimator = "dbb"
+    parameters: Mapping[str, Any] | None = None
+    form: str | None = None
+    strategy: str = "plain"
+    strategy_parameters: Mapping[str, Any] = field(default_factory=dict)
+    store: storage.PosteriorStore | str | None = None
+    run_name: str | None = None
+    warm_start: str | None = None
+    warm_start_weight: float = 1.0
+    warm_start_store: storage.PosteriorStore | str | None = None
+    take_over: bool = False
+    keep_rollouts: int | None = KEEP
+
+    @cached_property
+    def built(self) -> tuple[RewardEstimator, RolloutStrategy]:
+        """The estimator and the strategy; ValueError if a name or a parameter is wrong, or they do not fit together."""
+        estimator = as_estimator(self.estimator, self.parameters)
+        strategy = STRATEGIES.build(self.strategy, **self.strategy_parameters)
+        FORMS.get(self.form or "group_norm")
+        if self.strategy != "plain" and not (strategy.draws and estimator.belief.can_predict()):
+            raise ValueError(
+                f"strategy {self.strategy!r} with estimator {estimator.name!r}: in this trainer a strategy has to draw "
+                "whole batches by a forecast; use posterior, with estimator point, auto or dbb"
+            )
+        return estimator, strategy
 
 
-def check_checkpoint(posteriors: Posteriors, folder: Path, run: str, step: int, tag: str) -> None:
-    """Refuse a checkpoint of another run, or of steps that were undone."""
-    record = posteriors.run.record
-    if run != record.uuid:
-        raise ValueError(
-            f"checkpoint {folder} belongs to run {run}, not to {record.name!r} ({record.uuid}): resume that run, or "
-            f"begin another run with the checkpoint as its model and warm_start={record.name!r}"
-        )
-    # The store forgets a checkpoint when the run goes back behind it.
-    if (step, tag) not in posteriors.store.checkpoints(record):
-        raise ValueError(f"checkpoint {folder} is of steps that run {record.name!r} has undone; use an older one")
+class Steps:
+    """The steps of a run in a trainer: prompts, scores, checkpoints.
+
+    Args:
+        keys: text and label of each row of the data set. A pass ends when as many prompts were drawn.
+        about: of :meth:`Posteriors.create`.
+    """
+
+    def __init__(
+        self, settings: Settings, name: str, resume: bool, keys: Sequence[Key], facts: RunFacts, **about: Any
+    ) -> None:
+        """Create the run, or resume it with its estimator; refuse another one."""
+        (estimator, self._strategy), self._keys, self._facts = settings.built, keys, facts
+        if getattr(estimator, "forgetting", "") == "updates" and not estimator.updates_per_epoch:  # type: ignore[attr-defined]
+            updates = max(len(keys) / facts.groups, 1.0)
+            estimator = dataclasses.replace(estimator, updates_per_epoch=updates)  # type: ignore[type-var]
+        prompts, labels = zip(*dict.fromkeys(keys), strict=True)
+        if resume:
+            self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)
+        else:
+            start = ("warm_start", "warm_start_weight", "warm_start_store")
+            options = about | {option: getattr(settings, option) for option in start}
+            self.posteriors = Posteriors.create(settings.store, name, prompts, labels, estimator=estimator, **options)
+        if self.posteriors.estimator != estimator:
+            self.posteriors.close()
+            raise ValueError(
+                f"run {name!r} was begun with {self.posteriors.estimator}, not {estimator}: resume it with the same "
+                f"one, or start another run with warm_start={name!r}"
+            )
+        self._row_of = {self.posteriors.prompt_ids[key]: row for row, key in reversed([*enumerate(keys)])}
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._sampler, self._left = self._strategy.sampler(self._facts), len(self._keys)
+        self._drawn: dict[Key, Drawn] = {}
+
+    def draw(self) -> list[int]:
+        """Draw the next step's prompts; return their rows in the data set."""
+        rows: list[int] = []
+        self._drawn = {}
+        for _ in range(self._facts.groups):
+            if not self._left:
+                note = self._sampler.note
+                self._sampler.end_pass()
+                self._left = len(self._keys)
+                if self._sampler.note != note:
+                    _log.warning("%s", self._sampler.note)
+            drawn = self._sampler.next_prompt(self.posteriors.predictive)
+            self._left -= 1
+            rows.append(self._row_of[drawn.prompt_id])
+            self._drawn[self._keys[rows[-1]]] = drawn
+        return rows
+
+    def observe(
+        self, keys_R: Sequence[Key], rewards_R: Floats, scores_R: Floats | None, form: str, extras: StepExtras
+    ) -> Scored:
+        """Do the next step; return it with the advantages that are trained with, weighted and whitened."""
+        prompts, labels = zip(*keys_R, strict=True)
+        if self._drawn:
+            drawn_R = [self._drawn[key] for key in keys_R]
+            inclusion, weights = [drawn.inclusion for drawn in drawn_R], [drawn.weight for drawn in drawn_R]
+            extras = dataclasses.replace(extras, inclusion=inclusion, weights=weights)
+        step = self.posteriors.step + 1
+        scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
+        for key, drawn in self._drawn.items():
+            scores_N = (rewards_R if scores_R is None else scores_R)[[other == key for other in keys_R]]
+            if not np.isnan(scores_N).all():
+                self._sampler.observe(drawn, varies(scores_N))
+        self._sampler.end_step()
+        scored.metrics.update(self._sampler.metrics())
+        tokens_R = np.where(np.isnan(rewards_R), 0, np.asarray(extras.tokens)) * np.asarray(extras.trained)
+        if not (FORMS.get(form).whitened and tokens_R.any()):
+            return scored
+        mean = np.average(scored.advantages, weights=tokens_R)
+        variance = np.average((scored.advantages - mean) ** 2, weights=tokens_R)
+        white_R = (scored.advantages - mean) / np.sqrt(max(variance, 1e-8))  # OpenRLHF's floor
+        return dataclasses.replace(scored, advantages=np.where(tokens_R > 0, white_R, scored.advantages))
+
+    def save(self, folder: Path) -> None:
+        """Write what a resume needs into a checkpoint's folder, once every step up to here is durable."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.posteriors.checkpoint(self.posteriors.step, folder.name)
+        saved = {"run": self.posteriors.run.record.uuid, "step": self.posteriors.step, "tag": folder.name}
+        drawn = {"strategy": self._sampler.state(), "left": self._left}
+        (folder / SAVED).write_text(json.dumps(saved | drawn, default=_encoded))
+
+    def step_of(self, folder: Path) -> int:
+        """Return the step of a checkpoint; refuse one of another run, or of steps that were undone."""
+        record = self.posteriors.run.record
+        begin = f"begin another run with the checkpoint as its model and warm_start={record.name!r}"
+        try:
+            saved = json.loads((folder / SAVED).read_text())
+            run, step, tag = str(saved["run"]), int(saved["step"]), str(saved["tag"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"checkpoint {folder} was not saved with posteriors ({error}): {begin}") from None
+        if run != record.uuid:
+            raise ValueError(
+                f"checkpoint {folder} belongs to run {run}, not to {record.name!r} ({record.uuid}): {begin}"
+            )
+        # The store forgets a checkpoint when the run goes back behind it.
+        if (step, tag) not in self.posteriors.store.checkpoints(record):
+            raise ValueError(f"checkpoint {folder} is of steps that run {record.name!r} has undone; use an older one")
+        return step
+
+    def go_back(self, checkpoint: Path | None, folder: Path) -> None:
+        """Go back to a checkpoint, bit for bit; without one start over, unless there are some outside ``folder``."""
+        record, recorded = self.posteriors.run.record, self.posteriors.store.checkpoints(self.posteriors.run.record)
+        if checkpoint is None and len(recorded) > 1:  # a kill may have cut the only one short
+            raise ValueError(
+                f"run {record.name!r} has recorded {', '.join(tag for _, tag in recorded)}, and no checkpoint in "
+                f"{folder} is whole: name the folder where one is, or choose another run_name"
+            )
+        self._start_over()
+        step = 0
+        if checkpoint is not None:
+            step, saved = self.step_of(checkpoint), json.loads((checkpoint / SAVED).read_text(), object_hook=_decoded)
+            if saved["strategy"].keys() != self._sampler.state().keys():
+                raise ValueError(f"checkpoint {checkpoint} is of another strategy; resume it with its own")
+            self._sampler.load(saved["strategy"])
+            self._left = saved["left"]
+        self.posteriors.roll_back(step)
 
 
-def check_start_over(posteriors: Posteriors, folder: Path) -> None:
-    """Refuse to start over if the run must have whole checkpoints outside of ``folder``: it would lose its steps."""
-    record = posteriors.run.record
-    checkpoints = posteriors.store.checkpoints(record)
-    if len(checkpoints) > 1:  # a kill may have cut the only one short
-        raise ValueError(
-            f"run {record.name!r} has recorded {', '.join(tag for _, tag in checkpoints)}, and no checkpoint in "
-            f"{folder} is whole: name the folder where one is, or choose another run_name"
-        )
+def _encoded(value: Any) -> dict[str, Any]:
+    """Return a value of a strategy's state as JSON has it."""
+    if isinstance(value, deque):
+        return {"deque": list(value)}
+    if isinstance(value, Drawn):
+        return {"Drawn": dataclasses.astuple(value)}
+    if isinstance(value, np.random.Generator):
+        return {"PCG64": value.bit_generator.state}
+    raise TypeError(f"a strategy's state holds {value!r:.80}; use numbers, texts, lists, dicts, deques, generators")
+
+
+def _decoded(values: dict[str, Any]) -> Any:
+    match values:
+        case {"deque": entries}:
+            return deque(entries)
+        case {"Drawn": entries}:
+            return Drawn(*entries)
+        case {"PCG64": state}:
+            random = np.random.default_rng()
+            random.bit_generator.state = state
+            return random
+    return values

@@ -1,10 +1,12 @@
-"""TRL's ``GRPOTrainer`` with advantages from stored posteriors.
+"""TRL's ``GRPOTrainer`` with stored posteriors: advantages and draws from them, or a memory alone.
 
     from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer
 
     ours = {"estimator": "dbb", "store": "sqlite:///runs.db", "run_name": "first"}
     trainer = PosteriorGRPOTrainer(model, reward, args=GRPOConfig(...), train_dataset=prompts, **ours)
     trainer.train()
+
+:func:`remember` keeps the posteriors of any other ``GRPOTrainer`` and changes nothing else.
 
 A *step* is one generation batch. TRL's ``global_step`` counts optimizer steps, several of which may train on one
 generation batch.
@@ -17,17 +19,17 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
+from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
+from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.evaluation.metrics import stored_rows
@@ -38,11 +40,11 @@ from openrlhf_dbb.storage import TRAINING
 
 shared.check_release("trl")
 
-from accelerate.utils import broadcast_object_list, gather, gather_object  # noqa: E402
+from accelerate import PartialState  # noqa: E402
+from accelerate.utils import broadcast_object_list, gather_object  # noqa: E402
 from datasets import Dataset  # noqa: E402
-from transformers import TrainerCallback, TrainerState  # noqa: E402
+from transformers import TrainerState  # noqa: E402
 from transformers.trainer import TRAINER_STATE_NAME  # noqa: E402
-from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
@@ -66,103 +68,90 @@ class PosteriorGRPOConfig(GRPOConfig):
         config.num_generations = group
 
 
-class PosteriorState(TrainerCallback, ExportableState):
-    """Puts the uuid of the run and its last observed step into the ``trainer_state.json`` of every checkpoint."""
+@dataclass(frozen=True)
+class Settings(shared.Settings):
+    """The settings of a run of TRL.
 
-    def __init__(self, run: str = "", step: int = 0) -> None:
-        self.run, self.step = run, step
+    Attributes:
+        resume: True continues that run with ``train(resume_from_checkpoint=...)``; "auto" continues the run if it
+            exists, so that the same command starts and restarts a job.
+        label_column: column of the data sets that is stored with a prompt and tells equal prompts apart.
+        verifier: name of the reward function whose 0 or 1 the estimator sees, if there are several. The other rewards
+            are centred by their group, as GRPO does. Estimators of real rewards see the weighted sum instead.
+    """
 
-    def state(self) -> dict[str, Any]:
-        """Return the state as transformers stores it."""
-        return {"args": {"run": self.run, "step": self.step}, "attributes": {}}
+    resume: bool | str = False
+    label_column: str | None = None
+    verifier: str | None = None
 
 
 class PosteriorGRPOTrainer(GRPOTrainer):
     """TRL's trainer. Of several processes, the first owns the run and computes the advantages of all.
 
-    ``scale_rewards`` keeps its meaning: "group" is (X - mean) / sqrt(variance) of the posterior, "none" is X - mean,
-    "batch" divides X - mean by the standard deviation of all rewards of the generation batch. Without TRL's 0.0001 in
-    the denominator, the advantage is 0 where the variance is 0.
+    ``scale_rewards`` keeps its meaning: "group" is (X - p) / sqrt(v), with mean p and variance v of the posterior.
+    "none" is X - p, minus its mean over the generation batch; "batch" divides that by the standard deviation of all
+    rewards of the generation batch. Without TRL's 0.0001 in the denominator, the advantage is 0 where v is 0.
 
     Args:
-        *args, **options: TRL's. ``train_dataset`` must be a ``datasets.Dataset``, since every prompt must be known.
-        estimator, parameters, store, warm_start, warm_start_weight, warm_start_store: as in
-            :meth:`openrlhf_dbb.Posteriors.create`.
-        run_name: unique in the store; by default ``args.run_name``, else the name of ``args.output_dir``.
-        resume: True continues that run with ``train(resume_from_checkpoint=...)``; "auto" continues the run if it
-            exists, so that the same command starts and restarts a job.
-        take_over: continue a run whose owner is on another machine and known to be dead.
-        label_column: column of the data sets that is stored with a prompt and tells equal prompts apart.
-        keep_rollouts: number of a step's rollouts that are stored with their texts; None stores all, 0 none.
-        verifier: name of the reward function whose 0 or 1 the estimator sees, if there are several. The other rewards
-            are centred by their group, as GRPO does. Estimators of real rewards see the weighted sum instead.
+        *args, **options: TRL's, and :class:`Settings`. ``train_dataset`` must be a ``datasets.Dataset``, since every
+            prompt must be known. ``run_name`` is by default ``args.run_name``, else the name of ``args.output_dir``.
 
     Attributes:
         posteriors: of the run, on the first process; None on the others.
 
     Raises:
-        ValueError: the estimator is unknown, or arguments do not fit together.
+        ValueError: a name is unknown, or arguments do not fit together.
         storage.StoreError: the name is taken, the store cannot be opened, or the warm start or resume does not fit.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        estimator: str | RewardEstimator = "dbb",
-        parameters: Mapping[str, Any] | None = None,
-        store: storage.PosteriorStore | str | None = None,
-        run_name: str | None = None,
-        resume: bool | str = False,
-        take_over: bool = False,
-        warm_start: str | None = None,
-        warm_start_weight: float = 1.0,
-        warm_start_store: storage.PosteriorStore | str | None = None,
-        label_column: str | None = None,
-        keep_rollouts: int | None = KEEP,
-        verifier: str | None = None,
-        **options: Any,
-    ) -> None:
-        estimator = as_estimator(estimator, parameters)  # an error is raised before a model is loaded
+    posteriors: Posteriors | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        names = {field.name for field in fields(Settings)} & options.keys()
+        settings = Settings(**{name: options.pop(name) for name in names})
+        _ = settings.built  # an error is raised before a model is loaded
         super().__init__(*args, **options)
+        self._begin(settings)
+
+    def _begin(self, settings: Settings, *, scores: bool = True) -> None:
+        """Start or resume the run; without ``scores`` the advantages stay TRL's."""
+        estimator, self._strategy = settings.built
         if self.num_generations < estimator.min_rollouts:
             raise ValueError(
                 f"estimator {estimator.name!r} needs num_generations of {estimator.min_rollouts} or more, got "
                 f"{self.num_generations}; give as many, or use estimator='auto'"
             )
-        self._verifier = _verifier(verifier, estimator, self.reward_func_names, self.reward_weights.tolist())
-        self._label_column, self._keep_rollouts = label_column, keep_rollouts
-        # For "batch" too, _observe divides X - mean by the spread of the batch.
-        self._form = "group_norm" if self.scale_rewards == "group" else "batch_centered"
-        self._place = self._read_prompts()
-        self._keys = list(self._place)
-        self.posteriors: Posteriors | None = None
+        if settings.form is not None and self.scale_rewards != "group":
+            raise ValueError(f"form {settings.form!r} is given; leave out scale_rewards={self.scale_rewards!r}")
+        self._settings, self._scores = settings, scores
+        self._verifier = _verifier(settings.verifier, estimator, self.reward_func_names, self.reward_weights.tolist())
+        # For "batch" too, _observe divides X - p by the spread of the batch.
+        self._form = settings.form or ("group_norm" if self.scale_rewards == "group" else "batch_centered")
         self._logged: tuple[int, dict[str, float]] = 0, {}
         # Of a held-out prompt's responses the verifier's score (NaN where missing), the length, whether it was cut.
         self._samples: dict[Key, list[tuple[float, int, bool]]] = {}
         self._evaluated: tuple[int, dict[str, storage.EvaluationRows]] = -1, {}  # step, and results by benchmark
         self._scored: tuple[torch.Tensor, list[Any]] | None = None
         self._model_name = str(self.model.config._name_or_path)
-        name = run_name or self.args.run_name or Path(self.args.output_dir).name
+        keys, groups = self._read_prompts(), self.args.generation_batch_size // self.num_generations
+        name = settings.run_name or self.args.run_name or Path(self.args.output_dir).name
+        chosen = {"strategy": settings.strategy, **settings.strategy_parameters}
 
-        def begin() -> str:
-            self.posteriors = shared.open_run(
-                shared.run_exists(store, name) if resume == "auto" else bool(resume),
-                store,
+        def begin() -> None:
+            self._steps = shared.Steps(
+                settings,
                 name,
-                self._keys,
-                estimator=estimator,
-                take_over=take_over,
-                warm_start=warm_start,
-                warm_start_weight=warm_start_weight,
-                warm_start_store=warm_start_store,
+                shared.run_exists(settings.store, name) if settings.resume == "auto" else bool(settings.resume),
+                keys,
+                RunFacts(groups, self.num_generations, self.args.seed),
                 model=self._model_name,
                 dataset=str(self.train_dataset.info.dataset_name or ""),
                 reward=", ".join(self.reward_func_names),
-                config=json.loads(json.dumps(self.args.to_dict(), default=str)),
+                config=json.loads(json.dumps(self.args.to_dict() | {"posteriors": chosen}, default=str)),
             )
-            return self.posteriors.run.record.uuid
+            self.posteriors = self._steps.posteriors
 
-        self._state = PosteriorState(self._on_first(begin))
+        _on_first(begin)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train as TRL does, and finish the run unless the training was stopped before its last step.
@@ -175,15 +164,14 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             ValueError: the checkpoint is not whole or not of this run, or the run has steps and no checkpoint is given.
             storage.StoreError: the posteriors cannot go back to that step.
         """
-        folder, self._state.step = self._on_first(lambda: self._beginning(resume_from_checkpoint))
+        folder = _on_first(lambda: self._beginning(resume_from_checkpoint))
         self._passes = int(TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}").epoch or 0) if folder else 0
         self._evaluated = -1, {}
-        self._attach_state()
         result = super().train(folder, *args, **options)
         if self.state.global_step >= self.state.max_steps:
-            self._on_first(lambda: self._run.finish())
+            _on_first(lambda: self._run.finish())
         else:
-            self._on_first(lambda: self._run.settle())
+            _on_first(lambda: self._run.settle())
             _log.warning("stopped at %d of %d: the run can be resumed", self.state.global_step, self.state.max_steps)
         return result
 
@@ -202,7 +190,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         samples, self._samples = self._samples, {}
         if samples:  # with several data sets, TRL calls this method for each of them inside the outer call
-            self._on_first(lambda: self._record_held_out(metric_key_prefix.removeprefix("eval_"), samples))
+            _on_first(lambda: self._record_held_out(metric_key_prefix.removeprefix("eval_"), samples))
         return metrics
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
@@ -211,12 +199,22 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Generate and score as TRL does; in training the advantages come from the posteriors."""
+        """Generate and score as TRL does; in training the advantages, and perhaps the prompts, are ours."""
+        if self.model.training and self._strategy.draws:
+            inputs = self._drawn(inputs)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         assert self._scored is not None
         (rewards_R_F, responses_B), self._scored = self._scored, None
         if self.model.training:
-            output["advantages"] = self._observe(inputs, rewards_R_F, responses_B, output["completion_mask"])
+            advantages_R = self._observe(inputs, rewards_R_F, responses_B, output["completion_mask"])
+            if self._scores:
+                first, device = self.accelerator.process_index * len(inputs), output["advantages"].device
+                mine = advantages_R[first : first + len(inputs)]
+                output["advantages"] = torch.tensor(mine, dtype=torch.float32, device=device)
+                logged = self._logs["advantages"]  # the last ones are TRL's own advantages of this batch
+                for _ in range(min(len(advantages_R), len(logged))):
+                    logged.pop()
+                logged.extend(advantages_R.tolist())
         else:
             self._keep_samples(inputs, rewards_R_F, responses_B)
         return output
@@ -224,9 +222,9 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log as TRL does, and store the numbers in the row of the last step."""
         super().log(logs, start_time)  # adds TRL's averages to logs
-        step = self._state.step
-        if not (self.model.training and step and self.accelerator.is_main_process):
+        if not (self.model.training and self.accelerator.is_main_process and self._run.step):
             return
+        step = self._run.step
         if self._logged[0] != step:  # else another optimizer step on the same rollouts, or the summary at the end
             a_step = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
             self._logged = step, {"plan/steps": math.ceil(self.state.max_steps / a_step)}
@@ -235,15 +233,14 @@ class PosteriorGRPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save as TRL does, once the posteriors are durable up to the checkpoint."""
-        tag = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"  # its folder, and its name in the store
 
         def prepare() -> None:
+            folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"  # TRL's name
             # transformers writes this file last. Without it an older checkpoint of this name is not whole.
-            (Path(self.args.output_dir) / tag / TRAINER_STATE_NAME).unlink(missing_ok=True)
-            self._run.checkpoint(self._state.step, tag)
+            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
+            self._steps.save(folder)
 
-        self._on_first(prepare)
-        self._attach_state()
+        _on_first(prepare)
         super()._save_checkpoint(model, trial)
 
     @property
@@ -251,29 +248,8 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         assert self.posteriors is not None, "only the first process has them"
         return self.posteriors
 
-    def _on_first(self, work: Callable[[], Any]) -> Any:
-        """Run ``work`` on the first process and return its result on all; if it fails there, all fail."""
-        result, error = None, None
-        if self.accelerator.is_main_process:
-            try:
-                result = work()
-            except Exception as failure:
-                error = failure
-        outcome = [result, error and str(error)]
-        broadcast_object_list(outcome)
-        if error is not None:
-            raise error
-        if outcome[1] is not None:
-            raise RuntimeError(f"the first process cannot go on: {outcome[1]}")
-        return outcome[0]
-
-    def _attach_state(self) -> None:
-        """Put our state into the next checkpoint. A resume may have replaced it by an older copy."""
-        self.remove_callback(PosteriorState)
-        self.add_callback(self._state)
-
-    def _read_prompts(self) -> dict[Key, int]:
-        """Return text and label of every distinct prompt with its place; refuse what would go wrong unnoticed."""
+    def _read_prompts(self) -> list[Key]:
+        """Return text and label of every row; refuse what would go wrong unnoticed."""
         if self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 f"multi_objective_aggregation={self.multi_objective_aggregation!r} normalizes each reward function by "
@@ -284,77 +260,80 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                 f"train_dataset is a {type(self.train_dataset).__name__}; posteriors need to know every prompt: pass a "
                 "datasets.Dataset"
             )
-        label = [] if self._label_column is None else [self._label_column]
-        has_images = not {"image", "images"}.isdisjoint(self.train_dataset.column_names)
-        places: dict[Key, int] = {}
-        for number, row in enumerate(self.train_dataset.select_columns(["prompt", *label])):
-            key = self._key(row)
-            if has_images and key in places:
-                raise ValueError(
-                    f"row {number} of train_dataset has the prompt and label of an earlier one, and its image may "
-                    "differ: name a column that tells them apart (label_column='id')"
-                )
-            places.setdefault(key, len(places))
-        return places
+        label = [] if self._settings.label_column is None else [self._settings.label_column]
+        if label and self.args.remove_unused_columns:
+            raise ValueError(f"label_column={label[0]!r} would be removed; use remove_unused_columns=False")
+        keys = [self._key(row) for row in self.train_dataset.select_columns(["prompt", *label])]
+        if len(set(keys)) < len(keys) and not {"image", "images"}.isdisjoint(self.train_dataset.column_names):
+            number = next(row for row, key in enumerate(keys) if key in keys[:row])
+            raise ValueError(
+                f"row {number} of train_dataset has the prompt and label of an earlier one, and its image may differ: "
+                "name a column that tells them apart (label_column='id')"
+            )
+        return keys
 
     def _key(self, row: Mapping[str, Any]) -> Key:
-        label = None if self._label_column is None else row.get(self._label_column)
+        label = None if self._settings.label_column is None else row.get(self._settings.label_column)
         return text_of(row["prompt"]), label_of(label)
 
-    def _beginning(self, resume_from_checkpoint: str | bool | None) -> tuple[str | None, int]:
-        """Take the posteriors back to the checkpoint; return its folder, or None, and its step of the run."""
+    def _beginning(self, resume_from_checkpoint: str | bool | None) -> str | None:
+        """Take the posteriors, and the draws, back to the checkpoint; return its folder, if there is one."""
         if not resume_from_checkpoint and self._run.step:
             raise ValueError(
                 f"run {self._run.run.record.name!r} has {self._run.step} steps, and train() would start over: call "
                 "train(resume_from_checkpoint=True), or choose another run_name"
             )
-        folder, step = None, 0
+        folder, output = None, Path(self.args.output_dir)
         if resume_from_checkpoint is True:
-            output = Path(self.args.output_dir)
             found = output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
             for newest in sorted(found, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
                 try:
-                    step, folder = _step_of(newest, self._run), str(newest)
+                    self._check(newest)
+                    folder = newest
                     break
                 except ValueError as error:
                     _log.warning("passed over: %s", error)
-            else:
-                shared.check_start_over(self._run, output)
         elif resume_from_checkpoint:
-            folder = str(resume_from_checkpoint)
-            step = _step_of(Path(folder), self._run)
-        self._run.roll_back(step)
-        return folder, step
+            folder = Path(str(resume_from_checkpoint))
+            self._check(folder)
+        self._steps.go_back(folder, output)
+        return None if folder is None else str(folder)
+
+    def _check(self, folder: Path) -> None:
+        """Refuse a checkpoint that is not whole, or not of this run as it now is."""
+        try:  # transformers writes this file after the model, the optimizer and the random state
+            TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+        except (OSError, ValueError, TypeError) as error:
+            message = f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}; use an older one"
+            raise ValueError(message) from None
+        self._steps.step_of(folder)
+
+    def _drawn(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return this process's share of the generation batch that the strategy draws, in place of TRL's own.
+
+        TRL's sampler cannot draw it: the data loader takes rows from it before the last batch is observed.
+        """
+        rows = _on_first(lambda: self._steps.draw())
+        first = self.accelerator.process_index * len(inputs)
+        rows_B = [row for row in rows for _ in range(self.num_generations)][first : first + len(inputs)]
+        return [{name: row[name] for name in inputs[0]} for row in map(self.train_dataset.__getitem__, rows_B)]
 
     def _observe(
         self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any], mask_B: torch.Tensor
-    ) -> torch.Tensor:
-        """Do one more step of the posteriors; return this process's advantages (B,)."""
-        keys = [self._key(row) for row in inputs]
-        unknown = next((key for key in keys if key not in self._place), None)
-        if unknown is not None:
-            raise ValueError(
-                f"prompt {unknown[0][:80]!r} with label {unknown[1][:80]!r} is not in train_dataset; if the label is "
-                "missing, use remove_unused_columns=False"
-            )
-        places = [self._place[key] for key in keys]
-        lengths, cut = [len(ids) for ids in responses_B], [ids[-1] not in self.eos_token_ids for ids in responses_B]
-        trained = mask_B.any(dim=1).tolist()  # mask_truncated_completions may have masked a response
-        device = rewards_R_F.device
-        rows_B = torch.tensor([*zip(places, lengths, trained, cut, strict=True)], dtype=torch.long, device=device)
-        places_R, tokens_R, trained_R, cut_R = gather(rows_B).cpu().numpy().T
-        keys_R = [self._keys[place] for place in places_R]
+    ) -> Floats:
+        """Do one more step of the posteriors; return the advantages of all processes (R,)."""
+        rows_B = zip(inputs, responses_B, mask_B.any(dim=1).tolist(), strict=True)  # TRL may have masked a response
+        mine_B = [(self._key(row), len(ids), ids[-1] not in self.eos_token_ids, some) for row, ids, some in rows_B]
+        keys_R, tokens_R, cut_R, trained_R = zip(*gather_object(mine_B), strict=True)
         # TRL has just gathered the completions of this batch for its own log.
         texts_R = [_text(completion) for completion in self._logs["completion"]][-len(keys_R) :]
-        responses = Responses(texts_R, truncated=cut_R, keep=self._keep_rollouts)
-        extras = StepExtras(tokens=tokens_R, trained=trained_R, responses=responses)
+        responses = Responses(texts_R, truncated=cut_R, keep=self._settings.keep_rollouts)
 
-        def score() -> tuple[Floats, dict[str, float], int]:
+        def score() -> tuple[Floats, dict[str, float]]:
             weights = _numpy(self.reward_weights)
             rewards, scores, scale = combine(_numpy(rewards_R_F), weights, self._verifier, self.num_generations)
-            prompts, labels = zip(*keys_R, strict=True)
-            step = self._run.step + 1
-            scored = self._run.observe(step, prompts, labels, rewards, scores=scores, form=self._form, extras=extras)
+            extras = StepExtras(tokens=tokens_R, trained=trained_R, responses=responses)
+            scored = self._steps.observe(keys_R, rewards, scores, self._form, extras)
             advantages = scored.advantages
             if self.scale_rewards == "none":
                 advantages = advantages * scale
@@ -362,17 +341,12 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                 spread = np.std(rewards[~np.isnan(rewards)], ddof=1) if len(rewards) > 1 else 0.0
                 advantages = advantages / spread if spread > 0 else np.zeros(len(rewards))
             self._logs["extra"]["posterior_mean"].extend(scored.mean.tolist())
-            return advantages, scored.metrics, step
+            return advantages, scored.metrics
 
-        advantages_R, metrics, self._state.step = self._on_first(score)
+        advantages_R, metrics = _on_first(score)
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
-        logged = self._logs["advantages"]  # the last ones are TRL's own advantages of this batch
-        for _ in range(min(len(advantages_R), len(logged))):
-            logged.pop()
-        logged.extend(advantages_R.tolist())
-        first = self.accelerator.process_index * len(inputs)
-        return torch.tensor(advantages_R[first : first + len(inputs)], dtype=torch.float32, device=device)
+        return advantages_R
 
     def _keep_samples(self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any]) -> None:
         """Keep a batch of an evaluation until the evaluation ends."""
@@ -400,6 +374,39 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         config = {"temperature": self.args.temperature, "max_completion_length": self.args.max_completion_length}
         rows, run = list(self._evaluated[1].values()), self._run.run.record
         store.record_evaluation(TRAINING, rows, run=run, step=step, model=self._model_name, config=config)
+
+
+def remember(trainer: GRPOTrainer, **ours: Any) -> None:
+    """Let a ``GRPOTrainer`` keep posteriors of its prompts. It trains as before: the advantages stay TRL's.
+
+        trainer = GRPOTrainer(model, correct, args=..., train_dataset=...)
+        remember(trainer, store="sqlite:///runs.db", label_column="answer")
+
+    Args:
+        trainer: a ``GRPOTrainer``, also of a subclass, before ``train()``, which then is that of
+            :class:`PosteriorGRPOTrainer`.
+        ours: of :class:`Settings`. The stored advantages are those of ``estimator``, by default "point".
+    """
+    settings, cls = Settings(**{"estimator": "point"} | ours), type(trainer)
+    trainer.__class__ = type(cls.__name__, (PosteriorGRPOTrainer, cls), {})  # of this one object
+    cast(PosteriorGRPOTrainer, trainer)._begin(settings, scores=False)
+
+
+def _on_first(work: Callable[[], Any]) -> Any:
+    """Run ``work`` on the first process and return its result on all; if it fails there, all fail."""
+    result, error = None, None
+    if PartialState().is_main_process:
+        try:
+            result = work()
+        except Exception as failure:
+            error = failure
+    outcome = [result, error and str(error)]
+    broadcast_object_list(outcome)
+    if error is not None:
+        raise error
+    if outcome[1] is not None:
+        raise RuntimeError(f"the first process cannot go on: {outcome[1]}")
+    return outcome[0]
 
 
 def combine(
@@ -431,7 +438,7 @@ def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], we
         raise ValueError(
             f"verifier {name!r} is not a reward function{did_you_mean(name, names)}; there are {', '.join(names)}"
         )
-    if estimator.support == "real":
+    if estimator.support == "real" and (name is None or estimator.belief is estimator):
         return None
     if name is None and len(names) > 1:
         raise ValueError(
@@ -442,22 +449,6 @@ def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], we
     if not weights[index] > 0:
         raise ValueError(f"the weight of verifier {names[index]!r} is {weights[index]:g}; it must be above 0")
     return index
-
-
-def _step_of(folder: Path, posteriors: Posteriors) -> int:
-    """Return the step of a checkpoint; refuse one that is not whole, or not of this run as it now is."""
-    try:  # transformers writes this file after the model, the optimizer and the random state
-        saved = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-        ours = saved.stateful_callbacks.get(PosteriorState.__name__)
-        run, step = (ours["args"]["run"], int(ours["args"]["step"])) if ours is not None else ("", 0)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}; use an older one") from None
-    if ours is None:
-        raise ValueError(
-            f"checkpoint {folder} was not saved by PosteriorGRPOTrainer; pass it as model, to begin with new posteriors"
-        )
-    shared.check_checkpoint(posteriors, folder, run, step, f"{PREFIX_CHECKPOINT_DIR}-{saved.global_step}")
-    return step
 
 
 def _text(completion: str | list[dict[str, Any]]) -> str:

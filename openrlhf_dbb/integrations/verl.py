@@ -18,18 +18,18 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
+from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
+from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.shared import label_of, text_of
+from openrlhf_dbb.integrations.shared import Settings, label_of, text_of
 
 shared.check_release("verl")
 
@@ -38,48 +38,38 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.trainer.ppo.core_algos import register_adv_est  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer  # noqa: E402
+from verl.utils.dataset.rl_dataset import collate_fn  # noqa: E402
 
 NAME = "posterior"
 """Value of ``algorithm.adv_estimator``, and the key of our settings beside it."""
 
 _FIELDS = ["raw_prompt", "reward_model", "rm_scores", "response_mask", "responses"]
-_SAVED = "posteriors.json"  # in a checkpoint: its run and step
-_OWN = ("store", "run_name", "keep_rollouts")  # settings that are no options of a run's start
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings below ``algorithm.posterior``.
+def read(config: DictConfig) -> Settings:
+    """Read our settings, ``algorithm.posterior``, from verl's configuration, before verl loads a model.
 
-    They mean the same as the parameters of :meth:`openrlhf_dbb.Posteriors.create` and ``resume``. The default of
-    ``run_name`` is ``trainer.experiment_name``. ``keep_rollouts`` is the number of a step's rollouts that are stored
-    with their texts; null stores all, 0 none. verl prints its configuration, so a URL with a password belongs into the
-    environment variable of the default store.
+    verl prints its configuration, so a URL with a password belongs into the environment variable of the default store.
     """
-
-    estimator: str = "dbb"
-    parameters: dict[str, Any] = field(default_factory=dict)
-    store: str | None = None
-    run_name: str | None = None
-    warm_start: str | None = None
-    warm_start_weight: float = 1.0
-    warm_start_store: str | None = None
-    take_over: bool = False
-    keep_rollouts: int | None = KEEP
-
-    @classmethod
-    def read(cls, config: DictConfig) -> "Settings":
-        """Read the settings from verl's configuration, before verl loads a model."""
-        given: Any = config.algorithm.get(NAME) or {}
-        settings = cls(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
-        as_estimator(settings.estimator, settings.parameters)
-        filtering, sampler = config.algorithm.get("filter_groups"), config.trainer.v1.sampler.get("custom_sampler")
-        if filtering is not None and filtering.get("enable", False) and sampler is not None and sampler.get("path"):
-            raise ValueError(
-                "algorithm.filter_groups.enable=True with trainer.v1.sampler.custom_sampler: the posteriors cannot "
-                "observe what a sampler of yours drops; use False, or verl's sampler"
-            )
-        return settings
+    given: Any = config.algorithm.get(NAME) or {}
+    settings = Settings(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
+    _, strategy = settings.built
+    filtering, sampler = config.algorithm.get("filter_groups"), config.trainer.v1.sampler
+    filters = filtering is not None and filtering.get("enable", False)
+    # A group that verl asks for later would be drawn by a belief that has not seen its batch.
+    replaces = filters or sampler.get("sync_refill_failed_groups") or config.trainer.v1.trainer_mode != "sync"
+    if strategy.draws and (replaces or config.data.get("gen_batch_size")):
+        raise ValueError(
+            f"strategy {settings.strategy!r} draws whole batches: use trainer.v1.trainer_mode=sync without "
+            "algorithm.filter_groups, sync_refill_failed_groups and data.gen_batch_size"
+        )
+    custom = sampler.get("custom_sampler")
+    if filters and custom is not None and custom.get("path"):
+        raise ValueError(
+            "algorithm.filter_groups.enable=True with trainer.v1.sampler.custom_sampler: the posteriors cannot "
+            "observe what a sampler of yours drops; use False, or verl's sampler"
+        )
+    return settings
 
 
 @dataclass(frozen=True)
@@ -154,8 +144,9 @@ def advantages(
 class WithPosteriors(PPOTrainer):
     """The base of our subclasses of verl's trainers.
 
-    ``algorithm.norm_adv_by_std_in_grpo`` keeps its meaning: True is (X - mean) / sqrt(variance) of the posterior, False
-    is X - mean. Without verl's 0.000001 in the denominator, the advantage is 0 where the variance is 0.
+    ``algorithm.norm_adv_by_std_in_grpo`` keeps its meaning: True is (X - p) / sqrt(v), with mean p and variance v of
+    the posterior, False is X - p, minus its mean over the step. Without verl's 0.000001 in the denominator, the
+    advantage is 0 where v is 0.
 
     Attributes:
         posteriors: of the run; None with another estimator, with ``trainer.val_only`` and before verl has loaded its
@@ -164,8 +155,7 @@ class WithPosteriors(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         self.posteriors: Posteriors | None = None
-        self._settings = Settings.read(config) if config.algorithm.adv_estimator == NAME else None
-        self._form = "group_norm" if config.algorithm.get("norm_adv_by_std_in_grpo", True) else "batch_centered"
+        self._settings = read(config) if config.algorithm.adv_estimator == NAME else None
         self._dropped: list[Batch] = []  # groups that verl has filtered since the last step
         super().__init__(config)
 
@@ -218,19 +208,17 @@ class WithPosteriors(PPOTrainer):
             return str(self.tokenizer.decode(texts[row], skip_special_tokens=True))
 
         tokens = np.concatenate([each.tokens_S for each in batches])
-        scored = self.posteriors.observe(
-            self.posteriors.step + 1,
-            [prompt for each in batches for prompt in each.prompts],
-            [label for each in batches for label in each.labels],
-            np.concatenate([_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)]),
-            scores=np.concatenate([each.scores_S for each in batches]),
-            form=self._form,
-            extras=StepExtras(
-                tokens=tokens,
-                trained=np.pad(trained_S, (0, len(tokens) - count)),
-                responses=Responses(decode, keep=self._settings.keep_rollouts),
-            ),
+        divides = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
+        form = self._settings.form or ("group_norm" if divides else "batch_centered")
+        extras = StepExtras(
+            tokens=tokens,
+            trained=np.pad(trained_S, (0, len(tokens) - count)),
+            responses=Responses(decode, keep=self._settings.keep_rollouts),
         )
+        rewards = np.concatenate([_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)])
+        scores = np.concatenate([each.scores_S for each in batches])
+        keys = [key for each in batches for key in zip(each.prompts, each.labels, strict=True)]
+        scored = self._steps.observe(keys, rewards, scores, form, extras)
         metrics.update(scored.metrics)
         return np.where(rollouts.rollout_R >= 0, scored.advantages[:count][rollouts.rollout_R], 0.0)
 
@@ -244,12 +232,8 @@ class WithPosteriors(PPOTrainer):
     def _save_checkpoint(self) -> None:
         """Save as verl does, once every step up to here is durable."""
         if self.posteriors is not None:
-            name = f"global_step_{self.global_steps}"  # as verl calls it
-            folder = Path(self.config.trainer.default_local_dir) / name
-            folder.mkdir(parents=True, exist_ok=True)
-            self.posteriors.checkpoint(self.posteriors.step, name)
-            saved = {"run": self.posteriors.run.record.uuid, "step": self.posteriors.step}
-            (folder / _SAVED).write_text(json.dumps(saved))
+            folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"  # verl's name
+            self._steps.save(folder)
         super()._save_checkpoint()
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -263,47 +247,34 @@ class WithPosteriors(PPOTrainer):
                 self.posteriors.close()
 
     def _open(self, settings: Settings) -> Posteriors:
-        trainer = self.config.trainer
-        name = settings.run_name or str(trainer.experiment_name)
-        files = self.config.data.train_files
+        trainer, data, rollouts = self.config.trainer, self.config.data, self.config.actor_rollout_ref.rollout.n
+        name, files = settings.run_name or str(trainer.experiment_name), data.train_files
         resumes = trainer.resume_mode != "disable" and shared.run_exists(settings.store, name)
-        posteriors = shared.open_run(
-            resumes,
-            settings.store,
+        self._steps = shared.Steps(
+            settings,
             name,
+            resumes,
             keys_of(self.train_dataset),
-            **{name: value for name, value in vars(settings).items() if name not in _OWN},
+            RunFacts(data.train_batch_size, rollouts, data.get("seed") or 0),
             model=str(self.config.actor_rollout_ref.model.path),
             dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
             method=f"verl {trainer.v1.trainer_mode}",
             config=json.loads(json.dumps(OmegaConf.to_container(self.config, resolve=True), default=str)),
         )
-        try:
-            if resumes:
-                posteriors.roll_back(self._step_of_checkpoint(posteriors))
-        except BaseException:
-            posteriors.close()
-            raise
-        return posteriors
-
-    def _step_of_checkpoint(self, posteriors: Posteriors) -> int:
-        """Return the step of the loaded checkpoint, 0 if verl starts over; refuse one that is not of this run."""
-        trainer, name = self.config.trainer, f"global_step_{self.global_steps}"
-        if self.global_steps == 0:
-            shared.check_start_over(posteriors, Path(trainer.default_local_dir))
-            return 0
-        given = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
-        folder = Path(given) if given else Path(trainer.default_local_dir) / name
-        try:
-            saved = json.loads((folder / _SAVED).read_text())
-            run, step = str(saved["run"]), int(saved["step"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"checkpoint {folder} was not saved with posteriors ({error}): choose another "
-                f"+algorithm.{NAME}.run_name, and +algorithm.{NAME}.warm_start={posteriors.run.record.name}"
-            ) from None
-        shared.check_checkpoint(posteriors, folder, run, step, name)
-        return step
+        _, strategy = settings.built
+        if strategy.draws:  # in place of verl's data loader, when verl asks for the next batch
+            rows, batches = self.train_dataset, iter(self._steps.draw, None)
+            self.train_dataloader_it = (collate_fn([rows[row] for row in drawn]) for drawn in batches)
+        if resumes:
+            folder = Path(trainer.default_local_dir)
+            given = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
+            loaded = Path(given) if given else folder / f"global_step_{self.global_steps}"  # as verl names it
+            try:
+                self._steps.go_back(loaded if self.global_steps else None, folder)
+            except BaseException:
+                self._steps.posteriors.close()
+                raise
+        return self._steps.posteriors
 
 
 MODES = ("sync", "colocate_async", "separate_async")
@@ -314,9 +285,9 @@ TRAINER_REGISTRY.update(TRAINERS)  # register_trainer refuses a name that is tak
 
 
 def keys_of(dataset: Any) -> list[Key]:
-    """Return text and label of the rows of verl's training data set, in its order; equal ones once."""
+    """Return text and label of the rows of verl's training data set, in its order."""
     rows = map(dataset.__getitem__, range(len(dataset)))
-    return list(dict.fromkeys((text_of(row["raw_prompt"]), _label(row.get("reward_model"))) for row in rows))
+    return [(text_of(row["raw_prompt"]), _label(row.get("reward_model"))) for row in rows]
 
 
 def _label(reward_model: Mapping[str, Any] | None) -> str:
