@@ -46,7 +46,7 @@ def openrlhf_parser():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
         with pytest.raises(Caught):
-            runpy.run_module(upstream.COMMAND, run_name="__main__")
+            runpy.run_module(f"openrlhf.{upstream.COMMAND}", run_name="__main__")
     return caught[0]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import arguments, cluster
+from openrlhf_dbb.driver import arguments, checks, cluster
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import engines
 from openrlhf_dbb.platform import machine, ray_start
@@ -31,7 +31,7 @@ SEPARATE = ["--no-train.colocate_all", "--actor.num_gpus_per_node", "2", "--vllm
     ],
 )
 def test_gpus_are_counted_as_openrlhf_reserves_them(flags, gpus):
-    assert cluster.gpus_needed(arguments.parse(["--preset", "tiny", *flags]).args) == gpus
+    assert checks.gpus_needed(arguments.parse(["--preset", "tiny", *flags]).args) == gpus
 
 
 def test_fewer_cpus_than_gpus_are_given_or_counted(pretend_gpus, monkeypatch):
@@ -96,10 +96,10 @@ def test_nothing_is_written_into_the_copy_that_ray_makes_of_a_jobs_folder(monkey
     monkeypatch.chdir(copy)
     settings = arguments.parse(["--preset", "tiny", "--estimator", "dbb", *argv])
     if flag is None:
-        cluster.check_places(settings)
+        checks.check(settings)
         return
     with pytest.raises(UsageError, match=f"^{flag} {copy}/.* is in Ray's temporary copy of the working directory"):
-        cluster.check_places(settings)
+        checks.check(settings)
 
 
 ACTORS = """

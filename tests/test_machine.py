@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from openrlhf_dbb import upstream
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, cuda, machine
 
@@ -169,7 +169,7 @@ def args(**given):
         "vllm.sync_backend": "gloo", "vllm.tensor_parallel_size": 1, **dict.fromkeys(cpu.NEED_CUDA, False),
         **{flag.replace("__", "."): value for flag, value in given.items()},
     }  # fmt: skip
-    return settings._nested(flags)
+    return upstream.nested(flags)
 
 
 @pytest.mark.parametrize(

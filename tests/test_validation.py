@@ -14,7 +14,7 @@ pytest.importorskip("datasets")
 import datasets
 
 from openrlhf_dbb import tiny
-from openrlhf_dbb.driver import arguments, preflight, printed
+from openrlhf_dbb.driver import arguments, checks, prepare, printed, start
 from openrlhf_dbb.errors import UsageError
 
 ROWS = [{"input": "1+2=", "label": "3"}, {"input": "s31=", "label": "13"}, {"input": "12+34=", "label": "64"}]
@@ -36,7 +36,9 @@ def own_folder(tmp_path, monkeypatch):
 
 def prepared(*flags):
     settings = arguments.parse(["--preset", "tiny", "--estimator", "dbb", "--eval.steps", "4", "--dry_run", *flags])
-    return preflight.prepare(settings, preflight.check(settings))
+    checks.check(settings)
+    prepared = prepare.prepare(settings, start.find(settings))
+    return prepared.settings, start.begin(prepared)
 
 
 def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost(tmp_path):

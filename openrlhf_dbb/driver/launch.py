@@ -7,17 +7,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from openrlhf_dbb import presets, upstream
 from openrlhf_dbb.driver import cpu_fit, interrupt
-from openrlhf_dbb.driver.cluster import RayStart
+from openrlhf_dbb.driver.arguments import Settings
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.progress_line import ProgressLine
 from openrlhf_dbb.driver.progress_line import text as progress_text
-from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.platform import cuda
@@ -28,19 +26,12 @@ LOOK_S = 10.0
 _GROUPS = {"actor_model_group": "policy", "reference_model_group": "reference", "reward_model_group": "reward model"}
 
 
-def actor_environment(settings: Settings) -> dict[str, Any]:
-    """Return options of a Ray actor that set the OpenMP threads of its process; none on CUDA."""
-    if not settings.on_cpu:
-        return {}
-    return {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(cpu_fit.threads(settings))}}}
-
-
 class PartDied(RunError):
     """An actor or an engine of the run is gone."""
 
 
-def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
-    """Train, with OpenRLHF's trainer in this process and the models and engines in actors.
+def launch(settings: Settings, start: Start | None) -> Any:
+    """Train, with OpenRLHF's trainer in this process and the models and engines in actors. Ray has started.
 
     Returns the trainer's last :class:`openrlhf_dbb.actors.progress.Progress`, or None for OpenRLHF alone. Raises
     PartDied, which names the actor that has died, or another exception that ended the training.
@@ -49,25 +40,29 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
 
     with upstream.imports_for_driver():
         from openrlhf_dbb.actors.policy_actor import PolicyActor
-        from openrlhf_dbb.actors.trainer import PosteriorTrainer
         from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
-
-    ray_start.wait()
+    if start is not None:
+        policy = ray.remote(num_gpus=1, **_environment(settings))(PolicyActor)
+        return train(settings, start, ray.remote(StrictRolloutActor), policy)
+    engines = _engines(ray.remote(PlatformRolloutActor), settings)
     get_strategy = functools.partial(LightBackend, on_cpu=settings.on_cpu)
-    if start is None:
-        engines = Engines(ray.remote(PlatformRolloutActor), settings)
-        return upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
-    engines = Engines(ray.remote(StrictRolloutActor), settings)
-    watch = Watch(start, PosteriorTrainer, engines)
+    return upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
+
+
+def train(settings: Settings, start: Start, rollout_actor: Any, policy_actor: Any) -> Any:
+    """Train with these Ray actor classes; return and raise as :func:`launch`."""
+    import ray
+
+    watch, verbose = Watch(start), settings.args.verbose
     try:
-        with watch.progress_bar(), upstream.quiet(settings.args.verbose):
+        with watch.progress_bar(), upstream.quiet(verbose):
             upstream.run(
                 settings.openrlhf_args(),
-                trainer=watch,
-                rollout_actor=engines,
-                policy_actor=ray.remote(num_gpus=1, **actor_environment(settings))(PolicyActor),
-                get_strategy=functools.partial(get_strategy, loads=start.checkpoint),
-                bars=settings.args.verbose,
+                trainer=upstream.InThisProcess(watch.make_trainer),
+                rollout_actor=_engines(rollout_actor, settings),
+                policy_actor=policy_actor,
+                get_strategy=functools.partial(LightBackend, on_cpu=settings.on_cpu, loads=start.checkpoint),
+                bars=verbose,
             )
             return watch.trainer.finish()
     except ray.exceptions.RayError as error:
@@ -75,6 +70,24 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
         if died is None:
             raise
         raise PartDied(died) from error
+
+
+def _environment(settings: Settings) -> dict[str, Any]:
+    """Return options of a Ray actor that set the OpenMP threads of its process; none on CUDA."""
+    if not settings.on_cpu:
+        return {}
+    return {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(cpu_fit.threads(settings))}}}
+
+
+def _engines(rollout_actor: Any, settings: Settings) -> Any:
+    """Return the actor class of the engines with vLLM's limits, which OpenRLHF does not set."""
+    args = settings.args
+    if settings.on_cpu:
+        limits = cpu_fit.engine_arguments(settings)
+    else:
+        limits = {} if settings.preset == presets.NONE else cuda.engine_limits(args)
+    ours = {"param_dtype": args.ds.param_dtype, "trust_remote_code": args.trust_remote_code}
+    return upstream.with_more(rollout_actor, _environment(settings), ours | limits)
 
 
 class Part(NamedTuple):
@@ -111,31 +124,21 @@ def find_dead(parts: Sequence[Part]) -> str | None:
         except ray.exceptions.RayError as error:
             if getattr(error, "actor_init_failed", False):
                 return None
-            dead.append(calls[call])
-    if not dead:
-        return None
-    parts_died = " and ".join(map(_with_place, dead))
-    return f"{parts_died} has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
-
-
-def _with_place(part: Part) -> str:
-    import ray
-
-    with contextlib.suppress(ray.exceptions.RayError):  # the actor died before it could tell
-        return f"{part.name} ({ray.get(part.place, timeout=0)})"
-    return part.name
+            name, place = calls[call].name, ""
+            with contextlib.suppress(ray.exceptions.RayError):  # the actor died before it could tell
+                place = f" ({ray.get(calls[call].place, timeout=0)})"
+            dead.append(name + place)
+    crashed = "has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
+    return f"{' and '.join(dead)} {crashed}" if dead else None
 
 
 class Watch:
-    """Stands where OpenRLHF looks for its trainer class: makes the trainer in this process, and watches the engines.
+    """Makes the trainer, shows its progress, and notices the death of an engine."""
 
-    It also stands for the trainer's actor: OpenRLHF calls ``watch.NAME.remote(...)``, and Ray gets the result.
-    """
-
-    def __init__(self, start: Start, trainer_class: Callable[..., Any], engines: "Engines") -> None:
+    def __init__(self, start: Start) -> None:
         from openrlhf_dbb.actors.progress import Progress
 
-        self._start, self._trainer_class, self._engines = start, trainer_class, engines
+        self._start = start
         self._error: Exception | None = None
         self._done = threading.Event()
         self._progress = Progress()  # its clock begins with the engines
@@ -143,35 +146,33 @@ class Watch:
         self.parts: list[Part] = []  # the actors that the run needs, once they have been made
         self._warned: set[str] = set()
 
-    def remote(self, *args: Any, **kwargs: Any) -> "Watch":
-        """Make the trainer; OpenRLHF calls this in place of ``PPOTrainer.remote``."""
-        self.trainer = self._trainer_class(
+    def make_trainer(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the trainer of this run; the arguments are OpenRLHF's."""
+        from openrlhf_dbb.actors.trainer import PosteriorTrainer
+
+        class Interruptible(PosteriorTrainer):
+            def fit(self, global_step: int = 0) -> None:
+                interrupt.raise_from_now_on()
+                super().fit(global_step)
+
+        start = self._start
+        self.trainer = Interruptible(
             *args,
-            store_url=self._start.store_url,
-            run_uuid=self._start.run.uuid,
-            checkpoint=self._start.checkpoint,
-            rows=self._start.prompts.rows,
-            benchmarks=self._start.benchmarks,
+            store_url=start.store_url,
+            run_uuid=start.run.uuid,
+            checkpoint=start.checkpoint,
+            rows=start.prompts.rows,
+            benchmarks=start.benchmarks,
             progress=self._progress,
             **kwargs,
         )
-        actors = {f"vLLM engine {number}": engine for number, engine in enumerate(self._engines.made)}
+        actors = {f"vLLM engine {number}": engine for number, engine in enumerate(self.trainer.vllm_engines)}
         for name, called in _GROUPS.items():
             group = getattr(self.trainer, name)
             for rank, handler in enumerate(group._actor_handlers if group is not None else ()):
                 actors[f"rank {rank} of the {called}"] = handler
         self.parts = [Part(name, actor, ask_place(actor)) for name, actor in actors.items()]
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        import ray
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if name == "fit":
-                interrupt.raise_from_now_on()
-            return ray.put(getattr(self.trainer, name)(*args, **kwargs))
-
-        return SimpleNamespace(remote=call)
+        return self.trainer
 
     @contextlib.contextmanager
     def progress_bar(self) -> Iterator[None]:
@@ -191,17 +192,15 @@ class Watch:
     def _show(self) -> None:
         import ray
 
-        line = ProgressLine()
-        pending: dict[Any, Any] = {}
-        unfinished: dict[Any, int] = {}
+        line, asked, unfinished = ProgressLine(), dict[Any, Any](), dict[Any, int]()
         while not self._done.wait(POLL_S):
             try:
-                for engine in self._engines.made:
-                    call = pending.get(engine) or engine.get_num_unfinished_requests.remote()
-                    answered, _ = ray.wait([call], timeout=0)
-                    if answered:
+                for engine in self.trainer.vllm_engines if self.trainer is not None else ():
+                    call = asked.pop(engine, None) or engine.get_num_unfinished_requests.remote()
+                    if ray.wait([call], timeout=0)[0]:
                         unfinished[engine] = ray.get(call)  # raises if the engine has died
-                    pending[engine] = None if answered else call
+                    else:
+                        asked[engine] = call
             except ray.exceptions.RayError as error:
                 # The main thread mostly sees the same error, with more to say.
                 if not self._done.wait(GRACE_S):
@@ -223,27 +222,3 @@ class Watch:
                 self._warned.add(kind)
                 line.warn(warning)
         line.show(progress_text(progress, done, time.monotonic()), last=last)
-
-
-class Engines:
-    """Stands where OpenRLHF looks for its vLLM actor class: makes our actors, and keeps them in :attr:`made`."""
-
-    def __init__(self, actor_class: Any, settings: Settings) -> None:
-        args = settings.args
-        if settings.on_cpu:
-            limits = cpu_fit.engine_arguments(settings)
-        else:
-            limits = {} if settings.preset == presets.NONE else cuda.engine_limits(args)
-        ours = {"param_dtype": args.ds.param_dtype, "trust_remote_code": args.trust_remote_code}
-        self._class, self._arguments = actor_class, {**ours, **limits}
-        self._environment = actor_environment(settings)
-        self.made: list[Any] = []
-
-    def options(self, **options: Any) -> SimpleNamespace:
-        """Do as a Ray actor class does."""
-        return SimpleNamespace(remote=functools.partial(self._make, options))
-
-    def _make(self, options: dict[str, Any], **kwargs: Any) -> Any:
-        engine = self._class.options(**options, **self._environment).remote(**{**kwargs, **self._arguments})
-        self.made.append(engine)
-        return engine

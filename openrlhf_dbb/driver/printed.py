@@ -14,8 +14,7 @@ from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.data import TRAINING
 from openrlhf_dbb.driver import cpu_fit, gpu_fit
-from openrlhf_dbb.driver.arguments import MODEL_FLAG
-from openrlhf_dbb.driver.settings import Settings
+from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.overview import usage_in_words

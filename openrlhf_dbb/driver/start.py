@@ -5,7 +5,7 @@ import dataclasses
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from openrlhf_dbb import methods, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import dataset_digest
-from openrlhf_dbb.data import Prompts
-from openrlhf_dbb.driver.settings import Settings
+from openrlhf_dbb.data import HELD_OUT, Prompts
+from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.secrets import without_secrets
@@ -41,12 +43,40 @@ class Start:
     prompts: Prompts
     warm_start: storage.WarmStart | None
     notes: list[str]  # lines that the user should see
-    benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)  # beside --eval.dataset, by name
-    held_out: list[Any] = field(default_factory=list)  # the prompts of --eval.dataset, as texts or as messages
+    benchmarks: Mapping[str, BenchmarkPrompts]  # beside --eval.dataset, by name
+    held_out: list[Any]  # the prompts of --eval.dataset, as texts or as messages
+
+
+def find(settings: Settings) -> storage.RunRecord | None:
+    """Return the run to continue, None for a new one; UsageError or StoreError if it or the warm start is not there."""
+    if settings.estimator == NO_ESTIMATOR:
+        return None
+    args = settings.args
+    with _open_store(settings) as store:
+        resumed = _to_resume(settings, store)
+    if args.warm_start is not None:
+        with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
+            source.find_run(args.warm_start)
+    return resumed
+
+
+def begin(prepared: Prepared) -> Start | None:
+    """Create the run, or find that it can go on; None for ``--estimator none``, which trains without a run."""
+    settings = prepared.settings
+    if settings.estimator == NO_ESTIMATOR:
+        return None
+    with _open_store(settings) as store:
+        if prepared.resumed is not None:
+            start = _resume(settings, store, prepared)
+        elif settings.args.dry_run:
+            start = _try_create(settings, store, prepared)
+        else:
+            start = _create(settings, store, prepared)
+    return dataclasses.replace(start, notes=[*start.notes, *prepared.notes])
 
 
 @contextlib.contextmanager
-def open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
+def _open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
     """Open the database of the run. A dry run that finds no file gets an empty database that is thrown away."""
     url = settings.args.store.url
     address = parse_url(choose_url(url))
@@ -64,7 +94,7 @@ def open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
         yield store
 
 
-def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunRecord | None:
+def _to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunRecord | None:
     """Return the run to continue, or None for a new run. Raise UsageError if it has finished or there is none."""
     resume, folder = settings.args.resume, settings.args.ckpt.path
     if resume:
@@ -89,9 +119,11 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
     return record
 
 
-def resume(settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts) -> Start:
+def _resume(settings: Settings, store: storage.PosteriorStore, prepared: Prepared) -> Start:
     """Return the start of a run that goes on. Raise UsageError if something differs from its first start."""
-    identity, changed = _identity(settings, prompts), _changed(settings, record)
+    record, prompts, identity = prepared.resumed, prepared.prompts, _identity(settings)
+    assert record is not None
+    changed = _changed(settings, record)
     same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
     for what, stored, given in (
         ("model", record.model, identity["model"]),
@@ -123,7 +155,7 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
             store.claim_run(record.run_id, take_over=take_over).release()
     except storage.StoreError as error:  # the storage names its parameter, not our flag
         raise UsageError(str(error).replace("(take_over)", "with --store.take_over")) from error
-    return Start(record, True, checkpoint, store.url, store.location, prompts, None, notes)
+    return _start(record, store, prepared, resumed=True, checkpoint=checkpoint, notes=notes)
 
 
 def _new_run(record: storage.RunRecord) -> str:
@@ -166,19 +198,27 @@ def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.Run
     return None, []
 
 
-def create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) -> Start:
-    """Create a run, warm-started if asked for. A dry run creates it in a database that is thrown away."""
-    if not settings.args.dry_run:
-        return _create(settings, store, prompts)
+def _start(record: storage.RunRecord, store: storage.PosteriorStore, prepared: Prepared, **more: Any) -> Start:
+    about = {"resumed": False, "checkpoint": None, "warm_start": None} | more
+    held_out = prepared.questions(HELD_OUT)
+    return Start(
+        record, store_url=store.url, location=store.location, prompts=prepared.prompts,
+        benchmarks=prepared.benchmarks, held_out=held_out, **about,
+    )  # fmt: skip
+
+
+def _try_create(settings: Settings, store: storage.PosteriorStore, prepared: Prepared) -> Start:
+    """Create the run of a dry run in a database that is thrown away."""
     if store.is_taken(settings.run_name):
         raise UsageError(f"--run_name {settings.run_name}: there is such a run in {store.location}; give another name")
     with tempfile.TemporaryDirectory() as folder, storage.open_store(f"{folder}/dry_run.db") as scratch:
         source = settings.with_values({"warm_start_url": settings.args.warm_start_url or store.url}, "--dry_run")
-        return dataclasses.replace(_create(source, scratch, prompts), store_url=store.url, location=store.location)
+        return dataclasses.replace(_create(source, scratch, prepared), store_url=store.url, location=store.location)
 
 
-def _create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) -> Start:
-    args, identity = settings.args, _identity(settings, prompts)
+def _create(settings: Settings, store: storage.PosteriorStore, prepared: Prepared) -> Start:
+    """Create a run, warm-started if asked for."""
+    args, prompts, identity = settings.args, prepared.prompts, _identity(settings)
     posteriors = Posteriors.create(
         store,
         settings.run_name,
@@ -199,7 +239,7 @@ def _create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts)
             if warm_start is not None and (theirs := getattr(warm_start.source, what)) != ours:
                 notes.append(f"warning: run {args.warm_start} used another {what}: {theirs}, here {ours}")
         posteriors.run.release()  # the trainer claims it
-        return Start(posteriors.run.record, False, None, store.url, store.location, prompts, warm_start, notes)
+        return _start(posteriors.run.record, store, prepared, warm_start=warm_start, notes=notes)
 
 
 def _plain(flags: dict[str, Any]) -> dict[str, Any]:
@@ -208,7 +248,7 @@ def _plain(flags: dict[str, Any]) -> dict[str, Any]:
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
-def _identity(settings: Settings, prompts: Prompts) -> dict[str, Any]:
+def _identity(settings: Settings) -> dict[str, Any]:
     args = settings.args
     identity = {
         "method": settings.method,
