@@ -94,27 +94,6 @@ def test_naming_a_model_means_preset_default_and_plain_openrlhf_none():
     assert (alone.args.rollout.n_samples_per_prompt, alone.args.train.num_episodes) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("argv", "method", "estimator", "form", "clip"),
-    [
-        ([], "grpo", "point", "group_norm", [0.2, 0.28]),
-        (["--estimator", "dbb"], "grpo", "dbb", "group_norm", [0.98, 0.98]),  # the paper's
-        (["--estimator", "auto"], "grpo", "auto", "group_norm", [0.98, 0.98]),
-        (["--method", "centered"], "centered", "dbb", "batch_centered", [0.2, 0.28]),
-    ],
-)
-def test_a_model_is_trained_by_grpo_with_the_papers_sizes_with_a_posterior_too(argv, method, estimator, form, clip):
-    settings = parse(*MODEL, "--run_name", "mine", *argv)
-    values = settings.flags
-    assert (values["rollout.batch_size"], values["rollout.n_samples_per_prompt"]) == (128, 8)
-    assert (settings.method, settings.estimator, values["algo.advantage.estimator"]) == (method, estimator, form)
-    assert values["actor.eps_clip_low_high"] == clip
-    assert settings.origin["train.num_episodes"] == "preset default"
-    folder = os.path.abspath("runs/mine")
-    places = {"ckpt.path": "checkpoints", "ckpt.output_dir": "model", "logger.tensorboard_dir": "tensorboard"}
-    assert {flag: values[flag] for flag in places} == {flag: f"{folder}/{name}" for flag, name in places.items()}
-
-
 def test_an_estimator_without_a_preset_means_grpo_unless_told_otherwise():
     group = ["--preset", "none", "--rollout.n_samples_per_prompt", "4"]
     settings = parse(*MODEL, *group, "--estimator", "dbb")
@@ -161,15 +140,6 @@ def test_bare_is_a_pretrained_model_without_cuda():
     assert settings.args.vllm.sync_backend == "gloo"
 
 
-def test_the_command_line_wins_over_the_preset():
-    settings = parse("--preset", "tiny", "--actor.adam.lr", "0.5", "--dbb.discount", "0.9", "--no-data.drop_duplicates")
-    assert settings.args.actor.adam.lr == 0.5
-    assert settings.parameters["discount"] == 0.9
-    assert settings.args.data.drop_duplicates is False
-    assert settings.origin["actor.adam.lr"] == settings.origin["dbb.discount"] == "command line"
-    assert settings.origin["rollout.batch_size"] == "preset tiny"
-
-
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
@@ -198,20 +168,6 @@ def test_a_mistyped_command_line_gets_one_line_that_helps(argv, line):
     with pytest.raises(UsageError, match=line) as caught:
         parse(*argv)
     assert "\n" not in str(caught.value)
-
-
-def test_help_begins_with_our_flags_and_help_all_has_openrlhfs_as_well(capsys):
-    shown = {}
-    for flag in ("--help", "--help-all"):
-        with pytest.raises(SystemExit) as ended:
-            parse(flag)
-        assert not ended.value.code
-        shown[flag] = capsys.readouterr().out
-        sections = [line for line in shown[flag].splitlines() if line.endswith(":") and not line.startswith(" ")]
-        assert sections[0] == "openrlhf_dbb:"
-    for text, short in (("--estimator NAME", True), ("--data.prompt_dataset", True), ("--actor.muon.ns_steps", False)):
-        assert (text in shown["--help"]) is short and text in shown["--help-all"]
-    assert len(shown["--help"]) < len(shown["--help-all"])
 
 
 def test_the_configuration_marks_what_differs_from_the_paper():

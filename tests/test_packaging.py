@@ -74,11 +74,6 @@ def locked(lock: str, python: str) -> dict[str, str]:
     return pins
 
 
-def test_description_has_no_link_that_an_index_page_cannot_follow(metadata: Message) -> None:
-    link = re.compile(r"""(?:\]\(|\b(?:href|src|srcset)=["']|^\[[^\]]+\]: )(?!https?://|mailto:)([^)"'\s#]*)""", re.M)
-    assert link.findall(str(metadata.get_payload())) == []
-
-
 def test_bare_install_is_light_and_the_changelog_begins_with_this_version(metadata: Message) -> None:
     bare = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
     assert {Requirement(r).name for r in bare} == {"numpy", "rich", "scipy", "sqlalchemy", "tomli"}

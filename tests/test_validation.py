@@ -47,7 +47,7 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
     (model / "chat_template.jinja").write_text(TEMPLATE)
     named = ["--eval.benchmarks", "mine=mine.jsonl,sorts.toml", "--actor.model_name_or_path", str(model)]
     settings, start = prepared(*named, "--no-data.apply_chat_template")
-    made = start.benchmarks
+    made = start.prepared.benchmarks
     assert made["mine"].texts == ["1+2=", "s31=", "12+34="]  # a data file's, verbatim
     assert made["sorts"].texts == ["<1+2=s>", "<s31=s>", "<12+34=s>"]
     assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
@@ -86,4 +86,4 @@ def test_top_p_is_that_of_the_training_unless_given():
 def test_a_presets_benchmarks_can_be_switched_off_with_the_evaluations(tmp_path):
     (tmp_path / "own.toml").write_text("extends = 'tiny'\n[flags]\neval.benchmarks = 'mine=mine.jsonl'\n")
     _, start = prepared("--preset", "own.toml", "--eval.steps", "-1")
-    assert start.benchmarks == {}
+    assert start.prepared.benchmarks == {}

@@ -162,7 +162,7 @@ class Watch:
             run_uuid=start.run.uuid,
             checkpoint=start.checkpoint,
             rows=start.prompts.rows,
-            benchmarks=start.benchmarks,
+            benchmarks=start.prepared.benchmarks,
             progress=self._progress,
             **kwargs,
         )

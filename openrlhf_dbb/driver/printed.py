@@ -60,7 +60,7 @@ def _run(settings: Settings, start: Start) -> list[str]:
     lines = [f"data       {start.prompts.report} ({args.data.prompt_dataset})", f"budget     {budget}"]
     estimator = estimators.build(settings.estimator, **settings.parameters)
     reads_history = estimator.state_fields and args.algo.advantage.estimator != "batch_mean"
-    if reads_history and visits < 2 and not start.resumed and warm is None:
+    if reads_history and visits < 2 and not start.prepared.resumed and warm is None:
         lines.append(
             f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters; the paper "
             "visits each 4 times: raise --train.num_episodes, use fewer prompts (--data.max_samples), or give "
@@ -77,14 +77,14 @@ def _run(settings: Settings, start: Start) -> list[str]:
         probed = len(probed_prompts(keys, args.probe.fraction, args.train.seed))
         lines.append(f"probes     {probed} prompts, {args.probe.samples} extra rollouts at each visit")
     held_out = [f"{len(start.held_out)} prompts ({args.eval.dataset})"] if args.eval.dataset else []
-    held_out += [f"{len(each.tokens)} prompts of {name}" for name, each in start.benchmarks.items()]
+    held_out += [f"{len(each.tokens)} prompts of {name}" for name, each in start.prepared.benchmarks.items()]
     if held_out and args.eval.steps > 0:
         each = f"{args.eval.n_samples_per_prompt} samples a prompt, every {args.eval.steps} steps"
         lines.append(f"held-out   {', '.join(held_out)}: {each}")
     else:
         flags = "--eval.dataset" + " and --eval.steps" * (args.eval.steps < 0)
         lines.append(f"warning: held-out accuracy is not measured, so that no run can be compared: give {flags}")
-    verb = f"continues after step {start.run.last_step} at most" if start.resumed else "is new"
+    verb = f"continues after step {start.run.last_step} at most" if start.prepared.resumed else "is new"
     run = f"run        {start.run.name} ({verb}) in {start.location}"
     return [*lines, *start.notes, run, f"look       {_look(start)}; --dry_run shows every value"]
 

@@ -1,10 +1,10 @@
 """Creates the run to train, or finds the run to continue and checks that it is the same training."""
 
 import contextlib
-import dataclasses
+import functools
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from openrlhf_dbb.driver.arguments import Settings
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage.engine import check_sqlite_path
 from openrlhf_dbb.storage.url import choose_url, parse_url
@@ -36,15 +35,21 @@ class Start:
     """A run that is ready to be trained. Nobody owns it yet."""
 
     run: storage.RunRecord
-    resumed: bool
-    checkpoint: str | None  # the checkpoint to continue from; None: from the beginning
+    prepared: Prepared
     store_url: str
     location: str  # the URL of the store for people, without a password
-    prompts: Prompts
-    warm_start: storage.WarmStart | None
     notes: list[str]  # lines that the user should see
-    benchmarks: Mapping[str, BenchmarkPrompts]  # beside --eval.dataset, by name
-    held_out: list[Any]  # the prompts of --eval.dataset, as texts or as messages
+    checkpoint: str | None = None  # the checkpoint to continue from; None: from the beginning
+    warm_start: storage.WarmStart | None = None
+
+    @property
+    def prompts(self) -> Prompts:
+        return self.prepared.prompts
+
+    @property
+    def held_out(self) -> list[Any]:
+        """The prompts of ``--eval.dataset``, as texts or as messages."""
+        return self.prepared.questions(HELD_OUT)
 
 
 def find(settings: Settings) -> storage.RunRecord | None:
@@ -61,18 +66,56 @@ def find(settings: Settings) -> storage.RunRecord | None:
 
 
 def begin(prepared: Prepared) -> Start | None:
-    """Create the run, or find that it can go on; None for ``--estimator none``, which trains without a run."""
+    """Create the run, or find that it can go on; None for ``--estimator none``, which trains without a run.
+
+    A dry run creates its run in a database that is thrown away.
+    """
     settings = prepared.settings
     if settings.estimator == NO_ESTIMATOR:
         return None
-    with _open_store(settings) as store:
+    with contextlib.ExitStack() as stack:
+        store = made_in = stack.enter_context(_open_store(settings))
+        start = functools.partial(Start, prepared=prepared, store_url=store.url, location=store.location)
         if prepared.resumed is not None:
-            start = _resume(settings, store, prepared)
-        elif settings.args.dry_run:
-            start = _try_create(settings, store, prepared)
-        else:
-            start = _create(settings, store, prepared)
-    return dataclasses.replace(start, notes=[*start.notes, *prepared.notes])
+            checkpoint, notes = _check_resumable(settings, store, prepared.resumed, prepared.prompts)
+            return start(prepared.resumed, checkpoint=checkpoint, notes=notes + prepared.notes)
+        if settings.args.dry_run:
+            name = settings.run_name
+            if store.is_taken(name):
+                raise UsageError(f"--run_name {name}: there is such a run in {store.location}; give another name")
+            settings = settings.with_values({"warm_start_url": settings.args.warm_start_url or store.url}, "--dry_run")
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            made_in = stack.enter_context(storage.open_store(f"{folder}/dry_run.db"))
+        record, warm_start, notes = _create(settings, made_in, prepared.prompts)
+        return start(record, warm_start=warm_start, notes=notes + prepared.notes)
+
+
+def _create(
+    settings: Settings, store: storage.PosteriorStore, prompts: Prompts
+) -> tuple[storage.RunRecord, storage.WarmStart | None, list[str]]:
+    """Create a run, warm-started if asked for; return it, its warm start, and warnings of what differs there."""
+    args, identity = settings.args, _identity(settings)
+    posteriors = Posteriors.create(
+        store,
+        settings.run_name,
+        prompts.texts,
+        prompts.labels,
+        estimator=settings.estimator,
+        parameters=settings.parameters,
+        warm_start=args.warm_start,
+        warm_start_weight=args.warm_start_weight,
+        warm_start_store=args.warm_start_url,
+        config=_plain(settings.flags) | {"command": settings.command},
+        **identity,
+    )
+    with posteriors:
+        warm_start, notes = posteriors.warm_start, []
+        for what in ("model", "dataset", "reward"):
+            ours = identity[what]
+            if warm_start is not None and (theirs := getattr(warm_start.source, what)) != ours:
+                notes.append(f"warning: run {args.warm_start} used another {what}: {theirs}, here {ours}")
+        posteriors.run.release()  # the trainer claims it
+        return posteriors.run.record, warm_start, notes
 
 
 @contextlib.contextmanager
@@ -119,11 +162,11 @@ def _to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.Run
     return record
 
 
-def _resume(settings: Settings, store: storage.PosteriorStore, prepared: Prepared) -> Start:
-    """Return the start of a run that goes on. Raise UsageError if something differs from its first start."""
-    record, prompts, identity = prepared.resumed, prepared.prompts, _identity(settings)
-    assert record is not None
-    changed = _changed(settings, record)
+def _check_resumable(
+    settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts
+) -> tuple[str | None, list[str]]:
+    """Return the checkpoint to continue from, and notes. Raise UsageError if something differs from the first start."""
+    identity, changed = _identity(settings), _changed(settings, record)
     same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
     for what, stored, given in (
         ("model", record.model, identity["model"]),
@@ -155,7 +198,7 @@ def _resume(settings: Settings, store: storage.PosteriorStore, prepared: Prepare
             store.claim_run(record.run_id, take_over=take_over).release()
     except storage.StoreError as error:  # the storage names its parameter, not our flag
         raise UsageError(str(error).replace("(take_over)", "with --store.take_over")) from error
-    return _start(record, store, prepared, resumed=True, checkpoint=checkpoint, notes=notes)
+    return checkpoint, notes
 
 
 def _new_run(record: storage.RunRecord) -> str:
@@ -196,50 +239,6 @@ def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.Run
         passed.append(f"no checkpoint of the {record.last_step} steps was finished")
         return None, [f"note: {'; '.join(passed)}; the run starts over from step 0"]
     return None, []
-
-
-def _start(record: storage.RunRecord, store: storage.PosteriorStore, prepared: Prepared, **more: Any) -> Start:
-    about = {"resumed": False, "checkpoint": None, "warm_start": None} | more
-    held_out = prepared.questions(HELD_OUT)
-    return Start(
-        record, store_url=store.url, location=store.location, prompts=prepared.prompts,
-        benchmarks=prepared.benchmarks, held_out=held_out, **about,
-    )  # fmt: skip
-
-
-def _try_create(settings: Settings, store: storage.PosteriorStore, prepared: Prepared) -> Start:
-    """Create the run of a dry run in a database that is thrown away."""
-    if store.is_taken(settings.run_name):
-        raise UsageError(f"--run_name {settings.run_name}: there is such a run in {store.location}; give another name")
-    with tempfile.TemporaryDirectory() as folder, storage.open_store(f"{folder}/dry_run.db") as scratch:
-        source = settings.with_values({"warm_start_url": settings.args.warm_start_url or store.url}, "--dry_run")
-        return dataclasses.replace(_create(source, scratch, prepared), store_url=store.url, location=store.location)
-
-
-def _create(settings: Settings, store: storage.PosteriorStore, prepared: Prepared) -> Start:
-    """Create a run, warm-started if asked for."""
-    args, prompts, identity = settings.args, prepared.prompts, _identity(settings)
-    posteriors = Posteriors.create(
-        store,
-        settings.run_name,
-        prompts.texts,
-        prompts.labels,
-        estimator=settings.estimator,
-        parameters=settings.parameters,
-        warm_start=args.warm_start,
-        warm_start_weight=args.warm_start_weight,
-        warm_start_store=args.warm_start_url,
-        config=_plain(settings.flags) | {"command": settings.command},
-        **identity,
-    )
-    with posteriors:
-        warm_start, notes = posteriors.warm_start, []
-        for what in ("model", "dataset", "reward"):
-            ours = identity[what]
-            if warm_start is not None and (theirs := getattr(warm_start.source, what)) != ours:
-                notes.append(f"warning: run {args.warm_start} used another {what}: {theirs}, here {ours}")
-        posteriors.run.release()  # the trainer claims it
-        return _start(posteriors.run.record, store, prepared, warm_start=warm_start, notes=notes)
 
 
 def _plain(flags: dict[str, Any]) -> dict[str, Any]:
