@@ -16,9 +16,7 @@ END_S = 2.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class _Interrupts:
-    """State of this process: signals have one handler only."""
-
+class _Interrupts:  # of this process: signals have one handler only
     says: Callable[[], str] = staticmethod(lambda: "nothing was started")
     at_once = True
 

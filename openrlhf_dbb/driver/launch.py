@@ -161,7 +161,7 @@ class Watch:
             store_url=start.store_url,
             run_uuid=start.run.uuid,
             checkpoint=start.checkpoint,
-            rows=start.prompts.rows,
+            rows=start.prepared.prompts.rows,
             benchmarks=start.prepared.benchmarks,
             progress=self._progress,
             **kwargs,

@@ -13,7 +13,7 @@ from openrlhf_dbb import methods, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import dataset_digest
-from openrlhf_dbb.data import HELD_OUT, Prompts
+from openrlhf_dbb.data import Prompts
 from openrlhf_dbb.driver.arguments import Settings
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.prepare import Prepared
@@ -41,15 +41,6 @@ class Start:
     notes: list[str]  # lines that the user should see
     checkpoint: str | None = None  # the checkpoint to continue from; None: from the beginning
     warm_start: storage.WarmStart | None = None
-
-    @property
-    def prompts(self) -> Prompts:
-        return self.prepared.prompts
-
-    @property
-    def held_out(self) -> list[Any]:
-        """The prompts of ``--eval.dataset``, as texts or as messages."""
-        return self.prepared.questions(HELD_OUT)
 
 
 def find(settings: Settings) -> storage.RunRecord | None:
@@ -167,6 +158,7 @@ def _check_resumable(
 ) -> tuple[str | None, list[str]]:
     """Return the checkpoint to continue from, and notes. Raise UsageError if something differs from the first start."""
     identity, changed = _identity(settings), _changed(settings, record)
+    kept = {*_FORMAT_OF_CHECKPOINTS, *(flag for flag in settings.flags if methods.is_piece(flag, settings.strategy))}
     same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
     for what, stored, given in (
         ("model", record.model, identity["model"]),
@@ -176,7 +168,7 @@ def _check_resumable(
         ("data set", record.dataset, identity["dataset"]),
         ("prompts and labels", "these" if same_rows else "of other content or order", "these"),
         ("reward", record.reward, identity["reward"]),
-        *((flag, *changed[flag]) for flag in changed if _must_stay(flag, settings)),
+        *((flag, *both) for flag, both in changed.items() if flag.startswith("ranks ") or flag[2:] in kept),
     ):
         if without_secrets(stored) != given:
             raise UsageError(
@@ -213,11 +205,6 @@ def _changed(settings: Settings, record: storage.RunRecord) -> dict[str, tuple[A
         before, after = (math.prod(flags[flag] for flag in _RANKS) for flags in (record.config, now))
         changed["ranks (--actor.num_nodes x --actor.num_gpus_per_node)"] = before, after
     return {flag: (before, after) for flag, (before, after) in changed.items() if before != after}
-
-
-def _must_stay(flag: str, settings: Settings) -> bool:
-    name = flag.removeprefix("--")
-    return name.startswith("ranks ") or name in _FORMAT_OF_CHECKPOINTS or methods.is_piece(name, settings.strategy)
 
 
 def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.RunRecord) -> tuple[str | None, list[str]]:

@@ -42,9 +42,8 @@ def check_version() -> None:
     try:
         installed = version("openrlhf")
     except PackageNotFoundError:
-        raise UsageError(
-            "openrlhf is not installed; run bash scripts/setup_env.sh in the repository or the unpacked sdist"
-        ) from None
+        setup = "run bash scripts/setup_env.sh in the repository or the unpacked sdist"
+        raise UsageError(f"openrlhf is not installed; {setup}") from None
     if installed not in CHECKED_VERSIONS:
         raise UsageError(
             f"openrlhf {installed} is installed, but openrlhf_dbb was checked on {', '.join(CHECKED_VERSIONS)} only; "
@@ -68,16 +67,14 @@ def build_parser(parser_class: type[argparse.ArgumentParser] = argparse.Argument
     """Return a parser of this class with every flag of OpenRLHF; imports nothing heavy."""
     from datetime import datetime
 
-    stand_in = SimpleNamespace(**vars(argparse) | {"ArgumentParser": parser_class})
-    names: dict[str, Any] = {"argparse": stand_in, "datetime": datetime}
+    names = {"argparse": SimpleNamespace(**vars(argparse) | {"ArgumentParser": parser_class}), "datetime": datetime}
     _run_main_block(before_parsing=True, names=names)
     return names["parser"]
 
 
 def choices(flag: str) -> list[str]:
     """Return the values that OpenRLHF's parser allows for a flag; nothing if it allows any value."""
-    actions = [action for action in build_parser()._actions if action.dest == flag]
-    return [str(choice) for action in actions for choice in action.choices or ()]
+    return [str(choice) for each in build_parser()._actions if each.dest == flag for choice in each.choices or ()]
 
 
 def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -> SimpleNamespace:
@@ -152,17 +149,14 @@ def imports_for_driver() -> Iterator[None]:
 @contextlib.contextmanager
 def quiet(verbose: bool = False) -> Iterator[None]:
     """Drop what OpenRLHF prints in this process: all its arguments, secrets included."""
-    if verbose:
-        yield
-        return
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), warnings.catch_warnings():
+    with contextlib.ExitStack() as stack:
+        if not verbose:
+            stack.callback(logging.disable, logging.root.manager.disable)
+            logging.disable(logging.INFO)
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # about OpenRLHF's use of torch and Ray
-            yield
-    finally:
-        logging.disable(before)
+        yield
 
 
 def plain_class(remote_class: Any) -> type:
