@@ -106,26 +106,6 @@ def test_an_estimator_without_a_preset_means_grpo_unless_told_otherwise():
     assert (none.args.algo.advantage.estimator, list(none.args.actor.eps_clip_low_high)) == ("group_norm", [0.2, 0.2])
 
 
-GPUS = {
-    "actor.num_gpus_per_node": 4,
-    "vllm.num_engines": 4,
-    "train.colocate_all": True,
-    "vllm.enable_sleep": True,
-    "ds.enable_sleep": True,
-}
-OWN_MODEL = MODEL[:4]
-
-
-def test_with_cuda_all_gpus_are_shared_unless_the_command_line_places_the_models(pretend_gpus):
-    pretend_gpus(4)
-    values = parse(*OWN_MODEL).flags
-    assert {flag: values[flag] for flag in GPUS} == GPUS
-    values = parse(*OWN_MODEL, "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2").flags
-    assert [values[flag] for flag in GPUS] == [2, 2, False, False, False]
-    values = parse("--preset", "qwen3-1.7b", "--vllm.num_engines", "2", "--actor.num_gpus_per_node", "2").flags
-    assert [values[flag] for flag in GPUS] == [2, 2, True, True, True]
-
-
 @pytest.mark.skipif(not ON_CPU, reason="with CUDA it can be trained")
 def test_without_cuda_a_preset_that_needs_it_is_refused():
     with pytest.raises(UsageError, match=r"--preset qwen3-1.7b needs CUDA, and there is none here; use --preset tiny"):
@@ -168,15 +148,6 @@ def test_a_mistyped_command_line_gets_one_line_that_helps(argv, line):
     with pytest.raises(UsageError, match=line) as caught:
         parse(*argv)
     assert "\n" not in str(caught.value)
-
-
-def test_the_configuration_marks_what_differs_from_the_paper():
-    lines = printed.configuration(parse("--preset", "tiny", "--rollout.temperature", "0.7")).splitlines()
-    assert " * --rollout.temperature 0.7  [command line]  paper: 1.0" in lines
-    assert " * --rollout.batch_size 64  [preset tiny]  paper: 128" in lines
-    assert "   --rollout.n_samples_per_prompt 8  [preset tiny]" in lines
-    eight_b = printed.configuration(parse("--preset", "tiny", "--rollout.batch_size", "128"))
-    assert "   --rollout.batch_size 128  [command line]" in eight_b.splitlines()
 
 
 URLS = "https://hunter2@h/score,http://u:se/hunter2@x@h/score?token=hunter2&n=1,http://h/score#hunter2"

@@ -70,38 +70,6 @@ def test_the_version_of_torch_tells_its_cuda_without_an_import(tmp_path, build, 
     assert shown.stdout.strip() == expected
 
 
-def test_a_compiled_module_comes_before_its_shim(tmp_path):
-    code = (
-        "from openrlhf_dbb.platform import machine; machine.add_shims(); import flash_attn_2_cuda; "
-        "print(machine.is_real('flash_attn_2_cuda'), flash_attn_2_cuda.__file__)"
-    )
-    run = [sys.executable, "-c", code]
-    shim = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
-    assert shim == ["False", str(ROOT / "openrlhf_dbb/platform/shims/flash_attn_2_cuda.py")]
-    (tmp_path / "flash_attn_2_cuda.py").write_text("")
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    compiled = subprocess.run(run, capture_output=True, text=True, check=True, env=environment).stdout.split()
-    assert compiled == ["True", f"{tmp_path}/flash_attn_2_cuda.py"]
-
-
-HOPPER, TURING, BLACKWELL = ((machine.Gpu("G", 1, (major, minor)),) for major, minor in ((9, 0), (7, 5), (10, 0)))
-
-
-@pytest.mark.parametrize(
-    ("there", "gpus", "chosen"),
-    [
-        (False, HOPPER, "sdpa"),
-        (True, HOPPER, "flash_attention_2"),
-        (True, BLACKWELL, "sdpa"),
-        (True, (*HOPPER, *TURING), "sdpa"),
-    ],
-)
-def test_the_attention_follows_from_what_is_installed_and_from_the_gpus(monkeypatch, there, gpus, chosen):
-    monkeypatch.setattr(machine, "is_real", lambda module: there)
-    attention, why = cuda.choose_attention(gpus)
-    assert attention == chosen and why.startswith("CUDA, ")
-
-
 def args(**given):
     """OpenRLHF's arguments by their flags."""
     flags = {

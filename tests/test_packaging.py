@@ -120,15 +120,6 @@ def test_lock_answers_its_extras(metadata: Message, lock: str, extras: list[str]
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
-@pytest.mark.parametrize("python", PYTHONS)
-def test_test_tools_move_nothing_of_the_stack_and_the_cpu_has_nothing_that_needs_cuda(python: str) -> None:
-    tools, cpu = locked("test.lock", python), locked("cpu.lock", python)
-    for stack in (cpu, locked("cuda.lock", python)):
-        assert {name: tools[name] for name in stack.keys() & tools.keys()}.items() <= stack.items()
-    assert cpu["torch"] == "2.13.0+cpu"
-    assert not {"flash-attn", "triton", "torchvision", "torchaudio", "torchcodec", "vllm"} & cpu.keys()
-
-
 @pytest.mark.slow
 def test_light_install_trains_and_reports(wheel: Path, tmp_path: Path) -> None:
     """In an environment that has the wheel alone."""

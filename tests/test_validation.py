@@ -53,7 +53,7 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
     assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
     assert [prompts.max_new_tokens for prompts in made.values()] == [10, 10]  # as in training, not the benchmark's 3
     plan = printed.plan(settings, start).splitlines()
-    held_out = f"{len(start.prepared.loaded['eval.dataset'])} prompts ({settings.args.eval.dataset}), 3 prompts of mine, 3 prompts of sorts"
+    held_out = f"128 prompts ({settings.args.eval.dataset}), 3 prompts of mine, 3 prompts of sorts"  # 128: the preset's
     assert f"held-out   {held_out}: 8 samples a prompt, every 4 steps" in plan
     assert plan[0].endswith(" - preset tiny")  # its description is of another model
 

@@ -129,17 +129,11 @@ def _flag_named() -> Iterator[None]:
 
 
 def parse(argv: list[str], *, world_size: int = 1) -> Settings:
-    """Return the settings of a command line; imports neither torch nor Ray.
+    """Return the settings of a command line, without the program's name; imports neither torch nor Ray.
 
-    ``prepare.complete`` adds the values that follow from the store and the data.
-
-    Args:
-        argv: the arguments without the program's name.
-        world_size: processes that the ``deepspeed`` launcher started: the number of DeepSpeed ranks.
-
-    Raises:
-        UsageError: an unknown flag or name, a value out of range, or a combination that OpenRLHF refuses.
-        SystemExit: ``--help`` (0).
+    ``prepare.complete`` adds the values that follow from the store and the data. ``world_size`` is the number of
+    processes that the ``deepspeed`` launcher started. Raises UsageError for an unknown flag or name, a value out of
+    range, and a combination that OpenRLHF refuses; SystemExit for ``--help``.
     """
     upstream.check_version()
     parser = build_parser(argv)

@@ -93,10 +93,8 @@ def _check_answers(address: str | None) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
-        raise UsageError(
-            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, call `ray stop` "
-            f"if it is gone, or {_ALONE}"
-        ) from error
+        silent = f"the Ray cluster at {address} does not answer ({error.strerror or error})"
+        raise UsageError(f"{silent}; start it, call `ray stop` if it is gone, or {_ALONE}") from error
 
 
 def start(settings: Settings) -> None:
@@ -126,7 +124,6 @@ def start(settings: Settings) -> None:
 
 
 def _gpus() -> int:
-    """Return the GPUs of the cluster."""
     import ray
 
     return int(ray.cluster_resources().get("GPU", 0))

@@ -1,8 +1,7 @@
 """Ends the training command on Ctrl-C and on SIGTERM.
 
-Before the training, a thread ends the process at once. An exception in the main thread would be lost in an import or a
-destructor, and code in C can hold the main thread for a minute. During the training the main thread raises
-KeyboardInterrupt, so that trackers are closed.
+Before the training, a thread ends the process at once: an import or a destructor would swallow an exception, and code
+in C can hold the main thread for a minute. During the training the main thread raises KeyboardInterrupt.
 """
 
 import contextlib

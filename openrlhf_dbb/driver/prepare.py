@@ -143,8 +143,7 @@ def find_control_tokens(prepared: Prepared) -> None:
 def read_benchmarks(prepared: Prepared) -> None:
     """Read the prompts of ``--eval.benchmarks``, as the command ``evaluate`` makes them.
 
-    A response may be as long as in training. Without ``--rollout.max_new_tokens`` it may be as long as the longest
-    prompt of its benchmark leaves.
+    A response may be as long as in training, without that limit as long as its benchmark's longest prompt leaves.
     """
     settings, args, by_name = prepared.settings, prepared.settings.args, dict[str, BenchmarkPrompts]()
     # A preset that does not say how often evaluates; complete() then sets --eval.steps.

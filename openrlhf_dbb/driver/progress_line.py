@@ -16,11 +16,7 @@ _PACE_STEPS = 10  # the mean over more steps would follow a changing length of r
 
 
 def text(progress: Any, done: int | None, now: float) -> str:
-    """Return the line, such as ``step 2 of 24 · held-out 12.5 % · generating 41/64 · reward 0.156 · 74 s a step``.
-
-    The most important fields come first: a terminal that is too narrow leaves out the last ones. ``done`` counts the
-    rollouts of the phase, if they are counted; ``now`` is of ``time.monotonic()``.
-    """
+    """Return the line, its most important fields first; ``done`` counts the phase's rollouts, if they are counted."""
     held_out = [f"held-out {100 * progress.accuracy[max(progress.accuracy)]:.1f} %"] if progress.accuracy else []
     if progress.phase == "finished":
         parts = [f"finished {progress.step} of {progress.total} steps", *held_out]

@@ -110,10 +110,7 @@ def unavailable(attention: str, gpus: Sequence[machine.Gpu]) -> str | None:
 
 
 def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> list[Layer]:
-    """Return the layers of values that depend on the GPUs; a preset's values replace them.
-
-    Without a preset there is only what OpenRLHF needs.
-    """
+    """Return the layers of values that depend on the GPUs, below a preset; without one only what OpenRLHF needs."""
     attention, why = choose_attention(gpus)
     values: list[Layer] = [(why, {_ATTENTION: attention})]
     if with_preset:

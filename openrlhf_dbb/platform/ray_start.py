@@ -1,4 +1,4 @@
-"""Starts Ray, also on a busy machine, where Ray's own limits end a start after 15 s.
+"""Starts Ray, also on a busy machine.
 
 The raylet waits 15 s for each of its agents to choose a port, and ends itself if one is late. An agent imports Python
 packages for 2 s of processor time, which takes longer than that beside other jobs. So the agents get their ports here.

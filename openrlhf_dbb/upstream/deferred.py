@@ -17,10 +17,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def deferring(*modules: str) -> Iterator[None]:
-    """Let ``import`` of these modules make stand-ins within the block; names taken from them stay stand-ins.
+    """Let ``import`` of these modules make stand-ins within the block, whose code may only name them.
 
-    Code within the block may only name the stand-ins. After the block a stand-in becomes the real thing when it is
-    called, when an attribute is read, and in the process that it is pickled to. What was imported before stays.
+    Later a stand-in becomes the real thing when it is called, when an attribute is read, and in the process that it is
+    pickled to. What was imported before stays.
     """
     finder = _Finder([module for module in modules if module not in sys.modules])
     sys.meta_path.insert(0, finder)
