@@ -3,12 +3,10 @@
 import _thread
 import contextlib
 import functools
-import os
-import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from openrlhf_dbb import presets, upstream
 from openrlhf_dbb.driver import cpu_fit, interrupt
@@ -66,7 +64,7 @@ def train(settings: Settings, start: Start, rollout_actor: Any, policy_actor: An
             )
             return watch.trainer.finish()
     except ray.exceptions.RayError as error:
-        died = find_dead(watch.parts)
+        died = find_dead(watch.parts, LOOK_S if isinstance(error, ray.exceptions.RayActorError) else 0)
         if died is None:
             raise
         raise PartDied(died) from error
@@ -90,46 +88,28 @@ def _engines(rollout_actor: Any, settings: Settings) -> Any:
     return upstream.with_more(rollout_actor, _environment(settings), ours | limits)
 
 
-class Part(NamedTuple):
-    """An actor of a run: what people call it, Ray's handle, and the answer to :func:`ask_place`."""
+def find_dead(parts: Mapping[str, Any], wait_s: float = LOOK_S) -> str | None:
+    """Return a line about the actors that have died, which Ray may notice a moment later than their callers.
 
-    name: str
-    actor: Any
-    place: Any
-
-
-def ask_place(actor: Any) -> Any:
-    """Ask an actor for its process and host; return the reference to the answer."""
-
-    # Nested, so that Ray sends it by value and the actor need not import the driver.
-    def place(_actor: Any) -> str:
-        import ray
-
-        return f"process {os.getpid()} on host {socket.gethostname()} ({ray.util.get_node_ip_address()})"
-
-    return actor.__ray_call__.remote(place)
-
-
-def find_dead(parts: Sequence[Part]) -> str | None:
-    """Return a line about the actors that have died; None if an actor could not be made: its exception says more."""
+    None if none has died, and if one could not be made: its exception says more.
+    """
     import ray
+    from ray._private.state import actors  # what Ray documents needs its dashboard
 
-    calls = {part.actor.__ray_ready__.remote(): part for part in parts}
-    # A living rank may be busy and answer nothing until the time is over.
-    answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=LOOK_S) if calls else ([], [])
-    dead = []
-    for call in answered:
-        try:
-            ray.get(call)
-        except ray.exceptions.RayError as error:
-            if getattr(error, "actor_init_failed", False):
-                return None
-            name, place = calls[call].name, ""
-            with contextlib.suppress(ray.exceptions.RayError):  # the actor died before it could tell
-                place = f" ({ray.get(calls[call].place, timeout=0)})"
-            dead.append(name + place)
-    crashed = "has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
-    return f"{' and '.join(dead)} {crashed}" if dead else None
+    dead, end = dict[str, Any](), time.monotonic() + wait_s
+    while not dead:
+        known = {name: actors(actor._actor_id.hex()) for name, actor in parts.items()}
+        dead = {name: about for name, about in known.items() if about["State"] == "DEAD"}
+        if time.monotonic() >= end:
+            break
+        time.sleep(POLL_S / 5)
+    if not dead or any(about["DeathCause"].HasField("creation_task_failure_context") for about in dead.values()):
+        return None
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    places = {name: (about["Address"], about["Pid"]) for name, about in dead.items()}
+    named = [f"{name} (process {process} on host {hosts[place['NodeID']]} ({place['IPAddress']}))"
+             for name, (place, process) in places.items()]  # fmt: skip
+    return f"{' and '.join(named)} has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
 
 
 class Watch:
@@ -143,7 +123,7 @@ class Watch:
         self._done = threading.Event()
         self._progress = Progress()  # its clock begins with the engines
         self.trainer: Any = None
-        self.parts: list[Part] = []  # the actors that the run needs, once they have been made
+        self.parts: dict[str, Any] = {}  # the actors that the run needs by name, once they have been made
         self._warned: set[str] = set()
 
     def make_trainer(self, *args: Any, **kwargs: Any) -> Any:
@@ -166,12 +146,11 @@ class Watch:
             progress=self._progress,
             **kwargs,
         )
-        actors = {f"vLLM engine {number}": engine for number, engine in enumerate(self.trainer.vllm_engines)}
+        self.parts = {f"vLLM engine {number}": engine for number, engine in enumerate(self.trainer.vllm_engines)}
         for name, called in _GROUPS.items():
             group = getattr(self.trainer, name)
             for rank, handler in enumerate(group._actor_handlers if group is not None else ()):
-                actors[f"rank {rank} of the {called}"] = handler
-        self.parts = [Part(name, actor, ask_place(actor)) for name, actor in actors.items()]
+                self.parts[f"rank {rank} of the {called}"] = handler
         return self.trainer
 
     @contextlib.contextmanager
