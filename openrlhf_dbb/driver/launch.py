@@ -51,7 +51,15 @@ def train(settings: Settings, start: Start, rollout_actor: Any, policy_actor: An
     """Train with these Ray actor classes; return and raise as :func:`launch`."""
     import ray
 
-    watch, verbose = Watch(start), settings.args.verbose
+    with upstream.imports_for_driver():  # before OpenRLHF's trainer, its base class, is replaced
+        from openrlhf_dbb.actors.trainer import PosteriorTrainer
+
+    class Trainer(PosteriorTrainer):
+        def fit(self, global_step: int = 0) -> None:
+            interrupt.raise_from_now_on()
+            super().fit(global_step)
+
+    watch, verbose = Watch(start, Trainer), settings.args.verbose
     try:
         with watch.progress_bar(), upstream.quiet(verbose):
             upstream.run(
@@ -115,10 +123,10 @@ def find_dead(parts: Mapping[str, Any], wait_s: float = LOOK_S) -> str | None:
 class Watch:
     """Makes the trainer, shows its progress, and notices the death of an engine."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, trainer_class: Any) -> None:
         from openrlhf_dbb.actors.progress import Progress
 
-        self._start = start
+        self._start, self._trainer_class = start, trainer_class
         self._error: Exception | None = None
         self._done = threading.Event()
         self._progress = Progress()  # its clock begins with the engines
@@ -128,15 +136,8 @@ class Watch:
 
     def make_trainer(self, *args: Any, **kwargs: Any) -> Any:
         """Return the trainer of this run; the arguments are OpenRLHF's."""
-        from openrlhf_dbb.actors.trainer import PosteriorTrainer
-
-        class Interruptible(PosteriorTrainer):
-            def fit(self, global_step: int = 0) -> None:
-                interrupt.raise_from_now_on()
-                super().fit(global_step)
-
         start = self._start
-        self.trainer = Interruptible(
+        self.trainer = self._trainer_class(
             *args,
             store_url=start.store_url,
             run_uuid=start.run.uuid,
