@@ -99,10 +99,12 @@ class Session:
         with upstream.imports_for_driver():
             import openrlhf.cli.train_ppo_ray as command
             from openrlhf.trainer.ray import launcher, vllm_engine
+
+            from openrlhf_dbb.actors.trainer import PosteriorTrainer
         for module in (command, launcher, vllm_engine):  # each has its own copy of Ray's function
             upstream.replace(module, "placement_group", groups)
         try:
-            progress = launch.train(settings, run, rollouts, policy)
+            progress = launch.train(settings, run, PosteriorTrainer, rollouts, policy)
         except launch.PartDied:
             self.close()
             raise

@@ -67,8 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         interrupt.say(functools.partial(printed.unfinished, run, settings))
     print("\n".join([printed.plan(settings, run), *ray_start.describe()]), flush=True)
     try:
-        ray_start.wait()
-        progress = launch.launch(settings, run)
+        progress = launch.launch(settings, run, ray_start)
         if run is not None:
             print(printed.summary(run, progress, time.monotonic() - began), flush=True)
     except BaseException as error:

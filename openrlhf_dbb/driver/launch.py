@@ -11,6 +11,7 @@ from typing import Any
 from openrlhf_dbb import presets, upstream
 from openrlhf_dbb.driver import cpu_fit, interrupt
 from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.cluster import RayStart
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.progress_line import ProgressLine
 from openrlhf_dbb.driver.progress_line import text as progress_text
@@ -28,33 +29,32 @@ class PartDied(RunError):
     """An actor or an engine of the run is gone."""
 
 
-def launch(settings: Settings, start: Start | None) -> Any:
-    """Train, with OpenRLHF's trainer in this process and the models and engines in actors. Ray has started.
+def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
+    """Train, with OpenRLHF's trainer in this process and the models and engines in actors.
 
     Returns the trainer's last :class:`openrlhf_dbb.actors.progress.Progress`, or None for OpenRLHF alone. Raises
     PartDied, which names the actor that has died, or another exception that ended the training.
     """
     import ray
 
-    with upstream.imports_for_driver():
+    with upstream.imports_for_driver():  # seconds, in which Ray starts
         from openrlhf_dbb.actors.policy_actor import PolicyActor
+        from openrlhf_dbb.actors.trainer import PosteriorTrainer
         from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
+    ray_start.wait()
     if start is not None:
         policy = ray.remote(num_gpus=1, **_environment(settings))(PolicyActor)
-        return train(settings, start, ray.remote(StrictRolloutActor), policy)
+        return train(settings, start, PosteriorTrainer, ray.remote(StrictRolloutActor), policy)
     engines = _engines(ray.remote(PlatformRolloutActor), settings)
     get_strategy = functools.partial(LightBackend, on_cpu=settings.on_cpu)
     return upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
 
 
-def train(settings: Settings, start: Start, rollout_actor: Any, policy_actor: Any) -> Any:
-    """Train with these Ray actor classes; return and raise as :func:`launch`."""
+def train(settings: Settings, start: Start, trainer_class: Any, rollout_actor: Any, policy_actor: Any) -> Any:
+    """Train with these classes, the last two of Ray actors; return and raise as :func:`launch`."""
     import ray
 
-    with upstream.imports_for_driver():  # before OpenRLHF's trainer, its base class, is replaced
-        from openrlhf_dbb.actors.trainer import PosteriorTrainer
-
-    class Trainer(PosteriorTrainer):
+    class Trainer(trainer_class):
         def fit(self, global_step: int = 0) -> None:
             interrupt.raise_from_now_on()
             super().fit(global_step)
