@@ -58,6 +58,10 @@ def _run(settings: Settings) -> Iterator[str]:
         )
     if args.resume is not None and args.warm_start is not None:
         yield "--resume continues a run, --warm_start begins a new one; give one of them"
+    if args.data.pass_rate_key is not None and args.warm_start is not None:
+        yield "--data.pass_rate_key and --warm_start both say what a run begins with; give one of them"
+    if args.data.pass_rate_attempts is not None and args.data.pass_rate_key is None:
+        yield "--data.pass_rate_attempts is of the rates in --data.pass_rate_key; give both, or leave it out"
     if args.ckpt.save_adapter and not args.ds.lora.rank:
         yield "--ckpt.save_adapter needs adapters; give --ds.lora.rank, or leave it out"
     for flag, used, why in (
@@ -120,7 +124,10 @@ def _openrlhf_alone(settings: Settings) -> Iterator[str]:
     args, values = settings.args, settings.values
     # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
     strategy = "dynamic" if args.algo.dynamic_filtering_enable else "plain"
-    truthy = ("replay.samples", "train.max_rollouts", "eval.benchmarks", "probe.fraction", "warm_start")
+    truthy = (
+        "replay.samples", "train.max_rollouts", "eval.benchmarks", "probe.fraction", "warm_start",
+        "data.pass_rate_key", "data.group_key",
+    )  # fmt: skip
     for flag, used in (
         ("rollout.strategy", args.rollout.strategy != strategy),
         (_AGGREGATION, args.actor.loss_agg_mode == CONSTANT_LENGTH),
@@ -175,7 +182,7 @@ def _strategy(settings: Settings) -> Iterator[str]:
     if strategy.draws and not belief.can_predict():
         yield (
             f"--rollout.strategy {name} draws prompts by a forecast, and {belief.name} makes none; "
-            "use --estimator point with --point.memory auto, or --estimator dbb, auto or predicted_prior"
+            "use --estimator point with --point.memory auto, or --estimator auto or dbb"
         )
 
 

@@ -143,6 +143,7 @@ class Watch:
             run_uuid=start.run.uuid,
             checkpoint=start.checkpoint,
             rows=start.prepared.prompts.rows,
+            sources=start.prepared.prompts.sources,
             benchmarks=start.prepared.benchmarks,
             progress=self._progress,
             **kwargs,

@@ -34,7 +34,7 @@ class Prepared:
     resumed: storage.RunRecord | None  # the run to continue, if any
     loaded: dict[str, Any] = field(default_factory=dict)  # data sets by their flags
     tokenizer: Any = None
-    prompts: Prompts = field(default_factory=lambda: Prompts([], [], [], ""))
+    prompts: Prompts = field(init=False)
     benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)  # beside --eval.dataset, by name
     notes: list[str] = field(default_factory=list)  # lines that the user should see
 

@@ -16,6 +16,7 @@ from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver import cpu_fit, gpu_fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.start import Start
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.overview import usage_in_words
 from openrlhf_dbb.lab import recorded
@@ -59,7 +60,8 @@ def _run(settings: Settings, start: Start) -> list[str]:
         visits = args.train.max_rollouts / (prompts * group)
         budget = f"{args.train.max_rollouts} rollouts at most, as many as {visits:.3g} passes over the prompts"
     lines = [f"data       {chosen.report} ({args.data.prompt_dataset})", f"budget     {budget}"]
-    reads_history = settings.built_estimator.state_fields and args.algo.advantage.estimator != "batch_mean"
+    form = FORMS.get(args.algo.advantage.estimator)
+    reads_history = settings.built_estimator.state_fields and form.reads_estimate
     if reads_history and visits < 2 and not start.prepared.resumed and warm is None:
         advice = "raise --train.num_episodes, use fewer prompts (--data.max_samples), or give --warm_start RUN"
         said = f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters"
