@@ -16,10 +16,8 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return ``", did you mean NAME?"``, or "" if no known name is near.
 
     Example:
-        >>> did_you_mean("dbbb", ["auto", "dbb"])
-        ', did you mean dbb?'
-        >>> did_you_mean("--lr", ["--actor.adam.lr", "--eval.steps"])
-        ', did you mean --actor.adam.lr?'
+        >>> did_you_mean("dbbb", ["auto", "dbb"]), did_you_mean("--lr", ["--actor.adam.lr", "--eval.steps"])
+        (', did you mean dbb?', ', did you mean --actor.adam.lr?')
     """
     known = list(known)
     last = [name for name in known if name.endswith("." + given.lstrip("-"))]

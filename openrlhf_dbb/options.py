@@ -27,16 +27,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse what is left over, so that the error of a sub-parser names its own command."""
-        args = sys.argv[1:] if args is None else args
-        known = self._option_string_actions
-        # Before argparse, which would complain about the value that a misspelt flag should have given.
-        for argument in args:
-            if argument == "--" or (self._subparsers is not None and not argument.startswith("-")):
-                break  # the rest belongs to a sub-parser
-            flag = argument.partition("=")[0]
-            if flag.startswith("--") and " " not in argument and flag not in known:
-                self.error(f"unknown flag {flag}{did_you_mean(flag, known)}")
         namespace, left = super().parse_known_args(args, namespace)
+        for flag in (argument.partition("=")[0] for argument in left if argument.startswith("--")):
+            self.error(f"unknown flag {flag}{did_you_mean(flag, self._option_string_actions)}")
         if left:
             self.error(f"unrecognized arguments: {' '.join(left)}")
         return namespace, left

@@ -1,5 +1,6 @@
 """Makes texts of a store safe to show, and prints tables, with colour on a terminal."""
 
+import io
 import json
 import os
 import re
@@ -88,43 +89,21 @@ def table(header: Sequence[str], rows: Sequence[Sequence[Any]], width: int | Non
         dbb 0.4  0.008333
         auto            -
     """
-    cells = [list(header), *([_cell(value, width) for value in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    lines = (
-        "  ".join(
-            cell.ljust(size) if text else cell.rjust(size)
-            for cell, size, text in zip(row, widths, _are_texts(header, rows), strict=True)
-        )
-        for row in cells
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    return _plain(_grid(header, rows, width))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, cut: Collection[str] = ()) -> None:
     """Print a :func:`table`, in colour on a terminal; one too narrow cuts the texts of the columns in ``cut``."""
-    from rich.cells import cell_len
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    console = Console(highlight=False)
+    console, grid = Console(highlight=False), _grid(header, rows, None, cut)
     if not console.is_terminal:
-        print(table(header, rows, width=None))
+        print(_plain(grid))
         return
-    cells = [[Text(_cell(value, None), getattr(value, "style", ""), no_wrap=True, overflow="ellipsis") for value in row]
-             for row in rows]  # fmt: skip
-    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for place, (name, is_text) in enumerate(zip(header, _are_texts(header, rows), strict=True)):
-        longest = max(map(cell_len, (*name.split(), *(row[place].plain for row in cells))))
-        least = min(longest, _LEAST) if name in cut else longest
-        grid.add_column(Text(name), min_width=least, justify="left" if is_text else "right", vertical="bottom")
-    for row in cells:
-        grid.add_row(*row)
     if console.measure(grid, options=console.options.update(width=_WIDEST)).maximum > console.width:
         for name, column in zip(header, grid.columns, strict=True):  # a header may take several lines
             column.width = None if name in cut else column.min_width
-    least_of_all = sum(column.min_width or 0 for column in grid.columns) + _GAP * (len(header) - 1)
-    console.width = max(console.width, least_of_all)
+    console.width = max(console.width, sum(column.min_width + _GAP for column in grid.columns) - _GAP)
     console.print(grid)
 
 
@@ -134,17 +113,40 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console, facts = Console(highlight=False), list(facts)
-    width = max(len(name) for name, _ in facts) + _GAP
-    if not console.is_terminal:
-        print("\n".join(f"{name + ':':<{width}}{shown(value, None)}" for name, value in facts))
-        return
-    grid = Table.grid(padding=(0, _GAP, 0, 0))
-    grid.add_column(width=width - _GAP, style="dim")
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts:
-        grid.add_row(name, Text(shown(value, None), getattr(value, "style", "")))
+        grid.add_row(f"{name}:", Text(shown(value, None), getattr(value, "style", "")))
+    console = Console(highlight=False)
+    console.print(grid) if console.is_terminal else print(_plain(grid))
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None, cut: Collection[str] = ()) -> Any:
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    cells = [[Text(_cell(value, width), getattr(value, "style", ""), no_wrap=True, overflow="ellipsis")
+              for value in row] for row in rows]  # fmt: skip
+    for place, name in enumerate(header):
+        longest = max(map(cell_len, (*name.split(), *(row[place].plain for row in cells))), default=0)
+        justify: Any = "left" if any(isinstance(row[place], str) for row in rows) else "right"
+        least = min(longest, _LEAST) if name in cut else longest
+        grid.add_column(Text(name), min_width=least, justify=justify, vertical="bottom")
+    for row in cells:
+        grid.add_row(*row)
+    return grid
+
+
+def _plain(grid: Any) -> str:
+    """Return a grid as text of any width, without colour and without spaces at the ends of lines."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
     console.print(grid)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
 
 
 def print_line(text: str = "", style: str = "") -> None:
@@ -170,10 +172,6 @@ def json_text(value: Any) -> str:
 def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
     """Return the rows of a table as objects for :func:`json_text`."""
     return [dict(zip(header, row, strict=True)) for row in rows]
-
-
-def _are_texts(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[bool]:
-    return [any(isinstance(row[column], str) for row in rows) for column in range(len(header))]
 
 
 def _cell(value: Any, width: int | None) -> str:

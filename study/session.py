@@ -8,15 +8,13 @@ data order and trackers are new objects.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.driver import arguments, cluster, launch, preflight, printed
-from openrlhf_dbb.driver.light_backend import LightBackend
+from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed, start
 from openrlhf_dbb.errors import UsageError
 
 _A_RUNS_OWN = ("model", "seed", "remote_rm_url")
@@ -80,12 +78,14 @@ class Session:
         """
         began = time.monotonic()
         settings = arguments.parse(list(argv))
-        settings, start = preflight.prepare(settings, preflight.check(settings))
-        if start is None:
+        checks.check(settings)
+        prepared = prepare.prepare(settings, start.find(settings))
+        settings, run = prepared.settings, start.begin(prepared)
+        if run is None:
             raise UsageError(
                 "--estimator none records no run in the store, which a session needs; use for instance point"
             )
-        print(printed.plan(settings, start), flush=True)
+        print(printed.plan(settings, run), flush=True)
         shape = _shape(settings.args.actor.model_name_or_path)
         if shape != self._shape and self._kept is not None:
             self.close()
@@ -103,19 +103,12 @@ class Session:
             from openrlhf_dbb.actors.trainer import PosteriorTrainer
         for module in (command, launcher, vllm_engine):  # each has its own copy of Ray's function
             upstream.replace(module, "placement_group", groups)
-        engines = launch.Engines(rollouts, settings)
-        watch = launch.Watch(start, PosteriorTrainer, engines)
-        with watch.progress_bar(), upstream.quiet(settings.args.verbose):
-            upstream.run(
-                settings.openrlhf_args(),
-                trainer=watch,
-                rollout_actor=engines,
-                policy_actor=policy,
-                get_strategy=functools.partial(LightBackend, on_cpu=settings.on_cpu, loads=start.checkpoint),
-                bars=settings.args.verbose,
-            )
-            progress = watch.trainer.finish()
-        print(printed.summary(start, progress, time.monotonic() - began), flush=True)
+        try:
+            progress = launch.train(settings, run, PosteriorTrainer, rollouts, policy)
+        except launch.PartDied:
+            self.close()
+            raise
+        print(printed.summary(run, progress, time.monotonic() - began), flush=True)
 
     def close(self) -> None:
         """Stop all actors; the next run starts new ones."""

@@ -206,11 +206,6 @@ def test_greso_gets_the_rollouts_that_its_episodes_would_cost(command, monkeypat
     assert "budget     640 rollouts at most" in capfd.readouterr().out
 
 
-def test_openrlhf_alone_continues_from_its_checkpoint(command, monkeypatch):
-    alone = ["--estimator", "none", "--actor.eps_clip_low_high", "0.2", "0.2"]
-    assert start_until_launch(command, monkeypatch, *alone, "--resume").args.ckpt.load_enable
-
-
 def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkpoint_is_passed_over(
     unfinished, command, monkeypatch, tmp_path
 ):

@@ -22,12 +22,6 @@ def refused(capsys, *argv):
     return err.removeprefix("error: ").rstrip("\n")
 
 
-def test_without_arguments_it_prints_its_help(capsys):
-    assert main([]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("usage: openrlhf-dbb ") and all(f"\n    {name} " in out for name in COMMANDS)
-
-
 @pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"train"}), "lab mse", "lab replay", "evaluate compare"])
 def test_help_of_every_command(capsys, command):
     with pytest.raises(SystemExit) as ended:

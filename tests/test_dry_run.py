@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from openrlhf_dbb import Posteriors, storage, tiny
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import arguments, preflight
+from openrlhf_dbb.driver import arguments, prepare, start
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import evaluated_model
 
@@ -130,18 +130,9 @@ def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_bat
     )
 
 
-def test_a_name_is_free_again_if_its_run_ended_before_the_first_step(dry_run, own):
-    settings = arguments.parse([*own, "--run_name", "mine"])
-    preflight.prepare(settings, preflight.check(settings))  # creates the run and releases it
-    assert dry_run(*own, "--run_name", "mine")[-1].startswith("dry run: all checks passed")
-    with storage.open_store("openrlhf_dbb.db") as store:
-        store.claim_run(1)
-    assert dry_run(*own, "--run_name", "mine")[0].startswith("error: --run_name mine: there is such a run in ")
-
-
 def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_path):
     settings = arguments.parse([*own, "--run_name", "mine"])
-    preflight.prepare(settings, preflight.check(settings))
+    start.begin(prepare.prepare(settings, None))
     with storage.open_store("openrlhf_dbb.db") as store:
         store.claim_run(1)
         with store.database.transaction(write=True) as connection:  # of another host

@@ -42,13 +42,6 @@ def test_the_line_names_step_phase_count_pace_and_time_left(progress, done, line
     assert text(progress, done, now=85.0) == line
 
 
-def test_the_pace_is_the_mean_of_the_last_ten_whole_steps():
-    assert progress_line.step_seconds([]) is None
-    assert progress_line.step_seconds([5.0]) is None
-    assert progress_line.step_seconds([0.0, 100.0, 110.0]) == 55.0
-    assert progress_line.step_seconds([0.0, 1000.0, *(1000.0 + 2 * step for step in range(1, 11))]) == 2.0
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -1,7 +1,10 @@
-"""OpenRLHF's internals are as this package needs them: its main block, and the methods that our classes override."""
+"""OpenRLHF's internals are as this package needs them, and the table of them is whole."""
 
+import ast
 import importlib
 import inspect
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +12,7 @@ pytest.importorskip("openrlhf")
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.upstream.table import digest, source_file, table
 
 if not cpu.active():
     pytest.skip("imports the actors without CUDA", allow_module_level=True)
@@ -58,3 +62,61 @@ def test_our_methods_accept_what_openrlhf_calls_theirs_with():
 def test_a_name_that_a_module_no_longer_has_is_not_replaced():
     with pytest.raises(upstream.UsageError, match=r"^inspect has no no_such_name; install"):
         upstream.replace(inspect, "no_such_name", None)
+
+
+ROOT = Path(__file__).parents[1]
+TREES = {path: ast.parse(path.read_text()) for path in (ROOT / "openrlhf_dbb").rglob("*.py")}
+THEIRS = source_file("utils.config").parents[1]
+
+
+def imported(tree):
+    """What each name means that a file imports from OpenRLHF, without the first part."""
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    named = {(a.asname or a.name): f"{node.module}.{a.name}" for node in froms for a in node.names}
+    plain = [a for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names if a.asname]
+    named |= {a.asname: a.name for a in plain}
+    return {name: path.removeprefix("openrlhf.") for name, path in named.items() if path.startswith("openrlhf.")}
+
+
+def test_the_sources_that_the_table_relies_on_are_those_that_it_was_checked_with():
+    assert {row.source: digest(row.source) for row in table()} == {row.source: row.digest for row in table()}
+    assert digest("utils.config:no_such_name") == "gone"
+
+
+def test_the_table_has_all_that_is_replaced_subclassed_or_read_privately():
+    rows = {kind: {row.name.replace(":", ".") for row in table() if row.how == kind} for kind in ("replaced", "read")}
+    subclassed = {row.name.rpartition(":")[2] for row in table() if row.how == "subclassed"}
+    theirs = [node for path in THEIRS.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    private = {n.name for n in theirs if isinstance(n, ast.FunctionDef) and n.name.startswith("_") and n.name[1] != "_"}
+    found = set()
+    for path, tree in TREES.items():
+        names = imported(tree)
+        own = {getattr(node, "name", None) for node in ast.walk(tree)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bases = {name.id for base in node.bases for name in ast.walk(base) if isinstance(name, ast.Name)}
+                assert {names[base].rpartition(".")[2] for base in bases & names.keys()} <= subclassed, path
+                found |= bases & names.keys()
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "replace" and len(node.args) == 3:
+                module, name = node.args[:2]
+                if isinstance(module, ast.Name) and module.id in names:
+                    assert f"{names[module.id]}.{name.value}" in rows["replaced"], path
+                    found.add(name.value)
+            elif isinstance(node, ast.Attribute) and node.attr in private - own:
+                assert node.attr in {name.rpartition(".")[2] for name in rows["read"]}, (path, node.attr)
+                found.add(node.attr)
+    assert {"PPOTrainer", "DeepspeedStrategy", "ActorPPOTrainer", "blending_datasets", "_dispatch_forward"} <= found
+
+
+def test_a_trainer_in_this_process_is_made_and_called_as_an_actor_is(monkeypatch):
+    monkeypatch.setattr("ray.put", lambda value: ("in Ray", value))
+    pose = upstream.InThisProcess(lambda model, steps: SimpleNamespace(fit=lambda: (model, steps)))
+    assert pose.remote("m", steps=2) is pose
+    assert pose.fit.remote() == ("in Ray", ("m", 2))
+
+
+def test_an_actor_class_gets_more_options_and_arguments_than_openrlhf_gives():
+    actor = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda **arguments: (options, arguments)))
+    more = upstream.with_more(actor, {"runtime_env": "e"}, {"dtype": "float32"})
+    made = more.options(num_cpus=1).remote(model="m", dtype="auto")
+    assert made == ({"num_cpus": 1, "runtime_env": "e"}, {"model": "m", "dtype": "float32"})

@@ -79,15 +79,6 @@ def test_an_import_after_the_block_is_a_real_one_even_if_the_block_failed(folder
     assert heavy.VERSION == "1.2" and heavy.__file__.endswith("deferred_heavy/__init__.py")
 
 
-@pytest.mark.parametrize("deferred", ["deferred_heavy", "deferred"])
-def test_imported_packages_and_others_of_a_similar_name_are_left_alone(folder, deferred):
-    heavy = importlib.import_module("deferred_heavy") if deferred == "deferred_heavy" else None
-    with deferring(deferred):
-        light = importlib.import_module("deferred_light")
-    assert heavy in (None, light.deferred_heavy)
-    assert type(light.Engine) is type  # the class itself
-
-
 def test_a_stand_in_arrives_in_another_process_as_the_real_thing(light, folder):
     sent = pickle.dumps([light.Engine, light.parts, light.describe])
     assert imported() == []

@@ -14,7 +14,7 @@ pytest.importorskip("datasets")
 import datasets
 
 from openrlhf_dbb import tiny
-from openrlhf_dbb.driver import arguments, preflight, printed
+from openrlhf_dbb.driver import arguments, checks, prepare, printed, start
 from openrlhf_dbb.errors import UsageError
 
 ROWS = [{"input": "1+2=", "label": "3"}, {"input": "s31=", "label": "13"}, {"input": "12+34=", "label": "64"}]
@@ -36,7 +36,9 @@ def own_folder(tmp_path, monkeypatch):
 
 def prepared(*flags):
     settings = arguments.parse(["--preset", "tiny", "--estimator", "dbb", "--eval.steps", "4", "--dry_run", *flags])
-    return preflight.prepare(settings, preflight.check(settings))
+    checks.check(settings)
+    prepared = prepare.prepare(settings, start.find(settings))
+    return prepared.settings, start.begin(prepared)
 
 
 def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost(tmp_path):
@@ -45,15 +47,14 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
     (model / "chat_template.jinja").write_text(TEMPLATE)
     named = ["--eval.benchmarks", "mine=mine.jsonl,sorts.toml", "--actor.model_name_or_path", str(model)]
     settings, start = prepared(*named, "--no-data.apply_chat_template")
-    made = start.benchmarks
+    made = start.prepared.benchmarks
     assert made["mine"].texts == ["1+2=", "s31=", "12+34="]  # a data file's, verbatim
     assert made["sorts"].texts == ["<1+2=s>", "<s31=s>", "<12+34=s>"]
     assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
     assert [prompts.max_new_tokens for prompts in made.values()] == [10, 10]  # as in training, not the benchmark's 3
     plan = printed.plan(settings, start).splitlines()
-    held_out = f"{len(start.held_out)} prompts ({settings.args.eval.dataset}), 3 prompts of mine, 3 prompts of sorts"
+    held_out = f"128 prompts ({settings.args.eval.dataset}), 3 prompts of mine, 3 prompts of sorts"  # 128: the preset's
     assert f"held-out   {held_out}: 8 samples a prompt, every 4 steps" in plan
-    assert len(start.held_out) == 128  # the preset's
     assert plan[0].endswith(" - preset tiny")  # its description is of another model
 
 
@@ -84,4 +85,4 @@ def test_top_p_is_that_of_the_training_unless_given():
 def test_a_presets_benchmarks_can_be_switched_off_with_the_evaluations(tmp_path):
     (tmp_path / "own.toml").write_text("extends = 'tiny'\n[flags]\neval.benchmarks = 'mine=mine.jsonl'\n")
     _, start = prepared("--preset", "own.toml", "--eval.steps", "-1")
-    assert start.benchmarks == {}
+    assert start.prepared.benchmarks == {}

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     # torch imports a package that OpenRLHF pins; nobody who trains can do anything about this warning.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
 
-    from openrlhf_dbb.driver import arguments, cluster, launch, preflight, printed
+    from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed, start
     from openrlhf_dbb.driver.progress_line import waiting
     from openrlhf_dbb.errors import RunError, UsageError
     from openrlhf_dbb.secrets import without_passwords
@@ -46,35 +46,36 @@ def main(argv: list[str] | None = None) -> int:
                 f"--actor.num_nodes {hosts}, with the other flags"
             )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
-        resumed = preflight.check(settings)
+        checks.check(settings)
+        resumed = start.find(settings)
         if settings.args.dry_run:
-            settings, start = preflight.prepare(settings, resumed)
-            print(printed.configuration(settings))
-            print(printed.plan(settings, start))
+            prepared = prepare.prepare(settings, resumed)
+            print(printed.configuration(prepared.settings))
+            print(printed.plan(prepared.settings, start.begin(prepared)))
             print("dry run: all checks passed, nothing was started or stored")
             return 0
         ray_start = cluster.RayStart(settings)
         with waiting("reading data and model"):
-            settings, start = preflight.prepare(settings, resumed, functools.partial(cluster.make_ready, ray_start))
+            prepared = prepare.prepare(settings, resumed)
+            ray_start.check_hosts(prepared.settings)
+            run = start.begin(prepared)
     except (UsageError, StoreError, RunError) as error:
         print(without_passwords(f"error: {error}"), file=sys.stderr)
         return 1 if isinstance(error, RunError) else REFUSED
-    if start is not None:
-        interrupt.say(functools.partial(printed.unfinished, start, settings))
-    print(printed.plan(settings, start), flush=True)
-    if ray_start.joins:
-        print(cluster.describe(ray_start.joins), flush=True)
+    settings = prepared.settings
+    if run is not None:
+        interrupt.say(functools.partial(printed.unfinished, run, settings))
+    print("\n".join([printed.plan(settings, run), *ray_start.describe()]), flush=True)
     try:
-        progress = launch.launch(settings, start, ray_start)
-        if start is not None:
-            print(printed.summary(start, progress, time.monotonic() - began), flush=True)
+        progress = launch.launch(settings, run, ray_start)
+        if run is not None:
+            print(printed.summary(run, progress, time.monotonic() - began), flush=True)
     except BaseException as error:
-        if start is not None:
-            unfinished = printed.unfinished(start, settings)
-            if isinstance(error, launch.PartDied):
-                trace = printed.keep_trace(settings)
-                print(f"error: {error}; {unfinished}; traces are in {trace}", file=sys.stderr)
-                return 1
+        unfinished = printed.unfinished(run, settings) if run is not None else ""
+        if isinstance(error, launch.PartDied):
+            print(f"error: {error}; {unfinished}; traces are in {printed.keep_trace(settings)}", file=sys.stderr)
+            return 1
+        if unfinished:
             print(unfinished, file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return error.args[0] if error.args else 130

@@ -3,17 +3,17 @@
 The way of a command line, in order:
 
 flags      the parser: OpenRLHF's flags, and ours beside them
-arguments  layers of values with their origins: defaults, machine, preset, method, command line
-settings   the values of all flags, frozen
+arguments  argv becomes frozen settings, each value with its origin: machine, preset, method, command line
 checks     refuses what would train wrongly in silence, or fail after an expensive start
-preflight  data, device, tokenizer and benchmarks; completes the settings
+start      finds the run to continue; later creates the run, or resumes or warm-starts it
+cluster    Ray: start it or join it, check its hosts, stop it
+prepare    data, model files, reward and benchmarks; completes the settings
+printed    the plan before the training, the summary after it
+launch     runs OpenRLHF with our classes; names an actor that has died
+
 capacity   the shape of a model, and the disk space of its checkpoints
 cpu_fit    threads, precision and memory without CUDA
 gpu_fit    micro-batches that fit the memory of GPUs
-start      the run to train: new, resumed or warm-started
-cluster    Ray: start it or join it, check its hosts and GPUs, stop it
-printed    the plan before the training, the summary after it
-launch     runs OpenRLHF with our classes; names an actor that has died
 light_backend  OpenRLHF's DeepSpeed backend as the driver needs it, without DeepSpeed
 interrupt  Ctrl-C and SIGTERM at every moment
 progress_line  the line on the terminal that says what the training is doing

@@ -1,52 +1,143 @@
-"""Turns a command line into settings: layers of flag values, the later ones over the earlier ones.
+"""Turns a command line into settings: the frozen values of all flags, each with its origin.
 
 The layers, from the bottom: OpenRLHF's defaults, the machine, the preset, the method, the command line. Values that
-follow from other flags come last. Every value keeps its origin. Without ``--preset``, a command that names a model uses
-preset ``default``, or none with ``--estimator none``. A command that names no model uses ``smollm2`` without CUDA and
-``qwen3-1.7b`` with CUDA.
+follow from other flags come last. Without ``--preset``, a command that names a model uses preset ``default``, or none
+with ``--estimator none``. A command that names no model uses ``smollm2`` without CUDA and ``qwen3-1.7b`` with CUDA.
 """
 
 import argparse
+import contextlib
+import copy
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import estimators, methods, presets, tasks, tiny, upstream
 from openrlhf_dbb.core import strategies
+from openrlhf_dbb.driver.capacity import Shape
 from openrlhf_dbb.driver.flags import ESTIMATOR, NO_ESTIMATOR, STRATEGY, build_parser, named_class
-from openrlhf_dbb.driver.settings import COMMAND_LINE, Settings
-from openrlhf_dbb.errors import UsageError, did_you_mean
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators.parameters import parameter_fields
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.secrets import without_secrets
 
+COMMAND_LINE = "command line"
 MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
+# OpenRLHF does not see these flags. It sends its arguments to trackers, and some of these hold passwords.
+_DRIVERS = (
+    "preset", "method", "estimator", "run_name", "resume", "warm_start", "warm_start_weight", "warm_start_url",
+    "store.url", "store.take_over", "dry_run", "verbose",
+)  # fmt: skip
+_SHOWN = ("method", "estimator", "preset")
+_HIDDEN = ("logger.wandb.key", "local_rank", *(flag for flag in _DRIVERS if flag not in _SHOWN))
+
+Derived = Iterator[tuple[str, Any, str]]
+"""Flags with values that follow from other flags, and the reasons; each is set before the next one is asked for."""
+
+
+def _named(flag: str) -> Any:
+    """Return a property of :class:`Settings`: the name that a flag gives."""
+    return property(lambda settings: settings.values[flag])
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of all flags. Nothing changes them; :meth:`with_values` returns other settings."""
+
+    values: Mapping[str, Any] = field(repr=False)  # by flag
+    origin: Mapping[str, str] = field(repr=False)  # of each value that is not OpenRLHF's default
+    on_cpu: bool  # train without CUDA
+    machine: machine.Machine
+    command: str = field(repr=False)  # that was given, without secrets
+    shape: Shape | None = None  # of a dense model; known once its configuration has been read
+
+    preset = _named("preset")  # or the path of its file, or "none"
+    method = _named("method")  # or "none"
+    estimator = _named("estimator")  # or ``module:Class``, or "none" for OpenRLHF's own advantages
+    run_name = _named("run_name")
+
+    def with_values(self, flags: Mapping[str, Any], origin: str) -> "Settings":
+        """Return these settings with other values of some flags, and where those come from."""
+        return dataclasses.replace(
+            self, values={**self.values, **flags}, origin={**self.origin, **dict.fromkeys(flags, origin)}
+        )
+
+    def given(self, flag: str) -> bool:
+        """Return whether the command line sets a flag."""
+        return self.origin.get(flag) == COMMAND_LINE
+
+    @cached_property
+    def args(self) -> SimpleNamespace:
+        """All values as OpenRLHF's code reads them (``args.actor.adam.lr``)."""
+        return upstream.nested(self.values)
+
+    def openrlhf_args(self) -> SimpleNamespace:
+        """Return a copy of the arguments for OpenRLHF, which changes it, without the flags of the driver."""
+        return upstream.nested(copy.deepcopy({k: value for k, value in self.values.items() if k not in _DRIVERS}))
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The values that are printed and stored; passwords are not among them."""
+        first = {flag: self.values[flag] for flag in _SHOWN}
+        return dict(without_secrets(first | {k: value for k, value in self.values.items() if k not in _HIDDEN}))
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The estimator's parameters. Raises UsageError if one is outside its range."""
+        if self.estimator == NO_ESTIMATOR:
+            return {}
+        cls = named_class(ESTIMATOR, estimators, self.estimator)
+        # A parameter that a trainer fills in is no flag.
+        parameters = {
+            field.name: self.values.get(f"{cls.name}.{field.name}", field.default) for field in parameter_fields(cls)
+        }
+        with _flag_named():
+            cls(**parameters)
+        return parameters
+
+    @cached_property
+    def built_estimator(self) -> estimators.RewardEstimator:
+        """The estimator with its parameters; for ``--estimator none`` one that takes any number."""
+        name = "point" if self.estimator == NO_ESTIMATOR else self.estimator
+        return estimators.build(name, **self.parameters)
+
+    @property
+    def strategy(self) -> strategies.RolloutStrategy:
+        """The rollout strategy. Raises UsageError if a parameter is outside its range."""
+        with _flag_named():
+            return strategies.of(self.args)
+
+
+@contextlib.contextmanager
+def _flag_named() -> Iterator[None]:
+    """Turn "NAME.FIELD = VALUE is not in ..." into a UsageError that names the flag."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"--{error}" if re.match(r"\w+\.\w+ ", str(error)) else str(error)) from error
 
 
 def parse(argv: list[str], *, world_size: int = 1) -> Settings:
-    """Return the settings of a command line; imports neither torch nor Ray.
+    """Return the settings of a command line, without the program's name; imports neither torch nor Ray.
 
-    ``preflight.complete`` adds the values that follow from the store and the data.
-
-    Args:
-        argv: the arguments without the program's name.
-        world_size: processes that the ``deepspeed`` launcher started: the number of DeepSpeed ranks.
-
-    Raises:
-        UsageError: an unknown flag or name, a value out of range, or a combination that OpenRLHF refuses.
-        SystemExit: ``--help`` (0).
+    ``prepare.complete`` adds the values that follow from the store and the data. ``world_size`` is the number of
+    processes that the ``deepspeed`` launcher started. Raises UsageError for an unknown flag or name, a value out of
+    range, and a combination that OpenRLHF refuses; SystemExit for ``--help``.
     """
     upstream.check_version()
     parser = build_parser(argv)
     values = vars(parser.parse_args([]))
-    actions = {action.dest: action for action in parser._actions}
     for action in parser._actions:
         action.default = argparse.SUPPRESS  # the namespace then holds the flags that the command line names
     given = vars(parser.parse_args(argv))
@@ -54,24 +145,17 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     if not on_cpu:
         cuda.check_machine()
     named, preset = _choose(given, on_cpu)
-    layers = _layers(given, named, preset, world_size if on_cpu else None)
     origin: dict[str, str] = {}
-    for source, layer in layers:
-        for flag, value in layer.items():
-            if source.startswith("preset"):
-                _check_preset_value(flag, value, actions, source)
-            values[flag], origin[flag] = value, source
+    for source, layer in _layers(parser, given, named, preset, world_size if on_cpu else None):
+        values |= layer
+        origin |= dict.fromkeys(layer, source)
     values |= named
     if not on_cpu:
         _use_all_gpus(values, preset.gpus)
-        if named["preset"] != presets.NONE:
-            cuda.derive(values, origin)
-    if tasks.is_spec(values["data.prompt_dataset"] or ""):
-        for flag, value in (("data.label_key", "label"), ("reward.remote_url", "reasoning_gym")):
-            if origin.get(flag) != COMMAND_LINE:
-                values[flag], origin[flag] = value, "--data.prompt_dataset"
-    _fill_placeholders(values)
-    _derive(values, origin)
+    for derive in (_reward, _others, *[cuda.derived] * (not on_cpu and named["preset"] != presets.NONE)):
+        for flag, value, why in derive(values, origin):
+            values[flag], origin[flag] = value, why
+    _fill_in(values, origin)
     settings = Settings(values, origin, on_cpu, machine.look(), _command(given))
     _ = settings.parameters, settings.strategy  # checks them
     args = upstream.finish_arguments(
@@ -82,11 +166,14 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
 
 def _command(given: Mapping[str, Any]) -> str:
     """Return the command line that gives these flags, without secrets."""
-    words = ["openrlhf-dbb", "train"]
-    for flag, value in without_secrets(given).items():
-        words.append(f"--no-{flag}" if value is False else f"--{flag}")
-        words += [] if isinstance(value, bool) else map(str, value if isinstance(value, list) else [value])
-    return shlex.join(words)
+    return shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
+
+
+def _words(flags: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of a command line that gives these flags."""
+    for flag, value in flags.items():
+        yield f"--no-{flag}" if value is False else f"--{flag}"
+        yield from [] if isinstance(value, bool) else map(str, value if isinstance(value, list) else [value])
 
 
 def _choose(given: Mapping[str, Any], on_cpu: bool) -> tuple[dict[str, str], presets.Preset]:
@@ -114,49 +201,46 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> tuple[dict[str, str], pre
 
 
 def _layers(
-    given: Mapping[str, Any], named: Mapping[str, str], preset: presets.Preset, ranks_on_cpu: int | None
-) -> list[cuda.Layer]:
-    """Return the layers of values and their origins, the lowest first."""
+    parser: argparse.ArgumentParser,
+    given: Mapping[str, Any],
+    named: Mapping[str, str],
+    preset: presets.Preset,
+    ranks_on_cpu: int | None,
+) -> Iterator[cuda.Layer]:
+    """Yield the layers of values and their origins, the lowest first."""
     method, estimator = named["method"], named["estimator"]
-    layers: list[cuda.Layer] = []
     if estimator != NO_ESTIMATOR:
-        layers.append(("--estimator", {"algo.advantage.estimator": "group_norm"}))
+        yield "--estimator", {"algo.advantage.estimator": "group_norm"}
     if ranks_on_cpu is None:
         machine.add_shims()
-        layers += cuda.layers(machine.look().gpus, with_preset=named["preset"] != presets.NONE)
+        yield from cuda.layers(machine.look().gpus, with_preset=named["preset"] != presets.NONE)
     else:
         cpu.prepare_driver()
         ranks = ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines")
-        layers.append(("no CUDA", cpu.FLAG_DEFAULTS | dict.fromkeys(ranks, ranks_on_cpu)))
-    flags, gpus, origin = preset.flags, preset.gpus, preset.origin
-    for name in dict.fromkeys(origin.values()):
-        layers.append(
-            (f"preset {name}", {flag: value for flag, value in (flags | gpus).items() if origin[flag] == name})
-        )
-    if gpus and {**flags, **given}.get("train.async_enable"):
-        layers.append(cuda.APART)
+        yield "no CUDA", cpu.FLAG_DEFAULTS | dict.fromkeys(ranks, ranks_on_cpu)
+    both = preset.flags | preset.gpus
+    for name in dict.fromkeys(preset.origin.values()):
+        own = {flag: value for flag, value in both.items() if preset.origin[flag] == name}
+        yield f"preset {name}", _parsed(parser, own, f"preset {name}")
+    if preset.gpus and {**preset.flags, **given}.get("train.async_enable"):
+        yield cuda.APART
     if method != methods.NONE:
         recipe = methods.recipe(method, estimator)
-        same = methods.same_rollouts(recipe, flags)
-        layers.append((f"method {method}", {"method": method, "estimator": estimator} | recipe | same))
-    return [*layers, (COMMAND_LINE, given)]
+        same = methods.same_rollouts(recipe, preset.flags)
+        yield f"method {method}", {"method": method, "estimator": estimator} | recipe | same
+    yield COMMAND_LINE, given
 
 
-def _check_preset_value(flag: str, value: Any, actions: Mapping[str, argparse.Action], source: str) -> None:
-    """Raise UsageError if a preset's value is not one that the flag could have on the command line."""
-    if flag not in actions:
-        raise UsageError(f"{source} sets --{flag}, which there is not{did_you_mean(flag, actions)}")
-    action = actions[flag]
-    if value == "all" and flag in ("actor.num_gpus_per_node", "vllm.num_engines"):
-        return
-    name = getattr(action.type, "__name__", "str")
-    kind: Any = bool if action.nargs == 0 else {"int": int, "float": float, "str": str}.get(name, type(value))
-    listed = action.nargs in (2, "+", "*")
-    entries = value if isinstance(value, list) else [value]
-    fits = all(type(entry) in ((int, float) if kind is float else (kind,)) for entry in entries)
-    if not fits or listed != isinstance(value, list) or (action.choices and value not in action.choices):
-        allowed = ", ".join(map(str, action.choices)) if action.choices else f"{'a list of ' * listed}{kind.__name__}"
-        raise UsageError(f"{source} sets --{flag} to {without_secrets(value, flag)!r}; allowed: {allowed}")
+def _parsed(parser: argparse.ArgumentParser, flags: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return a preset's values as the command line would give them, or raise UsageError."""
+    parsed: dict[str, Any] = {}
+    for flag, value in flags.items():
+        try:
+            every_gpu = value == "all" and flag in cuda.ALL_GPUS
+            parsed |= {flag: value} if every_gpu else vars(parser.parse_args(list(_words({flag: value}))))
+        except UsageError as error:
+            raise UsageError(f"{source} sets --{flag} to {without_secrets(value, flag)!r}: {error}") from error
+    return parsed
 
 
 def _use_all_gpus(values: dict[str, Any], gpus: Mapping[str, Any]) -> None:
@@ -171,14 +255,18 @@ def _use_all_gpus(values: dict[str, Any], gpus: Mapping[str, Any]) -> None:
             values[flag] = max(engines if flag == "vllm.num_engines" else ranks, 1)
 
 
-def _fill_placeholders(values: dict[str, Any]) -> None:
-    """Fill in the run's name, placeholders in braces, absolute output folders, and the file of a reward of ours."""
+def _fill_in(values: dict[str, Any], origin: Mapping[str, str]) -> None:
+    """Fill in the run's name and placeholders in braces; make the output folders absolute."""
+    values["local_rank"] = -1  # the launcher's value would select a device that an actor cannot see
+    values["store.url"] = values["store.url"] or None
     if values["run_name"] is None:
         generic = values["preset"] in (presets.NONE, presets.DEFAULT)
         subject = Path(values[MODEL_FLAG] or "model" if generic else values["preset"].removesuffix(".toml")).name
         named = [values["method"]] if values["method"] not in (methods.NONE, "grpo") else []
         words = re.sub(r"[^\w.+-]", "_", "-".join([*named, values["estimator"].split(":")[-1], subject]))
         values["run_name"] = f"{words}-{datetime.now():%Y%m%d-%H%M%S}".lower()
+    if "logger.wandb.run_name" not in origin:
+        values["logger.wandb.run_name"] = values["run_name"]
     places = {"run": values["run_name"], "tiny": tiny.default_folder(), "smollm2": smollm2.default_folder()}
     for flag, value in values.items():
         for name, place in places.items():
@@ -187,6 +275,14 @@ def _fill_placeholders(values: dict[str, Any]) -> None:
     for flag in OUTPUTS:
         if values[flag]:  # actors may run in another folder
             values[flag] = str(Path(values[flag]).absolute())
+
+
+def _reward(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
+    """Yield the label key and the reward of a task, and the file of a reward of ours."""
+    if tasks.is_spec(values["data.prompt_dataset"] or ""):
+        for flag, value in (("data.label_key", "label"), ("reward.remote_url", "reasoning_gym")):
+            if origin.get(flag) != COMMAND_LINE:
+                yield flag, value, "--data.prompt_dataset"
     url = values["reward.remote_url"]
     if url and re.fullmatch(r"\w+", url):
         path = Path(str(files("openrlhf_dbb.rewards"))) / f"{url}.py"
@@ -195,32 +291,23 @@ def _fill_placeholders(values: dict[str, Any]) -> None:
                 f"--reward.remote_url {url!r} is neither a URL, a .py file nor a reward of openrlhf_dbb "
                 "(math_answer, exact_match, reasoning_gym); give one of these"
             )
-        values["reward.remote_url"] = str(path)
+        yield "reward.remote_url", str(path), origin["reward.remote_url"]
 
 
-def _derive(values: dict[str, Any], origin: dict[str, str]) -> None:
-    """Set the values that follow from other flags. Changes both arguments."""
-
-    def put(flag: str, value: Any, why: str) -> None:
-        values[flag], origin[flag] = value, why
-
-    values["store.url"] = values["store.url"] or None
-    values["local_rank"] = -1  # the launcher's value would select a device that an actor cannot see
+def _others(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
+    """Yield the other values that follow from flags."""
     if values["estimator"] == NO_ESTIMATOR:  # OpenRLHF has neither flag
         for flag in ("eval.benchmarks", "eval.top_p"):
-            if origin.get(flag) != COMMAND_LINE:
-                values[flag] = None
-                origin.pop(flag, None)
+            if origin.get(flag) not in (None, COMMAND_LINE):
+                yield flag, None, "--estimator none"
     if values["eval.top_p"] is None:
-        put("eval.top_p", values["rollout.top_p"], "--rollout.top_p")
+        yield "eval.top_p", values["rollout.top_p"], "--rollout.top_p"
     if origin.get("actor.eps_clip") == COMMAND_LINE != origin.get("actor.eps_clip_low_high"):
         # The range of a preset or method would take the place of --actor.eps_clip in silence.
-        put("actor.eps_clip_low_high", [values["actor.eps_clip"]] * 2, "--actor.eps_clip")
-    if "logger.wandb.run_name" not in origin:
-        values["logger.wandb.run_name"] = values["run_name"]
+        yield "actor.eps_clip_low_high", [values["actor.eps_clip"]] * 2, "--actor.eps_clip"
     if values["algo.dynamic_filtering_enable"] and values["rollout.strategy"] == "plain":
-        put("rollout.strategy", "dynamic", "--algo.dynamic_filtering_enable")
+        yield "rollout.strategy", "dynamic", "--algo.dynamic_filtering_enable"
     rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
     if origin.get("train.batch_size") == f"preset {presets.DEFAULT}" and rollouts % values["train.batch_size"]:
         half = rollouts // 2 if rollouts % 2 == 0 else rollouts
-        put("train.batch_size", half, "half of a step's rollouts, as in the paper")
+        yield "train.batch_size", half, "half of a step's rollouts, as in the paper"

@@ -13,18 +13,14 @@ WEIGHT, OPTIMIZER = 2, 12  # bytes a parameter: bfloat16, as its gradient; in 32
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a dense model: parameters, layers, hidden units, words, and numbers in a token's keys and values.
-
-    Attributes:
-        adapter: parameters of adapters of rank 1 to all linear layers.
-    """
+    """The size of a dense model."""
 
     parameters: int
     layers: int
     hidden: int
     vocabulary: int
-    key_values: int
-    adapter: int
+    key_values: int  # numbers in a token's keys and values
+    adapter: int  # parameters of adapters of rank 1 to all linear layers
 
     @classmethod
     def of(cls, config: Any) -> "Shape | None":

@@ -8,18 +8,15 @@ import threading
 import time
 import uuid
 from concurrent.futures import Future
-from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.driver import interrupt
-from openrlhf_dbb.driver.arguments import OUTPUTS
+from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.checks import gpus_needed, too_few_gpus
 from openrlhf_dbb.driver.progress_line import waiting
-from openrlhf_dbb.driver.settings import Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, cuda, machine, ray_start
-from openrlhf_dbb.storage.url import choose_url
 
 _ALONE = f"set RAY_ADDRESS={machine.ALONE} to start one for this run alone"
 STOP_S = 15.0
@@ -49,6 +46,36 @@ class RayStart:
             self._started.result()
         interrupt.arm()
 
+    def check_hosts(self, settings: Settings) -> None:
+        """If a cluster is joined: refuse hosts that do not share the run's folder, and say if the GPUs are taken."""
+        if self.joins is None:
+            return
+        import ray
+
+        self.wait()
+        token = Path(settings.args.ckpt.path) / f".seen-by-all-{uuid.uuid4().hex}"
+        token.parent.mkdir(parents=True, exist_ok=True)
+        token.touch()
+        try:
+            _check_seen(token)
+        finally:
+            token.unlink(missing_ok=True)
+        free, needed = int(ray.available_resources().get("GPU", 0)), gpus_needed(settings.args)
+        if free < needed:
+            print(f"waiting for {needed} GPUs: {free} of {_gpus()} are free, others run on the rest", flush=True)
+
+    def describe(self) -> list[str]:
+        """Return a line about the cluster that is joined, if any: its address, GPUs and hosts."""
+        if self.joins is None:
+            return []
+        import ray
+
+        alive = sorted(
+            (node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"])
+        )
+        hosts = ", ".join(map(_host, alive))
+        return [f"cluster    joined {self.joins}: {_gpus()} GPUs on {len(alive)} nodes, {hosts}"]
+
     def _run(self) -> None:
         try:
             start(self._settings)
@@ -66,10 +93,8 @@ def _check_answers(address: str | None) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
-        raise UsageError(
-            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, call `ray stop` "
-            f"if it is gone, or {_ALONE}"
-        ) from error
+        silent = f"the Ray cluster at {address} does not answer ({error.strerror or error})"
+        raise UsageError(f"{silent}; start it, call `ray stop` if it is gone, or {_ALONE}") from error
 
 
 def start(settings: Settings) -> None:
@@ -94,19 +119,11 @@ def start(settings: Settings) -> None:
         logging_level="warning",
         **options,
     )
-    check_gpus(settings, ray_start.places())
-
-
-def describe(joined: str) -> str:
-    """Return one line about the cluster that is joined: its address, GPUs and hosts."""
-    import ray
-
-    alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"]))
-    return f"cluster    joined {joined}: {_gpus()} GPUs on {len(alive)} nodes, {', '.join(map(_host, alive))}"
+    for refusal in too_few_gpus(settings.args, ray_start.places()):
+        raise UsageError(refusal)
 
 
 def _gpus() -> int:
-    """Return the GPUs of the cluster."""
     import ray
 
     return int(ray.cluster_resources().get("GPU", 0))
@@ -114,53 +131,6 @@ def _gpus() -> int:
 
 def _host(node: dict[str, Any]) -> str:
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
-
-
-def check_places(settings: Settings) -> None:
-    """Raise UsageError if the run would write into the copy of the folder that ``ray job submit`` makes and deletes."""
-    places = {flag: attrgetter(flag)(settings.args) for flag in OUTPUTS}
-    url = choose_url(settings.args.store.url)
-    if url.startswith("sqlite:///"):
-        places["store.url"] = str(Path(url.removeprefix("sqlite:///")).absolute())
-    for flag, place in places.items():
-        if place and "/_ray_pkg_" in place:
-            raise UsageError(
-                f"--{flag} {place} is in Ray's temporary copy of the working directory; give an absolute path on a "
-                "shared file system"
-            )
-
-
-def check_gpus(settings: Settings, there: int | None = None) -> None:
-    """Raise UsageError if the flags need more GPUs than there are. OpenRLHF would wait for ever."""
-    needed = gpus_needed(settings.args)
-    if there is None:
-        anywhere = settings.on_cpu or machine.ray_cluster() is not None
-        there = needed if anywhere else len(settings.machine.gpus)
-    if needed > there:
-        raise UsageError(
-            f"these flags need {needed} GPUs, there are {there}; lower --actor.num_gpus_per_node and "
-            "--vllm.num_engines, or share GPUs with --train.colocate_all and without --train.async_enable (Ray needs a "
-            "CPU beside each GPU: `ray start --num-cpus`, SLURM's --cpus-per-task)"
-        )
-
-
-def make_ready(ray_start: RayStart, settings: Settings) -> None:
-    """If a cluster is joined: check that its hosts share the run's folder, and say if its GPUs are taken."""
-    if ray_start.joins is None:
-        return
-    import ray
-
-    ray_start.wait()
-    token = Path(settings.args.ckpt.path) / f".seen-by-all-{uuid.uuid4().hex}"
-    token.parent.mkdir(parents=True, exist_ok=True)
-    token.touch()
-    try:
-        _check_seen(token)
-    finally:
-        token.unlink(missing_ok=True)
-    free, needed = int(ray.available_resources().get("GPU", 0)), gpus_needed(settings.args)
-    if free < needed:
-        print(f"waiting for {needed} GPUs: {free} of {_gpus()} are free, others run on the rest", flush=True)
 
 
 def _check_seen(token: Path) -> None:
@@ -194,18 +164,3 @@ def stop() -> None:
         leaving = threading.Thread(target=ray.shutdown, daemon=True)
         leaving.start()
         leaving.join(timeout=STOP_S)
-
-
-def gpus_needed(args: SimpleNamespace) -> int:
-    """Return the GPUs that OpenRLHF's placement groups ask Ray for (without CUDA: logical ones)."""
-    train, critic, parts = args.train, bool(args.critic.model_name_or_path), [args.actor]
-    for part, apart in (
-        (args.ref, args.algo.kl.init_coef > 0 and not train.colocate_actor_ref),
-        (args.critic, critic),
-        (args.reward, not args.reward.remote_url and not (critic and train.colocate_critic_reward)),
-    ):
-        parts += [part] if apart and not train.colocate_all else []
-    needed = sum(part.num_nodes * part.num_gpus_per_node for part in parts)
-    if train.async_enable or not train.colocate_all:
-        needed += (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
-    return int(needed)

@@ -50,6 +50,7 @@ def _count_or_all(text: str) -> int | str:
 
 
 _SHARE = {"type": number(float, 0, 1, above=True)}
+_COUNT = {"type": number(int, 1), "metavar": "N"}
 _SWITCH: dict[str, Any] = {"action": "store_true", "default": False}
 _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--run_name", {}, "name of a new run; default: method, estimator, preset or model, and the time"),
@@ -59,24 +60,12 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--warm_start_url", {"metavar": "URL"}, "the database of that run, if it is another one"),
     ("--store.url", {"metavar": "URL"}, "FILE or postgresql://...; default: $OPENRLHF_DBB_STORE_URL, openrlhf_dbb.db"),
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
-    (
-        "--data.leave_out",
-        {"metavar": "FILE"},
-        "rows to leave out, as openrlhf-dbb prompts --leave_out FILE writes them",
-    ),
+    ("--data.leave_out", {"metavar": "FILE"}, "rows to leave out, which openrlhf-dbb prompts --leave_out FILE writes"),
     ("--data.drop_duplicates", _SWITCH, "of prompts with equal text, keep the first"),
     ("--data.task_instruction", {"default": tasks.INSTRUCTION}, f"follows the question of a {tasks.PREFIX} task"),
     ("--data.pass_rate_key", {"metavar": "COLUMN"}, "known pass rates, which the posteriors begin with: 0.625, or 5/8"),
-    (
-        "--data.pass_rate_attempts",
-        {"type": number(int, 1), "metavar": "N"},
-        "rollouts that a known rate counts for; default: the 8 of 5/8",
-    ),
-    (
-        "--data.group_key",
-        {"metavar": "COLUMN"},
-        "source of a prompt: share right, mixed groups and draws are by source",
-    ),
+    ("--data.pass_rate_attempts", _COUNT, "rollouts that a known rate counts for; default: the 8 of 5/8"),
+    ("--data.group_key", {"metavar": "COLUMN"}, "source of a prompt: share right, mixed groups and draws by source"),
     ("--eval.benchmarks", {"metavar": "NAME,..."}, "evaluate these every --eval.steps; evaluate --help lists them"),
     ("--eval.top_p", _SHARE | {"metavar": "P"}, "of evaluations, in (0, 1]; default: --rollout.top_p"),
     ("--probe.fraction", {"type": number(float, 0, 1), "default": 0.0}, "share of prompts whose estimate is measured"),

@@ -1,8 +1,7 @@
 """Ends the training command on Ctrl-C and on SIGTERM.
 
-Before the training, a thread ends the process at once. An exception in the main thread would be lost in an import or a
-destructor, and code in C can hold the main thread for a minute. During the training the main thread raises
-KeyboardInterrupt, so that trackers are closed.
+Before the training, a thread ends the process at once: an import or a destructor would swallow an exception, and code
+in C can hold the main thread for a minute. During the training the main thread raises KeyboardInterrupt.
 """
 
 import contextlib
@@ -16,9 +15,7 @@ END_S = 2.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class _Interrupts:
-    """State of this process: signals have one handler only."""
-
+class _Interrupts:  # of this process: signals have one handler only
     says: Callable[[], str] = staticmethod(lambda: "nothing was started")
     at_once = True
 

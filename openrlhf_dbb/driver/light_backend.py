@@ -17,12 +17,11 @@ class LightBackend:
     """Has the methods of the backend that OpenRLHF's loaders and trainer call. An actor unpickles the whole backend."""
 
     def __init__(self, args: SimpleNamespace, *, on_cpu: bool, loads: str | None = NEWEST) -> None:
-        self.args = args
         # ``loads``: the only checkpoint that model actors load; None: none; NEWEST: OpenRLHF chooses.
-        self._on_cpu, self._loads = on_cpu, loads
+        self.args, self._made_by = args, (backend, (args, on_cpu, loads))
 
     def __reduce__(self) -> Any:
-        return backend, (self.args, self._on_cpu, self._loads)
+        return self._made_by
 
     def print(self, *msg: Any) -> None:
         print(*map(without_secrets, msg))  # OpenRLHF prints all its arguments
@@ -36,15 +35,8 @@ class LightBackend:
         """Return a data loader of prompts. Prompts are texts, so nothing is pinned."""
         from torchdata.stateful_dataloader import StatefulDataLoader
 
-        return StatefulDataLoader(
-            data,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            collate_fn=collate_fn,
-            drop_last=True,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-        )
+        workers = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+        return StatefulDataLoader(data, batch_size, shuffle, collate_fn=collate_fn, drop_last=True, **workers)
 
 
 def backend(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> Any:
@@ -64,10 +56,7 @@ def backend(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> 
 
 
 def _load(model_backend: Any, load_ckpt: Any, tag: str | None, model: Any, folder: str, **options: Any) -> Any:
-    """Load one checkpoint, or raise RunError: return the folder and the states.
-
-    OpenRLHF's ``load_ckpt`` goes on in silence if there is none.
-    """
+    """Return the folder and the states of one checkpoint; raise RunError where OpenRLHF goes on without it."""
     if tag is None:
         return None, {}
     here = f"rank {model_backend.get_rank()} on host {socket.gethostname()}"

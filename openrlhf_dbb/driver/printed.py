@@ -9,14 +9,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import __version__, estimators, methods, presets, storage
+from openrlhf_dbb import __version__, methods, presets, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.step import probed_prompts
-from openrlhf_dbb.data import TRAINING
+from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver import cpu_fit, gpu_fit
-from openrlhf_dbb.driver.arguments import MODEL_FLAG
-from openrlhf_dbb.driver.settings import Settings
+from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.start import Start
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.overview import usage_in_words
 from openrlhf_dbb.lab import recorded
@@ -52,21 +52,20 @@ def plan(settings: Settings, start: Start | None) -> str:
 def _run(settings: Settings, start: Start) -> list[str]:
     """Return the lines about data, costs, run and store."""
     args, warm = settings.args, start.warm_start
-    prompts, group, episodes = len(start.prompts.texts), args.rollout.n_samples_per_prompt, args.train.num_episodes
+    chosen = start.prepared.prompts
+    prompts, group, episodes = len(chosen.texts), args.rollout.n_samples_per_prompt, args.train.num_episodes
     visits, s = episodes, "s" * (episodes != 1)  # of the average prompt
     budget = f"{prompts * group * episodes} rollouts: {prompts} prompts x {group} samples x {episodes} episode{s}"
     if args.train.max_rollouts is not None:
         visits = args.train.max_rollouts / (prompts * group)
         budget = f"{args.train.max_rollouts} rollouts at most, as many as {visits:.3g} passes over the prompts"
-    lines = [f"data       {start.prompts.report} ({args.data.prompt_dataset})", f"budget     {budget}"]
-    estimator = estimators.build(settings.estimator, **settings.parameters)
-    reads_history = estimator.state_fields and estimators.FORMS.get(args.algo.advantage.estimator).reads_estimate
-    if reads_history and visits < 2 and not start.resumed and warm is None:
-        lines.append(
-            f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters; the paper "
-            "visits each 4 times: raise --train.num_episodes, use fewer prompts (--data.max_samples), or give "
-            "--warm_start RUN"
-        )
+    lines = [f"data       {chosen.report} ({args.data.prompt_dataset})", f"budget     {budget}"]
+    form = FORMS.get(args.algo.advantage.estimator)
+    reads_history = settings.built_estimator.state_fields and form.reads_estimate
+    if reads_history and visits < 2 and not start.prepared.resumed and warm is None:
+        advice = "raise --train.num_episodes, use fewer prompts (--data.max_samples), or give --warm_start RUN"
+        said = f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters"
+        lines.append(f"{said}; the paper visits each 4 times: {advice}")
     lines += settings.strategy.plan(prompts, args.rollout.batch_size, visits * prompts / args.rollout.batch_size)
     if warm is not None:
         lines.append(
@@ -74,18 +73,18 @@ def _run(settings: Settings, start: Start) -> list[str]:
             f"{warm.unmatched} start from the prior"
         )
     if args.probe.fraction:
-        keys = zip(start.prompts.texts, start.prompts.labels, strict=True)
+        keys = zip(chosen.texts, chosen.labels, strict=True)
         probed = len(probed_prompts(keys, args.probe.fraction, args.train.seed))
         lines.append(f"probes     {probed} prompts, {args.probe.samples} extra rollouts at each visit")
-    held_out = [f"{len(start.held_out)} prompts ({args.eval.dataset})"] if args.eval.dataset else []
-    held_out += [f"{len(each.tokens)} prompts of {name}" for name, each in start.benchmarks.items()]
+    held_out = [f"{len(start.prepared.questions(HELD_OUT))} prompts ({args.eval.dataset})"] if args.eval.dataset else []
+    held_out += [f"{len(each.tokens)} prompts of {name}" for name, each in start.prepared.benchmarks.items()]
     if held_out and args.eval.steps > 0:
         each = f"{args.eval.n_samples_per_prompt} samples a prompt, every {args.eval.steps} steps"
         lines.append(f"held-out   {', '.join(held_out)}: {each}")
     else:
         flags = "--eval.dataset" + " and --eval.steps" * (args.eval.steps < 0)
         lines.append(f"warning: held-out accuracy is not measured, so that no run can be compared: give {flags}")
-    verb = f"continues after step {start.run.last_step} at most" if start.resumed else "is new"
+    verb = f"continues after step {start.run.last_step} at most" if start.prepared.resumed else "is new"
     run = f"run        {start.run.name} ({verb}) in {start.location}"
     return [*lines, *start.notes, run, f"look       {_look(start)}; --dry_run shows every value"]
 
@@ -125,7 +124,7 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         first, last = (progress.accuracy[step] for step in change["steps"])
         lines.append(f"  accuracy     {first:.1%} before, {last:.1%} after (held-out): {difference_in_words(change)}")
     if progress.before:
-        lines += examples(start.held_out, progress.before, progress.after)
+        lines += examples(start.prepared.questions(HELD_OUT), progress.before, progress.after)
     lines += [f"  steps        {progress.step}", *(f"  {name:<12} {text}" for name, text in words.items())]
     if used["probes"]:
         lines.append(f"  probes       {used['samples']} extra rollouts of {used['probes']} groups, not trained on")
@@ -167,9 +166,8 @@ def keep_trace(settings: Settings) -> Path:
 def examples(prompts: Sequence[Any], before: Sequence[Any], after: Sequence[Any]) -> list[str]:
     """Return a heading and up to three held-out prompts with an answer before and after the training.
 
-    They are the first whose answer's score rose, then the first whose score fell, some of both; if there is none, the
-    first of all. ``prompts`` are (P,) texts or lists of messages, ``before`` and ``after`` (P,) pairs: the end of an
-    answer, and its score or NaN.
+    Answers whose score rose come first, then those whose score fell; if there is none, the first of all. ``prompts``
+    are (P,) texts or lists of messages, ``before`` and ``after`` (P,) pairs: the end of an answer, its score or NaN.
     """
     gain = [new - old for (_, old), (_, new) in zip(before, after, strict=True)]  # NaN is neither above nor below 0
     better, worse = ([place for place, by in enumerate(gain) if sign * by > 0] for sign in (1, -1))

@@ -5,7 +5,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from openrlhf_dbb.platform.ray_start import busyness
@@ -16,11 +16,7 @@ _PACE_STEPS = 10  # the mean over more steps would follow a changing length of r
 
 
 def text(progress: Any, done: int | None, now: float) -> str:
-    """Return the line, such as ``step 2 of 24 · held-out 12.5 % · generating 41/64 · reward 0.156 · 74 s a step``.
-
-    The most important fields come first: a terminal that is too narrow leaves out the last ones. ``done`` counts the
-    rollouts of the phase, if they are counted; ``now`` is of ``time.monotonic()``.
-    """
+    """Return the line, its most important fields first; ``done`` counts the phase's rollouts, if they are counted."""
     held_out = [f"held-out {100 * progress.accuracy[max(progress.accuracy)]:.1f} %"] if progress.accuracy else []
     if progress.phase == "finished":
         parts = [f"finished {progress.step} of {progress.total} steps", *held_out]
@@ -34,8 +30,9 @@ def text(progress: Any, done: int | None, now: float) -> str:
         parts = [step, *held_out, f"{progress.phase}{count}{time_too}"]
     if progress.reward is not None:
         parts.append(f"reward {progress.reward:.3f}")
-    pace = step_seconds(progress.ends)
-    if pace is not None:
+    ends = progress.ends[-_PACE_STEPS - 1 :]  # of whole steps, with evaluations and checkpoints
+    if len(ends) > 1:
+        pace = (ends[-1] - ends[0]) / (len(ends) - 1)
         parts.append(f"{duration(pace)} a step")
         left = (progress.total - progress.step) * pace - (now - progress.ends[-1])
         if progress.phase != "finished" and progress.total > progress.step:
@@ -45,19 +42,8 @@ def text(progress: Any, done: int | None, now: float) -> str:
     return _BETWEEN.join(parts)
 
 
-def step_seconds(ends: Sequence[float]) -> float | None:
-    """Return the mean seconds of the last whole steps, with evaluations and checkpoints; None before the first."""
-    last = ends[-_PACE_STEPS - 1 :]
-    return (last[-1] - last[0]) / (len(last) - 1) if len(last) > 1 else None
-
-
 def duration(seconds: float) -> str:
-    """Return a duration in the unit that a person would use.
-
-    Example:
-        >>> duration(2.43), duration(74), duration(600), duration(4000)
-        ('2.4 s', '74 s', '10 min', '1 h 07 min')
-    """
+    """Return a duration in the unit that a person would use: "2.4 s", "74 s", "10 min", "1 h 07 min"."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 100:
@@ -87,10 +73,7 @@ def waiting(why: str) -> Iterator[None]:
 
 
 class ProgressLine:
-    """Writes the line, and warnings above it.
-
-    A terminal gets one line that is rewritten. Any other stream gets a line every 10 seconds, and the last line.
-    """
+    """One line that a terminal rewrites; any other stream gets a line every 10 seconds, and the last one."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream

@@ -1,11 +1,11 @@
 """Creates the run to train, or finds the run to continue and checks that it is the same training."""
 
 import contextlib
-import dataclasses
+import functools
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import dataset_digest
 from openrlhf_dbb.data import Prompts
-from openrlhf_dbb.driver.settings import Settings
+from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage.engine import check_sqlite_path
 from openrlhf_dbb.storage.url import choose_url, parse_url
@@ -34,19 +35,83 @@ class Start:
     """A run that is ready to be trained. Nobody owns it yet."""
 
     run: storage.RunRecord
-    resumed: bool
-    checkpoint: str | None  # the checkpoint to continue from; None: from the beginning
+    prepared: Prepared
     store_url: str
     location: str  # the URL of the store for people, without a password
-    prompts: Prompts
-    warm_start: storage.WarmStart | None
     notes: list[str]  # lines that the user should see
-    benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)  # beside --eval.dataset, by name
-    held_out: list[Any] = field(default_factory=list)  # the prompts of --eval.dataset, as texts or as messages
+    checkpoint: str | None = None  # the checkpoint to continue from; None: from the beginning
+    warm_start: storage.WarmStart | None = None
+
+
+def find(settings: Settings) -> storage.RunRecord | None:
+    """Return the run to continue, None for a new one; UsageError or StoreError if it or the warm start is not there."""
+    if settings.estimator == NO_ESTIMATOR:
+        return None
+    args = settings.args
+    with _open_store(settings) as store:
+        resumed = _to_resume(settings, store)
+    if args.warm_start is not None:
+        with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
+            source.find_run(args.warm_start)
+    return resumed
+
+
+def begin(prepared: Prepared) -> Start | None:
+    """Create the run, or find that it can go on; None for ``--estimator none``, which trains without a run.
+
+    A dry run creates its run in a database that is thrown away.
+    """
+    settings = prepared.settings
+    if settings.estimator == NO_ESTIMATOR:
+        return None
+    with contextlib.ExitStack() as stack:
+        store = made_in = stack.enter_context(_open_store(settings))
+        start = functools.partial(Start, prepared=prepared, store_url=store.url, location=store.location)
+        if prepared.resumed is not None:
+            checkpoint, notes = _check_resumable(settings, store, prepared.resumed, prepared.prompts)
+            return start(prepared.resumed, checkpoint=checkpoint, notes=notes + prepared.notes)
+        if settings.args.dry_run:
+            name = settings.run_name
+            if store.is_taken(name):
+                raise UsageError(f"--run_name {name}: there is such a run in {store.location}; give another name")
+            settings = settings.with_values({"warm_start_url": settings.args.warm_start_url or store.url}, "--dry_run")
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            made_in = stack.enter_context(storage.open_store(f"{folder}/dry_run.db"))
+        record, warm_start, notes = _create(settings, made_in, prepared.prompts)
+        return start(record, warm_start=warm_start, notes=notes + prepared.notes)
+
+
+def _create(
+    settings: Settings, store: storage.PosteriorStore, prompts: Prompts
+) -> tuple[storage.RunRecord, storage.WarmStart | None, list[str]]:
+    """Create a run, warm-started if asked for; return it, its warm start, and warnings of what differs there."""
+    args, identity = settings.args, _identity(settings)
+    posteriors = Posteriors.create(
+        store,
+        settings.run_name,
+        prompts.texts,
+        prompts.labels,
+        estimator=settings.estimator,
+        parameters=settings.parameters,
+        warm_start=args.warm_start,
+        warm_start_weight=args.warm_start_weight,
+        warm_start_store=args.warm_start_url,
+        pass_rates=prompts.pass_rates,
+        config=_plain(settings.flags) | {"command": settings.command},
+        **identity,
+    )
+    with posteriors:
+        warm_start, notes = posteriors.warm_start, []
+        for what in ("model", "dataset", "reward"):
+            ours = identity[what]
+            if warm_start is not None and (theirs := getattr(warm_start.source, what)) != ours:
+                notes.append(f"warning: run {args.warm_start} used another {what}: {theirs}, here {ours}")
+        posteriors.run.release()  # the trainer claims it
+        return posteriors.run.record, warm_start, notes
 
 
 @contextlib.contextmanager
-def open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
+def _open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
     """Open the database of the run. A dry run that finds no file gets an empty database that is thrown away."""
     url = settings.args.store.url
     address = parse_url(choose_url(url))
@@ -64,7 +129,7 @@ def open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
         yield store
 
 
-def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunRecord | None:
+def _to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunRecord | None:
     """Return the run to continue, or None for a new run. Raise UsageError if it has finished or there is none."""
     resume, folder = settings.args.resume, settings.args.ckpt.path
     if resume:
@@ -89,9 +154,12 @@ def to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunR
     return record
 
 
-def resume(settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts) -> Start:
-    """Return the start of a run that goes on. Raise UsageError if something differs from its first start."""
-    identity, changed = _identity(settings, prompts), _changed(settings, record)
+def _check_resumable(
+    settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts
+) -> tuple[str | None, list[str]]:
+    """Return the checkpoint to continue from, and notes. Raise UsageError if something differs from the first start."""
+    identity, changed = _identity(settings), _changed(settings, record)
+    kept = {*_FORMAT_OF_CHECKPOINTS, *(flag for flag in settings.flags if methods.is_piece(flag, settings.strategy))}
     same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
     for what, stored, given in (
         ("model", record.model, identity["model"]),
@@ -101,7 +169,7 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
         ("data set", record.dataset, identity["dataset"]),
         ("prompts and labels", "these" if same_rows else "of other content or order", "these"),
         ("reward", record.reward, identity["reward"]),
-        *((flag, *changed[flag]) for flag in changed if _must_stay(flag, settings)),
+        *((flag, *both) for flag, both in changed.items() if flag.startswith("ranks ") or flag[2:] in kept),
     ):
         if without_secrets(stored) != given:
             raise UsageError(
@@ -123,7 +191,7 @@ def resume(settings: Settings, store: storage.PosteriorStore, record: storage.Ru
             store.claim_run(record.run_id, take_over=take_over).release()
     except storage.StoreError as error:  # the storage names its parameter, not our flag
         raise UsageError(str(error).replace("(take_over)", "with --store.take_over")) from error
-    return Start(record, True, checkpoint, store.url, store.location, prompts, None, notes)
+    return checkpoint, notes
 
 
 def _new_run(record: storage.RunRecord) -> str:
@@ -138,11 +206,6 @@ def _changed(settings: Settings, record: storage.RunRecord) -> dict[str, tuple[A
         before, after = (math.prod(flags[flag] for flag in _RANKS) for flags in (record.config, now))
         changed["ranks (--actor.num_nodes x --actor.num_gpus_per_node)"] = before, after
     return {flag: (before, after) for flag, (before, after) in changed.items() if before != after}
-
-
-def _must_stay(flag: str, settings: Settings) -> bool:
-    name = flag.removeprefix("--")
-    return name.startswith("ranks ") or name in _FORMAT_OF_CHECKPOINTS or methods.is_piece(name, settings.strategy)
 
 
 def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.RunRecord) -> tuple[str | None, list[str]]:
@@ -166,50 +229,13 @@ def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.Run
     return None, []
 
 
-def create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) -> Start:
-    """Create a run, warm-started if asked for. A dry run creates it in a database that is thrown away."""
-    if not settings.args.dry_run:
-        return _create(settings, store, prompts)
-    if store.is_taken(settings.run_name):
-        raise UsageError(f"--run_name {settings.run_name}: there is such a run in {store.location}; give another name")
-    with tempfile.TemporaryDirectory() as folder, storage.open_store(f"{folder}/dry_run.db") as scratch:
-        source = settings.with_values({"warm_start_url": settings.args.warm_start_url or store.url}, "--dry_run")
-        return dataclasses.replace(_create(source, scratch, prompts), store_url=store.url, location=store.location)
-
-
-def _create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts) -> Start:
-    args, identity = settings.args, _identity(settings, prompts)
-    posteriors = Posteriors.create(
-        store,
-        settings.run_name,
-        prompts.texts,
-        prompts.labels,
-        estimator=settings.estimator,
-        parameters=settings.parameters,
-        warm_start=args.warm_start,
-        warm_start_weight=args.warm_start_weight,
-        warm_start_store=args.warm_start_url,
-        pass_rates=prompts.pass_rates,
-        config=_plain(settings.flags) | {"command": settings.command},
-        **identity,
-    )
-    with posteriors:
-        warm_start, notes = posteriors.warm_start, []
-        for what in ("model", "dataset", "reward"):
-            ours = identity[what]
-            if warm_start is not None and (theirs := getattr(warm_start.source, what)) != ours:
-                notes.append(f"warning: run {args.warm_start} used another {what}: {theirs}, here {ours}")
-        posteriors.run.release()  # the trainer claims it
-        return Start(posteriors.run.record, False, None, store.url, store.location, prompts, warm_start, notes)
-
-
 def _plain(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the flags as JSON holds them: infinities (OpenRLHF's "no limit") as text, tuples as lists."""
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in flags.items()}
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
-def _identity(settings: Settings, prompts: Prompts) -> dict[str, Any]:
+def _identity(settings: Settings) -> dict[str, Any]:
     args = settings.args
     identity = {
         "method": settings.method,

@@ -5,7 +5,7 @@ docs/machines.md says which parts of this have been run on a GPU.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ LESS_MEMORY = f"lower --train.micro_batch_size, --rollout.micro_batch_size or --
 # Sequences that an engine runs at a time; vLLM's default is 128. On a GPU vLLM keeps 4 bytes a sequence and word.
 LEAST_SEQUENCES, MOST_SEQUENCES = 128, 512
 MAX_NUM_BATCHED_TOKENS = 8192  # tokens in one step of an engine; vLLM's default for its asynchronous engine is 2,048
+ALL_GPUS = "actor.num_gpus_per_node", "vllm.num_engines"  # flags for which a preset may say "all"
 PACKING = _PACKING, _DYNAMIC = "ds.packing_samples", "train.dynamic_batch_enable"
 _ATTENTION = "ds.attn_implementation"
 
@@ -53,8 +54,8 @@ def check_machine() -> None:
         raise UsageError("; ".join(lacking))
 
 
-def check_flags(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> None:
-    """Raise UsageError for a flag that needs something that these GPUs or this host do not have."""
+def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str]:
+    """Yield an error line for each flag that needs something that these GPUs or this host do not have."""
     ds, attention, leave = args.ds, args.ds.attn_implementation, "install it, or leave it out"
     no_kernels, other = unavailable(attention, gpus), f"use {choose_attention(gpus)[0]}, or leave it out"
     old = [gpu.name for gpu in gpus if gpu.capability < LEAST_CAPABILITY]
@@ -78,7 +79,7 @@ def check_flags(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> None:
         ("--ds.deepcompile", ds.deepcompile and nvcc, compiles, leave),
     ):
         if used:
-            raise UsageError(f"{what}: {why}; {advice}")
+            yield f"{what}: {why}; {advice}"
 
 
 def worker_environment() -> dict[str, str]:
@@ -109,10 +110,7 @@ def unavailable(attention: str, gpus: Sequence[machine.Gpu]) -> str | None:
 
 
 def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> list[Layer]:
-    """Return the layers of values that depend on the GPUs; a preset's values replace them.
-
-    Without a preset there is only what OpenRLHF needs.
-    """
+    """Return the layers of values that depend on the GPUs, below a preset; without one only what OpenRLHF needs."""
     attention, why = choose_attention(gpus)
     values: list[Layer] = [(why, {_ATTENTION: attention})]
     if with_preset:
@@ -123,21 +121,19 @@ def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> list[Layer]:
     return values
 
 
-def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
-    """Set values that depend on other flags: packing, placement, batch sizes. Changes both arguments."""
-
-    def put(flag: str, value: Any, why: str) -> None:
-        flags[flag], origin[flag] = value, why
-
-    def turn_off(flag: str, excluded_by: dict[str, Any]) -> None:
-        for why, excludes in excluded_by.items():
-            if excludes and origin.get(flag) == FAST:
-                put(flag, False, why)
-
+def derived(flags: Mapping[str, Any], origin: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield flags, values and reasons of packing, placement and token limits; the caller sets each at once."""
     attention, images = flags[_ATTENTION], "data.max_images_per_prompt"
-    turn_off(_PACKING, {f"--{_ATTENTION} {attention}": "flash" not in attention, f"--{images}": flags[images]})
-    turn_off(_DYNAMIC, {"--no-ds.packing_samples": not flags[_PACKING], "--ds.deepcompile": flags["ds.deepcompile"],
-                        "--replay.samples makes the micro-batches": flags["replay.samples"]})  # fmt: skip
+    padded = _first({f"--{_ATTENTION} {attention}": "flash" not in attention, f"--{images}": flags[images]})
+    if padded and origin.get(_PACKING) == FAST:
+        yield _PACKING, False, padded
+    fixed = _first({
+        "--no-ds.packing_samples": not flags[_PACKING],
+        "--ds.deepcompile": flags["ds.deepcompile"],
+        "--replay.samples makes the micro-batches": flags["replay.samples"],
+    })  # fmt: skip
+    if fixed and origin.get(_DYNAMIC) == FAST:
+        yield _DYNAMIC, False, fixed
     if flags["train.colocate_all"]:
         for model, used in (
             ("ref", flags["algo.kl.init_coef"] > 0),
@@ -146,12 +142,15 @@ def derive(flags: dict[str, Any], origin: dict[str, str]) -> None:
         ):
             for places in ("num_nodes", "num_gpus_per_node"):
                 if used and f"{model}.{places}" not in origin:
-                    put(f"{model}.{places}", flags[f"actor.{places}"], SHARED)
+                    yield f"{model}.{places}", flags[f"actor.{places}"], SHARED
     if flags[_DYNAMIC]:
         for part in ("train", "rollout"):  # padded micro-batches take at most this memory
             if f"{part}.max_tokens_per_gpu" not in origin:
-                tokens = flags[f"{part}.micro_batch_size"] * flags["data.max_len"]
-                put(f"{part}.max_tokens_per_gpu", tokens, PADDED)
+                yield f"{part}.max_tokens_per_gpu", flags[f"{part}.micro_batch_size"] * flags["data.max_len"], PADDED
+
+
+def _first(reasons: Mapping[str, Any]) -> str | None:
+    return next((why for why, holds in reasons.items() if holds), None)
 
 
 def rows(args: SimpleNamespace, part: str) -> int:

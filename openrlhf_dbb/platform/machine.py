@@ -77,12 +77,10 @@ def _gpu(driver: ctypes.CDLL, number: int) -> Gpu:
     driver.cuDeviceGet(ctypes.byref(device), number)
     driver.cuDeviceGetName(name, len(name), device)
     driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-    capability = []
-    for attribute in _CAPABILITY:
-        value = ctypes.c_int(0)
+    major, minor = ctypes.c_int(0), ctypes.c_int(0)
+    for value, attribute in zip((major, minor), _CAPABILITY, strict=True):
         driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        capability.append(value.value)
-    return Gpu(name.value.decode(), memory.value, (capability[0], capability[1]))
+    return Gpu(name.value.decode(), memory.value, (major.value, minor.value))
 
 
 def no_gpus(machine: Machine, cuda: str) -> str | None:
@@ -103,11 +101,8 @@ def old_driver(machine: Machine, cuda: str) -> str | None:
     major = int(cuda.partition(".")[0])
     if machine.driver_cuda is None or machine.driver_cuda[0] >= major:
         return None
-    runs = ".".join(map(str, machine.driver_cuda))
-    return (
-        f"NVIDIA's driver (CUDA {runs}) is too old for CUDA {cuda}; update it to {_DRIVERS.get(major, 'a newer one')} "
-        "or later"
-    )
+    runs, least = ".".join(map(str, machine.driver_cuda)), _DRIVERS.get(major, "a newer one")
+    return f"NVIDIA's driver (CUDA {runs}) is too old for CUDA {cuda}; update it to {least} or later"
 
 
 def lacks() -> list[str]:
@@ -115,10 +110,9 @@ def lacks() -> list[str]:
     lines = []
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         lines.append("there is no C compiler, and Triton needs one; install gcc (build-essential)")
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    header, version = Path(sysconfig.get_paths()["include"]) / "Python.h", "{}.{}".format(*sys.version_info)
     if not header.is_file():
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        lines.append(f"there is no {header}, and Triton needs it; install {version}-dev (or -devel)")
+        lines.append(f"there is no {header}, and Triton needs it; install python{version}-dev (or -devel)")
     return lines
 
 

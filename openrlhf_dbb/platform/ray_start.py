@@ -1,4 +1,4 @@
-"""Starts Ray, also on a busy machine, where Ray's own limits end a start after 15 s.
+"""Starts Ray, also on a busy machine.
 
 The raylet waits 15 s for each of its agents to choose a port, and ends itself if one is late. An agent imports Python
 packages for 2 s of processor time, which takes longer than that beside other jobs. So the agents get their ports here.
@@ -15,6 +15,7 @@ from openrlhf_dbb.errors import RunError
 
 WAIT_S = 600
 _TRIES = 2
+_PORTS = "metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port"
 # Ray's processes read these limits when they start; `import ray` reads some of them in this process.
 _LIMITS = {
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": WAIT_S,
@@ -43,10 +44,10 @@ def init(**options: Any) -> None:
         except Exception as error:  # of any class: Ray raises a bare Exception where a start takes too long
             ray.shutdown()
             if not left:
-                seconds = time.monotonic() - began
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                took = f"tried {_TRIES} times in {time.monotonic() - began:.0f} s ({busyness()})"
                 raise RunError(
-                    f"Ray did not start, tried {_TRIES} times in {seconds:.0f} s ({busyness()}): {reason} Its logs are "
+                    f"Ray did not start, {took}: {reason} Its logs are "
                     "in /tmp/ray/session_latest/logs; start again when the machine is less busy"
                 ) from error
         finally:
@@ -81,10 +82,7 @@ def _node_with_ports(rays_node: Any) -> Any:
         def __init__(self, ray_params: Any, *args: Any, connect_only: bool = False, **options: Any) -> None:
             self._ray_params = ray_params
             if not connect_only:
-                ports = _free_ports(
-                    "metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port"
-                )
-                ray_params.update(**ports)
+                ray_params.update(**_free_ports())
             super().__init__(ray_params, *args, connect_only=connect_only, **options)
 
         def start_raylet(self, *args: Any, **options: Any) -> None:
@@ -97,10 +95,8 @@ def _node_with_ports(rays_node: Any) -> Any:
     return Node
 
 
-def _free_ports(*names: str) -> dict[str, int]:
-    """Return a free port for each name; another process may take it before the agent does."""
+def _free_ports() -> dict[str, int]:
+    """Return a free port for each agent; another process may take it before the agent does."""
     with contextlib.ExitStack() as stack:
-        sockets = {name: stack.enter_context(socket.socket()) for name in names}
-        for each in sockets.values():
-            each.bind(("", 0))
+        sockets = {name: stack.enter_context(socket.create_server(("", 0))) for name in _PORTS}
         return {name: each.getsockname()[1] for name, each in sockets.items()}

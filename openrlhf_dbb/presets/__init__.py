@@ -42,10 +42,9 @@ def names() -> list[str]:
 
 
 def load(name: str, estimator: str | None = None) -> Preset:
-    """Return a preset by its name, "none", or the path of a ``.toml`` file, with the flags of one estimator.
+    """Return a preset by its name, "none", or the path of a ``.toml`` file, with an estimator's flags (None: its own).
 
-    A file has ``[flags]``, ``[estimator.NAME]`` for the flags of one estimator only, ``[gpus]``, and ``extends`` with
-    the name of a preset to start from. Estimator None is the preset's own.
+    A file has ``[flags]``, ``[estimator.NAME]`` for one estimator only, ``[gpus]``, and ``extends``, a preset's name.
     """
     if name == NONE:
         return Preset("", {}, {}, False)

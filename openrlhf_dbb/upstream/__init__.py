@@ -1,5 +1,6 @@
 """Reaches OpenRLHF's internals: its parser, its checks, and the names that it looks up during a training.
 
+table      every name that is replaced, subclassed, patched or read privately, and whether it has changed
 deferred   imports that leave out modules which are only named
 """
 
@@ -7,7 +8,6 @@ import argparse
 import ast
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import re
@@ -15,22 +15,23 @@ import runpy
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.upstream.deferred import deferring
+from openrlhf_dbb.upstream.table import source_file
 
 CHECKED_VERSIONS = ("0.11.2",)
-COMMAND = "openrlhf.cli.train_ppo_ray"
+COMMAND = "cli.train_ppo_ray"
 # OpenRLHF's trainer imports these modules, or transformers imports them for it, but the driver does not use them.
+# math_utils imports sympy: half a second.
 _NOT_IN_DRIVER = (
-    "deepspeed", "vllm", "peft", "openrlhf.utils.deepspeed", "torch._dynamo", "torch.distributed.fsdp",
-    "torch.distributed._composable",
+    "deepspeed", "vllm", "peft", "openrlhf.utils.deepspeed", "openrlhf.utils.math_utils", "torch._dynamo",
+    "torch.distributed.fsdp", "torch.distributed._composable",
 )  # fmt: skip
 _FORM = "algo.advantage.estimator"
 _ATTENTION = "ds.attn_implementation"
@@ -41,9 +42,8 @@ def check_version() -> None:
     try:
         installed = version("openrlhf")
     except PackageNotFoundError:
-        raise UsageError(
-            "openrlhf is not installed; run bash scripts/setup_env.sh in the repository or the unpacked sdist"
-        ) from None
+        setup = "run bash scripts/setup_env.sh in the repository or the unpacked sdist"
+        raise UsageError(f"openrlhf is not installed; {setup}") from None
     if installed not in CHECKED_VERSIONS:
         raise UsageError(
             f"openrlhf {installed} is installed, but openrlhf_dbb was checked on {', '.join(CHECKED_VERSIONS)} only; "
@@ -51,18 +51,10 @@ def check_version() -> None:
         )
 
 
-def _file(module: str) -> Path:
-    """Return the file of a module of OpenRLHF. OpenRLHF is not imported."""
-    spec = importlib.util.find_spec("openrlhf")
-    if spec is None or spec.origin is None:
-        raise UsageError(f"openrlhf cannot be found; pip install openrlhf=={CHECKED_VERSIONS[-1]}")
-    return Path(spec.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
-
-
 def _run_main_block(*, before_parsing: bool, names: dict[str, Any]) -> None:
     """Execute OpenRLHF's main block before, or after, ``args = parser.parse_args()``."""
     # OpenRLHF has no function that returns its parser or checks its arguments, and its import takes seconds.
-    nodes = ast.parse(_file(COMMAND).read_text(encoding="utf-8")).body
+    nodes = ast.parse(source_file(COMMAND).read_text(encoding="utf-8")).body
     [main] = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"]
     split = [ast.unparse(statement) for statement in main.body].index("args = parser.parse_args()")
     # The last statement is train(args). The import of hierarchize would import torch; we give that name.
@@ -75,16 +67,14 @@ def build_parser(parser_class: type[argparse.ArgumentParser] = argparse.Argument
     """Return a parser of this class with every flag of OpenRLHF; imports nothing heavy."""
     from datetime import datetime
 
-    stand_in = SimpleNamespace(**vars(argparse) | {"ArgumentParser": parser_class})
-    names: dict[str, Any] = {"argparse": stand_in, "datetime": datetime}
+    names = {"argparse": SimpleNamespace(**vars(argparse) | {"ArgumentParser": parser_class}), "datetime": datetime}
     _run_main_block(before_parsing=True, names=names)
     return names["parser"]
 
 
 def choices(flag: str) -> list[str]:
     """Return the values that OpenRLHF's parser allows for a flag; nothing if it allows any value."""
-    actions = [action for action in build_parser()._actions if action.dest == flag]
-    return [str(choice) for action in actions for choice in action.choices or ()]
+    return [str(choice) for each in build_parser()._actions if each.dest == flag for choice in each.choices or ()]
 
 
 def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -> SimpleNamespace:
@@ -106,7 +96,7 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
         raise UsageError(f"--use_ms: the package {error.name} is not installed; install it, or leave it out") from error
     except Exception as error:
         line = max(call.lineno or 0 for call in traceback.extract_tb(error.__traceback__) if call.filename == COMMAND)
-        nodes = ast.walk(ast.parse(_file(COMMAND).read_text(encoding="utf-8")))
+        nodes = ast.walk(ast.parse(source_file(COMMAND).read_text(encoding="utf-8")))
         [*_, innermost] = [n for n in nodes if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or line)]
         statement = ast.unparse(innermost.test if isinstance(innermost, ast.Assert) else innermost).splitlines()[0]
         named = dict.fromkeys(re.findall(r"args\.([\w.]+)", statement))
@@ -120,7 +110,20 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
 
 def load(module: str, name: str) -> Any:
     """Return ``name`` of a module of OpenRLHF without importing its package, which would import torch."""
-    return runpy.run_path(str(_file(module)))[name]
+    return runpy.run_path(str(source_file(module.removeprefix("openrlhf."))))[name]
+
+
+def nested(values: Mapping[str, Any]) -> SimpleNamespace:
+    """Return namespaces in namespaces, by the dots in the flags' names."""
+    nest: Callable[[SimpleNamespace], SimpleNamespace] = load("openrlhf.utils.config", "hierarchize")
+    return nest(SimpleNamespace(**values))
+
+
+def tokenizer(model: str, *, fast: bool) -> Any:
+    """Return the tokenizer with which OpenRLHF's trainer reads prompts; raises OSError or ValueError."""
+    from openrlhf.utils import get_tokenizer
+
+    return get_tokenizer(model, None, "left", None, use_fast=fast)
 
 
 def data_parallel_ranks(args: SimpleNamespace) -> int:
@@ -146,17 +149,14 @@ def imports_for_driver() -> Iterator[None]:
 @contextlib.contextmanager
 def quiet(verbose: bool = False) -> Iterator[None]:
     """Drop what OpenRLHF prints in this process: all its arguments, secrets included."""
-    if verbose:
-        yield
-        return
-    before = logging.root.manager.disable
-    logging.disable(logging.INFO)
-    try:
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), warnings.catch_warnings():
+    with contextlib.ExitStack() as stack:
+        if not verbose:
+            stack.callback(logging.disable, logging.root.manager.disable)
+            logging.disable(logging.INFO)
+            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # about OpenRLHF's use of torch and Ray
-            yield
-    finally:
-        logging.disable(before)
+        yield
 
 
 def plain_class(remote_class: Any) -> type:
@@ -189,10 +189,40 @@ def mask_trackers() -> None:
     WandbLogger.__init__ = masked
 
 
+class InThisProcess:
+    """Poses as a Ray actor class and as its actor, for an object in this process.
+
+    OpenRLHF's ``train`` gets nothing but arguments. It makes the trainer by ``PPOTrainer.remote(...)``, calls it by
+    ``trainer.NAME.remote(...)``, and gives what these return to ``ray.get``.
+    """
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+
+    def remote(self, *args: Any, **kwargs: Any) -> "InThisProcess":
+        self._made = self._make(*args, **kwargs)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        import ray
+
+        return SimpleNamespace(remote=lambda *args, **kwargs: ray.put(getattr(self._made, name)(*args, **kwargs)))
+
+
+def with_more(actor_class: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
+    """Return what poses as a Ray actor class, and adds options and arguments to those that OpenRLHF gives."""
+
+    def given(**theirs: Any) -> Any:
+        made = actor_class.options(**theirs, **options)
+        return SimpleNamespace(remote=lambda **kwargs: made.remote(**{**kwargs, **arguments}))
+
+    return SimpleNamespace(options=given)
+
+
 def run(
     args: SimpleNamespace,
     *,
-    trainer: Any | None = None,  # anything with ``.remote(...)``
+    trainer: InThisProcess | None = None,
     rollout_actor: Any | None = None,
     policy_actor: Any | None = None,
     get_strategy: Callable[[SimpleNamespace], Any] | None = None,

@@ -1,7 +1,7 @@
-"""Imports that leave out modules which are only named.
+"""Imports that leave out modules which are only named, and are imported when something of them is used.
 
 OpenRLHF's trainer imports DeepSpeed and vLLM to name their classes. The driver uses neither, and their import takes
-longer than all else in the driver. What :func:`deferring` leaves out is imported when something of it is used.
+longer than all else in the driver.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from typing import Any
 
 @contextlib.contextmanager
 def deferring(*modules: str) -> Iterator[None]:
-    """Let ``import`` of these modules make stand-ins within the block; names taken from them stay stand-ins.
+    """Let ``import`` of these modules make stand-ins within the block, whose code may only name them.
 
-    Code within the block may only name the stand-ins. After the block a stand-in becomes the real thing when it is
-    called, when an attribute is read, and in the process that it is pickled to. What was imported before stays.
+    Later a stand-in becomes the real thing when it is called, when an attribute is read, and in the process that it is
+    pickled to. What was imported before stays.
     """
-    finder = _Finder(tuple(module for module in modules if module not in sys.modules))
+    finder = _Finder([module for module in modules if module not in sys.modules])
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -35,7 +35,7 @@ def deferring(*modules: str) -> Iterator[None]:
 
 
 class _Finder(MetaPathFinder, Loader):
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, modules: list[str]) -> None:
         self._modules = modules
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -66,19 +66,19 @@ class _Module(ModuleType):
 class _Name:
     """Stands in for a class, a function or a submodule."""
 
-    def __init__(self, module: str, name: str) -> None:
-        self.__module, self.__name = module, name
+    def __init__(self, *place: str) -> None:  # module and name
+        self.__place = place
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _real(self.__module, self.__name)(*args, **kwargs)
+        return _real(*self.__place)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(_real(self.__module, self.__name), name)
+        return getattr(_real(*self.__place), name)
 
     def __reduce__(self) -> Any:
-        return _real, (self.__module, self.__name)
+        return _real, self.__place
 
 
 def _real(module: str, name: str) -> Any:
