@@ -108,7 +108,7 @@ def run(name: str, steps: int, folder: Path, threads: int) -> dict[str, Any]:
         said = (folder / "log").read_text(errors="replace").count("zero-variance groups")
         printed += [time.time()] * (said - len(printed))
     watch.join()
-    ends = printed if name == "plain" else logged(name, folder)
+    ends = [] if process.returncode else printed if name == "plain" else logged(name, folder)
     if process.returncode or len(ends) != steps:
         end = (folder / "log").read_text(errors="replace")[-4000:]
         raise SystemExit(f"{name}: exit code {process.returncode}, {len(ends)} steps; the end of its output:\n{end}")

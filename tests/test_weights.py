@@ -41,7 +41,7 @@ def test_a_trained_parameter_is_packed_without_its_gradient():
         (57, [["a", "b", "c", "d"]]),
         (49, [["a", "b", "c"], ["d"]]),
         (48, [["a", "b"], ["c", "d"]]),
-        (16, [["a"], ["b"], ["c"], ["d"]]),  # b alone is larger than a bucket
+        (8, [["a"], ["b"], ["c"], ["d"]]),  # a and b are larger than a bucket
     ],
 )
 def test_buckets_keep_the_order_and_their_size(limit, expected):

@@ -82,10 +82,8 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
             if args.ds.lora.rank:
                 module = SimpleNamespace(named_parameters=weights.items)
                 trainer.actor = SimpleNamespace(model=SimpleNamespace(module=module))
-            try:
-                super().broadcast_to_vllm()
-            finally:
-                trainer.actor = policy
+            super().broadcast_to_vllm()
+            trainer.actor = policy
             return
         sends, is_sharded = torch.distributed.get_rank() == 0, args.ds.zero_stage == 3
         clears = sends and args.vllm.enable_prefix_caching
@@ -105,13 +103,10 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
 
     def save_best(self, folder: str) -> dict[str, int]:
         """Save the policy into an empty folder, and return the files that this rank's host sees there."""
-        # Upstream's save_model takes no folder.
         ckpt = self.strategy.args.ckpt
-        last, ckpt.output_dir = ckpt.output_dir, folder
-        try:
-            self.save_model()
-        finally:
-            ckpt.output_dir = last
+        last, ckpt.output_dir = ckpt.output_dir, folder  # upstream's save_model takes no folder
+        self.save_model()
+        ckpt.output_dir = last
         return checkpoints.sizes(Path(folder))
 
     def save_card(self, text: str) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-# Tokens of a sequence at which plain attention keeps as much memory for a token as the rest of a layer. Its time equals
-# the rest's at longer sequences.
-SPAN = 400
+SPAN = 400  # tokens of a sequence at which eager attention keeps as much memory as the rest of a layer
 _ATTENTION = ("eager", "sdpa")  # these take any mask
 _LAYERS = {"full_attention", "sliding_attention"}
 
@@ -24,9 +22,8 @@ def longest_row(model: Any) -> int:
     takes_masks = model._supports_attention_backend and not model._is_stateful
     takes_masks &= config._attn_implementation in _ATTENTION
     takes_masks &= _LAYERS.issuperset(getattr(config, "layer_types", None) or ())
-    if not takes_masks or hasattr(config, "output_router_logits"):  # the balance of experts weighs every row's prompt
-        return 0
-    return getattr(config, "sliding_window", None) or 2**31
+    balances_experts = hasattr(config, "output_router_logits")  # by each row's own tokens
+    return (getattr(config, "sliding_window", None) or 2**31) if takes_masks and not balances_experts else 0
 
 
 def laid_out(

@@ -151,10 +151,9 @@ class StepLoss(torch.nn.Module):
 
     def forward(self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **info: Any) -> Any:
         """Return upstream's loss and metrics of one micro-batch."""
+        # Upstream divides the sum over tokens by batch_num_tokens. global_batch_size counts the rows of the optimizer
+        # step that have an action, divided by its number of micro-batches, which DeepSpeed divides the loss by.
         if self.length is not None:
-            # Upstream divides the sum over tokens by batch_num_tokens. global_batch_size counts the rows of the
-            # optimizer step that have an action, divided by its number of micro-batches, which DeepSpeed divides the
-            # loss by.
             info["batch_num_tokens"] = info.pop("global_batch_size") * self.length
         return self.loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *args, **info)
 
