@@ -79,7 +79,7 @@ class Receiver:
         packed = empty(parameters, self.device)  # type: ignore[attr-defined]
         stream = torch.cuda.current_stream() if packed.is_cuda else None
         self._model_update_group.broadcast(packed, src=0, stream=stream)  # type: ignore[attr-defined]
-        self.load(unpack(parameters, packed))
+        self.load(list(unpack(parameters, packed)))
 
     def update_weight_cuda_ipc(self, name: str, dtype: Any, shape: Any, ipc_handles: Any, *_: Any) -> None:
         """Load one parameter from the policy's memory on the same GPU; raises as above, which upstream's does not."""
