@@ -50,10 +50,10 @@ CANDIDATES = ("ours", "lora", "openrlhf", "trl-bf16", "trl-fp32", "plain")
 WARM_UP_STEPS = 2
 POLL_S = 0.1
 BOUNDS = {
-    "step / TRL": 0.8,
-    "step / plain": 1.2,
+    "step / TRL": 0.3,
+    "step / plain": 0.55,
     "step / OpenRLHF": 0.5,
-    "roofline / training": 0.5,  # at least
+    "roofline / training": 0.45,  # at least
     "memory GiB": 6.0,
     "first step s": 45.0,
 }
