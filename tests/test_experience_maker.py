@@ -97,7 +97,7 @@ def ours(tmp_path):
             state_fields=built.belief.state_fields, model="m", dataset="d", dataset_digest="x", reward="r", config={},
         )  # fmt: skip
         labels = [str(i + 1) for i in range(len(PROMPTS))]
-        posteriors = Posteriors(built, store, run, PROMPTS, labels)
+        posteriors = Posteriors(built, store, run, PROMPTS, labels, store.register_prompts(PROMPTS, labels))
         replays = Replays(args, posteriors.prompt_ids) if args.replay.samples else None
         return maker(
             PosteriorExperienceMaker, args, kl, posteriors=posteriors, progress=Progress(), replays=replays

@@ -28,6 +28,7 @@ from openrlhf_dbb.core.replay_cache import ReplayCache
 from openrlhf_dbb.core.step import Probes, probed_prompts
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
@@ -56,6 +57,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         run_uuid: str,
         checkpoint: str | None,  # loaded by every rank; None if the run starts from its beginning
         rows: list[int],  # of the data set, to train on
+        sources: list[str] | None,  # of these rows
         benchmarks: Mapping[str, BenchmarkPrompts],
         progress: Progress,
         **generate_kwargs: Any,
@@ -75,7 +77,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._best = BestModel(self._folder, run_uuid)
         data = self.prompts_dataloader.dataset
         labels = [str(label) for label in data.labels]
-        self._posteriors = Posteriors.resume(store_url, run_uuid, data.prompts, labels)
+        self._posteriors = Posteriors.resume(store_url, run_uuid, data.prompts, labels, sources=sources)
         self._run = self._posteriors.run
         keys = zip(data.prompts, labels, strict=True)
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
@@ -127,8 +129,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
             learns_from_failures=bool(estimator.state_fields)
-            and estimator.name != "auto"
-            and self.args.algo.advantage.estimator not in ("batch_centered", "batch_mean"),
+            and not estimator.fits_prior
+            and not FORMS.get(self.args.algo.advantage.estimator).sums_to_zero,
         )
 
     def fit(self, global_step: int = 0) -> None:
