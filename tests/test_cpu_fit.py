@@ -84,16 +84,29 @@ def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_eno
 
 def test_the_engine_holds_a_step_of_rollouts():
     flags = ["--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "8", "--data.max_len", "128"]
-    # 64 rollouts of 128 tokens and a block of 128; 11,520 numbers of 2 bytes a token.
+    # 64 rollouts of a block of 128 tokens, and vLLM's own block; 11,520 numbers of 2 bytes a token.
     assert cpu_fit.engine_arguments(fitted(*flags)) == {
-        "max_num_seqs": 64, "kv_cache_memory_bytes": 64 * 256 * 11_520 * 2
+        "max_num_seqs": 64, "kv_cache_memory_bytes": 65 * 128 * 11_520 * 2
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "shared"),
+    [
+        ([], True),
+        (["--rollout.n_samples_per_prompt", "1"], False),
+        (["--ds.packing_samples"], False),
+        (["--estimator", "none"], False),
+    ],
+)
+def test_the_start_says_that_prompts_are_computed_once(flags, shared):
+    assert ("a group's prompt once" in cpu_fit.describe(fitted(*flags))[0]) == shared
 
 
 def test_emulated_bfloat16_is_said(machine):
     machine(bf16=False)
     [line, warning] = cpu_fit.describe(fitted("--ds.param_dtype", "bf16"))
-    assert "OMP_NUM_THREADS=2;" in line and warning.startswith("warning: ") and "--ds.param_dtype bf16" in warning
+    assert "OMP_NUM_THREADS=2," in line and warning.startswith("warning: ") and "--ds.param_dtype bf16" in warning
 
 
 def test_the_shape_of_the_packaged_model():

@@ -1,6 +1,5 @@
 """Dr.GRPO's loss by hand, and replayed rows that ride along in OpenRLHF's own trainer."""
 
-from itertools import chain
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +13,9 @@ cpu.prepare_driver()
 
 from openrlhf.models import PolicyLoss  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch  # noqa: E402
-from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer  # noqa: E402
 
-from openrlhf_dbb.actors.policy_actor import PolicyActor, deal  # noqa: E402
-from openrlhf_dbb.actors.training_pass import ConstantLengthLoss  # noqa: E402
+from openrlhf_dbb.actors.policy_actor import PolicyActor  # noqa: E402
+from openrlhf_dbb.actors.training_pass import PolicyTrainer, StepLoss, together  # noqa: E402
 from openrlhf_dbb.platform.backend import stand_in_for_torch_cuda  # noqa: E402
 
 # Three rows of three tokens, the third one empty. A = 1: min(1.5, 1.28) + min(0.5, 0.8) + 1 = 2.78.
@@ -30,7 +28,7 @@ SUM = -2.78 + 4.6
 
 def constant_length(length, **settings):
     settings = {"clip_eps_low": 0.2, "clip_eps_high": 0.28, "token_level_loss": False} | settings
-    return ConstantLengthLoss(PolicyLoss(**settings), length)
+    return StepLoss(PolicyLoss(**settings), length)
 
 
 def loss_of(loss_fn, rows=slice(None), **info):
@@ -48,26 +46,20 @@ def test_token_sums_over_rows_and_a_constant_length():
 
 
 @pytest.mark.parametrize(
-    ("fresh", "replayed", "size", "shares"),
+    ("replayed", "expected"),
     [
-        (6, 0, 2, [0, 0, 0]),
-        (6, 4, 2, [1, 1, 2]),
-        (4, 9, 2, [4, 5]),  # more than fresh ones
-        (7, 3, 3, [1, 2]),  # the seventh fills no micro-batch
+        # Two updates of two micro-batches of two rows.
+        ([], [[[1, 1], [2, 2]], [[1, 3], [3, 4]]]),
+        # One replay goes to the first update and two to the second; their prompts' rows are beside them.
+        ([2, 3, 9], [[[1, 1], [2, 2, 2]], [[1, 3, 3], [3, 4, 9]]]),
     ],
 )
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_rows_are_dealt_evenly_and_once(fresh, replayed, size, shares, shuffle):
-    dealt = deal(fresh, replayed, size, shuffle)
-    new = [[row for row in rows if row < fresh] for rows in dealt]
-    old = [[row for row in rows if row >= fresh] for rows in dealt]
-    assert [rows[:size] for rows in dealt] == new and [len(rows) for rows in new] == [size] * len(shares)
-    assert [len(rows) for rows in old] == shares
-    trained, along = list(chain(*new)), list(chain(*old))
-    assert len(set(trained)) == len(trained) == fresh // size * size
-    assert sorted(along) == list(range(fresh, fresh + replayed))
-    if not shuffle:
-        assert trained == sorted(trained) and along == sorted(along)
+def test_rows_of_a_prompt_come_together_within_their_optimizer_update(replayed, expected):
+    prompts = [[2, 1], [1, 2], [3, 4], [1, 3]]
+    fresh = [split_experience_batch(batch(pair, [0.0, 0.0])) for pair in prompts]
+    made = list(together(fresh, 2, [split_experience_batch(batch([each], [0.0]))[0] for each in replayed]))
+    found = [each.sequences[:, 0].tolist() for each in made]
+    assert [found[:2], found[2:]] == expected
 
 
 @pytest.fixture
@@ -152,8 +144,8 @@ def actor(on_this_device, monkeypatch):
     made = PolicyActor(1, 0, "127.0.0.1", 1)
     made.strategy, made.actor = Engine(args, policy, 2), policy
     scheduler = SimpleNamespace(get_last_lr=lambda: [RATE])
-    made.trainer = ActorPPOTrainer(made.strategy, policy, None, None, scheduler, micro_train_batch_size=2)
-    made.trainer.actor_loss_fn = ConstantLengthLoss(made.trainer.actor_loss_fn, 5)
+    made.trainer = PolicyTrainer(made.strategy, policy, None, None, scheduler, micro_train_batch_size=2)
+    made.trainer.actor_loss_fn = StepLoss(made.trainer.actor_loss_fn.loss, 5)
     yield made
     dist.destroy_process_group()
 
@@ -179,8 +171,7 @@ def test_replays_are_trained_on_once_in_as_many_steps_and_then_forgotten(actor):
     assert (engine.micro_batches, engine.steps) == (2, 1)
     trained = actor.actor.log_probs.detach().cpu()
     torch.testing.assert_close(trained, expected_log_probs(7, [FRESH, REPLAYED]))
-    buffer = actor.trainer.replay_buffer
-    assert (buffer.items, buffer.dynamic_batch, buffer.sample_batch_size) == ([], False, 2)
+    assert (actor.trainer.replay_buffer.items, actor.trainer.replays) == ([], [])
     with torch.no_grad():
         actor.actor.log_probs.zero_()
     actor.append(batch(*FRESH))

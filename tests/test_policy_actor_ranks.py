@@ -22,19 +22,25 @@ def train(policy):
 """
 
 REPLAYS = """
-policy = actor()
-old = rollouts(policy, 5, -1.0)  # a forward pass under ZeRO-3 needs both ranks
-replays = split_experience_batch(old) if rank == 0 else []
-policy.append(rollouts(policy, 8, 1.0))
-policy.execute_batch("append_replays", {"experience": [replays]}, 0, 1)
-sizes = []
-policy.trainer.actor.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-policy.fit()
-weights = sum(parameter.double().abs().sum().item() for parameter in policy.actor.parameters())
-print(json.dumps({
-    "loss": type(policy.trainer.actor_loss_fn.loss).__name__, "length": policy.trainer.actor_loss_fn.loss.length,
-    "steps": policy.actor.model.global_steps, "rows": sizes, "weights": weights,
-}))
+found = []
+for longest_shared in (0, 2**31):  # a prompt once more for each row, or once
+    policy = actor()
+    policy.actor.longest_shared = longest_shared
+    old = rollouts(policy, 5, -1.0)  # a forward pass under ZeRO-3 needs both ranks
+    replays = split_experience_batch(old) if rank == 0 else []
+    policy.append(rollouts(policy, 8, 1.0))  # the prompts of the old rows among them
+    policy.execute_batch("append_replays", {"experience": [replays]}, 0, 1)
+    sizes, computed = [], []
+    policy.trainer.actor.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    policy.actor.model.register_forward_pre_hook(lambda _, inputs: computed.append(inputs[0].numel()))
+    torch.manual_seed(2)  # the order of the rows
+    status = {key: float(value) for key, value in policy.fit().items()}
+    weights = sum(parameter.double().abs().sum().item() for parameter in policy.actor.parameters())
+    found.append({
+        "rows": sizes, "computed": sum(computed), "steps": policy.actor.model.global_steps,
+        "length": policy.trainer.actor_loss_fn.length, "same": {"weights": weights, **status},
+    })
+print(json.dumps(found))
 """
 
 
@@ -48,10 +54,14 @@ def test_two_ranks_take_the_same_steps_with_and_without_replays(two_ranks, tmp_p
         "--rollout.micro_batch_size", "2",
     )  # fmt: skip
     first, second = two_ranks(RANK + ROLLOUTS + REPLAYS, *arguments)
-    assert sorted(first.pop("rows")) == [3, 3, 3, 4]  # two fresh rows and one or two replays
-    assert second.pop("rows") == [2, 2, 2, 2]
-    assert first == second
-    assert (first["loss"], first["length"], first["steps"]) == ("ConstantLengthLoss", 6, 2)
+    for with_replays, without in zip(first, second, strict=True):
+        assert sorted(with_replays["rows"]) == [3, 3, 3, 4]  # two fresh rows and one or two replays
+        assert without["rows"] == [2, 2, 2, 2]
+        assert with_replays["same"] == without["same"]
+        assert [(each["length"], each["steps"]) for each in (with_replays, without)] == [(6, 2)] * 2
+    alone, once = first
+    assert once["same"] == pytest.approx(alone["same"], rel=1e-4, abs=1e-6)
+    assert once["computed"] < alone["computed"]
 
 
 EXACT = """

@@ -189,7 +189,7 @@ def test_a_replayed_row_is_the_fresh_row_and_makes_one_batch_with_it():
             value, expected = getattr(old, field.name), getattr(new, field.name)
             if isinstance(expected, torch.Tensor):
                 torch.testing.assert_close(value, expected, rtol=0, atol=0, msg=f"{field.name}: {value}, {expected}")
-        assert (old.index, old.kl, old.values, old.prompts) == (None, None, None, [None])
+        assert (old.index, old.kl, old.values, old.prompts) == (None, None, None, [])
         assert old.info.keys() == new.info.keys() == {
             "response_clip_ratio", "reward", "score", "turns", "kl", "group_reward_std", "return"
         }  # fmt: skip

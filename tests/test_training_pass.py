@@ -11,16 +11,20 @@ from openrlhf_dbb.platform import cpu
 cpu.prepare_driver()
 
 from openrlhf.models import Actor  # noqa: E402
+from openrlhf.utils import utils as openrlhf_utils  # noqa: E402
+from transformers import AutoModelForCausalLM, MambaConfig, MixtralConfig, Qwen2Config  # noqa: E402
 
 from openrlhf_dbb.actors import training_pass  # noqa: E402
-from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor, contributing  # noqa: E402
+from openrlhf_dbb.actors.shared_prompts import laid_out, longest_row  # noqa: E402
+from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor  # noqa: E402
+from openrlhf_dbb.platform.backend import torch_dtype  # noqa: E402
 
 # Two actions apart, as agents make them; a row that is shorter; a row without a response.
 ACTIONS = torch.tensor([[0, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0]])
 LENGTHS = torch.tensor([8, 4, 5, 7])
 
 
-@pytest.mark.parametrize("rows", [None, [True, False, False, True], [False, True, False, False]])
+@pytest.mark.parametrize("rows", [None, [True, False, False, True], [False] * 4])
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
 def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, monkeypatch, rows, dtype, rounding):
     monkeypatch.setitem(training_pass.CHUNK, "cpu", 5 * 14)  # five tokens of 14 words
@@ -44,6 +48,77 @@ def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, 
             assert torch.equal(log_probs, log_probs * kept)  # rows that are left out are 0
     assert output["logits"] is None  # their memory has become the gradient's
     torch.testing.assert_close(found[1], found[0], rtol=rounding, atol=rounding / 10)
+
+
+PROMPTS = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])  # of four tokens and of two
+
+
+def groups(padded_left):
+    """Rows of two prompts and one of its own, with responses of 1 to 4 tokens, and the masks of OpenRLHF."""
+    rows = [(PROMPTS[0], 3), (PROMPTS[1][:2], 4), (PROMPTS[0], 1), (PROMPTS[1][:2], 2), (PROMPTS[0], 4)]
+    rows.append((torch.tensor([7, 8, 9]), 2))
+    tokens, attention = torch.zeros(2, 6, 9, dtype=torch.long)
+    actions, seeded = torch.zeros(6, 8, dtype=torch.long), torch.Generator().manual_seed(1)
+    for row, (prompt, answer) in enumerate(rows):
+        start, end = padded_left * (5 - len(prompt)), padded_left * (5 - len(prompt)) + len(prompt) + answer
+        tokens[row, start:end] = torch.cat([prompt, torch.randint(0, 14, (answer,), generator=seeded)])
+        attention[row, start:end] = 1
+        actions[row, end - answer - 1 : end - 1] = 1
+    return tokens, actions, attention
+
+
+@pytest.mark.parametrize(("padded_left", "lora"), [(False, 0), (True, 0), (False, 2)])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("dtype", "rounding"), [("fp32", 1e-4), ("bf16", 3e-2)])
+def test_a_prompt_is_computed_once_for_its_rollouts(
+    tmp_path, monkeypatch, padded_left, lora, attention, dtype, rounding
+):
+    monkeypatch.setattr(openrlhf_utils, "convert_to_torch_dtype", torch_dtype)
+    tiny.build_model(3).save_pretrained(tmp_path)
+    tokens, actions, there = groups(padded_left)
+    found, computed = [], []
+    for wrapper in (Actor, ResponseActor):
+        torch.manual_seed(0)
+        actor = wrapper(
+            str(tmp_path), attn_implementation=attention, param_dtype=dtype, temperature=0.7, lora_rank=lora,
+            target_modules="all-linear",
+        )  # fmt: skip
+        for name, weight in actor.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.1)  # an adapter starts with 0
+        actor.model.register_forward_pre_hook(lambda _, inputs: computed.append(tuple(inputs[0].shape)))
+        with torch.compiler.set_stance("force_eager"):
+            log_probs, output = actor(tokens, actions, there, return_output=True, return_entropy=True)
+        entropy = output.entropy[:, -8:] * actions
+        ((log_probs * torch.arange(8)).sum() + entropy.sum()).backward()
+        gradients = [weight.grad for weight in actor.model.parameters() if weight.requires_grad]
+        found.append([log_probs, entropy, *(gradient / gradient.norm() for gradient in gradients)])
+    # Prompts of 4, 2 and 3 tokens without the last, which goes with each of the 8, 6 and 2 tokens of the responses.
+    assert computed == [(6, 9), (3, 3 + 8)]
+    torch.testing.assert_close(found[1], found[0], rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize(("prompt", "shape"), [(800, (1, 799 + 8 * 100)), (100, (8, 899))])
+def test_prompts_are_shared_where_this_is_less_work(prompt, shape):
+    tokens = torch.ones(8, 900, dtype=torch.long)
+    # Beside each other, the responses of 800 tokens would make a sequence of 6,499 tokens.
+    wanted = torch.arange(900).expand(8, 900) >= prompt
+    places, mask = laid_out(tokens, tokens, wanted, torch.float32)
+    assert places.shape == shape and mask.dim() == (4 if shape[0] == 1 else 2)
+
+
+def test_only_a_model_that_takes_the_mask_shares_prompts():
+    small = {"num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
+    small |= {"num_attention_heads": 1, "num_key_value_heads": 1}
+    window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    for config, expected in (
+        (Qwen2Config(**small), 2**31),
+        (Qwen2Config(**small, **window), 64),
+        (MixtralConfig(**small), 0),  # the loss that balances experts reads every token
+        (MambaConfig(num_hidden_layers=1, hidden_size=8, vocab_size=8), 0),
+    ):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        assert longest_row(model) == expected
 
 
 class Made(TorchDispatchMode):
@@ -76,20 +151,22 @@ def test_beside_the_logits_nothing_is_larger_than_a_chunk(monkeypatch, dtype):
     torch.testing.assert_close(copy.detach(), expected.to(dtype))
 
 
-def test_rows_that_change_nothing():
-    advantages = torch.tensor([[0.0, 0.0], [0.0, -1.0], [2.0, 0.0]])
-    assert contributing(advantages).tolist() == [False, True, True]
-    assert contributing(torch.zeros(3, 2)).tolist() == [True, False, False]  # every rank needs a pass
-
-
 COMPARE = """
+from openrlhf.trainer.ppo_utils.experience import remove_padding_in_sequences
 from openrlhf.trainer.ray import ppo_actor
-from openrlhf_dbb import upstream
+from openrlhf_dbb.actors.training_pass import together
 
-theirs = ppo_actor.Actor, ppo_actor.ActorPPOTrainer
+torch.compiler.set_stance("force_eager")  # upstream compiles its entropy
+theirs = ppo_actor.Actor, ppo_actor.ActorPPOTrainer, ppo_actor.iter_grad_accum_global_norm
 
 def plain(values):
-    ppo_actor.Actor, ppo_actor.ActorPPOTrainer = theirs
+    ppo_actor.Actor, ppo_actor.ActorPPOTrainer, iterate = theirs
+
+    def in_our_order(batches, strategy, accumulated, *args):  # upstream's metrics depend on it
+        rows = [remove_padding_in_sequences(split_experience_batch(batch)) for batch in batches]
+        return iterate(together(rows, accumulated, []), strategy, accumulated, *args)
+
+    ppo_actor.iter_grad_accum_global_norm = in_our_order
     made = PolicyActor(ranks, rank, "127.0.0.1", port)
     args = settings.with_values(values, "the test").openrlhf_args()
     super(PolicyActor, made).init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
@@ -97,6 +174,7 @@ def plain(values):
 
 def train(policy, ours):
     tokens = torch.randint(0, 14, (8, 8), generator=torch.Generator().manual_seed(rank))
+    tokens[:, :4] = tokens[[0, 1, 1, 0, 1, 1, 0, 0], :4]  # the prompts of two groups
     lengths = torch.tensor([8, 5, 6, 8, 7, 4, 8, 8])
     attention = (torch.arange(8)[None] < lengths[:, None]).long()
     actions = (torch.arange(7)[None] > 2) & attention[:, 1:].bool()
@@ -104,23 +182,26 @@ def train(policy, ours):
     rewarded = [0, 0, 1.0, -0.5, 0, 0, 0, 0] if rank == 0 else [0, 0, 0, 0, 0, 2.0, 0, 0]
     advantages = torch.tensor(rewarded)[:, None] * actions
     made = Experience(sequences=tokens, attention_mask=attention, action_mask=actions, advantages=advantages,
-                      returns=advantages.clone(), response_length=actions.sum(1), info={"reward": torch.ones(8)})
+                      base_action_log_probs=-2.5 * actions, returns=advantages.clone(),
+                      response_length=actions.sum(1), info={"reward": torch.ones(8)})
     if not ours:
         made.action_log_probs = policy.forward(tokens, actions, attention)
     computed = []
     policy.actor.model.register_forward_pre_hook(
-        lambda _, inputs: computed.append(len(inputs[0])) if torch.is_grad_enabled() else None)
+        lambda _, inputs: computed.append(inputs[0].numel()) if torch.is_grad_enabled() else None)
     policy.append(made)
     torch.manual_seed(2)  # the order of the rows
-    status = policy.fit()
+    status = policy.fit(0.1)
     # ZeRO 3 keeps no whole weights outside a pass; there the norm of the gradient has to do.
     weights = [each.detach().double().sum().item() for each in policy.actor.model.module.parameters()]
     return {key: float(value) for key, value in status.items()}, weights, sum(computed)
 
 results = []
-for mode, kind in (("token-mean", "ppo"), ("seq-mean-token-mean", "ppo"), ("seq-mean-token-sum-norm", "ppo"),
-                   ("seq-mean-token-mean", "gspo")):
-    values = {"actor.loss_agg_mode": mode, "actor.policy_loss_type": kind}
+EVERY_ROW = {"actor.entropy_coef": 0.01, "algo.kl.use_loss": True, "algo.kl.init_coef": 0.1}
+for mode, kind, more in (("token-mean", "ppo", {}), ("seq-mean-token-mean", "ppo", {}),
+                         ("seq-mean-token-sum-norm", "ppo", {}), ("seq-mean-token-mean", "gspo", {}),
+                         ("token-mean", "ppo", EVERY_ROW)):
+    values = {"actor.loss_agg_mode": mode, "actor.policy_loss_type": kind, **more}
     ours = train(actor(values), True)
     if mode == "seq-mean-token-sum-norm":  # upstream has no such mode: ours, with old log-probs and all rows
         results.append([train(actor(values), False), ours])
@@ -137,10 +218,10 @@ def test_a_step_is_openrlhfs_for_every_loss_and_zero_stage(two_ranks, tmp_path, 
     arguments = rank_arguments(
         tmp_path, ranks, "--rollout.batch_size", str(ranks), "--rollout.n_samples_per_prompt", "8",
         "--train.batch_size", str(8 * ranks), "--rollout.max_new_tokens", "5", "--ds.zero_stage", str(stage),
-        "--ds.param_dtype", "fp32", "--actor.adam.lr", "0.01",
+        "--ds.param_dtype", "fp32", "--actor.adam.lr", "1", "--actor.adam.eps", "100",  # a step is a gradient / 100
     )  # fmt: skip
     for results in two_ranks(RANK + COMPARE, *arguments, count=ranks):
-        for (theirs, their_weights, all_rows), (status, weights, rows) in results:
+        for (theirs, their_weights, their_tokens), (status, weights, computed) in results:
             assert status == pytest.approx(theirs, rel=1e-4, abs=1e-6)
-            assert weights == pytest.approx(their_weights, rel=1e-5, abs=1e-4)
-            assert all_rows == 8 and rows < 8
+            assert weights == pytest.approx(their_weights, rel=1e-6, abs=1e-5)
+            assert computed < their_tokens

@@ -16,5 +16,6 @@ In Ray's actors:
 
 vllm_actor        OpenRLHF's vLLM actor: whole groups, checked rewards
 policy_actor      OpenRLHF's policy actor: replayed rows, the sending end of the weight sync
-training_pass    the policy's training pass without what nobody reads, and Dr.GRPO's loss
+training_pass     the policy's training pass without what nobody reads, and Dr.GRPO's loss
+shared_prompts    a prompt once for all of its rollouts in that pass
 """

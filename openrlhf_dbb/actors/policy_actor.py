@@ -21,15 +21,7 @@ from openrlhf_dbb.platform.weights import Parameter, buckets, pack
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
-    """OpenRLHF's policy actor with our training pass, with replays, and with fewer messages to vLLM.
-
-    Replayed rows are added to the micro-batches of the fresh rows. The number of micro-batches, and so of optimizer
-    steps, stays the same. A micro-batch grows and needs more memory.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._replays: list[Experience] = []
+    """OpenRLHF's policy actor with our training pass, with replays, and with fewer messages to vLLM."""
 
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Load the model, as upstream does, with our model wrapper and trainer."""
@@ -51,6 +43,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         embeddings = engine.module.get_input_embeddings()
         hook = embeddings.register_forward_hook(lambda _, __, output: embedded.append(output.requires_grad_()))
         policy.model = engine.module.train()  # DeepSpeed's engine would count the pass
+        longest_shared, policy.longest_shared = policy.longest_shared, 0  # as if each row had its own prompt
         try:
             if args.ds.enable_sleep:
                 self.reload_states()
@@ -71,7 +64,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
             ) from error
         finally:
             hook.remove()
-            policy.model = engine
+            policy.model, policy.longest_shared = engine, longest_shared
         del later, log_probs, output
         torch.cuda.empty_cache()
         if args.ds.enable_sleep:
@@ -89,10 +82,8 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
             if args.ds.lora.rank:
                 module = SimpleNamespace(named_parameters=weights.items)
                 trainer.actor = SimpleNamespace(model=SimpleNamespace(module=module))
-            try:
-                super().broadcast_to_vllm()
-            finally:
-                trainer.actor = policy
+            super().broadcast_to_vllm()
+            trainer.actor = policy
             return
         sends, is_sharded = torch.distributed.get_rank() == 0, args.ds.zero_stage == 3
         clears = sends and args.vllm.enable_prefix_caching
@@ -112,13 +103,10 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
 
     def save_best(self, folder: str) -> dict[str, int]:
         """Save the policy into an empty folder, and return the files that this rank's host sees there."""
-        # Upstream's save_model takes no folder.
         ckpt = self.strategy.args.ckpt
-        last, ckpt.output_dir = ckpt.output_dir, folder
-        try:
-            self.save_model()
-        finally:
-            ckpt.output_dir = last
+        last, ckpt.output_dir = ckpt.output_dir, folder  # upstream's save_model takes no folder
+        self.save_model()
+        ckpt.output_dir = last
         return checkpoints.sizes(Path(folder))
 
     def save_card(self, text: str) -> None:
@@ -131,43 +119,5 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         return checkpoints.sizes(checkpoints.actor_folder(Path(self.strategy.args.ckpt.path), tag))
 
     def append_replays(self, experience: list[Experience]) -> None:
-        """Keep rows of ``replay.replay_row`` for the next :meth:`fit`. The number may differ between ranks."""
-        self._replays.extend(experience)
-
-    def fit(self, kl_ctl: float = 0) -> dict[str, Any]:
-        """Train on the replay buffer and on the rows of :meth:`append_replays`; forget these rows."""
-        replays, self._replays = self._replays, []
-        if not replays:
-            return super().fit(kl_ctl)
-        # No shuffle where upstream does not shuffle: ranks that share a sequence must see the same rows.
-        shuffle = self.strategy.ring_attn_group is None and self.strategy.args.ds.tensor_parallel_size <= 1
-        # In the buffer's mode for dynamic batches an item is a whole micro-batch. Upstream's trainer does not ask the
-        # buffer for its mode, so that the mode may be switched on for one call. Several passes over the buffer change
-        # the order of the micro-batches, not their rows.
-        buffer = self.trainer.replay_buffer
-        fresh, size = len(buffer.items), buffer.sample_batch_size
-        buffer.dynamic_indices = deal(fresh, len(replays), size, shuffle)
-        buffer.dynamic_batch, buffer.sample_batch_size = True, 1
-        buffer.items.extend(replays)
-        try:
-            return super().fit(kl_ctl)
-        finally:
-            del buffer.items[fresh:]
-            buffer.dynamic_batch, buffer.sample_batch_size = False, size
-            buffer.dynamic_indices = []
-
-
-def deal(fresh: int, replayed: int, size: int, shuffle: bool) -> list[list[int]]:
-    """Return the rows of as many micro-batches as the fresh rows alone would make, the fresh ones first.
-
-    Args:
-        fresh: rows 0 to fresh - 1; an incomplete last micro-batch is left out, as upstream does.
-        replayed: the rows after them, dealt as evenly as possible.
-        size: fresh rows of a micro-batch, at most ``fresh``.
-        shuffle: whether to shuffle fresh and replayed rows, each among themselves, by torch's generator.
-    """
-    number = fresh // size
-    order = torch.randperm if shuffle else torch.arange
-    new, old = order(fresh).tolist(), (fresh + order(replayed)).tolist()
-    shares = [replayed * i // number for i in range(number + 1)]
-    return [new[i * size : (i + 1) * size] + old[shares[i] : shares[i + 1]] for i in range(number)]
+        """Keep rows of ``replays.replay_row`` for the next :meth:`fit`. The number may differ between ranks."""
+        self.trainer.replays += experience

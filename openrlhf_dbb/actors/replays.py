@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -159,18 +158,9 @@ def replay_row(rollout: CachedRollout, like: Experience, advantage: float) -> Ex
         "truncated": torch.tensor(False),
         "total_length": torch.tensor(len(sequences)),
     }
-    row: dict[str, Any] = {}
-    for field in dataclasses.fields(Experience):
-        value = getattr(like, field.name)
-        if value is None or field.name == "index":
-            row[field.name] = None
-        elif isinstance(value, torch.Tensor):
-            row[field.name] = tensors[field.name].to(value.dtype)
-        elif isinstance(value, dict):
-            row[field.name] = {
-                key: torch.full_like(values[0], rollout.reward if key in ("reward", "score") else 0)
-                for key, values in value.items()
-            }
-        else:  # texts and images, which training does not read
-            row[field.name] = [None] if len(value) == len(like.sequences) else list(value)
-    return Experience(**row)
+    present = {name: getattr(like, name) for name in tensors if getattr(like, name) is not None}
+    rewarded = ("reward", "score")
+    return Experience(
+        **{name: tensors[name].to(values.dtype) for name, values in present.items()},
+        info={key: torch.full_like(values[0], rollout.reward * (key in rewarded)) for key, values in like.info.items()},
+    )

@@ -3,22 +3,28 @@
 - Logits, log-probs and entropy of tokens that are not part of a response.
 - Copies of the logits: they are in float32 a chunk at a time, and their gradient takes their place.
 - The pass that takes the old log-probs, where a step has one optimizer update: the training pass takes the same.
+- A prompt once more for each of its rollouts; see ``shared_prompts``.
 - Rows whose advantages are all 0, where no other term reads them. They count in the loss's mean all the same.
 
 Packed rows keep OpenRLHF's own pass.
 """
 
 import inspect
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from openrlhf.models import Actor, PolicyLoss
-from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
+from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 
+from openrlhf_dbb import upstream
+from openrlhf_dbb.actors.shared_prompts import laid_out, longest_row, prompt_of
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
 
@@ -70,6 +76,7 @@ class ResponseActor(Actor):
 
     Attributes:
         rows: (B,) bool, the rows of the next batch to compute; the others get 0. None: all rows.
+        longest_shared: tokens of a row up to which rows may share their prompt.
     """
 
     def __init__(self, *args: Any, target_modules: str | list[str] | None = None, **kwargs: Any) -> None:
@@ -88,6 +95,7 @@ class ResponseActor(Actor):
                 )
         # Models with code of their own may lack the parameter.
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.longest_shared = longest_row(model)
 
     def forward(
         self,
@@ -104,71 +112,80 @@ class ResponseActor(Actor):
             return super().forward(
                 sequences, action_mask, attention_mask, return_output, return_entropy=return_entropy, **options
             )
-        every = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
-        rows = (every if self.rows is None else self.rows).nonzero()
-        columns = action_mask[rows[:, 0]].any(dim=0).nonzero()[:, 0]
-        predicted = columns + sequences.shape[1] - action_mask.shape[1]  # the places of these actions in a sequence
-        end = int(predicted[-1]) + 1 if len(predicted) else sequences.shape[1]
-        tokens, attention = sequences[rows[:, 0], :end], attention_mask[rows[:, 0], :end]
-        positions = (attention.long().cumsum(-1) - 1).masked_fill(attention == 0, 1)
-        output = self.model(tokens, attention_mask=attention, position_ids=positions, logits_to_keep=predicted - 1)
+        (rows, length), first = sequences.shape, sequences.shape[1] - action_mask.shape[1]
+        wanted = torch.zeros_like(sequences, dtype=torch.bool)
+        wanted[:, first:] = action_mask if self.rows is None else action_mask.bool() & self.rows[:, None]
+        shares = next(self.model.parameters()).dtype if length <= self.longest_shared else None
+        places, mask = laid_out(sequences, attention_mask, wanted, shares)
+        positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1).flatten()
+        tokens, inputs = sequences.flatten(), places.clamp(min=0)
+        # Padding comes to predict the first token of the first row, which nobody reads.
+        kept = wanted.flatten()[places + 1].any(dim=0).nonzero()[:, 0]
+        predicted = (places[:, kept] + 1).flatten()
+        output = self.model(tokens[inputs], attention_mask=mask, position_ids=positions[inputs], logits_to_keep=kept)
         logits, output["logits"] = output["logits"].flatten(0, 1), None
-        chosen = tokens[:, predicted]
 
         def spread(values: torch.Tensor) -> torch.Tensor:
-            return values.new_zeros(action_mask.shape).index_put((rows, columns[None]), values.view(chosen.shape))
+            return values.new_zeros(rows * length).index_put((predicted,), values).view(rows, length)[:, first:]
 
-        log_probs, output.entropy = map(spread, LogProbs.apply(logits, chosen.flatten(), self.temperature))
+        log_probs, output.entropy = map(spread, LogProbs.apply(logits, tokens[predicted], self.temperature))
         log_probs = log_probs * action_mask.float()
         return (log_probs, output) if return_output else log_probs
 
 
-class FirstUpdateLoss(torch.nn.Module):
-    """The policy loss of a batch without old log-probs. They are the present ones, so that every ratio is 1."""
+class StepLoss(torch.nn.Module):
+    """Upstream's policy loss. Where there are no old log-probs, they are the present ones, and every ratio is 1.
 
-    def __init__(self, loss: torch.nn.Module) -> None:
-        super().__init__()
-        self.loss = loss
-
-    def forward(self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
-        """Return what the loss returns."""
-        return self.loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *args, **kwargs)
-
-
-class ConstantLengthLoss(torch.nn.Module):
-    """Upstream's policy loss, summed over the tokens and divided by a constant length instead of the response's length.
-
-    ``loss = sum over rows and tokens / (B * L)``. B is the number of rows of the optimizer step, over all ranks, that
-    have at least one action. L is the length of the longest response that can be generated, as published. A token of a
-    long response then weighs as much as a token of a short one. KL loss and entropy stay upstream's token means.
+    With a length L the loss is the sum over all tokens, divided by B * L: B is the number of rows of the optimizer
+    step, over all ranks, that have an action, and L the length of the longest response that can be generated, as
+    published. A token of a long response then weighs as much as a token of a short one. KL loss and entropy stay
+    upstream's token means.
 
     Source: Dr.GRPO, "Understanding R1-Zero-Like Training: A Critical Perspective", section 3.
     """
 
-    def __init__(self, loss: PolicyLoss, length: int) -> None:
+    def __init__(self, loss: PolicyLoss, length: int | None = None) -> None:
         super().__init__()
-        loss.token_level_loss = True
+        loss.token_level_loss |= length is not None
         self.loss, self.length = loss, length
 
-    def forward(
-        self, *args: Any, batch_num_tokens: Any = None, global_batch_size: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor | None, ...]:
+    def forward(self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **info: Any) -> Any:
         """Return upstream's loss and metrics of one micro-batch."""
         # Upstream divides the sum over tokens by batch_num_tokens. global_batch_size counts the rows of the optimizer
         # step that have an action, divided by its number of micro-batches, which DeepSpeed divides the loss by.
-        return self.loss(*args, batch_num_tokens=global_batch_size * self.length, **kwargs)
+        if self.length is not None:
+            info["batch_num_tokens"] = info.pop("global_batch_size") * self.length
+        return self.loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *args, **info)
 
 
 class PolicyTrainer(ActorPPOTrainer):
-    """OpenRLHF's trainer of the policy with the losses above. It leaves out rows that change nothing."""
+    """OpenRLHF's trainer of the policy with the losses above. It leaves out rows that change nothing.
+
+    Attributes:
+        replays: rows to train on beside the replay buffer. The number of micro-batches stays, and they grow.
+    """
 
     actor_loss_fn: torch.nn.Module
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.args.actor.loss_agg_mode == CONSTANT_LENGTH:
-            self.actor_loss_fn = ConstantLengthLoss(self.actor_loss_fn, constant_length(self.args))
-        self.actor_loss_fn = FirstUpdateLoss(self.actor_loss_fn)
+        self.replays: list[Experience] = []
+        length = constant_length(self.args) if self.args.actor.loss_agg_mode == CONSTANT_LENGTH else None
+        self.actor_loss_fn = StepLoss(self.actor_loss_fn, length)
+        if not self.args.train.dynamic_batch_enable:
+            self.replay_buffer.collate_fn = list  # rows, of which ``together`` makes micro-batches
+
+    def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
+        """Train on the replay buffer and the replays, as upstream does, and forget the replays."""
+
+        def updates(batches: Any, strategy: Any, accumulated: int, *args: Any) -> Iterator[Any]:
+            of_prompts = together(batches, accumulated, self.replays)
+            return iter_grad_accum_global_norm(of_prompts, strategy, accumulated, *args)
+
+        upstream.replace(ppo_actor, "iter_grad_accum_global_norm", updates)
+        status = super().ppo_train(kl_ctl)
+        self.replays.clear()
+        return status
 
     def training_step(self, experience: Experience, *args: Any, **kwargs: Any) -> Any:
         """Train on one micro-batch, as upstream does."""
@@ -177,16 +194,21 @@ class PolicyTrainer(ActorPPOTrainer):
         actor, kl_loss = self.args.actor, self.args.algo.kl.use_loss
         every_row = actor.entropy_coef is not None or kl_loss or actor.aux_loss_coef > 1e-8
         if experience.action_log_probs is None and not every_row:
-            self.actor.rows = contributing(experience.advantages)
-        try:
-            return super().training_step(experience, *args, **kwargs)
-        finally:
-            self.actor.rows = None
+            self.actor.rows = experience.advantages.ne(0).any(dim=1)
+        status = super().training_step(experience, *args, **kwargs)
+        self.actor.rows = None
+        return status
 
 
-def contributing(advantages: torch.Tensor) -> torch.Tensor:
-    """Return which rows (B,) of the advantages (B, A) are not all 0; at least one, since every rank needs a pass."""
-    rows = advantages.ne(0).any(dim=1)
-    if not rows.any():
-        rows[0] = True
-    return rows
+def together(batches: Any, accumulated: int, replays: list[Experience]) -> Iterator[Experience]:
+    """Yield micro-batches, with the rows of each optimizer update, and its share of the replays, prompt by prompt.
+
+    ``batches`` are lists of rows and have a length; ``accumulated`` of them make an update. They stay as many.
+    """
+    remaining, updates = iter(batches), -(-len(batches) // accumulated)
+    for update in range(updates):
+        of_update = list(itertools.islice(remaining, accumulated))
+        share = slice(len(replays) * update // updates, len(replays) * (update + 1) // updates)
+        rows = sorted([*itertools.chain(*of_update), *replays[share]], key=prompt_of)
+        cuts = [len(rows) * cut // len(of_update) for cut in range(len(of_update) + 1)]
+        yield from (make_experience_batch(rows[start:end]) for start, end in itertools.pairwise(cuts))

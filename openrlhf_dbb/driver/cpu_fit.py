@@ -9,6 +9,7 @@ from typing import Any
 
 from openrlhf_dbb import presets
 from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform.cpu import has_bf16
 from openrlhf_dbb.platform.machine import GIB
@@ -63,7 +64,7 @@ def engine_arguments(settings: Settings) -> dict[str, int]:
         return {}
     prompts = max(args.rollout.batch_size, args.rollout.vllm_generate_batch_size or 0)
     sequences = -(-prompts * args.rollout.n_samples_per_prompt // args.vllm.num_engines)
-    tokens = sequences * (args.data.max_len + _BLOCK)
+    tokens = (sequences * -(-args.data.max_len // _BLOCK) + 1) * _BLOCK  # one block is vLLM's own
     width = 4 if args.ds.param_dtype == "fp32" else 2
     cache = min(max(tokens * shape.key_values * width, _CACHE[0]), _CACHE[1])
     return {"max_num_seqs": min(sequences, _SEQUENCES), "kv_cache_memory_bytes": cache}
@@ -100,7 +101,7 @@ def memory(settings: Settings, *, longest: bool = True) -> float:
     rows, layers = args.train.micro_batch_size, 2 if args.actor.gradient_checkpointing_enable else shape.layers
     saved = rows * args.data.max_len * shape.hidden * _SAVED * layers
     # Bytes a logit, as measured. OpenRLHF's pass, which packed rows take too, copies the logits.
-    each = 16 if settings.estimator == "none" or args.ds.packing_samples else 6
+    each = 16 if settings.estimator == NO_ESTIMATOR or args.ds.packing_samples else 6
     logits = each * rows * (args.rollout.max_new_tokens or args.data.max_len) * shape.vocabulary
     cache = args.vllm.num_engines * engine_arguments(settings)["kv_cache_memory_bytes"]
     return float(policies + engines + _PROCESS + ranks * (saved + logits) + cache)
@@ -112,7 +113,7 @@ def describe(settings: Settings) -> list[str]:
     saved = "with" if args.actor.gradient_checkpointing_enable else "without"
     lines = [
         f"machine    CPU: {args.ds.param_dtype}, {args.ds.attn_implementation}, {saved} gradient checkpointing, "
-        f"ZeRO {args.ds.zero_stage}, OMP_NUM_THREADS={threads(settings)}"
+        f"ZeRO {args.ds.zero_stage}, OMP_NUM_THREADS={threads(settings)}{shared_prompts(settings)}"
         + f"; at most {needed / GIB:.1f} GiB of memory"
         * bool(needed)
     ]
@@ -127,6 +128,14 @@ def describe(settings: Settings) -> list[str]:
             "takes 6 to 8 times as long; leave out --ds.param_dtype bf16"
         )
     return lines
+
+
+def shared_prompts(settings: Settings) -> str:
+    """Return words about ``actors.shared_prompts``, which decides for each micro-batch; none where it cannot share."""
+    args = settings.args
+    shares = settings.estimator != NO_ESTIMATOR and args.ds.attn_implementation in ("eager", "sdpa")
+    shares &= args.rollout.n_samples_per_prompt > 1 and not args.ds.packing_samples
+    return ", a group's prompt once where this is cheaper" * shares
 
 
 def _available() -> int:

@@ -6,7 +6,7 @@ leaves out a reference model, and an engine that does not sleep.
 
 from openrlhf_dbb.driver.arguments import Settings
 from openrlhf_dbb.driver.capacity import OPTIMIZER, WEIGHT
-from openrlhf_dbb.driver.cpu_fit import rank_count, with_free
+from openrlhf_dbb.driver.cpu_fit import rank_count, shared_prompts, with_free
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cuda
@@ -73,6 +73,6 @@ def describe(settings: Settings) -> list[str]:
         return [line]
     needed, card = max(memory(settings)) / GIB, min(gpu.memory for gpu in settings.machine.gpus) / GIB
     sizes = f"{cuda.rows(args, 'train')} rows (training) and {cuda.rows(args, 'rollout')} (log-probs)"
-    line += f"; micro-batches of {sizes}, about {needed:.1f} GiB of each GPU (estimated)"
+    line += f"; micro-batches of {sizes}{shared_prompts(settings)}, about {needed:.1f} GiB of each GPU (estimated)"
     warning = f"warning: of {card:.1f} GiB of a GPU the estimate takes {needed:.1f}: {cuda.LESS_MEMORY}"
     return [line] + [warning] * (needed > _USABLE * card)

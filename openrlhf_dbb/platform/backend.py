@@ -79,12 +79,11 @@ class Backend(DeepspeedStrategy):
         config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
         if optim_dict is not None and optim_dict["type"] == "AdamW" and not self.adam_offload:
             # DeepSpeed's own Adam is compiled at the start: that takes a minute or more, and nvcc.
-            config["optimizer"]["params"]["torch_adam"] = True
+            # Torch's fused one needs no memory beside its states; the other that of the largest weight several times.
+            config["optimizer"]["params"] |= {"torch_adam": True, "fused": True}
             if self.stage == 3:
                 # To offload its state for --ds.enable_sleep, DeepSpeed asserts this class; the state is the same.
                 upstream.replace(fused_adam, "FusedAdam", torch.optim.AdamW)
-            if torch.cuda.is_available():
-                config["optimizer"]["params"]["fused"] = True  # the unfused one needs the weights' memory once more
         if self.use_dynamic_batch:
             # OpenRLHF tells DeepSpeed that each micro-batch is a step. With ZeRO 1 and 2 DeepSpeed then keeps only the
             # gradients of the last micro-batch. With this setting the call of step() ends a step.

@@ -12,9 +12,7 @@ import torch
 import torch.distributed as dist
 
 # A message is at most this long, unless one parameter is longer. Sender and receiver need as much additional memory.
-BUCKET_BYTES = 512 * 2**20
-
-_ALIGNMENT = 16  # bytes; a view of a dtype has to begin at a multiple of the dtype's size
+BUCKET_BYTES = 64 * 2**20
 
 # If one end dies, the other end fails after this time. Gloo's default is 30 minutes.
 GLOO_TIMEOUT = timedelta(minutes=3)
@@ -30,7 +28,7 @@ class Parameter(NamedTuple):
     @property
     def space(self) -> int:
         """Bytes that the parameter takes in a bucket."""
-        return -(-math.prod(self.shape) * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def buckets(parameters: Sequence[Parameter], limit: int = BUCKET_BYTES) -> list[list[Parameter]]:
@@ -48,10 +46,7 @@ def buckets(parameters: Sequence[Parameter], limit: int = BUCKET_BYTES) -> list[
 
 def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any]) -> torch.Tensor:
     """Return the bytes of a bucket (uint8), on the device of its weights."""
-    packed = empty(bucket, weights[bucket[0].name].device)
-    for name, weight in unpack(bucket, packed):
-        weight.copy_(weights[name].detach())
-    return packed
+    return torch.cat([weights[parameter.name].detach().reshape(-1).view(torch.uint8) for parameter in bucket])
 
 
 def empty(bucket: Sequence[Parameter], device: Any) -> torch.Tensor:
@@ -60,12 +55,10 @@ def empty(bucket: Sequence[Parameter], device: Any) -> torch.Tensor:
 
 
 def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and weight of each parameter; the weights are views of ``packed``."""
-    start = 0
-    for parameter in bucket:
-        size = math.prod(parameter.shape) * parameter.dtype.itemsize
-        yield parameter.name, packed[start : start + size].view(parameter.dtype).view(tuple(parameter.shape))
-        start += parameter.space
+    """Yield the name and weight of each parameter."""
+    for parameter, part in zip(bucket, packed.split([parameter.space for parameter in bucket]), strict=True):
+        # A copy, since a view of a dtype has to begin at a multiple of the dtype's size.
+        yield parameter.name, part.clone().view(parameter.dtype).view(tuple(parameter.shape))
 
 
 class Receiver:
