@@ -257,9 +257,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
                 f"not {step}; to do a step again, roll back first"
             )
-        rollouts = Rollouts.checked(prompts, labels, rewards, scores, steps.of_kind("extras", extras, StepExtras))
+        rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
-        probed_Q = None if extras.probes is None else self._positions(extras.probes.prompts)
+        probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
         advantage_form = FORMS.build(str(form))
         if advantage_form.leave_one_out and not self.estimator.can_leave_one_out():
             raise ValueError(
@@ -269,20 +269,16 @@ class Posteriors(AbstractContextManager["Posteriors"]):
 
         # The estimator changes a copy, since whatever is refused below must change nothing.
         state = self._state | {field: self._state[field].copy() for field in self._belief.state_fields}
-        estimate, rows = self._update(state, step, rollouts, groups, advantage_form)
+        estimate, changed = self._update(state, step, rollouts, groups, advantage_form)
         scored = steps.score(rollouts, groups, estimate, advantage_form)
-        ids_P = self._ids[groups.prompts_P]
-        rows.usage = steps.usage(rollouts, groups, scored, extras)
-        run_wide = {f"estimator/{name}": float(values[0]) for name, values in rows.shared.items() if len(values) == 1}
-        scored.metrics.update({"rollout/skipped": float(rows.usage.skipped)} | run_wide)
-        if rollouts.policy_versions is not None and rollouts.trained.any():
-            lag_R = step - 1 - rollouts.policy_versions[rollouts.trained]
-            scored.metrics.update({"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())})
-        if extras.probes is not None and probed_Q is not None:
-            rows.probes, errors = steps.measure(extras.probes, probed_Q, groups, rows)
-            scored.metrics.update(errors)
-        if extras.responses is not None:
-            rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored.advantages)
+        metrics = steps.metrics(step, rollouts, groups, scored)
+        metrics |= {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
+        probes = None
+        if rollouts.probes is not None:
+            probes, errors = steps.measure(rollouts.probes, probed_Q, groups, changed)
+            metrics |= errors
+        kept = steps.kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored)
+        rows = dataclasses.replace(changed, usage=steps.usage(rollouts, groups, scored), probes=probes, kept=kept)
         try:
             rows = rows.checked(len(self._belief.state_fields))
         except storage.StoreError as error:
@@ -294,7 +290,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self._visited_at[groups.prompts_V] = step
         self.step: int = step
         self._writing = self._writer.submit(self.run.record_step, step, rows)
-        return scored
+        return dataclasses.replace(scored, metrics=metrics)
 
     def predictive(self) -> Predictive:
         """Return what the estimator expects of every prompt's next visit. Another thread may call this method."""

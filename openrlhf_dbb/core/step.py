@@ -7,7 +7,7 @@ rollouts of the largest group; Q probed prompts with M samples each; K rollouts 
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,9 @@ Positions = NDArray[np.int64]
 
 Key = tuple[str, str]
 """A prompt's text and its label."""
+
+Column = Any
+"""A value for each rollout, as numpy takes them; an array (R,) once it is checked. None where nothing is known."""
 
 T = TypeVar("T")
 
@@ -59,6 +62,10 @@ class Probes:
     scores_Q_M: Floats
 
 
+# The intervals that the numbers of a column are checked to be in.
+_COUNT, _SHARE, _POSITIVE = ({"within": (0, highest)} for highest in (2**62, 1, np.inf))
+
+
 @dataclass(frozen=True)
 class StepExtras:
     """Holds the optional facts about a step; prompts, labels and rewards are passed beside it.
@@ -78,37 +85,31 @@ class StepExtras:
             estimator that reads it (``reads_drift``); None: 0.
     """
 
-    tokens: ArrayLike | None = None
-    trained: ArrayLike | None = None
+    tokens: Column = field(default=None, metadata=_COUNT)
+    trained: Column = field(default=None, metadata=_SHARE)
     replayed: tuple[int, int] = (0, 0)
     skipped: int = 0
     probes: Probes | None = None
     responses: Responses | None = None
-    policy_versions: ArrayLike | None = None
-    inclusion: ArrayLike | None = None
-    weights: ArrayLike | None = None
-    drift: ArrayLike | None = None
+    policy_versions: Column = field(default=None, metadata=_POSITIVE)
+    inclusion: Column = field(default=None, metadata=_SHARE)
+    weights: Column = field(default=None, metadata=_POSITIVE)
+    drift: Column = field(default=None, metadata=_POSITIVE)
 
 
-@dataclass(frozen=True)
-class Rollouts:
-    """The rollouts of a step as columns of equal length.
+@dataclass(frozen=True, kw_only=True)
+class Rollouts(StepExtras):
+    """The rollouts of a step: the extras, whose columns are arrays (R,) or None by now, and the columns beside them.
 
     Attributes:
         prompts: (prompt, label) of each rollout.
         rewards, scores: (R,) the optimized values, and the verifier's scores before penalties; NaN where missing.
-        tokens, trained, policy_versions, inclusion, weights, drift: (R,) as in :class:`StepExtras`.
+        tokens, trained: never None, int64 and bool.
     """
 
     prompts: list[Key]
     rewards: Floats
     scores: Floats
-    tokens: Positions
-    trained: NDArray[np.bool_]
-    policy_versions: Floats | None
-    inclusion: Floats | None
-    weights: Floats | None
-    drift: Floats | None
 
     @classmethod
     def checked(
@@ -126,14 +127,10 @@ class Rollouts:
                 verified.
         """
         keys, size = keys_of(prompts, labels), len(prompts)
+        given = vars(of_kind("extras", extras, StepExtras))
         for name, kind in (("responses", Responses), ("probes", Probes)):
-            if (value := getattr(extras, name)) is not None:
-                of_kind(name, value, kind)
-
-        def optional(name: str, highest: float = np.inf) -> Floats | None:
-            values = getattr(extras, name)
-            return None if values is None else _column(name, values, size, (0, highest))
-
+            if given[name] is not None:
+                of_kind(name, given[name], kind)
         if extras.responses is not None and not callable(extras.responses.texts):
             keys_of(prompts, extras.responses.texts, "response texts")
         rewards_R = _column("rewards", rewards, size)
@@ -142,18 +139,14 @@ class Rollouts:
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
         if missing_R.all():
             raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
-        tokens_R, trained_R = optional("tokens", 2**62), optional("trained", 1)
-        return cls(
-            prompts=keys,
-            rewards=np.where(missing_R, np.nan, rewards_R),
-            scores=np.where(missing_R, np.nan, scores_R),
-            tokens=np.zeros(size, dtype=np.int64) if tokens_R is None else tokens_R.astype(np.int64),
-            trained=np.ones(size, dtype=np.bool_) if trained_R is None else trained_R.astype(np.bool_),
-            policy_versions=optional("policy_versions"),
-            inclusion=optional("inclusion", 1),
-            weights=optional("weights"),
-            drift=optional("drift"),
-        )
+        columns = {"tokens": np.zeros(size), "trained": np.ones(size)} | {
+            each.name: _column(each.name, given[each.name], size, each.metadata["within"])
+            for each in fields(StepExtras)
+            if each.metadata and given[each.name] is not None
+        }
+        columns |= {name: columns[name].astype(kind) for name, kind in (("tokens", np.int64), ("trained", np.bool_))}
+        known = {"rewards": np.where(missing_R, np.nan, rewards_R), "scores": np.where(missing_R, np.nan, scores_R)}
+        return cls(**given | columns | known, prompts=keys)
 
 
 def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels") -> list[Key]:
@@ -314,7 +307,7 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
             advantages_V_G = advantages_V_G - (mean if abs(mean) > 1e-12 else 0.0)  # as the form: no rounding errors
         advantages_V_G = weights_V_G * advantages_V_G
     zero_variance_V = np.nanmin(rewards_V_G, axis=1) == np.nanmax(rewards_V_G, axis=1)
-    scored = Scored(
+    return Scored(
         advantages=groups.rows(advantages_V_G),
         mean=groups.rows(estimate.mean),
         variance=groups.rows(estimate.variance),
@@ -322,6 +315,10 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
         rescued=groups.rows(zero_variance_V & (np.abs(advantages_V_G).max(axis=1) > 0)),
         group_std=groups.rows(np.sqrt(PointEstimator().estimate({}, rewards_V_G).variance)),
     )
+
+
+def metrics(step: int, rollouts: Rollouts, groups: Groups, scored: Scored) -> dict[str, float]:
+    """Return what is logged of a step's rollouts, by name; see :class:`Scored`."""
     means = {
         "mean": scored.mean,
         "variance": scored.variance,
@@ -331,18 +328,23 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
     if groups.slot_R.any():  # a single rollout always has zero variance
         means |= {"zero_variance": scored.zero_variance, "rescued": scored.rescued}
     trained_R = rollouts.trained
-    for name, values_R in means.items():
-        scored.metrics[f"estimator/{name}"] = float(values_R[trained_R].mean()) if trained_R.any() else 0.0
-    scored.metrics["rollout/filtered"] = float((~trained_R).mean())
-    return scored
+    found = {
+        f"estimator/{name}": float(values_R[trained_R].mean()) if trained_R.any() else 0.0
+        for name, values_R in means.items()
+    }
+    found |= {"rollout/filtered": float((~trained_R).mean()), "rollout/skipped": float(rollouts.skipped)}
+    if rollouts.policy_versions is not None and trained_R.any():
+        lag_R = step - 1 - rollouts.policy_versions[trained_R]
+        found |= {"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())}
+    return found
 
 
-def usage(rollouts: Rollouts, groups: Groups, scored: Scored, extras: StepExtras) -> storage.Usage:
+def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
     """Count where the rollouts of a step went."""
     trained_R, zero_variance_R = rollouts.trained, scored.zero_variance > 0
     informative_P = np.bincount(groups.group_R, trained_R & (scored.advantages != 0)) > 0
     informative_R = trained_R & informative_P[groups.group_R]
-    replayed, replayed_tokens = of_kind("replayed", extras.replayed, tuple)
+    replayed, replayed_tokens = of_kind("replayed", rollouts.replayed, tuple)
     return storage.Usage(
         generated=len(trained_R),
         generated_tokens=int(rollouts.tokens.sum()),
@@ -353,21 +355,22 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored, extras: StepExtras
         rescued=int((informative_R & zero_variance_R).sum()),
         replayed=whole("replayed", replayed),
         replayed_tokens=whole("replayed", replayed_tokens),
-        skipped=whole("skipped", extras.skipped),
+        skipped=whole("skipped", rollouts.skipped),
         groups=len(groups.prompts_P),
         informative_groups=int(informative_P.sum()),
     )
 
 
 def kept_rows(
-    step: int, rollouts: Rollouts, groups: Groups, ids_P: Positions, responses: Responses, advantages_R: Floats
+    step: int, rollouts: Rollouts, groups: Groups, ids_P: Positions, scored: Scored
 ) -> storage.RolloutRows | None:
     """Return the rollouts of a step that are stored with their texts; None if there are none.
 
     ``ids_P`` has the store's id of each group's prompt.
     """
-    rows_K = rows_to_keep(rollouts.prompts, step, responses.keep)
-    if not len(rows_K):
+    responses = rollouts.responses
+    rows_K = np.arange(0) if responses is None else rows_to_keep(rollouts.prompts, step, responses.keep)
+    if responses is None or not len(rows_K):
         return None
     size, versions_R = len(rollouts.prompts), rollouts.policy_versions
     text_of = responses.texts if callable(responses.texts) else responses.texts.__getitem__
@@ -379,7 +382,7 @@ def kept_rows(
         sample=groups.slot_R[rows_K],
         reward=rollouts.rewards[rows_K],
         score=rollouts.scores[rows_K],
-        advantage=advantages_R[rows_K],
+        advantage=scored.advantages[rows_K],
         length=rollouts.tokens[rows_K],
         truncated=truncated_R[rows_K],
         log_prob=log_probs_R[rows_K],
