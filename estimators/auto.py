@@ -78,6 +78,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
 
     name: ClassVar[str] = "auto"
     version: ClassVar[int] = 2  # 1 forgot by visits
+    punishes_failures: ClassVar[bool] = False
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_RECENT, "successes_old", "rollouts_old")
     shared_fields: ClassVar[tuple[str, ...]] = (
         "moments", "pairs", "evidence", "prior", "weight", "discount", "timed", "prompts", "clock"

@@ -115,6 +115,11 @@ class RewardEstimator(ABC):
         """Rewards that :meth:`observe` accepts; may be a class attribute."""
         return "real"
 
+    @property
+    def punishes_failures(self) -> bool:
+        """Whether advantages below 0 of all-failed groups may cost rare successes; may be a class attribute."""
+        return bool(self.state_fields)
+
     def initial_state(self, num_prompts: int) -> State:
         """Return the state before any rollout; by default 0 per prompt."""
         return {field: np.zeros(num_prompts) for field in self.state_fields}

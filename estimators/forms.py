@@ -32,12 +32,14 @@ class Form(ABC):
             KL penalty in the reward, summed over the tokens that follow), it subtracts their mean over all response
             tokens of the batch and divides by their standard deviation.
         leave_one_out: True if :meth:`advantages` needs the estimate's ``without_each``.
+        sums_to_zero: True if the advantages of a step sum to 0.
     """
 
     name: ClassVar[str]
     formula: ClassVar[str]
     whitened: ClassVar[bool] = False
     leave_one_out: ClassVar[bool] = False
+    sums_to_zero: ClassVar[bool] = False
 
     @abstractmethod
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
@@ -112,6 +114,7 @@ class BatchCentered(DrGrpo):
 
     name: ClassVar[str] = "batch_centered"
     formula: ClassVar[str] = "X - p, minus its mean over the step"
+    sums_to_zero: ClassVar[bool] = True
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         advantages_P_G = super().advantages(rewards_P_G, estimate)

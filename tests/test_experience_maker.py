@@ -18,9 +18,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, log_prob_difference  # noqa: E402
-from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.actors.replays import Replays  # noqa: E402
+from openrlhf_dbb.actors.rollout_batch import Group, Prompt, RolloutBatch  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 
@@ -77,10 +77,16 @@ def maker(cls, args, kl=0.0, **options):
     return cls(None, None, None, None, SimpleNamespace(value=kl), SimpleNamespace(args=args), TOKENIZER, **options)
 
 
-def advantages(made, batch, step=1, *, filtered=(), skipped=0):
-    """The batch with the advantages of a step, and what is logged of it."""
-    rollouts = RolloutBatch(filtered=list(filtered), skipped=skipped, step=step)
-    return made.add_advantages(batch, rollouts), rollouts.metrics
+def group(prompt, rollouts, version=None):
+    return Group(Prompt(PROMPTS[prompt], str(prompt + 1), None), prompt, version=version, rollouts=tuple(rollouts))
+
+
+def advantages(made, batch, step=1, *, filtered=(), skipped=0, versions=None):
+    """The batch with the advantages of a step, and what is logged of it; each row is a group for itself."""
+    prompts = [PROMPTS.index(prompt) for experience in batch for prompt in experience.prompts]
+    versions = versions or [None] * len(prompts)
+    trained = tuple(group(prompt, [None], version) for prompt, version in zip(prompts, versions, strict=True))
+    return batch, made.add_advantages(batch, RolloutBatch(trained, tuple(filtered), skipped), step)
 
 
 @pytest.fixture
@@ -221,12 +227,7 @@ def test_a_late_group_is_stored_with_its_lag(ours):
     mine, store = ours("dbb", discount=0.5)
     for step in (1, 2):
         advantages(mine, experiences(RANDOM), step)
-    batch = experiences(RANDOM)
-    versions = torch.tensor([[1.0] * 8, [0.0] * 8, [2.0, 1.0] * 4, [2.0] * 8]).double().flatten().split(4)
-    for experience, of_rows in zip(batch, versions, strict=True):
-        experience.info["policy_version"] = of_rows
-    batch, metrics = advantages(mine, batch, 3)
-    assert "policy_version" not in batch[0].info  # or it would be logged as a metric of the actor
+    _, metrics = advantages(mine, experiences(RANDOM), 3, versions=[1] * 8 + [0] * 8 + [2, 1] * 4 + [2] * 8)
     assert (metrics["async/lag"], metrics["async/lag_max"]) == (pytest.approx((1 + 2 + 0.5 + 0) / 4), 2)
     by_prompt = "JOIN prompts USING (prompt_id) WHERE step = 3 ORDER BY prompt"
     lags = stored(mine, store, f"SELECT policy_version, lag FROM posterior_history {by_prompt}")
@@ -241,7 +242,7 @@ def test_the_log_probs_of_vllm_and_the_policy_are_compared_at_the_generated_toke
 
 def filtered_group(prompt, scores, length=TOKENS):
     """A group that was generated, but is not trained on."""
-    return [
+    rollouts = [
         Experience(
             sequences=torch.ones(1, 1 + TOKENS, dtype=torch.int32),
             action_mask=(torch.arange(TOKENS) < length)[None],
@@ -254,12 +255,13 @@ def filtered_group(prompt, scores, length=TOKENS):
         )
         for score in scores
     ]
+    return group(prompt, rollouts)
 
 
 def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     mine, store = ours("dbb", discount=0.5)
     trained = np.array([[1.0, 0, 0, 0, 0, 0, 0, 0], [1.0] * 8])
-    rejected = [*filtered_group(2, [0.0] * 8, length=3), *filtered_group(3, [1.0, math.nan])]
+    rejected = [filtered_group(2, [0.0] * 8, length=3), filtered_group(3, [1.0, math.nan])]
     batch, metrics = advantages(mine, experiences(trained), filtered=rejected, skipped=2)
     assert column(batch, "advantages").shape == (16, TOKENS)
     # alpha, beta = 0.5 + S, 0.5 + n - S
@@ -278,7 +280,7 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
     batch.sequences = torch.tensor([[*said[:4], eos, 1], [*said, 1]])
     batch.action_mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]])  # of the token that comes next
     batch.action_log_probs, batch.truncated = torch.full((2, 5), -0.5), torch.tensor([False, True])
-    advantages(mine, [batch], filtered=filtered_group(1, [1.0], length=2))
+    advantages(mine, [batch], filtered=[filtered_group(1, [1.0], length=2)])
     columns = "prompt, sample, reward, score, length, truncated, missing, log_prob, text"
     sql = f"SELECT {columns} FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample"
     one = TOKENIZER.decode([1])
@@ -308,9 +310,9 @@ VISITS = [[1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0,
 def test_replays_ride_along_from_the_third_visit_on(ours, ray_node):
     mine, store = ours("dbb", "--method", "repo", discount=0.5)
     mine.actor_model_group = Ranks()
-    for step, group in enumerate(VISITS, 1):
+    for step, visit in enumerate(VISITS, 1):
         assert mine.actor_model_group.calls == []
-        rewards_P_G = np.array([group] * 3, dtype=float)
+        rewards_P_G = np.array([visit] * 3, dtype=float)
         if step == 1:
             rewards_P_G[1:, -1] = np.nan  # two prompts will have 15 rollouts in the cache, one too few
         batch, metrics = advantages(mine, experiences(rewards_P_G, log_prob=-step), step)

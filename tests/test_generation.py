@@ -18,6 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from openrlhf_dbb.actors import generation  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, DrawnPrompts, RolloutGenerator  # noqa: E402
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
+from openrlhf_dbb.actors.rollout_batch import Prompt, rollouts_of  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.evaluation.engines import Finished, Request  # noqa: E402
 
@@ -122,7 +123,7 @@ def generator(engine):
         ids = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
         return RolloutGenerator(
             SimpleNamespace(args=args), loader, None, "tokenizer", list(engines), sampler=sampler, prompt_ids=ids,
-            **options,
+            judges=isinstance(sampler, Mixed), **options,
         )  # fmt: skip
 
     return make
@@ -135,9 +136,13 @@ def columns(rows):
 def draw(made):
     """One call, as OpenRLHF's fit() makes it: the prompts of the batch, prompts generated for, end of the pass."""
     made.last_batch, _, consumed, exhausted = made.generate_samples()
-    prompts = [rollout.prompts[0] for rollout in made.last_batch.trained]
-    assert prompts[::GROUP] == prompts[1::GROUP]  # whole groups, side by side
-    return "".join(prompts[::GROUP]), consumed, exhausted
+    groups = made.last_batch.trained
+    assert all([rollout.prompts for rollout in group.rollouts] == [[group.prompt.text]] * GROUP for group in groups)
+    return texts(groups), consumed, exhausted
+
+
+def texts(groups):
+    return "".join(group.prompt.text for group in groups)
 
 
 def draw_batches(made, count):
@@ -154,15 +159,12 @@ def beside(made):
 
     Sorted, since filtered groups come in the order in which they are answered.
     """
-    prompts = sorted(rollout.prompts[0] for rollout in made.last_batch.filtered)
-    return "".join(prompts[::GROUP]), made.last_batch.skipped
+    return "".join(sorted(texts(made.last_batch.filtered))), made.last_batch.skipped
 
 
-def continued(made, state, position):
+def continued(made, snapshot):
     """The generator after a resume from a checkpoint."""
-    if position["data_loader_state_dict"]:
-        made.prompts_dataloader.load_state_dict(position["data_loader_state_dict"])
-    made.load(pickle.loads(pickle.dumps(state)))
+    made.load(pickle.loads(pickle.dumps(snapshot.state)), snapshot.place)
     return made
 
 
@@ -236,11 +238,10 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
     made = generator([HARD, MIXED, MIXED], Drawing(FACTS))
     rows = columns(made.prompts_dataloader.dataset)
     data = SimpleNamespace(**dict(zip(("sources", "prompts", "labels", "images"), rows, strict=True)))
-    made.prompts_dataloader = DrawnPrompts(data, made.sampler, made.prompt_ids, lambda: "predictive")
+    made.prompts_dataloader = DrawnPrompts(data, made.sampler, made._prompt_ids, lambda: "predictive")
     assert draw(made) == ("31", 2, False)
-    assert [rollout.info["weight"].item() for rollout in made.last_batch.trained] == [2.0] * 4
-    assert [rollout.info["inclusion"].item() for rollout in made.last_batch.trained] == [0.5] * 4
-    assert made.position(0) == {"episode": 0, "data_loader_state_dict": {"place": 2}}
+    assert [(group.drawn.inclusion, group.drawn.weight) for group in made.last_batch.trained] == [(0.5, 2.0)] * 2
+    assert (made.last_batch.snapshot.place, made.last_batch.snapshot.ends_pass) == ({"place": 2}, False)
     assert draw(made) == ("", 1, True)  # a pass is as many prompts as there are
     assert draw(made) == ("32", 1, False)
     assert observed == [(2, True), (0, False), (2, True), (1, True)]
@@ -273,9 +274,9 @@ def test_the_surplus_of_a_round_is_observed(generator):
     made = generator([HARD, MIXED, MIXED, EASY, MIXED, MIXED, MIXED, MIXED], Mixed(a_round=6))
     assert draw(made) == ("23", 6, False)
     assert made.generated == 6 * GROUP
-    taken = sorted(made.last_batch.filtered, key=lambda rollout: rollout.prompts)
-    assert [rollout.prompts[0] for rollout in taken[::GROUP]] == ["1", "4", "5", "6"]
-    assert [rollout.scores.item() for rollout in taken] == [0, 0, 1, 1, 1, 0, 1, 0]
+    taken = sorted(made.last_batch.filtered, key=lambda group: group.prompt)
+    assert texts(taken) == "1456"
+    assert [rollout.scores.item() for rollout in rollouts_of(taken)] == [0, 0, 1, 1, 1, 0, 1, 0]
 
 
 def test_skipped_prompts_are_counted_and_cost_nothing(generator):
@@ -300,7 +301,7 @@ def test_what_was_not_verified_is_no_score(generator):
     assert draw(made)[0] == ""
     assert made.unused() == 4 * GROUP  # the fourth is kept and waits
     plain = generator(["1?", "0?"])
-    rollouts = plain.generate_samples()[0].trained
+    rollouts = rollouts_of(plain.generate_samples()[0].trained)
     assert [str(rollout.scores.item()) for rollout in rollouts] == ["1.0", "nan", "0.0", "nan"]
     assert [rollout.info["score"].item() for rollout in rollouts] == [1, 0, 0, 0]  # for a mean that is logged
 
@@ -326,14 +327,13 @@ def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, l
 
     def train(made, count):
         """Batches, with what came with them."""
-        return [(draw_batches(made, 1), *beside(made), made.generated, made.metrics()) for _ in range(count)]
+        return [(draw_batches(made, 1), *beside(made), made.generated, made.last_batch.snapshot) for _ in range(count)]
 
     expected = train(generator(labels, Resting(a_round=3)), steps + 4)
     stopped = generator(labels, Resting(a_round=3))
     train(stopped, steps)
-    position = stopped.position(0)
-    assert bool(position["data_loader_state_dict"]) == (not (len(labels) == 5 and steps == 2))
-    resumed = continued(generator(labels, Resting(a_round=3)), stopped.state(), position)
+    assert bool(stopped.last_batch.snapshot.place) == (not (len(labels) == 5 and steps == 2))
+    resumed = continued(generator(labels, Resting(a_round=3)), stopped.last_batch.snapshot)
     assert train(resumed, 4) == expected[steps:]
 
 
@@ -348,10 +348,8 @@ def test_engines_sleep_between_batches_whatever_happens(generator, engine):
 
 def test_more_responses_are_scored_as_in_training_and_the_engine_sleeps_again(generator, engine):
     made = generator([], sleep=True)
-    groups = [
-        SimpleNamespace(prompts=[text], labels=[label], images=[None]) for text, label in (("a", "10?"), ("b", "0-1"))
-    ]
-    scores = made.score_more(groups, 3, temperature=0.5, n_samples_per_prompt=8)
+    prompts = [Prompt("a", "10?", None), Prompt("b", "0-1", None)]
+    scores = made.score_more(prompts, 3, temperature=0.5, n_samples_per_prompt=8)
     # a score that is absent, unlike a missing one (NaN), leaves the reward
     np.testing.assert_array_equal(scores, [[1, 0, math.nan], [0, 9, 1]])
     first, *asked, last = ray.get(engine.recorded.remote())
@@ -363,7 +361,7 @@ def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engi
     made = generator([MIXED] * 5, at_a_time=3)
     assert draw(made) == ("12", 3, False)
     assert made.generated == 3 * GROUP
-    assert made.last_batch.filtered == []
+    assert made.last_batch.filtered == ()
     assert draw(made) == ("34", 2, False)  # 3 has waited; two more make three at a time again
     assert draw(made) == ("", 0, True)  # 5 waits for the next pass
     assert draw(made) == ("51", 2, False)
@@ -373,16 +371,16 @@ def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engi
 def test_only_the_first_batch_of_a_start_comes_with_log_probs(generator):
     made = generator([MIXED] * 4, at_a_time=3)
     draw(made)
-    assert {rollout.rollout_log_probs.shape for rollout in made.last_batch.trained} == {(1, 3)}
+    assert {rollout.rollout_log_probs.shape for rollout in rollouts_of(made.last_batch.trained)} == {(1, 3)}
     assert draw(made)[0] == "34"  # 3 waited, and came with them
-    assert [rollout.rollout_log_probs for rollout in made.last_batch.trained] == [None] * 4
+    assert [rollout.rollout_log_probs for rollout in rollouts_of(made.last_batch.trained)] == [None] * 4
 
 
 def test_each_batch_comes_with_log_probs_where_no_pass_of_the_policy_takes_them(generator):
     made = generator([MIXED] * 4, train_batch=2 * GROUP)  # all rollouts in one update
     for _ in range(2):
         draw(made)
-        assert {rollout.rollout_log_probs.shape for rollout in made.last_batch.trained} == {(1, 3)}
+        assert {rollout.rollout_log_probs.shape for rollout in rollouts_of(made.last_batch.trained)} == {(1, 3)}
 
 
 def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):
@@ -391,9 +389,8 @@ def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained
     assert draw(made)[0] == "12"
     made.version = 2
     made.drop_stale(1)
-    batch = made.generate_samples()[0]
-    assert [rollout.prompts[0] for rollout in batch.trained[::GROUP]] == ["5", "6"]
-    assert [rollout.prompts[0] for rollout in batch.filtered[::GROUP]] == ["3", "4"]
+    assert (draw(made)[0], beside(made)) == ("56", ("34", 0))
+    assert [group.version for group in made.last_batch.trained + made.last_batch.filtered] == [2, 2, 0, 0]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
@@ -401,24 +398,23 @@ def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generat
     """8 prompts, 2 a batch, 5 at a time: a resume after any step trains each prompt once a pass."""
     stopped = generator([MIXED] * 8, at_a_time=5, version=0)
     before = draw_batches(stopped, steps)
-    assert stopped.state()["generated"] == steps * 2 * GROUP  # the rest will be asked for again
-    resumed = generator([MIXED] * 8, at_a_time=5, version=0)
-    resumed = continued(resumed, stopped.state(), stopped.position(0))
+    assert stopped.last_batch.snapshot.generated == steps * 2 * GROUP  # the rest will be asked for again
+    resumed = continued(generator([MIXED] * 8, at_a_time=5, version=0), stopped.last_batch.snapshot)
     after = draw_batches(resumed, 8 - steps)
     assert sorted("".join(before + after)) == sorted("12345678" * 2)
-    assert resumed.generated - len(resumed.state()["again"]) * GROUP == 8 * 2 * GROUP
+    assert resumed.snapshot().generated == 8 * 2 * GROUP
 
 
 def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
     """All four prompts are drawn at once; after the resume the pass is over when the two that waited are trained on."""
     stopped = generator([MIXED] * 4, at_a_time=9, version=0)
     assert draw(stopped) == ("12", 4, False)
-    assert stopped.position(3) == {"episode": 3, "data_loader_state_dict": {}}
+    assert (stopped.last_batch.snapshot.place, stopped.last_batch.snapshot.ends_pass) == ({}, False)  # two wait
     ended = []
     sampler = Sampler(FACTS)
     sampler.end_pass = lambda: ended.append(True)
     resumed = generator([MIXED] * 4, sampler, at_a_time=9, version=0)
-    resumed.load(stopped.state())
+    continued(resumed, stopped.last_batch.snapshot)
     assert draw_batches(resumed, 1) == ["34"] and ended == []
     assert draw_batches(resumed, 1) == ["12"] and ended == [True]
 
@@ -446,11 +442,10 @@ def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_
     handed = ahead(labels, Resting(a_round=3))
     assert draw(handed)[0] == "12"
     until(lambda: len(handed._ahead._batches) == 3)  # the second to the fourth are made
-    assert handed.generated == 3 * GROUP  # a round is of three prompts
-    resumed = generator(labels, Resting(a_round=3), version=0)
-    resumed = continued(resumed, handed.state(), handed.position(0))
+    assert handed.last_batch.snapshot.generated == 3 * GROUP  # a round is of three prompts
+    resumed = continued(generator(labels, Resting(a_round=3), version=0), handed.last_batch.snapshot)
     assert draw(resumed)[0] == draw(handed)[0]
-    assert (resumed.state(), resumed.metrics()) == (handed.state(), handed.metrics())
+    assert resumed.last_batch.snapshot == handed.last_batch.snapshot
 
 
 @pytest.mark.parametrize(("partial", "calls"), [(False, []), (True, ["pause_generation", "resume_generation"])])
@@ -458,11 +453,11 @@ def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
     handed = ahead([MIXED] * 2, partial=partial)
     with handed.updating():  # of a resume: the engines get the weights of the checkpoint
         pass
-    assert (handed._version, ray.get(engine.recorded.remote())) == (0, [])
+    assert (handed._version(), ray.get(engine.recorded.remote())) == (0, [])
     draw(handed)
     with handed.updating():
         pass
-    assert handed._version == 1
+    assert handed._version() == 1
     assert [call for call in ray.get(engine.recorded.remote()) if isinstance(call, str)] == calls
 
 

@@ -20,7 +20,7 @@ from openrlhf_dbb.actors.generation import BudgetSpent, DrawnPrompts, RolloutGen
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.actors.replays import PolicyDrift, Replays
-from openrlhf_dbb.actors.rollout_batch import RolloutBatch, scores
+from openrlhf_dbb.actors.rollout_batch import RolloutBatch, rollouts_of, scores
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import CARD, Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -28,6 +28,7 @@ from openrlhf_dbb.core.replay_cache import ReplayCache
 from openrlhf_dbb.core.step import Probes, probed_prompts
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
@@ -69,8 +70,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         upstream.mask_trackers()
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         self._held_out, self._benchmarks = self.eval_dataloader, benchmarks
-        self.eval_dataloader = self._held_out or self._benchmarks  # upstream asks only whether there is any data
-        self._evaluates = bool(self.eval_dataloader) and self.args.eval.steps != float("inf")
+        self.eval_dataloader = None  # upstream's loop evaluates held-out data only, so that we do it, see _evaluate
+        self._evaluates = bool(self._held_out or self._benchmarks) and self.args.eval.steps != float("inf")
         self._checkpoint, self._folder = checkpoint, Path(self.args.ckpt.path)
         self._best = BestModel(self._folder, run_uuid)
         data = self.prompts_dataloader.dataset
@@ -90,7 +91,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._sampler = sampler = rollouts.sampler(strategies.facts(self.args))
         if rollouts.draws:
             loader = DrawnPrompts(loader.dataset, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
-        self.prompts_dataloader = _Loader(loader)
         generator = RolloutGenerator(
             strategy,
             loader,
@@ -98,12 +98,14 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self.tokenizer,
             self.vllm_engines,
             sampler=sampler,
+            judges=rollouts.needs_scores,
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self._budget,
             version=self._posteriors.step if self.args.train.async_enable else None,
         )
         self._ahead = GenerationAhead(generator, self.args) if self.args.train.async_enable else None
-        self.samples_generator = self._ahead or generator
+        self.samples_generator = generator if self._ahead is None else self._ahead
+        self.prompts_dataloader = self.samples_generator
         self.experience_maker = PosteriorExperienceMaker(
             self.actor_model_group,
             self.critic_model_group,
@@ -126,9 +128,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return ({note: note} if note else {}) | self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
-            learns_from_failures=bool(estimator.state_fields)
-            and estimator.name != "auto"
-            and self.args.algo.advantage.estimator not in ("batch_centered", "batch_mean"),
+            learns_from_failures=estimator.punishes_failures
+            and not FORMS.get(self.args.algo.advantage.estimator).sums_to_zero,
         )
 
     def fit(self, global_step: int = 0) -> None:
@@ -148,13 +149,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 self._ahead.close()
         if not self.progress.step:
             raise RunError(
-                f"{self.samples_generator.generated} rollouts did not fill one batch of groups with different rewards; "
+                f"{self.samples_generator.unused()} rollouts did not fill one batch of groups with different rewards; "
                 "the data is too easy or too hard for the model: use other data, or --rollout.strategy plain"
             )
         # The trackers are closed by now. If the last step is not a multiple of eval.steps, it is evaluated here.
         self.wandb_logger = self.tensorboard_logger = None
         if self._evaluates and self.progress.step not in self.progress.accuracy:
-            self.evaluate(self.progress.step)
+            self._evaluate(self.progress.step)
 
     def finish(self) -> Progress:
         """Describe the saved model, mark the run as finished, and close its database."""
@@ -171,7 +172,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Return the states of the loaded checkpoint, and take everything back to its step."""
         states: dict[str, Any] = {"episode": 0, "global_step": 0, "total_consumed_prompts": 0}
-        states["data_loader_state_dict"] = {}
         if self._checkpoint is not None:
             everywhere = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))
             loaded = [(each.get("global_step"), each.get(MARK, {}).get("run")) for each in everywhere]
@@ -183,9 +183,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._best.roll_back(step)
         self.progress.step = step
         if mark:
-            self.samples_generator.load(mark["generation"])
+            self.samples_generator.load(mark["generation"], states.pop("data_loader_state_dict"))
             for owner, file in self._cache_files(f"global_step{step}"):
                 owner.cache = ReplayCache.load(file, owner.cache.size)
+        self._snapshot = self.samples_generator.snapshot()
         if self._ahead is not None:
             self._ahead.begin_at(states["episode"], step)
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
@@ -198,31 +199,36 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             if step not in self.progress.accuracy and step % self.args.eval.steps == 0:
                 if step:
                     self.broadcast_to_vllm()
-                self.evaluate(step)
+                self._evaluate(step)
         self.progress.enter(GENERATING, self._a_step)
         self.progress.ends.append(time.monotonic())
-        return states
+        return states | {"data_loader_state_dict": {}}  # the generator has its place by now
 
     def train_step(self, rollout_samples: RolloutBatch, global_step: int) -> tuple[dict[str, Any], int]:
         """Train on one rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
 
         The posteriors are written at the same time. The step is reported, and may be saved, once they are stored.
         """
-        timings, began = {}, time.monotonic()
-        if self._probed:
-            rollout_samples.probes = self._probe(rollout_samples.all)
-            timings["timing/probe"] = time.monotonic() - began
-        rollout_samples.step = global_step + 1
-        status, step = super().train_step(rollout_samples, global_step)
+        batch, began = rollout_samples, time.monotonic()
+        probes = self._probe(batch) if self._probed else None
+        probed = time.monotonic()
+        experiences, logged = self.experience_maker.make(batch, global_step + 1, probes)
+        made = time.monotonic()
+        status, step = super().train_step(experiences, global_step)
         if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
-            raise RuntimeError(f"step {step} trained nothing: {len(rollout_samples)} rollouts fill no optimizer step")
-        status |= timings | rollout_samples.metrics | self.samples_generator.metrics()
-        status["rollout/generated"] = self.samples_generator.generated
+            raise RuntimeError(f"step {step} trained nothing: {len(batch)} rollouts fill no optimizer step")
+        assert batch.snapshot is not None
+        self._snapshot = batch.snapshot
+        status |= logged | batch.snapshot.metrics | {"rollout/generated": batch.snapshot.generated}
+        status |= {"timing/make_experience": made - probed} | ({"timing/probe": probed - began} if probes else {})
         began = time.monotonic()
         self.progress.enter("waiting for the store")  # visible only if it takes long
         self._posteriors.settle()
         status["timing/store_wait"] = time.monotonic() - began
-        verified = [r.rewards.item() for r in rollout_samples.trained if r.scores is not None and not r.scores.isnan()]
+        outcome = _outcome(rollouts_of(batch.trained + batch.filtered))
+        verified = [
+            r.rewards.item() for r in rollouts_of(batch.trained) if r.scores is not None and not r.scores.isnan()
+        ]
         if verified:  # upstream's mean counts a missing reward as 0
             status["rollout/reward_mean"] = sum(verified) / len(verified)
         progress = self.progress
@@ -231,8 +237,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         progress.step, progress.reward = step, status["rollout/reward_mean"]
         progress.zero_variance = status.get("estimator/zero_variance")
         if self._budget is not None:  # steps that discard rollouts are fewer
-            progress.total = max(step, self._budget * step // self.samples_generator.generated)
-        progress.outcomes.append(_outcome(rollout_samples.all))
+            progress.total = max(step, self._budget * step // batch.snapshot.generated)
+        progress.outcomes.append(outcome)
         progress.ends.append(time.monotonic())
         progress.enter(GENERATING, self._a_step)
         return status, step
@@ -248,22 +254,22 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         with contextlib.nullcontext() if self._ahead is None else self._ahead.updating():
             super().broadcast_to_vllm()
 
-    def _probe(self, rollouts: list[Any]) -> Probes:
+    def _probe(self, batch: RolloutBatch) -> Probes:
         """Return the scores of further rollouts of the batch's probed prompts."""
-        one_of_each = {(rollout.prompts[0], str(rollout.labels[0])): rollout for rollout in rollouts}
-        probed = {prompt: rollout for prompt, rollout in one_of_each.items() if prompt in self._probed}
+        prompts = {group.prompt.key: group.prompt for group in batch.trained + batch.filtered}
+        probed = [key for key in prompts if key in self._probed]
         self.progress.enter("probing")
-        samples = self.args.probe.samples
-        scores_Q_M = self.samples_generator.score_more(list(probed.values()), samples, **self.generate_kwargs)
-        return Probes(list(probed), scores_Q_M)
+        asked, samples = [prompts[key] for key in probed], self.args.probe.samples
+        return Probes(probed, self.samples_generator.score_more(asked, samples, **self.generate_kwargs))
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
     ) -> None:
         """Log the step, and save a checkpoint with our state if one is due."""
         states = client_states if client_states is not None else {}
-        states[MARK] = {"run": self._run.record.uuid, "generation": self.samples_generator.state()}
-        states |= self.samples_generator.position(states["episode"])
+        states[MARK] = {"run": self._run.record.uuid, "generation": self._snapshot.state}
+        states["data_loader_state_dict"] = self._snapshot.place
+        states["episode"] += self._snapshot.ends_pass
         self._posteriors.record_metrics(global_step, {**(logs_dict or {}), "plan/steps": self.progress.total})
         tag, saves = f"global_step{global_step}", global_step % self.args.ckpt.save_steps == 0
         phase = self.progress.phase
@@ -289,6 +295,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
             self._best.settle(global_step)
         self.progress.enter(phase, self._a_step)
+        if self._evaluates and global_step % self.args.eval.steps == 0:
+            self._evaluate(global_step)
 
     def _cache_files(self, tag: str) -> list[tuple[Replays | PolicyDrift, Path]]:
         """Return what keeps earlier rollouts, each with its file in a checkpoint."""
@@ -296,11 +304,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         owners = {"replay.npz": maker.replays, "drift.npz": maker.drift}
         return [(owner, folder / name) for name, owner in owners.items() if owner]
 
-    def save_best_checkpoint(self, *args: Any) -> None:
-        """Skip upstream's second checkpoint: :meth:`evaluate` has already saved the best model."""
-
     @torch.no_grad()
-    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:
+    def _evaluate(self, global_step: int) -> None:
         """Evaluate on held-out data and benchmarks, keep the best model, and store each prompt's results.
 
         The results come last: an evaluation that is stored is complete.
@@ -327,7 +332,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 "seconds": seconds,
                 **generate_kwargs,
             },
-            generated_total=self.samples_generator.generated,
+            generated_total=self._snapshot.generated,
         )
         if (best := self._best.newest()) is not None and best.step == global_step:
             card = model_card.text(self._posteriors.store, self._run.record, best.step, best.measure)
@@ -338,7 +343,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             tracker.log_eval(global_step, logs | cost)
         self.progress.accuracy[global_step] = logs[f"eval_mean@{self.args.eval.n_samples_per_prompt}"]
         self.progress.enter(phase, self._a_step)
-        return logs
 
     def _measure(self, **generate_kwargs: Any) -> tuple[dict[str, float], dict[str, Results]]:
         """Sample and verify; return the measures, upstream's among them, and the results."""
@@ -369,21 +373,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             folder = str(self._best.begin())
             listings = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
             self._best.finish(best, listings)
-
-
-class _Loader:
-    """The data loader as OpenRLHF's loop sees it. The generator reads the real one."""
-
-    def __init__(self, loader: Any) -> None:
-        self.dataset, self.load_state_dict = loader.dataset, loader.load_state_dict
-        self._length = len(loader)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the checkpoint holds the generator's ``position`` instead."""
-        return {}
 
 
 def _outcome(rollouts: list[Any]) -> StepOutcome:

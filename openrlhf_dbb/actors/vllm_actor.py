@@ -134,8 +134,7 @@ class StrictRolloutActor(PlatformRolloutActor):
         except (RewardError, RuntimeError) as error:  # the server's is a RuntimeError
             raise RewardError(without_passwords(f"{error}; on prompt {prompt[:80]!r}")) from None
         # The reward is averaged for the log and so has to be finite. The score says that it is missing.
-        numbers = {"reward": reward or 0.0, "scores": math.nan if score is None else score}
-        return {**numbers, "extra_logs": {**logs, "missing": float(reward is None)}}
+        return {"reward": reward or 0.0, "scores": math.nan if score is None else score, "extra_logs": logs}
 
     async def _group_of_agents(
         self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], samples: int, max_length: int

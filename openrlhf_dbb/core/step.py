@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.estimators import Estimate, Form
-from openrlhf_dbb.estimators.forms import BatchCentered
 from openrlhf_dbb.estimators.probe_error import squared_errors
 from openrlhf_dbb.estimators.simple import PointEstimator
 
@@ -302,7 +301,7 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
     advantages_V_G = form.advantages(trained_V_G, estimate)
     if rollouts.weights is not None:
         weights_V_G = np.where(np.isnan(trained_V_G), 0.0, groups.matrix(rollouts.weights))
-        if isinstance(form, BatchCentered):  # the mean over the step is weighted too, so that they still sum to 0
+        if form.sums_to_zero:  # the mean over the step is weighted too, so that they still sum to 0
             mean = (weights_V_G * advantages_V_G).sum() / (weights_V_G.sum() or 1.0)
             advantages_V_G = advantages_V_G - (mean if abs(mean) > 1e-12 else 0.0)  # as the form: no rounding errors
         advantages_V_G = weights_V_G * advantages_V_G
