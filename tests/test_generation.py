@@ -426,8 +426,7 @@ def ahead(generator):
 
     def make(labels, sampler=None, *, partial=False):
         train = SimpleNamespace(async_queue_size=3, max_lag=None, partial_rollout_enable=partial, num_episodes=2)
-        handed = GenerationAhead(generator(labels, sampler, version=0), SimpleNamespace(train=train))
-        handed.begin_at(0, 0)
+        handed = GenerationAhead(generator(labels, sampler), SimpleNamespace(train=train), 0, 0)
         made.append(handed)
         return handed
 

@@ -41,10 +41,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         drift: PolicyDrift | None = None,
     ) -> None:
         super().__init__(*args)
-        self._progress = progress
-        self.posteriors = posteriors
-        self.replays = replays
-        self.drift = drift
+        self._progress, self.posteriors, self.replays, self.drift = progress, posteriors, replays, drift
+        self._corrects = self.args.algo.advantage.is_correction_level != "off"  # by vLLM's log-probs
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Return the experiences of :meth:`make`: OpenRLHF calls this, and has no place for what is logged."""
@@ -65,16 +63,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         logged = {}
         if takes_log_probs and all(experience.rollout_log_probs is not None for experience in experiences):
             logged[DIFFERENCE] = log_prob_difference(experiences)
-        if takes_log_probs:
-            self._drop_engines_log_probs(experiences)
-        logged |= self.add_advantages(experiences, batch, step, probes)
-        self._drop_engines_log_probs(experiences)  # until here they stood in for the policy's, to be stored
-        return experiences, logged
-
-    def _drop_engines_log_probs(self, experiences: list[Experience]) -> None:
-        if self.args.algo.advantage.is_correction_level == "off":
-            for experience in experiences:
-                experience.rollout_log_probs = None
+        return experiences, logged | self.add_advantages(experiences, batch, step, probes)
 
     def add_advantages(
         self, experiences: list[Experience], batch: RolloutBatch, step: int, probes: Probes | None = None
@@ -135,6 +124,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         for experience, advantage, group_std in zip(experiences, *parts, strict=True):
             if self.args.rollout.n_samples_per_prompt > 1:  # as upstream
                 experience.info["group_reward_std"] = group_std
+            if not self._corrects:  # vLLM's log-probs have been compared and stored
+                experience.rollout_log_probs = None
             mask = experience.action_mask
             # OpenRLHF's reward clip is left out: it would cut advantages (up to sqrt(alpha / beta)), not rewards.
             reward: Any = compute_reward(advantage, self.kl_ctl.value, experience.kl, action_mask=mask)
@@ -185,7 +176,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return Responses(
             texts=decode,
             truncated=torch.cat([experience.truncated for experience in experiences]).numpy(),
-            log_probs=torch.cat([_log_prob_sums(experience) for experience in experiences]).numpy(),
+            log_probs=torch.cat([_log_prob_sums(each, self._corrects) for each in experiences]).numpy(),
             keep=None if keep == ALL else keep,
         )
 
@@ -226,11 +217,10 @@ def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, 
         experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(experience.advantages.dtype)
 
 
-def _log_prob_sums(experience: Experience) -> torch.Tensor:
-    """Return each response's log-prob (B,) by the engine, else by the trainer, else NaN."""
-    log_probs = experience.rollout_log_probs
-    if log_probs is None:
-        log_probs = experience.action_log_probs
+def _log_prob_sums(experience: Experience, corrects: bool) -> torch.Tensor:
+    """Return each response's log-prob (B,): the trainer's, else the engine's, or the reverse; NaN without any."""
+    known = [experience.action_log_probs, experience.rollout_log_probs][:: -1 if corrects else 1]
+    log_probs = next((each for each in known if each is not None), None)
     if log_probs is None:
         return torch.full((len(experience.sequences),), torch.nan)
     return (log_probs.double() * experience.action_mask).sum(dim=-1)

@@ -15,7 +15,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from openrlhf_dbb.actors.rollout_batch import Group, Prompt, RolloutBatch, Snapshot, one_update, rollouts_of, scores
-from openrlhf_dbb.core.step import Floats, Key
+from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler, varies
 from openrlhf_dbb.evaluation.engines import Finished, Request
 
@@ -74,27 +74,21 @@ class RolloutGenerator(SamplesGenerator):
 
     def __init__(
         self,
-        strategy: Any,
-        prompts_dataloader: Any,
-        eval_dataloader: Any,
-        tokenizer: Any,
-        vllm_engines: Sequence[Any],
-        *,
+        *args: Any,
         sampler: Sampler,
         judges: bool,  # the sampler may reject a group
         prompt_ids: Mapping[Key, int],
         max_rollouts: int | None = None,
-        version: int | None = None,
+        version: int | None = None,  # training steps that the engines' policy has seen; only in async training
     ) -> None:
-        super().__init__(strategy, prompts_dataloader, eval_dataloader, tokenizer, vllm_engines)
-        for engine in vllm_engines:
-            engine.use_tokenizer.remote(tokenizer)
+        super().__init__(*args)
+        for engine in self.vllm_engines:
+            engine.use_tokenizer.remote(self.tokenizer)
         self.sampler, self._prompt_ids = sampler, prompt_ids
         # A strategy that judges hears of every group at once, since it may replace it.
         self._prompts_a_call = 1 if judges else PROMPTS_A_CALL
         self.generated = 0  # training rollouts so far
-        self._max_rollouts = max_rollouts
-        self.version = version  # training steps that the engines' policy has seen; in async training the caller's
+        self._max_rollouts, self.version = max_rollouts, version
         # One update: then nobody else takes the log-probs that are stored.
         self._takes_log_probs = self.args.algo.advantage.is_correction_level != "off" or one_update(self.args)
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's

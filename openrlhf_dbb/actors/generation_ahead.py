@@ -20,18 +20,11 @@ _Result = tuple[RolloutBatch, float | None, int, bool]
 class GenerationAhead:
     """Hands out, in order, the batches that a :class:`RolloutGenerator` makes in a thread."""
 
-    def __init__(self, generator: RolloutGenerator, args: Any) -> None:
-        self._generator, self._args = generator, args
-        self._ahead: Ahead[_Result] | None = None
-        self._episode = 0
-        self.load, self.unused, self.snapshot = generator.load, generator.unused, generator.snapshot
-        self.score_more, self.sample = generator.score_more, generator.sample
-        self.generate_eval_samples = generator.generate_eval_samples
-
-    def begin_at(self, episode: int, step: int) -> None:
+    def __init__(self, generator: RolloutGenerator, args: Any, episode: int, step: int) -> None:
         """Start with this pass over the data, after ``step`` training steps."""
-        self._episode = episode
-        self._generator.version = step
+        self._generator, self._args, self._episode = generator, args, episode
+        generator.version = step
+        self._ahead: Ahead[_Result] | None = None
 
     def generate_samples(self, **generate_kwargs: Any) -> _Result:
         """Return the next batch of :meth:`RolloutGenerator.generate_samples`, or raise its error."""
@@ -45,10 +38,7 @@ class GenerationAhead:
                 max_lag=train.max_lag,
                 overlap=train.partial_rollout_enable,
             )
-        filled = self._ahead.take()
-        if filled is None:  # the last pass is over
-            return RolloutBatch(), None, 0, True
-        return filled
+        return self._ahead.take() or (RolloutBatch(), None, 0, True)  # None: the last pass is over
 
     def _version(self) -> int:
         assert self._generator.version is not None
@@ -63,12 +53,6 @@ class GenerationAhead:
         result = self._generator.generate_samples(**generate_kwargs)
         self._episode += result[-1]
         return result, bool(result[0])
-
-    def __len__(self) -> int:
-        return len(self._generator)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:

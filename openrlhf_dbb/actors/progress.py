@@ -66,7 +66,7 @@ class Progress:
             if rollouts < _LAST_ROLLOUTS:  # the last steps that together have enough
                 rollouts, right = rollouts + outcome.rollouts, right + outcome.right
                 cut, missing = cut + outcome.cut, missing + outcome.missing
-        lines: dict[str, str] = {}
+        lines = {}
         if self.difference > _DIFFERENCE:
             lines["weights"] = (
                 f"the log-probs of vLLM and of the policy differ by {self.difference:.2g} nats a token: vLLM may not "

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_dbb.core.step import Floats, Key
+from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.strategies import Drawn
 
 

@@ -10,29 +10,27 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
+from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from openrlhf_dbb import storage, upstream
+from openrlhf_dbb import upstream
 from openrlhf_dbb.actors import model_card
-from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged
+from openrlhf_dbb.actors.evaluation import Evaluator
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, DrawnPrompts, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
-from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress, StepOutcome
+from openrlhf_dbb.actors.progress import GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.actors.replays import PolicyDrift, Replays
-from openrlhf_dbb.actors.rollout_batch import RolloutBatch, rollouts_of, scores
+from openrlhf_dbb.actors.rollout_batch import Prompt, RolloutBatch, rollouts_of, scores
 from openrlhf_dbb.core import checkpoints, strategies
-from openrlhf_dbb.core.best_model import CARD, Best, BestModel
+from openrlhf_dbb.core.best_model import BestModel
+from openrlhf_dbb.core.choices import probed_prompts
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay_cache import ReplayCache
-from openrlhf_dbb.core.step import Probes, probed_prompts
+from openrlhf_dbb.core.step import Probes
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import FORMS
-from openrlhf_dbb.evaluation.answering import answer_once
-from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
-from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.storage.read import held_out, kept_rollouts
 
@@ -45,6 +43,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     prompts_dataloader: Any
     eval_dataloader: Any
+    samples_generator: Any
     wandb_logger: Any
     tensorboard_logger: Any
 
@@ -69,16 +68,15 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         generate_kwargs["min_new_tokens"] = 0
         upstream.mask_trackers()
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
-        self._held_out, self._benchmarks = self.eval_dataloader, benchmarks
-        self.eval_dataloader = None  # upstream's loop evaluates held-out data only, so that we do it, see _evaluate
-        self._evaluates = bool(self._held_out or self._benchmarks) and self.args.eval.steps != float("inf")
+        self._held_out = self.eval_dataloader
+        self.eval_dataloader = None  # upstream's loop would evaluate held-out data only
+        self._evaluates = bool(self._held_out or benchmarks) and self.args.eval.steps != float("inf")
         self._checkpoint, self._folder = checkpoint, Path(self.args.ckpt.path)
         self._best = BestModel(self._folder, run_uuid)
         data = self.prompts_dataloader.dataset
-        labels = [str(label) for label in data.labels]
-        self._posteriors = Posteriors.resume(store_url, run_uuid, data.prompts, labels)
+        keys = [prompt.key for prompt in map(Prompt, data.prompts, data.labels, data.images)]
+        self._posteriors = Posteriors.resume(store_url, run_uuid, *map(list, zip(*keys, strict=True)))
         self._run = self._posteriors.run
-        keys = zip(data.prompts, labels, strict=True)
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         self._budget = self.args.train.max_rollouts
@@ -87,11 +85,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.total = planned // self._a_step
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
+            self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
         rollouts, loader = strategies.of(self.args), self.prompts_dataloader
         self._sampler = sampler = rollouts.sampler(strategies.facts(self.args))
         if rollouts.draws:
             loader = DrawnPrompts(loader.dataset, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
-        generator = RolloutGenerator(
+        self._generator = RolloutGenerator(
             strategy,
             loader,
             self._held_out,
@@ -101,11 +100,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             judges=rollouts.needs_scores,
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self._budget,
-            version=self._posteriors.step if self.args.train.async_enable else None,
         )
-        self._ahead = GenerationAhead(generator, self.args) if self.args.train.async_enable else None
-        self.samples_generator = generator if self._ahead is None else self._ahead
-        self.prompts_dataloader = self.samples_generator
+        self.samples_generator = self.prompts_dataloader = self._generator
+        self._evaluator = Evaluator(
+            self._generator, self._posteriors, self._best, benchmarks, progress, self.actor_model_group, generate_kwargs
+        )
+        self._ahead: GenerationAhead | None = None
+        ids, reads_drift = self._posteriors.prompt_ids, self._posteriors.estimator.reads_drift
         self.experience_maker = PosteriorExperienceMaker(
             self.actor_model_group,
             self.critic_model_group,
@@ -116,8 +117,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self.tokenizer,
             posteriors=self._posteriors,
             progress=self.progress,
-            replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
-            drift=PolicyDrift(self._posteriors.prompt_ids) if self._posteriors.estimator.reads_drift else None,
+            replays=Replays(self.args, ids) if self.args.replay.samples else None,
+            drift=PolicyDrift(ids) if reads_drift else None,
         )
 
     def warnings(self) -> dict[str, str]:
@@ -134,8 +135,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def fit(self, global_step: int = 0) -> None:
         """Train to the end and evaluate the result."""
-        if self._budget is not None:
-            self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
         if not cpu.active():  # before an evaluation takes an hour
             self.progress.enter("trying the longest micro-batch")
             ray.get(self.actor_model_group.async_run_method(method_name="try_longest_micro_batch"))
@@ -149,7 +148,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 self._ahead.close()
         if not self.progress.step:
             raise RunError(
-                f"{self.samples_generator.unused()} rollouts did not fill one batch of groups with different rewards; "
+                f"{self._generator.unused()} rollouts did not fill one batch of groups with different rewards; "
                 "the data is too easy or too hard for the model: use other data, or --rollout.strategy plain"
             )
         # The trackers are closed by now. If the last step is not a multiple of eval.steps, it is evaluated here.
@@ -161,7 +160,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """Describe the saved model, mark the run as finished, and close its database."""
         card = model_card.text(self._posteriors.store, self._run.record, self.progress.step)
         ray.get(self.actor_model_group.async_run_method(method_name="save_card", text=card))
-        self._posteriors.finish(self.samples_generator.unused())
+        self._posteriors.finish(self._generator.unused())
         self._best.settle(self.progress.step)
         self.progress.best, self.progress.best_folder = self._best.newest(), self._best.link
         self.progress.warnings = list(self.warnings().values())
@@ -183,12 +182,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._best.roll_back(step)
         self.progress.step = step
         if mark:
-            self.samples_generator.load(mark["generation"], states.pop("data_loader_state_dict"))
+            self._generator.load(mark["generation"], states.pop("data_loader_state_dict"))
             for owner, file in self._cache_files(f"global_step{step}"):
                 owner.cache = ReplayCache.load(file, owner.cache.size)
-        self._snapshot = self.samples_generator.snapshot()
-        if self._ahead is not None:
-            self._ahead.begin_at(states["episode"], step)
+        self._snapshot = self._generator.snapshot()
+        if self.args.train.async_enable:
+            self.samples_generator = self._ahead = GenerationAhead(self._generator, self.args, states["episode"], step)
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
         if self._evaluates:
@@ -225,12 +224,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.enter("waiting for the store")  # visible only if it takes long
         self._posteriors.settle()
         status["timing/store_wait"] = time.monotonic() - began
-        outcome = _outcome(rollouts_of(batch.trained + batch.filtered))
-        verified = [
-            r.rewards.item() for r in rollouts_of(batch.trained) if r.scores is not None and not r.scores.isnan()
-        ]
-        if verified:  # upstream's mean counts a missing reward as 0
-            status["rollout/reward_mean"] = sum(verified) / len(verified)
+        rewards = [r.rewards for r in rollouts_of(batch.trained) if r.scores is not None and not r.scores.isnan()]
+        if rewards:  # upstream's mean counts a missing reward as 0
+            status["rollout/reward_mean"] = torch.cat(rewards).double().mean().item()
         progress = self.progress
         if not progress.outcomes:  # later steps of an async training differ by their lag
             progress.difference = status.get(DIFFERENCE, 0.0)
@@ -238,7 +234,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         progress.zero_variance = status.get("estimator/zero_variance")
         if self._budget is not None:  # steps that discard rollouts are fewer
             progress.total = max(step, self._budget * step // batch.snapshot.generated)
-        progress.outcomes.append(outcome)
+        progress.outcomes.append(_outcome(rollouts_of(batch.trained + batch.filtered)))
         progress.ends.append(time.monotonic())
         progress.enter(GENERATING, self._a_step)
         return status, step
@@ -260,7 +256,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         probed = [key for key in prompts if key in self._probed]
         self.progress.enter("probing")
         asked, samples = [prompts[key] for key in probed], self.args.probe.samples
-        return Probes(probed, self.samples_generator.score_more(asked, samples, **self.generate_kwargs))
+        return Probes(probed, self._generator.score_more(asked, samples, **self.generate_kwargs))
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
@@ -285,9 +281,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 wandb.log({"train/rollouts": table, "train/global_step": global_step})
         if saves and not self.args.ckpt.disable_ds:
             for owner, file in self._cache_files(tag):
-                file.parent.mkdir(
-                    parents=True, exist_ok=True
-                )  # complete() says it if this host does not see the ranks'
+                # If this host does not see the ranks' folder, complete() says it.
+                file.parent.mkdir(parents=True, exist_ok=True)
                 owner.cache.save(file)
             # The checkpoint counts as whole only once the store is durable up to it.
             listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
@@ -298,81 +293,16 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._evaluates and global_step % self.args.eval.steps == 0:
             self._evaluate(global_step)
 
+    def _evaluate(self, step: int) -> None:
+        phase, trackers = self.progress.phase, filter(None, (self.wandb_logger, self.tensorboard_logger))
+        self._evaluator.evaluate(step, self._snapshot.generated, trackers)
+        self.progress.enter(phase, self._a_step)
+
     def _cache_files(self, tag: str) -> list[tuple[Replays | PolicyDrift, Path]]:
         """Return what keeps earlier rollouts, each with its file in a checkpoint."""
         folder, maker = checkpoints.actor_folder(self._folder, tag), self.experience_maker
         owners = {"replay.npz": maker.replays, "drift.npz": maker.drift}
         return [(owner, folder / name) for name, owner in owners.items() if owner]
-
-    @torch.no_grad()
-    def _evaluate(self, global_step: int) -> None:
-        """Evaluate on held-out data and benchmarks, keep the best model, and store each prompt's results.
-
-        The results come last: an evaluation that is stored is complete.
-        """
-        phase, began = self.progress.phase, time.monotonic()
-        generate_kwargs = self.generate_kwargs | {
-            "temperature": self.args.eval.temperature,
-            "top_p": self.args.eval.top_p,
-            "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
-        }
-        logs, results = self._measure(**generate_kwargs)
-        seconds = time.monotonic() - began
-        if not global_step:
-            self.progress.before = self.progress.after
-        self._keep_if_best(global_step, list(results), logs)
-        self._run.record_evaluation(
-            global_step,
-            storage.TRAINING,
-            [stored_rows(each, self._posteriors.store) for each in results.values()],
-            model=self.args.actor.model_name_or_path,
-            config={
-                "dataset": self.args.eval.dataset,
-                "benchmarks": {name: prompts.about() for name, prompts in self._benchmarks.items()},
-                "seconds": seconds,
-                **generate_kwargs,
-            },
-            generated_total=self._snapshot.generated,
-        )
-        if (best := self._best.newest()) is not None and best.step == global_step:
-            card = model_card.text(self._posteriors.store, self._run.record, best.step, best.measure)
-            (self._best.link / CARD).write_text(card, encoding="utf-8")
-        rollouts = sum(each.scores_R_P_N.size for each in results.values())
-        cost = {"eval_rollouts": float(rollouts), "eval_seconds": seconds}
-        for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
-            tracker.log_eval(global_step, logs | cost)
-        self.progress.accuracy[global_step] = logs[f"eval_mean@{self.args.eval.n_samples_per_prompt}"]
-        self.progress.enter(phase, self._a_step)
-
-    def _measure(self, **generate_kwargs: Any) -> tuple[dict[str, float], dict[str, Results]]:
-        """Sample and verify; return the measures, upstream's among them, and the results."""
-        logs: dict[str, float] = {}
-        results: dict[str, Results] = {}
-        samples_each = generate_kwargs["n_samples_per_prompt"]
-        data = self._held_out.dataset if self._held_out else None
-        self.progress.enter(EVALUATING, samples_each * len(data) if data else 0)
-        if data:
-            samples = self.samples_generator.generate_eval_samples(**generate_kwargs)
-            results = collect(data, samples)
-            self.progress.after = answers(samples[::samples_each], self.tokenizer)
-            as_one_batch = [(data.datasources, data.prompts, None, None)]  # of the data loader
-            logs = compute_eval_metrics(as_one_batch, samples, samples_each)
-        if self._benchmarks:
-            sampling = {"n": samples_each} | {name: generate_kwargs[name] for name in ("temperature", "top_p")}
-            results |= answer_once(self._benchmarks, lambda requests: self.samples_generator.sample(requests, sampling))
-        return logs | logged(results), results
-
-    def _keep_if_best(self, step: int, evaluated: list[str], logs: dict[str, float]) -> None:
-        """Save the policy if it is the best so far; as it was before training it is there anyway."""
-        measure = best_measure(self.args.ckpt.best_metric_key, logs)
-        if measure is None or not step:
-            return
-        best = Best(self._run.record.uuid, step, measure, logs[measure], evaluated)
-        if self._best.wants(best):
-            self.progress.enter("saving the best model")
-            folder = str(self._best.begin())
-            listings = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
-            self._best.finish(best, listings)
 
 
 def _outcome(rollouts: list[Any]) -> StepOutcome:

@@ -91,12 +91,8 @@ def flush_folders(folders: Iterable[Path]) -> None:
 def wait_for(folder: Path, name: str, listings: Sequence[Mapping[str, int]]) -> list[str]:
     """Wait until this host sees the files that the other hosts see, and return their names.
 
-    Args:
-        name: of the files together, for the error.
-        listings: the files that the host of each rank sees, from :func:`sizes`.
-
-    Raises:
-        RunError: a file is missing after SHARED_WAIT_S seconds.
+    ``name`` is that of the files together, ``listings`` what the host of each rank sees, from :func:`sizes`. Raise
+    RunError if a file is missing after SHARED_WAIT_S seconds.
     """
     expected: dict[str, int] = {}
     for path, size in (item for seen in listings for item in seen.items()):

@@ -17,8 +17,10 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import step as steps
+from openrlhf_dbb.core.checks import Floats, Key, Positions, keys_of, named, whole
+from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.core.replayed_visits import can_copy, replay
-from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras
+from openrlhf_dbb.core.step import Groups, Rollouts, Scored, StepExtras
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_features import text_features
@@ -127,10 +129,10 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             ValueError: the estimator is unknown, or a parameter is out of range.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
-        steps.keys_of(prompts, labels)  # checks them
+        keys_of(prompts, labels)  # checks them
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
-        config = steps.named("config", {} if config is None else config)
+        config = named("config", {} if config is None else config)
         estimator_name, estimator = estimator, as_estimator(estimator, parameters)
         if not isinstance(estimator_name, str):  # the name by which estimators.build finds the class
             kind = type(estimator)
@@ -149,7 +151,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 state_fields=estimator.belief.state_fields,
                 model=without_secrets(model),
                 dataset=without_secrets(dataset),
-                dataset_digest=steps.dataset_digest(prompts, labels),
+                dataset_digest=dataset_digest(prompts, labels),
                 reward=without_secrets(reward),
                 config=without_secrets(config),
                 method=method,
@@ -192,7 +194,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             storage.StoreError: the run does not exist, has finished, is owned by a living process, or has not reached
                 ``step``.
         """
-        steps.keys_of(prompts, labels)  # checks them
+        keys_of(prompts, labels)  # checks them
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
@@ -208,7 +210,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             run = opened.claim_run(record.run_id, take_over=take_over)
             undo.callback(run.release)
             if step is not None:
-                run.roll_back(steps.whole("step", step))
+                run.roll_back(whole("step", step))
             posteriors = cls(estimator, opened, run, prompts, labels, close_store=opened is not store)
             undo.pop_all()
         return posteriors
@@ -251,7 +253,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 score, or no rollout was verified. Nothing has changed then.
         """
         self.settle()
-        step = steps.whole("step", step)
+        step = whole("step", step)
         if step != self.step + 1:
             raise ValueError(
                 f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
@@ -271,15 +273,15 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         state = self._state | {field: self._state[field].copy() for field in self._belief.state_fields}
         estimate, changed = self._update(state, step, rollouts, groups, advantage_form)
         scored = steps.score(rollouts, groups, estimate, advantage_form)
-        metrics = steps.metrics(step, rollouts, groups, scored)
+        usage, metrics = steps.usage(rollouts, groups, scored), steps.metrics(step, rollouts, groups, scored)
         metrics |= {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
         probes = None
         if rollouts.probes is not None:
             probes, errors = steps.measure(rollouts.probes, probed_Q, groups, changed)
             metrics |= errors
         kept = steps.kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored)
-        rows = dataclasses.replace(changed, usage=steps.usage(rollouts, groups, scored), probes=probes, kept=kept)
         try:
+            rows = dataclasses.replace(changed, usage=usage, probes=probes, kept=kept)
             rows = rows.checked(len(self._belief.state_fields))
         except storage.StoreError as error:
             raise ValueError(f"step {step} is refused: {error}") from None
@@ -308,7 +310,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 that the run is meant to have; ``openrlhf-dbb serve`` estimates the time left from it.
         """
         self.settle()
-        values = steps.whole("step", step), steps.named("metrics", metrics)
+        values = whole("step", step), named("metrics", metrics)
         self._writing = self._writer.submit(self.run.record_metrics, *values)
 
     def settle(self) -> None:
@@ -320,12 +322,12 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     def checkpoint(self, step: int, tag: str) -> None:
         """Make every step up to ``step`` durable. Call it before the model checkpoint ``tag`` counts as saved."""
         self.settle()
-        self.run.record_checkpoint(steps.whole("step", step), tag)
+        self.run.record_checkpoint(whole("step", step), tag)
 
     def roll_back(self, step: int) -> None:
         """Undo every step after ``step``, bit for bit, to continue from a model checkpoint of that step."""
         self.settle()
-        self.run.roll_back(steps.whole("step", step))
+        self.run.roll_back(whole("step", step))
         self._load()
 
     def finish(self, unused_rollouts: int = 0) -> None:
@@ -335,7 +337,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             unused_rollouts: rollouts that were generated after the last step and belong to no step.
         """
         self.settle()
-        self.run.finish(steps.whole("unused_rollouts", unused_rollouts))
+        self.run.finish(whole("unused_rollouts", unused_rollouts))
 
     def close(self) -> None:
         """Wait for the last step and close the store if this object opened it. The run can be resumed."""
@@ -377,11 +379,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         previous_state, previous_step = self._columns(state, at_V), self._visited_at[at_V]
         previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
-        versions_R, lag_V = rollouts.policy_versions, np.zeros(len(at_V))
-        if versions_R is not None:
-            lag_V = step - 1 - np.nanmean(groups.matrix(versions_R), axis=1)
-        # All rollouts of a group have the same probability of being drawn.
-        inclusion_V = None if rollouts.inclusion is None else groups.matrix(rollouts.inclusion)[:, 0]
+        lag_V = np.zeros(len(at_V))
+        if rollouts.policy_versions is not None:
+            lag_V = step - 1 - np.nanmean(groups.matrix(rollouts.policy_versions), axis=1)
         try:
             estimate = self._estimated(state, rollouts, groups, lag_V, form)
         except RewardSupportError as error:
@@ -399,8 +399,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             previous_state=previous_state,
             previous_step=previous_step,
             shared={field: state[field] for field in self._belief.shared_fields},
-            policy_version=None if versions_R is None else step - 1 - lag_V,
-            inclusion=inclusion_V,
+            policy_version=None if rollouts.policy_versions is None else step - 1 - lag_V,
+            inclusion=groups.first(rollouts.inclusion),
         )
         return estimate, rows
 
@@ -414,8 +414,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
 
         at_V, belief = groups.prompts_V, self._belief
         if belief is self.estimator:
-            drift_V = None if rollouts.drift is None else groups.matrix(rollouts.drift)[:, 0]
-            options: dict[str, Any] = {"drift_P": drift_V, "leave_one_out": form.leave_one_out}
+            options: dict[str, Any] = {"drift_P": groups.first(rollouts.drift), "leave_one_out": form.leave_one_out}
             return belief.observe_at(state, at_V, seen_by(belief), lag_V, **options)
         # A memory beside the scores must not end a training: what it cannot take, such as a reward of 7, is unseen.
         seen_V_G = seen_by(belief)
@@ -433,7 +432,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
 def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
     """Return an estimator that is given by name and parameters, or as an object."""
     if isinstance(estimator, str):
-        return estimators.build(estimator, **steps.named("parameters", parameters or {}))
+        return estimators.build(estimator, **named("parameters", parameters or {}))
     if not isinstance(estimator, RewardEstimator):
         raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
     if parameters is not None:
