@@ -16,7 +16,7 @@ import ray  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
-from openrlhf_dbb.actors.generation import BudgetSpent, DrawnPrompts, RolloutGenerator  # noqa: E402
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.actors.rollout_batch import Prompt, rollouts_of  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
@@ -118,7 +118,7 @@ def generator(engine):
             critic=SimpleNamespace(model_name_or_path=None),
             replay=SimpleNamespace(samples=0),
         )
-        rows = [("", str(i), label, None) for i, label in enumerate(labels, 1)]
+        rows = Rows(("", str(i), label, None) for i, label in enumerate(labels, 1))
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
         ids = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
         return RolloutGenerator(
@@ -131,6 +131,12 @@ def generator(engine):
 
 def columns(rows):
     return tuple(list(column) for column in zip(*rows, strict=True))
+
+
+class Rows(list):
+    """The data set, as OpenRLHF's loader and a strategy that draws read it."""
+
+    prompts, labels, images = (property(lambda rows, at=at: columns(rows)[at]) for at in (1, 2, 3))
 
 
 def draw(made):
@@ -235,10 +241,7 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
             observed.append((drawn.prompt_id, mixed))
 
     order, observed = iter([2, 0, 2, 1, 1, 0]), []
-    made = generator([HARD, MIXED, MIXED], Drawing(FACTS))
-    rows = columns(made.prompts_dataloader.dataset)
-    data = SimpleNamespace(**dict(zip(("sources", "prompts", "labels", "images"), rows, strict=True)))
-    made.prompts_dataloader = DrawnPrompts(data, made.sampler, made._prompt_ids, lambda: "predictive")
+    made = generator([HARD, MIXED, MIXED], Drawing(FACTS), predictive=lambda: "predictive")
     assert draw(made) == ("31", 2, False)
     assert [(group.drawn.inclusion, group.drawn.weight) for group in made.last_batch.trained] == [(0.5, 2.0)] * 2
     assert (made.last_batch.snapshot.place, made.last_batch.snapshot.ends_pass) == ({"place": 2}, False)
@@ -384,7 +387,8 @@ def test_each_batch_comes_with_log_probs_where_no_pass_of_the_policy_takes_them(
 
 
 def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):
-    made = generator([MIXED] * 6, at_a_time=4, version=0)
+    made = generator([MIXED] * 6, at_a_time=4)
+    made.version = 0
     made.drop_stale(0)
     assert draw(made)[0] == "12"
     made.version = 2
@@ -396,10 +400,10 @@ def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generator, steps):
     """8 prompts, 2 a batch, 5 at a time: a resume after any step trains each prompt once a pass."""
-    stopped = generator([MIXED] * 8, at_a_time=5, version=0)
+    stopped = generator([MIXED] * 8, at_a_time=5)
     before = draw_batches(stopped, steps)
     assert stopped.last_batch.snapshot.generated == steps * 2 * GROUP  # the rest will be asked for again
-    resumed = continued(generator([MIXED] * 8, at_a_time=5, version=0), stopped.last_batch.snapshot)
+    resumed = continued(generator([MIXED] * 8, at_a_time=5), stopped.last_batch.snapshot)
     after = draw_batches(resumed, 8 - steps)
     assert sorted("".join(before + after)) == sorted("12345678" * 2)
     assert resumed.snapshot().generated == 8 * 2 * GROUP
@@ -407,13 +411,13 @@ def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generat
 
 def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
     """All four prompts are drawn at once; after the resume the pass is over when the two that waited are trained on."""
-    stopped = generator([MIXED] * 4, at_a_time=9, version=0)
+    stopped = generator([MIXED] * 4, at_a_time=9)
     assert draw(stopped) == ("12", 4, False)
     assert (stopped.last_batch.snapshot.place, stopped.last_batch.snapshot.ends_pass) == ({}, False)  # two wait
     ended = []
     sampler = Sampler(FACTS)
     sampler.end_pass = lambda: ended.append(True)
-    resumed = generator([MIXED] * 4, sampler, at_a_time=9, version=0)
+    resumed = generator([MIXED] * 4, sampler, at_a_time=9)
     continued(resumed, stopped.last_batch.snapshot)
     assert draw_batches(resumed, 1) == ["34"] and ended == []
     assert draw_batches(resumed, 1) == ["12"] and ended == [True]
@@ -442,7 +446,7 @@ def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_
     assert draw(handed)[0] == "12"
     until(lambda: len(handed._ahead._batches) == 3)  # the second to the fourth are made
     assert handed.last_batch.snapshot.generated == 3 * GROUP  # a round is of three prompts
-    resumed = continued(generator(labels, Resting(a_round=3), version=0), handed.last_batch.snapshot)
+    resumed = continued(generator(labels, Resting(a_round=3)), handed.last_batch.snapshot)
     assert draw(resumed)[0] == draw(handed)[0]
     assert resumed.last_batch.snapshot == handed.last_batch.snapshot
 
@@ -452,11 +456,11 @@ def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
     handed = ahead([MIXED] * 2, partial=partial)
     with handed.updating():  # of a resume: the engines get the weights of the checkpoint
         pass
-    assert (handed._version(), ray.get(engine.recorded.remote())) == (0, [])
+    assert (handed._generator.version, ray.get(engine.recorded.remote())) == (0, [])
     draw(handed)
     with handed.updating():
         pass
-    assert handed._version() == 1
+    assert handed._generator.version == 1
     assert [call for call in ray.get(engine.recorded.remote()) if isinstance(call, str)] == calls
 
 

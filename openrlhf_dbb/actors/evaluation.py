@@ -158,12 +158,11 @@ def answers(samples: Sequence[Any], tokenizer: Any) -> list[tuple[str, float]]:
 def best_measure(key: str, logs: Mapping[str, float]) -> str | None:
     """Return the measure that ``--ckpt.best_metric_key`` chooses the best model by; None for no best model.
 
-    Without a key it is the mean over data sources, ``eval_mean@N``. OpenRLHF takes the pass1 of the first data source,
-    which counts a missing score as 0. An unknown measure, for which it would silently keep nothing, is refused.
+    Without a key it is the mean over data sources. An unknown measure, by which OpenRLHF keeps nothing, is refused.
     """
     if key == "none":
         return None
-    if not key:
+    if not key:  # OpenRLHF takes the pass1 of the first data source, which counts a missing score as 0
         return next(name for name in logs if name.startswith("eval_mean@"))
     if key not in logs:
         raise UsageError(

@@ -29,39 +29,6 @@ class BudgetSpent(Exception):
     """``--train.max_rollouts`` does not allow another batch: the training is over."""
 
 
-class DrawnPrompts:
-    """Yields the prompts that a strategy draws: draw, text, label, images; each a list of one.
-
-    It takes the place of OpenRLHF's data loader. A pass ends when as many prompts were drawn as the data has rows.
-    """
-
-    def __init__(
-        self, data: Any, sampler: Sampler, prompt_ids: Mapping[Key, int], predictive: Callable[[], Predictive]
-    ) -> None:
-        self.dataset, self._sampler, self._predictive = data, sampler, predictive
-        self._rows: dict[int, int] = {}
-        for row, prompt in enumerate(map(Prompt, data.prompts, data.labels, data.images)):
-            self._rows.setdefault(prompt_ids[prompt.key], row)
-        self._place = 0
-
-    def __len__(self) -> int:
-        return len(self.dataset.prompts)
-
-    def __iter__(self) -> Iterator[tuple[list[Drawn], list[str], list[Any], list[Any]]]:
-        while self._place < len(self):
-            drawn = self._sampler.next_prompt(self._predictive)
-            self._place += 1
-            data, row = self.dataset, self._rows[drawn.prompt_id]
-            yield [drawn], [data.prompts[row]], [data.labels[row]], [data.images[row]]
-        self._place = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self._place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._place = state["place"]
-
-
 class RolloutGenerator(SamplesGenerator):
     """Fills whole rollout batches, as its strategy decides.
 
@@ -77,9 +44,9 @@ class RolloutGenerator(SamplesGenerator):
         *args: Any,
         sampler: Sampler,
         judges: bool,  # the sampler may reject a group
+        predictive: Callable[[], Predictive] | None = None,  # given if the sampler draws the prompts
         prompt_ids: Mapping[Key, int],
         max_rollouts: int | None = None,
-        version: int | None = None,  # training steps that the engines' policy has seen; only in async training
     ) -> None:
         super().__init__(*args)
         for engine in self.vllm_engines:
@@ -88,11 +55,13 @@ class RolloutGenerator(SamplesGenerator):
         # A strategy that judges hears of every group at once, since it may replace it.
         self._prompts_a_call = 1 if judges else PROMPTS_A_CALL
         self.generated = 0  # training rollouts so far
-        self._max_rollouts, self.version = max_rollouts, version
+        self._max_rollouts = max_rollouts
+        self.version: Any = None  # in async training, the steps that the engines' policy has seen
         # One update: then nobody else takes the log-probs that are stored.
         self._takes_log_probs = self.args.algo.advantage.is_correction_level != "off" or one_update(self.args)
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
         self._at_a_time = max(self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size or 0)
+        self._predictive, self._drawn = predictive, 0  # prompts drawn in this pass
         self._prompts_iter: Iterator[Group] | None = None  # None: the next call starts a new pass over the data
         # Drawn before a checkpoint, to be asked for again after a resume.
         self._again: deque[Group] = deque()
@@ -112,7 +81,8 @@ class RolloutGenerator(SamplesGenerator):
         log_probs = self._takes_log_probs or self._compares
         if len(self._kept) < size:
             if self._prompts_iter is None:
-                self._prompts_iter = self._groups(iter(self.prompts_dataloader))
+                loader = self.prompts_dataloader
+                self._prompts_iter = self._draws() if self._predictive else self._loaded(iter(loader))
             with self._engines_awake():
                 while len(self._kept) < size:
                     if self._prompts_iter is None:
@@ -129,7 +99,8 @@ class RolloutGenerator(SamplesGenerator):
                 self.sampler.observe(group.drawn, varies(scores_N))
         self.sampler.end_step()
         if not log_probs:  # some groups may have waited since the first batch
-            taken = [_without_log_probs(group) for group in taken]
+            bare = ([replace(rollout, rollout_log_probs=None) for rollout in group.rollouts] for group in taken)
+            taken = [replace(group, rollouts=tuple(rollouts)) for group, rollouts in zip(taken, bare, strict=True)]
         # Surplus groups wait if more is generated at a time, else they are set aside.
         self._kept, surplus = (left, []) if self._at_a_time > size else ([], left)
         filtered, skipped, compared = (*self._filtered, *surplus), self._skipped, self._compares
@@ -138,13 +109,23 @@ class RolloutGenerator(SamplesGenerator):
         over = self._prompts_iter is None and len(self._kept) < size
         return batch, 100 * len(taken) / (len(taken) + len(filtered)), consumed, over
 
-    def _groups(self, rows: Iterator[Any]) -> Iterator[Group]:
-        """Yield the prompts of a pass as groups without rollouts."""
-        for sources, texts, labels, images in rows:  # OpenRLHF's loader gives lists of one
-            for source, *prompt in zip(sources, texts, labels, images, strict=True):
-                yield self._group(prompt, source if isinstance(source, Drawn) else None)
+    def _loaded(self, rows: Iterator[Any]) -> Iterator[Group]:
+        """Yield the prompts of a pass as groups without rollouts, in the order of the data loader."""
+        for _, texts, labels, images in rows:  # lists of one
+            yield from (self._group(prompt) for prompt in zip(texts, labels, images, strict=True))
 
-    def _group(self, prompt: Sequence[Any], drawn: Drawn | None) -> Group:
+    def _draws(self) -> Iterator[Group]:
+        """Yield the prompts that the strategy draws; a pass has as many as the data has rows."""
+        assert self._predictive is not None
+        data = self.prompts_dataloader.dataset
+        prompts = list(map(Prompt, data.prompts, data.labels, data.images))
+        by_id = {self._prompt_ids[prompt.key]: prompt for prompt in reversed(prompts)}
+        while self._drawn < len(prompts):
+            self._drawn, drawn = self._drawn + 1, self.sampler.next_prompt(self._predictive)
+            yield self._group(by_id[drawn.prompt_id], drawn)
+        self._drawn = 0
+
+    def _group(self, prompt: Sequence[Any], drawn: Drawn | None = None) -> Group:
         row = Prompt(*prompt)
         return Group(row, self._prompt_ids[row.key], drawn)
 
@@ -226,15 +207,17 @@ class RolloutGenerator(SamplesGenerator):
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint between two steps holds. A resume asks once more for the groups that wait."""
         over = self._prompts_iter is None
+        generated = self.generated - len(self._kept) * self.args.rollout.n_samples_per_prompt
         state = {
-            "generated": self.generated - len(self._kept) * self.args.rollout.n_samples_per_prompt,
+            "generated": generated,
             "sampling": self.sampler.state(),
             "again": [(tuple(group.prompt), group.drawn) for group in self._kept],
             "drained": over and bool(self._kept),
         }
-        # A finished data loader would serve its whole pass again after a resume.
-        place = {} if over else self.prompts_dataloader.state_dict()
-        return Snapshot(state, place, over and not self._kept, self.sampler.metrics())
+        place = {"place": self._drawn}
+        if self._predictive is None:  # a finished data loader would serve its whole pass again after a resume
+            place = {} if over else self.prompts_dataloader.state_dict()
+        return Snapshot(state, place, over and not self._kept, self.sampler.metrics(), generated)
 
     def load(self, state: dict[str, Any], place: dict[str, Any]) -> None:
         """Continue from a snapshot."""
@@ -243,7 +226,9 @@ class RolloutGenerator(SamplesGenerator):
         self._again = deque(self._group(*drawn) for drawn in state["again"])
         if state["drained"]:
             self._prompts_iter = _ENDED
-        if place:
+        if self._predictive is not None:
+            self._drawn = place.get("place", 0)
+        elif place:
             self.prompts_dataloader.load_state_dict(place)
 
     def __len__(self) -> int:
@@ -335,7 +320,3 @@ class RolloutGenerator(SamplesGenerator):
         for engine, share in zip(self.vllm_engines, shares, strict=True):
             for start in range(0, len(share), most):
                 yield engine, share[start : start + most]
-
-
-def _without_log_probs(group: Group) -> Group:
-    return replace(group, rollouts=tuple(replace(rollout, rollout_log_probs=None) for rollout in group.rollouts))

@@ -32,17 +32,13 @@ class GenerationAhead:
             train = self._args.train
             self._ahead = Ahead(
                 lambda step: self._fill(step, generate_kwargs),
-                step=self._version(),
-                version=self._version,
+                step=self._generator.version,
+                version=lambda: self._generator.version,
                 size=train.async_queue_size,
                 max_lag=train.max_lag,
                 overlap=train.partial_rollout_enable,
             )
         return self._ahead.take() or (RolloutBatch(), None, 0, True)  # None: the last pass is over
-
-    def _version(self) -> int:
-        assert self._generator.version is not None
-        return self._generator.version
 
     def _fill(self, step: int, generate_kwargs: dict[str, Any]) -> tuple[_Result, bool] | None:
         """Run in the thread: return the batch of a step or the end of a pass; None after the last pass."""
@@ -67,7 +63,7 @@ class GenerationAhead:
                 ray.get([engine.pause_generation.remote() for engine in engines])
             try:
                 yield
-                self._generator.version = self._version() + 1
+                self._generator.version += 1
             finally:
                 if partial:
                     ray.get([engine.resume_generation.remote() for engine in engines])

@@ -44,11 +44,7 @@ class Snapshot(NamedTuple):
     place: dict[str, Any]  # in the data, as a data loader tells it
     ends_pass: bool  # a resume begins with the next pass over the data
     metrics: dict[str, float]  # the strategy's, to be logged after the step
-
-    @property
-    def generated(self) -> int:
-        """The number of training rollouts so far, without those that a resume would ask for again."""
-        return int(self.state["generated"])
+    generated: int  # training rollouts so far, without those that a resume would ask for again
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +75,9 @@ def rollouts_of(groups: Iterable[Group]) -> list[Experience]:
 def scores(rollouts: Sequence[Experience]) -> Floats | None:
     """Return each rollout's score (R,), else its reward; NaN where missing. None if a reward model gives them later."""
     values = [rollout.rewards if rollout.scores is None else rollout.scores for rollout in rollouts]
-    if any(value is None for value in values):
-        return None
-    return torch.cat([value.double() for value in values]).numpy() if values else np.array([])
+    if not values:
+        return np.array([])
+    return None if any(value is None for value in values) else torch.cat([each.double() for each in values]).numpy()
 
 
 def one_update(args: SimpleNamespace) -> bool:

@@ -16,7 +16,7 @@ from openrlhf_dbb import upstream
 from openrlhf_dbb.actors import model_card
 from openrlhf_dbb.actors.evaluation import Evaluator
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
-from openrlhf_dbb.actors.generation import BudgetSpent, DrawnPrompts, RolloutGenerator
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.actors.replays import PolicyDrift, Replays
@@ -86,18 +86,17 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
             self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
-        rollouts, loader = strategies.of(self.args), self.prompts_dataloader
-        self._sampler = sampler = rollouts.sampler(strategies.facts(self.args))
-        if rollouts.draws:
-            loader = DrawnPrompts(loader.dataset, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
+        rollouts = strategies.of(self.args)
+        self._sampler = rollouts.sampler(strategies.facts(self.args))
         self._generator = RolloutGenerator(
             strategy,
-            loader,
+            self.prompts_dataloader,
             self._held_out,
             self.tokenizer,
             self.vllm_engines,
-            sampler=sampler,
+            sampler=self._sampler,
             judges=rollouts.needs_scores,
+            predictive=self._posteriors.predictive if rollouts.draws else None,
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self._budget,
         )
@@ -108,10 +107,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._ahead: GenerationAhead | None = None
         ids, reads_drift = self._posteriors.prompt_ids, self._posteriors.estimator.reads_drift
         self.experience_maker = PosteriorExperienceMaker(
-            self.actor_model_group,
-            self.critic_model_group,
-            self.reward_model_group,
-            self.reference_model_group,
+            *groups[:4],  # policy, critic, reward and reference model
             self.kl_ctl,
             strategy,
             self.tokenizer,
@@ -123,14 +119,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def warnings(self) -> dict[str, str]:
         """Return what is wrong with the training so far, by kind; may be called while :meth:`fit` runs."""
-        estimator = self._posteriors.estimator
+        form = FORMS.get(self.args.algo.advantage.estimator)
         prompts_asked = len(self._held_out.dataset) if self._held_out else 0
         note = self._sampler.note
         return ({note: note} if note else {}) | self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
-            learns_from_failures=estimator.punishes_failures
-            and not FORMS.get(self.args.algo.advantage.estimator).sums_to_zero,
+            punishes_failures=self._posteriors.estimator.punishes_failures and not form.sums_to_zero,
         )
 
     def fit(self, global_step: int = 0) -> None:
@@ -294,8 +289,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._evaluate(global_step)
 
     def _evaluate(self, step: int) -> None:
-        phase, trackers = self.progress.phase, filter(None, (self.wandb_logger, self.tensorboard_logger))
-        self._evaluator.evaluate(step, self._snapshot.generated, trackers)
+        phase, trackers = self.progress.phase, [self.wandb_logger, self.tensorboard_logger]
+        self._evaluator.evaluate(step, self._snapshot.generated, [each for each in trackers if each])
         self.progress.enter(phase, self._a_step)
 
     def _cache_files(self, tag: str) -> list[tuple[Replays | PolicyDrift, Path]]:
@@ -307,9 +302,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
 def _outcome(rollouts: list[Any]) -> StepOutcome:
     """Return how the generated rollouts came out. Missing ones do not count."""
-    scores_R = scores(rollouts)
-    known = np.array([]) if scores_R is None else scores_R[~np.isnan(scores_R)]
+    scores_R = np.array([]) if (given := scores(rollouts)) is None else given
+    known = scores_R[~np.isnan(scores_R)]
     graded = ((known >= 0) & (known <= 1)).all()
     cut = sum(bool(rollout.truncated) for rollout in rollouts if rollout.truncated is not None)
-    missing = 0 if scores_R is None else len(scores_R) - len(known)
-    return StepOutcome(len(known), float(known.sum()) if graded else float("nan"), cut, missing)
+    return StepOutcome(len(known), float(known.sum()) if graded else np.nan, cut, len(scores_R) - len(known))

@@ -53,10 +53,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, int]]) -> None:
-    """Write the manifest. From here on the checkpoint of this run (a uuid) is whole, also after a power failure.
-
-    ``listings`` are as for :func:`wait_for`, whose RunError is raised.
-    """
+    """Write the manifest: the checkpoint of this run (a uuid) is whole now. ``listings`` as for :func:`wait_for`."""
     ranks = actor_folder(folder, tag)
     paths = {ranks / name for name in wait_for(ranks, f"checkpoint {tag}", listings)}
     paths |= set(ranks.glob("*.npz"))  # of this host: another one may not see them yet

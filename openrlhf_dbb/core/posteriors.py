@@ -133,11 +133,11 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
         config = named("config", {} if config is None else config)
-        estimator_name, estimator = estimator, as_estimator(estimator, parameters)
-        if not isinstance(estimator_name, str):  # the name by which estimators.build finds the class
+        name, estimator = estimator, as_estimator(estimator, parameters)
+        if not isinstance(name, str):  # the name by which estimators.build finds the class
             kind = type(estimator)
             known = estimators.available().get(kind.name) is kind
-            estimator_name = kind.name if known else f"{kind.__module__}:{kind.__qualname__}"
+            name = kind.name if known else f"{kind.__module__}:{kind.__qualname__}"
         with ExitStack() as sources, ExitStack() as undo:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
@@ -145,7 +145,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             names = itertools.chain([run_name], (f"{run_name}-{number}" for number in itertools.count(2)))
             run = opened.create_run(
                 next(name for name in names if if_exists == "error" or not opened.is_taken(name)),
-                estimator=estimator_name,
+                estimator=name,
                 estimator_version=estimator.belief.version,
                 parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
                 state_fields=estimator.belief.state_fields,
@@ -315,8 +315,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
 
     def settle(self) -> None:
         """Wait until the last step is stored. One transaction stores all of a step."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
+        writing, self._writing = self._writing, None
+        if writing is not None:
             writing.result()
 
     def checkpoint(self, step: int, tag: str) -> None:
@@ -331,10 +331,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self._load()
 
     def finish(self, unused_rollouts: int = 0) -> None:
-        """Mark the run as complete. A finished run can be the source of a warm start, but cannot be resumed.
+        """Mark the run as complete; it can be the source of a warm start, but cannot be resumed.
 
-        Args:
-            unused_rollouts: rollouts that were generated after the last step and belong to no step.
+        ``unused_rollouts`` were generated after the last step and belong to no step.
         """
         self.settle()
         self.run.finish(whole("unused_rollouts", unused_rollouts))

@@ -90,17 +90,11 @@ class StepExtras:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollouts(StepExtras):
-    """The rollouts of a step: the extras, whose columns are arrays (R,) or None by now, and the columns beside them.
-
-    Attributes:
-        prompts: (prompt, label) of each rollout.
-        rewards, scores: (R,) the optimized values, and the verifier's scores before penalties; NaN where missing.
-        tokens, trained: never None, int64 and bool.
-    """
+    """The rollouts of a step. The columns of the extras are arrays (R,) or None; tokens and trained are int64, bool."""
 
     prompts: list[Key]
-    rewards: Floats
-    scores: Floats
+    rewards: Floats  # (R,) the optimized values; NaN where missing
+    scores: Floats  # (R,) the verifier's before penalties; NaN where missing
 
     @classmethod
     def checked(
@@ -120,30 +114,23 @@ class Rollouts(StepExtras):
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
         if missing_R.all():
             raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
-        columns = {"tokens": np.zeros(size), "trained": np.ones(size)} | {
-            each.name: column(each.name, given[each.name], size, each.metadata["within"])
-            for each in fields(StepExtras)
-            if each.metadata and given[each.name] is not None
-        }
-        columns |= {name: columns[name].astype(kind) for name, kind in (("tokens", np.int64), ("trained", np.bool_))}
-        known = {"rewards": np.where(missing_R, np.nan, rewards_R), "scores": np.where(missing_R, np.nan, scores_R)}
-        return cls(**given | columns | known, prompts=keys)
+        columns = {"tokens": np.zeros(size), "trained": np.ones(size)}
+        for each in fields(StepExtras):
+            if each.metadata and given[each.name] is not None:
+                columns[each.name] = column(each.name, given[each.name], size, each.metadata["within"])
+        columns |= {"tokens": columns["tokens"].astype(np.int64), "trained": columns["trained"].astype(np.bool_)}
+        columns |= {"rewards": np.where(missing_R, np.nan, rewards_R), "scores": np.where(missing_R, np.nan, scores_R)}
+        return cls(**given | columns, prompts=keys)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of a step: all rollouts of a prompt form one group, wherever they stand.
+    """The groups of a step: all rollouts of a prompt form one group, wherever they stand."""
 
-    Attributes:
-        prompts_P: the groups' prompts as positions in the run's prompts, ascending.
-        verified_P: whether any rollout of the group was verified.
-        group_R, slot_R: each rollout's group, and its place in the group.
-    """
-
-    prompts_P: Positions
-    verified_P: NDArray[np.bool_]
-    group_R: Positions
-    slot_R: Positions
+    prompts_P: Positions  # in the run's prompts, ascending
+    verified_P: NDArray[np.bool_]  # whether any rollout of the group was verified
+    group_R: Positions  # of each rollout
+    slot_R: Positions  # its place in the group
 
     @classmethod
     def by_prompt(cls, prompts_R: Positions, verified_R: NDArray[np.bool_]) -> "Groups":
