@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_dbb import estimators, storage, upstream
+from openrlhf_dbb import estimators, upstream
 from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.platform import cpu
 
@@ -41,33 +41,29 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0, masks=None,
     Responses are of ``lengths`` tokens, or where ``masks`` (P * G, TOKENS) says; ``kl`` has the same shape.
     """
     rewards = torch.tensor(rewards_P_G, dtype=torch.float32)
-    prompts, group = rewards.shape
-    flat = rewards.reshape(-1)
+    group, flat = rewards.shape[1], rewards.reshape(-1)
     lengths = torch.full_like(flat, TOKENS) if lengths is None else torch.tensor(lengths, dtype=torch.float32)
+    masks = torch.arange(TOKENS) < lengths[:, None] if masks is None else torch.tensor(masks)
+    kl = torch.zeros(masks.shape) if kl is None else torch.tensor(kl, dtype=torch.float32)
     made = []
-    for start in range(0, prompts * group, batch):
-        rows = range(start, min(start + batch, prompts * group))
-        mask = torch.zeros(len(rows), TOKENS)
-        for i, row in enumerate(rows):
-            mask[i, : int(lengths[row])] = 1
-            if masks is not None:
-                mask[i] = torch.tensor(masks[row])
+    for rows in torch.arange(len(flat)).split(batch):
+        mask, scores, places = masks[rows].float(), flat[rows], rows.tolist()
         made.append(
             Experience(
                 sequences=torch.ones(len(rows), TOKENS + 1, dtype=torch.long),
                 attention_mask=torch.cat([torch.ones(len(rows), 1), mask], dim=1).long(),
                 action_mask=mask,
                 action_log_probs=log_prob * mask,
-                kl=torch.zeros(len(rows), TOKENS) if kl is None else torch.tensor(kl[rows], dtype=torch.float32),
-                rewards=flat[list(rows)].nan_to_num().clone(),
-                scores=flat[list(rows)].clone(),
-                prompts=[PROMPTS[row // group] for row in rows],
-                labels=[str(row // group + 1) for row in rows],
-                response_length=lengths[list(rows)],
+                kl=kl[rows],
+                rewards=scores.nan_to_num(),
+                scores=scores,
+                prompts=[PROMPTS[row // group] for row in places],
+                labels=[str(row // group + 1) for row in places],
+                response_length=lengths[rows],
                 truncated=torch.zeros(len(rows), dtype=torch.bool),
-                total_length=1 + lengths[list(rows)],
-                index=list(rows),
-                info={"reward": flat[list(rows)].nan_to_num()},
+                total_length=1 + lengths[rows],
+                index=places,
+                info={"reward": scores.nan_to_num()},
             )
         )
     return made
@@ -96,22 +92,19 @@ def ours(tmp_path):
     def build(estimator="dbb", *flags, kl=0.0, **parameters):
         args = settings("--estimator", estimator, *flags).args
         built = estimators.build(estimator, **parameters)
-        store = storage.open_store(f"sqlite:///{tmp_path}/{len(opened)}.db")
-        opened.append(store)
-        run = store.create_run(
-            "run", estimator=estimator, estimator_version=built.version, parameters=parameters,
-            state_fields=built.belief.state_fields, model="m", dataset="d", dataset_digest="x", reward="r", config={},
-        )  # fmt: skip
         labels = [str(i + 1) for i in range(len(PROMPTS))]
-        posteriors = Posteriors(built, store, run, PROMPTS, labels)
+        posteriors = Posteriors.create(
+            f"sqlite:///{tmp_path}/{len(opened)}.db", "run", PROMPTS, labels, estimator=built
+        )
+        opened.append(posteriors)
         replays = Replays(args, posteriors.prompt_ids) if args.replay.samples else None
-        return maker(
-            PosteriorExperienceMaker, args, kl, posteriors=posteriors, progress=Progress(), replays=replays
-        ), store
+        parts = {"posteriors": posteriors, "progress": Progress(), "replays": replays, "drift": None}
+        ours = maker(PosteriorExperienceMaker, args, kl, **parts)
+        return ours, posteriors.store
 
     yield build
-    for store in opened:
-        store.close()
+    for posteriors in opened:
+        posteriors.close()
 
 
 def column(batch, name):

@@ -58,25 +58,19 @@ def shared_engines(ray_node):
                 await self.answered[self.after[prompt]].wait()
             if prompt in self.answered:
                 self.answered[prompt].set()
-            log_probs = [0.0, -1.0, -2.0, -3.0] if logprobs else None
-            return [self.response(prompt, label, SCORES[label[i]], log_probs) for i in range(num_samples)]
-
-        def response(self, prompt, label, score, log_probs):
-            return {
+            response = {
                 "prompt": prompt, "label": label, "observation_tokens": [1, 2, 3, 4], "action_ranges": [(1, 4)],
-                "reward": 9.0, "scores": score, "rollout_log_probs": log_probs, "extra_logs": {},
+                "reward": 9.0, "rollout_log_probs": [0.0, -1.0, -2.0, -3.0] if logprobs else None, "extra_logs": {},
             }  # fmt: skip
+            return [response | {"scores": SCORES[label[i]]} for i in range(num_samples)]
 
         async def sample(self, requests, sampling):
             self.sizes.append(len(requests))
             n, text = sampling["n"], f"{sampling['temperature']} {sampling['top_p']}"
             return [Finished(r.number, [text] * n, [r.max_tokens] * n, [False] * n) for r in requests]
 
-        async def recorded(self):
-            return self.calls
-
-        async def sizes_of_calls(self):
-            return self.sizes
+        async def recorded(self, name="calls"):
+            return getattr(self, name)
 
     def noted(name):
         async def note(self):
@@ -100,24 +94,24 @@ def engine(engines):
     return engines[0]
 
 
+def tree(**values):
+    """Arguments as OpenRLHF has them."""
+    return SimpleNamespace(**{name: tree(**v) if isinstance(v, dict) else v for name, v in values.items()})
+
+
 @pytest.fixture
 def generator(engine):
     """Function: a generator of batches over prompts "1", "2", ... with these labels."""
 
     def make(labels, sampler=None, *, sleep=False, engines=(engine,), at_a_time=None, train_batch=0, **options):
         sampler = sampler or Sampler(FACTS)
-        args = SimpleNamespace(
-            rollout=SimpleNamespace(
-                batch_size=sampler.facts.groups, n_samples_per_prompt=GROUP, vllm_generate_batch_size=at_a_time
-            ),
-            vllm=SimpleNamespace(enable_sleep=sleep),
-            algo=SimpleNamespace(
-                advantage=SimpleNamespace(is_correction_level="off"), kl=SimpleNamespace(init_coef=0.0)
-            ),
-            train=SimpleNamespace(batch_size=train_batch, max_epochs=1),
-            critic=SimpleNamespace(model_name_or_path=None),
-            replay=SimpleNamespace(samples=0),
-        )
+        sizes = {"batch_size": sampler.facts.groups, "n_samples_per_prompt": GROUP}
+        args = tree(
+            rollout=sizes | {"vllm_generate_batch_size": at_a_time}, vllm={"enable_sleep": sleep},
+            algo={"advantage": {"is_correction_level": "off"}, "kl": {"init_coef": 0.0}},
+            train={"batch_size": train_batch, "max_epochs": 1}, critic={"model_name_or_path": None},
+            replay={"samples": 0},
+        )  # fmt: skip
         rows = Rows(("", str(i), label, None) for i, label in enumerate(labels, 1))
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
         ids = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
@@ -193,6 +187,8 @@ class Mixed(Sampler):
 class Resting(Mixed):
     """Skips a prompt for the pass after a group of equal scores."""
 
+    kept = ("_pass", "_rests_until")
+
     def __init__(self, a_round=None, passes=1):
         super().__init__(a_round=a_round)
         self._pass, self._passes, self._rests_until = 0, passes, {}
@@ -211,12 +207,6 @@ class Resting(Mixed):
 
     def metrics(self):
         return {"resting": float(sum(until >= self._pass for until in self._rests_until.values()))}
-
-    def state(self):
-        return {"pass": self._pass, "rests_until": dict(self._rests_until)}
-
-    def load(self, state):
-        self._pass, self._rests_until = state["pass"], dict(state["rests_until"])
 
 
 MIXED, EASY, HARD = "10", "11", "00"
@@ -270,7 +260,7 @@ def test_kept_groups_stand_in_the_order_in_which_they_were_sent(generator, engin
     ray.get(engine.start_over.remote({"1": "4"}))
     made = generator([MIXED, MIXED, EASY, MIXED], Mixed(groups=3))
     assert draw(made) == ("124", 4, False)
-    assert ray.get(engine.sizes_of_calls.remote()) == [1, 1, 1, 1]  # the strategy hears of each group by itself
+    assert ray.get(engine.recorded.remote("sizes")) == [1, 1, 1, 1]  # the strategy hears of each group by itself
 
 
 def test_the_surplus_of_a_round_is_observed(generator):
@@ -368,7 +358,7 @@ def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engi
     assert draw(made) == ("34", 2, False)  # 3 has waited; two more make three at a time again
     assert draw(made) == ("", 0, True)  # 5 waits for the next pass
     assert draw(made) == ("51", 2, False)
-    assert ray.get(engine.sizes_of_calls.remote()) == [3, 2, 2]
+    assert ray.get(engine.recorded.remote("sizes")) == [3, 2, 2]
 
 
 def test_only_the_first_batch_of_a_start_comes_with_log_probs(generator):
@@ -470,7 +460,7 @@ def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(generator, en
     finished = [each for some in made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95}) for each in some]
     assert sorted(each.number for each in finished) == list(range(20))
     assert all(each.responses == ["0.6 0.95"] * 2 and each.tokens == [5 + each.number] * 2 for each in finished)
-    sizes = ray.get([each.sizes_of_calls.remote() for each in engines])
+    sizes = ray.get([each.recorded.remote("sizes") for each in engines])
     assert [sorted(of_engine) for of_engine in sizes] == [[2, 8], [2, 8]]  # at most 8 in a call
     assert (made.generated, made.unused()) == (0, 0)
 

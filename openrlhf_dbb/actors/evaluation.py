@@ -120,10 +120,7 @@ def logged(results: Mapping[str, Results]) -> dict[str, float]:
 
 
 def collect(data: Any, samples: Sequence[Any]) -> dict[str, Results]:
-    """Sort samples (an ``Experience`` each, N side by side for each prompt of the data, in its order) by data source.
-
-    A sample without a score is refused.
-    """
+    """Sort samples (N side by side for each prompt of the data, in its order) by data source; refuse unscored ones."""
     shape = (1, len(data.prompts), len(samples) // len(data.prompts))
     scores_R = scores(samples)
     if scores_R is None:

@@ -23,9 +23,7 @@ from openrlhf_dbb.core.replay_cache import CachedRollout
 from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, StepExtras
 from openrlhf_dbb.estimators import FORMS
 
-DIFFERENCE = "vllm/log_prob_difference"
-"""Metric: see :func:`log_prob_difference`."""
-
+DIFFERENCE = "vllm/log_prob_difference"  # the metric
 _LEAST_VARIANCE = 1e-8
 
 
@@ -33,12 +31,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     """Replaces the group baseline. Log-probs, KL, length penalties and returns stay OpenRLHF's."""
 
     def __init__(
-        self,
-        *args: Any,
-        posteriors: Posteriors,
-        progress: Progress,
-        replays: Replays | None = None,
-        drift: PolicyDrift | None = None,
+        self, *args: Any, posteriors: Posteriors, progress: Progress, replays: Replays | None, drift: PolicyDrift | None
     ) -> None:
         super().__init__(*args)
         self._progress, self.posteriors, self.replays, self.drift = progress, posteriors, replays, drift

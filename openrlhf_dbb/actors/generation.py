@@ -21,8 +21,7 @@ from openrlhf_dbb.evaluation.engines import Finished, Request
 
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
 
-_ENDED: Iterator[Any] = iter(())
-"""Stands for the data loader's iterator if the pass was over before the checkpoint."""
+_ENDED: Iterator[Any] = iter(())  # in place of the data loader's, if the pass was over before the checkpoint
 
 
 class BudgetSpent(Exception):
@@ -82,7 +81,7 @@ class RolloutGenerator(SamplesGenerator):
         if len(self._kept) < size:
             if self._prompts_iter is None:
                 loader = self.prompts_dataloader
-                self._prompts_iter = self._draws() if self._predictive else self._loaded(iter(loader))
+                self._prompts_iter = self._draws(self._predictive) if self._predictive else self._loaded(iter(loader))
             with self._engines_awake():
                 while len(self._kept) < size:
                     if self._prompts_iter is None:
@@ -114,14 +113,13 @@ class RolloutGenerator(SamplesGenerator):
         for _, texts, labels, images in rows:  # lists of one
             yield from (self._group(prompt) for prompt in zip(texts, labels, images, strict=True))
 
-    def _draws(self) -> Iterator[Group]:
+    def _draws(self, predictive: Callable[[], Predictive]) -> Iterator[Group]:
         """Yield the prompts that the strategy draws; a pass has as many as the data has rows."""
-        assert self._predictive is not None
         data = self.prompts_dataloader.dataset
         prompts = list(map(Prompt, data.prompts, data.labels, data.images))
         by_id = {self._prompt_ids[prompt.key]: prompt for prompt in reversed(prompts)}
         while self._drawn < len(prompts):
-            self._drawn, drawn = self._drawn + 1, self.sampler.next_prompt(self._predictive)
+            self._drawn, drawn = self._drawn + 1, self.sampler.next_prompt(predictive)
             yield self._group(by_id[drawn.prompt_id], drawn)
         self._drawn = 0
 

@@ -13,8 +13,7 @@ from openrlhf_dbb.actors.generation import RolloutGenerator
 from openrlhf_dbb.actors.rollout_batch import RolloutBatch
 from openrlhf_dbb.core.ahead import Ahead
 
-_Result = tuple[RolloutBatch, float | None, int, bool]
-"""What OpenRLHF's loop expects of a call, see :meth:`RolloutGenerator.generate_samples`."""
+_Result = tuple[RolloutBatch, float | None, int, bool]  # see RolloutGenerator.generate_samples
 
 
 class GenerationAhead:

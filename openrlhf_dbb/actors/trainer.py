@@ -34,8 +34,7 @@ from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.storage.read import held_out, kept_rollouts
 
-MARK = "openrlhf_dbb"
-"""Key of our entry in OpenRLHF's checkpoint states."""
+MARK = "openrlhf_dbb"  # our entry in OpenRLHF's checkpoint states
 
 
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]

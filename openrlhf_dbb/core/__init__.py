@@ -12,8 +12,5 @@ checkpoints  which model checkpoints are complete, and the newest one to resume 
 best_model   the best model by evaluation
 """
 
-KEEP = 64
-"""Default number of rollouts of a step that are stored with their texts."""
-
-ALL = "all"
-"""Value that users give to store all rollouts."""
+KEEP = 64  # default number of rollouts of a step that are stored with their texts
+ALL = "all"  # the value that users give to store all

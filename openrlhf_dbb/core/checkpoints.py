@@ -24,8 +24,7 @@ from openrlhf_dbb.errors import RunError
 MANIFEST = "manifest.json"
 WHOLE_BYTES = 64 * 2**20
 BLOCKS, BLOCK_BYTES = 64, 2**20
-SHARED_WAIT_S = 90.0
-"""How long a network file system may take to show the files of another host."""
+SHARED_WAIT_S = 90.0  # that a network file system may take to show the files of another host
 
 _TAG = re.compile(r"global_step\d+")
 

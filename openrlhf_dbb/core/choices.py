@@ -14,8 +14,7 @@ def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positio
 
     Half of the rows belong to the prompts with the lowest hash, which are the same in every epoch. The other half
     belongs to the prompts with the lowest hash of prompt and step, so that every prompt is stored at some time. Groups
-    are stored whole, except for the last one of either half. A resume chooses the same rows. ``keep`` is
-    their number; None keeps all.
+    are stored whole, except for the last one of either half. ``keep`` is their number; None keeps all.
     """
     if keep is None or whole("keep", keep) >= len(prompts):
         return np.arange(len(prompts))
@@ -32,10 +31,7 @@ def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positio
 
 
 def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Key]:
-    """Choose about ``fraction`` of the prompts to be probed.
-
-    The choice depends on the prompt and the seed alone, not on the order of the data. A larger fraction chooses the
-    same prompts and more.
+    """Choose about ``fraction`` of the prompts to be probed. A larger fraction chooses the same prompts and more.
 
     Source: paper, section 5.3, probes a tenth of the prompts with M = 128.
     """

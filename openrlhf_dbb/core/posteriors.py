@@ -303,11 +303,10 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         return Predictive(self._ids, *expected)
 
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Begin to store what the trainer logged of an observed step (view ``steps``).
+        """Begin to store what the trainer logged of an observed step, numbers by name (view ``steps``).
 
-        Args:
-            metrics: numbers by name, such as losses and times; other values are left out. "plan/steps" is the last step
-                that the run is meant to have; ``openrlhf-dbb serve`` estimates the time left from it.
+        Other values are left out. ``openrlhf-dbb serve`` estimates the time left from "plan/steps", the last step of
+        the run.
         """
         self.settle()
         values = whole("step", step), named("metrics", metrics)

@@ -228,12 +228,8 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
 
 def metrics(step: int, rollouts: Rollouts, groups: Groups, scored: Scored) -> dict[str, float]:
     """Return what is logged of a step's rollouts, by name; see :class:`Scored`."""
-    means = {
-        "mean": scored.mean,
-        "variance": scored.variance,
-        "abs_advantage": abs(scored.advantages),
-        "missing": np.isnan(rollouts.scores),
-    }
+    means = {"mean": scored.mean, "variance": scored.variance, "missing": np.isnan(rollouts.scores)}
+    means["abs_advantage"] = abs(scored.advantages)
     if groups.slot_R.any():  # a single rollout always has zero variance
         means |= {"zero_variance": scored.zero_variance, "rescued": scored.rescued}
     trained_R = rollouts.trained
@@ -301,10 +297,9 @@ def kept_rows(
 def measure(
     probes: Probes, positions_Q: Positions, groups: Groups, rows: storage.StepRows
 ) -> tuple[storage.ProbeRows, dict[str, float]]:
-    """Compare a step's estimates and group means with its probes. The probed prompts are at ``positions_Q``.
+    """Compare a step's estimates and group means with its probes, whose prompts are at ``positions_Q``.
 
-    Returns:
-        The probes to store: those with a score and an estimate; and the mean squared errors for the log.
+    Return the probes to store, those with a score and an estimate, and the mean squared errors for the log.
     """
     scores_Q_M = numbers("the probes' scores", probes.scores_Q_M)
     if scores_Q_M.ndim != 2 or len(scores_Q_M) != len(positions_Q):

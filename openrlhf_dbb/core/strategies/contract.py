@@ -50,8 +50,7 @@ class Drawn:
 class Decision(Enum):
     """Tells the trainer what to do with a generated group. The estimator observes every group."""
 
-    TRAIN = auto()
-    DISCARD = auto()  # not trained on
+    TRAIN, DISCARD = auto(), auto()
     REPLACE = auto()  # not trained on, and another prompt takes its place in the same round
 
 
@@ -78,10 +77,7 @@ class Sampler:
         return False
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
-        """Return the next prompt to generate for; called only if the strategy ``draws``.
-
-        ``predictive`` returns the estimator's present forecast, in the time of a pass over all prompts.
-        """
+        """Return the next prompt, if the strategy ``draws``; a forecast takes the time of a pass over all prompts."""
         raise NotImplementedError
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
