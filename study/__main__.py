@@ -127,7 +127,7 @@ def _collect(arguments: argparse.Namespace) -> int:
 
 
 def _draw(_: argparse.Namespace) -> int:
-    from study import cells, claims, figures, rows
+    from study import cells, claims, draws, figures, rows
 
     for name in ("main", "real"):
         _write_tables(rows.load(RESULTS / name), TABLES / name)
@@ -137,6 +137,7 @@ def _draw(_: argparse.Namespace) -> int:
     sections = [claims.summary(results), *map(cells.markdown, claims.tables(known, results, study))]
     _write_page(TABLES / "paper", "The paper, claim by claim", sections)
     figures.draw(rows.load(RESULTS / "main", RESULTS / "paper"), FIGURES, ("study_differences", "study_few"))
+    _write_page(TABLES / "draws", draws.TITLE, map(cells.markdown, draws.report(RESULTS / "draws", FIGURES)))
     _write_page(TABLES / "rare", rare.TITLE, map(cells.markdown, rare.report(RESULTS / "rare", FIGURES)))
     return 0
 

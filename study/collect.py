@@ -26,6 +26,8 @@ from study import rows
 from study.rows import COLUMNS, EVERY_ARM
 
 TIMES, EXACT = "times.jsonl", "exact.jsonl"
+MEASURED = "measure"
+"""The arm that only measures the policy before training."""
 DISCOUNTS = tuple(round(0.05 * step, 2) for step in range(21))
 """Tried with each estimator that has a discount, on the runs with probes. For laplace this is the smoothing."""
 MASSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -113,6 +115,8 @@ def collect(store_url: str, folder: Path) -> None:
             priors += _priors(run, replayed)
     folder.mkdir(parents=True, exist_ok=True)
     files = {"runs": lasts, "epochs": epochs, "mse": pd.DataFrame(mse), "priors": pd.DataFrame(priors)}
+    if measured_before := [row for run in runs if run.arm == MEASURED for row in _gate(store_url, run)]:
+        files["gate"] = pd.DataFrame(measured_before)
     if others := _transfers(folder / "transfer"):
         files["transfer"] = pd.DataFrame(others)
     for name, new in files.items():
@@ -122,6 +126,19 @@ def collect(store_url: str, folder: Path) -> None:
         every = pd.concat([part.reindex(columns=COLUMNS[name]) for part in (kept, new) if len(part)] or [old])
         rows.write(path, every.sort_values("run", kind="stable"))
         print(f"{path}: {len(every)} rows" + (f", {len(kept)} of them from earlier" if len(kept) else ""))
+
+
+def _gate(store_url: str, run: StudyRun) -> list[Row]:
+    """Return the rows of gate.csv; the last line of a prompt is its problem."""
+    query = """SELECT p.prompt, h.rollouts AS samples, h.successes FROM posterior_history h
+               JOIN prompts p ON p.prompt_id = h.prompt_id WHERE h.run_id = :run ORDER BY h.prompt_id"""
+    with storage.open_store(store_url, create=False) as store:
+        found = store.query(query, run=run.record.run_id)
+    return [
+        {"run": run.record.name, "prompt": row.prompt.splitlines()[-1], "samples": row.samples}
+        | {"successes": round(row.successes)}
+        for row in found
+    ]
 
 
 def _transfers(folder: Path) -> list[Row]:

@@ -46,7 +46,9 @@ FEWER_ARMS = {
     "drawn-weighted": "N = 1, predicted, drawn, weights",
 }
 """Printed names of arms with one rollout a prompt."""
-EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS)
+DRAWS_ARMS = ("measure", "even8", "even4", "oracle", "oracle-unweighted", "memory", "memory-unweighted")
+"""Arms that draw prompts by what is known of them, and what they are compared with."""
+EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS, *DRAWS_ARMS)
 EXPERIMENTS = {
     "n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes",
     "real": "SmolLM2", "real-n2": "SmolLM2, N = 2", "terms": "SmolLM2, three terms", "lcm": "SmolLM2, lcm",
@@ -78,6 +80,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "transfer": ("run", "benchmark", "prompts", "samples", "accuracy"),
     # A policy saved during training; step 0 is before training.
     "points": ("run", "experiment", "arm", "n", "seed", "learning_rate", "step", "rollouts", "accuracy"),
+    # A prompt's rollouts before training, see study/protocols/draws.toml.
+    "gate": ("run", "prompt", "samples", "successes"),
     # A training in plain PyTorch, see study.control.
     "control": (
         "experiment", "arm", "n", "seed", "learning_rate", "start_accuracy", "half_accuracy", "accuracy",
@@ -97,6 +101,7 @@ class Study:
     priors: Any
     transfer: Any
     points: Any
+    gate: Any
     control: Any
 
     @classmethod

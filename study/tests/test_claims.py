@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from test_study_analysis import runs
+from study.tests.test_analysis import runs
 
 from study import claims, protocol
 from study.claims import NOT_RUN, OPPOSITE, REPRODUCED, SCALES, UNDECIDED, Claim, Test

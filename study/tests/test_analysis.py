@@ -155,11 +155,11 @@ def test_the_committed_tables_and_figures_follow_from_the_committed_rows(tmp_pat
     monkeypatch.setattr(command, "FIGURES", tmp_path)
     monkeypatch.setattr(command, "TABLES", tmp_path)
     assert command.main(["draw"]) == 0
-    for name in ("main", "real", "paper", "rare"):
+    for name in ("draws", "main", "real", "paper", "rare"):
         committed = command.RESULTS / name / "tables.md"
         assert (tmp_path / name / "tables.md").read_text() == committed.read_text(), "run python -m study draw"
     drawn = {path.stem for path in tmp_path.glob("*.png")}
-    assert drawn == {"estimates", "smollm2", "start_rate", "study_differences", "study_few"}
+    assert drawn == {"draws", "estimates", "smollm2", "start_rate", "study_differences", "study_few"}
 
 
 def test_files_are_written_with_six_digits_and_checked_when_read(tmp_path):
