@@ -74,12 +74,13 @@ def maker(cls, args, kl=0.0, **options):
 
 
 def group(prompt, rollouts, version=None):
-    return Group(Prompt(PROMPTS[prompt], str(prompt + 1), None), prompt, version=version, rollouts=tuple(rollouts))
+    return Group(Prompt(PROMPTS[prompt], str(prompt + 1)), prompt, version=version, rollouts=tuple(rollouts))
 
 
 def advantages(made, batch, step=1, *, filtered=(), skipped=0, versions=None):
     """The batch with the advantages of a step, and what is logged of it; each row is a group for itself."""
-    prompts = [PROMPTS.index(prompt) for experience in batch for prompt in experience.prompts]
+    rows = [pair for experience in batch for pair in zip(experience.index, experience.prompts, strict=True)]
+    prompts = [PROMPTS.index(prompt) for _, prompt in sorted(rows)]
     versions = versions or [None] * len(prompts)
     trained = tuple(group(prompt, [None], version) for prompt, version in zip(prompts, versions, strict=True))
     return batch, made.add_advantages(batch, RolloutBatch(trained, tuple(filtered), skipped), step)
@@ -220,7 +221,8 @@ def test_a_late_group_is_stored_with_its_lag(ours):
     mine, store = ours("dbb", discount=0.5)
     for step in (1, 2):
         advantages(mine, experiences(RANDOM), step)
-    _, metrics = advantages(mine, experiences(RANDOM), 3, versions=[1] * 8 + [0] * 8 + [2, 1] * 4 + [2] * 8)
+    mixed = experiences(RANDOM)[::-1]  # as a dynamic batch, whose order is not that of the rollouts
+    _, metrics = advantages(mine, mixed, 3, versions=[1] * 8 + [0] * 8 + [2, 1] * 4 + [2] * 8)
     assert (metrics["async/lag"], metrics["async/lag_max"]) == (pytest.approx((1 + 2 + 0.5 + 0) / 4), 2)
     by_prompt = "JOIN prompts USING (prompt_id) WHERE step = 3 ORDER BY prompt"
     lags = stored(mine, store, f"SELECT policy_version, lag FROM posterior_history {by_prompt}")

@@ -341,7 +341,7 @@ def test_engines_sleep_between_batches_whatever_happens(generator, engine):
 
 def test_more_responses_are_scored_as_in_training_and_the_engine_sleeps_again(generator, engine):
     made = generator([], sleep=True)
-    prompts = [Prompt("a", "10?", None), Prompt("b", "0-1", None)]
+    prompts = [Prompt("a", "10?"), Prompt("b", "0-1")]
     scores = made.score_more(prompts, 3, temperature=0.5, n_samples_per_prompt=8)
     # a score that is absent, unlike a missing one (NaN), leaves the reward
     np.testing.assert_array_equal(scores, [[1, 0, math.nan], [0, 9, 1]])

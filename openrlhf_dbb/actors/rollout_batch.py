@@ -18,7 +18,7 @@ class Prompt(NamedTuple):
 
     text: str
     label: Any
-    image: Any
+    image: Any = None
 
     @property
     def key(self) -> Key:
