@@ -26,7 +26,7 @@ def named_target(link: re.Match[str]) -> str:
 
 STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no later wheels
 # Little, on purpose: estimators, storage and the commands that read a store work beside any trainer.
-LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "rich", "tomli; python_version < '3.11'"]
+LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "msgspec", "rich", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
 SERVE = ["starlette", "uvicorn"]
 EXAMPLES = ["matplotlib", "pandas", "nbclient", "ipykernel"]

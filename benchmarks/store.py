@@ -35,6 +35,7 @@ import psycopg
 from raw_sql import RawPostgreSQL, RawSQLite
 from store_content import DBB, PASSES, WIDE_STEP, Trainer, create, fill, kept_bytes, texts
 
+from openrlhf_dbb import Posteriors, Responses, StepExtras
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.storage import PosteriorStore, Run, open_store
 from openrlhf_dbb.storage.engine import file_system
@@ -44,13 +45,16 @@ TINY = 64  # prompts of a step of the tiny preset
 PROMPTS = 17_280  # of an ordinary run
 UNDONE = 100  # steps of the long run to undo
 WIDE = 1_954 * WIDE_STEP  # prompts of the long run, a whole number of steps
+ALL = 200_000  # prompts that a run begins with, trains on in one step, and resumes with
+SMOLLM2_STEP_S = 7.0  # a step of preset smollm2, 8 prompts x 8 rollouts of 80 prompts, on two idle cores
+MEMORY_SHARE = 0.01  # of it, at most, for remembering
 BOUNDS = {
     # The floor of a warm start copies within the database; the store matches prompts by hash, in any database.
     # A step costs the store 0.7 ms beside its rows, which tells where a step has few of them.
     "sqlite": {"step / driver": 1.8, "long / empty": 1.2, "bulk": 2.0, "by hash": 6.0},
     "postgresql": {"step / driver": 2.5, "long / empty": 1.2, "bulk": 2.0, "by hash": 4.0},
 }
-AUTO = ("alpha", "beta", *(f"packed_{i}" for i in range(8)))
+AUTO = ("alpha", "beta", *(f"other_{i}" for i in range(8)))
 AUTO_SHARED = {"evidence": 226}
 
 
@@ -74,9 +78,9 @@ class Result:
         return self.bound is not None and self.ratio is not None and self.ratio > self.bound
 
     def __str__(self) -> str:
-        ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
+        ratio = "" if self.ratio is None else f"{self.ratio:.3g}"
         floor = "" if self.floor_s is None else f"{1e3 * self.floor_s:,.2f}"
-        bound = "" if self.bound is None else f"{self.bound:.1f}"
+        bound = "" if self.bound is None else f"{self.bound:g}"
         return f"{self.kind:<11}{self.what:<44}{floor:>11}{1e3 * self.store_s:>11,.2f}{ratio:>7}{bound:>7}  {self.note}"
 
 
@@ -116,7 +120,44 @@ class Bench:
             self.resume(long, wide, ids)
             self.warm_start(long, wide, ids)
             self.roll_back(long, wide)
+        self.memory()
+        self.all_prompts(ALL if self.wide == WIDE else ALL // 10)
         return self.results
+
+    def memory(self) -> None:
+        """Measure what remembering costs a small model's training: one observed and stored step, its texts too."""
+        prompts, labels = texts(80)
+        seconds = []
+        with Posteriors.create(self.new("memory"), "run", prompts, labels, estimator="point") as posteriors:
+            for step in range(1, self.repetitions + 1):
+                at = (np.arange(8 * step, 8 * step + 8) % 80).repeat(8)
+                rows = [prompts[i] for i in at], [labels[i] for i in at], np.arange(64) % 3 % 2
+                extras = StepExtras(responses=Responses(["x" * 400] * 64))
+
+                def remember(step: int = step, rows: Any = rows, extras: StepExtras = extras) -> None:
+                    posteriors.observe(step, *rows, extras=extras)
+                    posteriors.settle()
+
+                seconds.append(timed(remember))
+        median = statistics.median(seconds)
+        what = f"memory of a SmolLM2 step, {100 * median / SMOLLM2_STEP_S:.2f} % of it"
+        self.results.append(Result(self.kind, what, SMOLLM2_STEP_S, median, MEMORY_SHARE))
+        print(self.results[-1], flush=True)
+
+    def all_prompts(self, size: int) -> None:
+        """Measure the start of a run with many prompts, a step of all of them, and the resume."""
+        url, (prompts, labels) = self.new("all_prompts"), texts(size)
+        rewards = np.arange(size) % 2
+        with peak_growth() as mebibytes:
+            start = time.perf_counter()
+            with Posteriors.create(url, "run", prompts, labels) as posteriors:
+                created = time.perf_counter()
+                posteriors.observe(1, prompts, labels, rewards)
+                posteriors.settle()
+                stepped = time.perf_counter()
+            resumed = timed(lambda: Posteriors.resume(url, "run", prompts, labels).close())
+        for what, seconds in (("create", created - start), ("step of", stepped - created), ("resume", resumed)):
+            self.add(f"{what} {size:,} prompts", None, [seconds], note=f"peak memory of all +{mebibytes[0]:.0f} MiB")
 
     def steps(self, long: PosteriorStore, empty: PosteriorStore) -> None:
         """Measure steps on an empty database, by plain SQL on another one, and beside the history of a long run."""

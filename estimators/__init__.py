@@ -5,13 +5,13 @@
     registry         names: register, available, get, build; third-party entry points
     forms            Estimate + rewards -> advantages: GRPO, Dr. GRPO, RLOO, REINFORCE++-baseline, MaxRL, BNPO
     dbb              Discounted Beta-Bernoulli (the paper's estimator)
-    auto             DBB with a prior shared by all prompts; prior and discount are fitted online
-    predicted_prior  a belief to draw by: counts that fade by time to a mean predicted from the prompt's text
+    auto             DBB with a prior shared by all prompts; prior and discount are fitted online; forecasts read texts
     spo              SPO's tracker, read before the update; forgets by the policy's drift
     gaussian         as DBB, for any real reward: a discounted Normal-inverse-gamma
     empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
     simple           point (GRPO's mean and variance), laplace, ema
     text_features    features of prompts from their texts alone
+    text_prior       prior means that a regression predicts from these features
     probe_error      squared error of an estimate, measured by extra rollouts
     closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
 

@@ -1,6 +1,7 @@
 """Self-tuning hierarchical DBB: the prior, its weight and the discount are learnt during training.
 
-Axes: P prompts, V revisited prompts, L discounts, X = 2 L discounts of ages in visits and in time, W prior weights.
+Axes: P prompts, V revisited prompts, L discounts, X = 2 L discounts of ages in visits and in time, W prior weights, K
+discounts beside a text's mean, C forecasts.
 """
 
 from dataclasses import dataclass
@@ -11,15 +12,22 @@ import numpy as np
 from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts, latest, passes
 from openrlhf_dbb.estimators.empirical_bayes import WEIGHT, beta_weight, fit_beta, group_moments
 from openrlhf_dbb.estimators.registry import register
+from openrlhf_dbb.estimators.text_features import WIDTH
+from openrlhf_dbb.estimators.text_prior import learned, log_score, predicted
 
 DISCOUNTS_L = np.array([0.02, 0.05, *np.arange(2, 21) / 20])
 DISCOUNTS_X, TIMED_X = np.tile(DISCOUNTS_L, 2), np.repeat([0.0, 1.0], DISCOUNTS_L.size)
 PRIOR_WEIGHTS_W = np.array([0.05, 0.25, 0.5, 1.0, 2.0])
+# Beside a mean that the text predicts: what counts keep over a pass, and the weight of the mean in rollouts.
+TEXT_DISCOUNTS_K = np.array([0.005, 0.05, 0.3, 0.85])
+TEXT_WEIGHTS = (2.0, 6.0)
 
 # How fast the run's numbers forget, in passes over the prompts. The population of prompts changes within an epoch; the
 # speed of its change is steadier.
 _PRIOR_HALF_LIFE, _EVIDENCE_HALF_LIFE = 0.15, 0.7
+_HEAD_START = 4.0  # nats of the forecast without the text: in a small pool one of eight others is often lucky
 _MOST_EVIDENCE = 256  # prompts per step that judge the pairs; keeps large batches cheap
+_MOST_TEXTS = 2048  # prompts, those seen last, that the regressions see; keeps a step cheap
 _CHUNK = 64  # prompts at a time, so that arrays stay in the CPU cache
 _LEAST_GAP, _MOST_GAP = 0.25, 4.0  # bounds of the number of groups that one counts for in the fit of the prior
 _NO_PAIRS = 50.0  # pairs of visits that the prior's weight starts with where N = 1
@@ -31,7 +39,7 @@ _RECENT = tuple(f"{kind}_{k}" for kind in (*_COUNTED, "seen") for k in (1, 2))
 @register
 @dataclass(frozen=True)
 class SelfTuningBetaBernoulli(BetaPosterior):
-    """DBB whose prior, prior weight and discount follow the data; there is nothing to tune.
+    """DBB whose prior, prior weight and discount follow the data, and whose forecasts read the prompt's text.
 
     All prompts share a Beta(a, b) prior, fitted to their recent groups as in ``empirical_bayes``. With A and B the
     discounted successes and failures of a prompt's earlier visits k, of age u_k::
@@ -41,47 +49,45 @@ class SelfTuningBetaBernoulli(BetaPosterior):
 
     and ``alpha = a + S``, ``beta = b + N - S`` on a first visit. ``variance`` is that of ONE reward, > 0.
 
-    Ages are in visits (1, 2, ... ago) or in passes over the prompts. Every call of ``observe`` is a policy update. A
-    pass has E updates: as many as it takes, at the mean number of groups per update so far, to observe as many groups
-    as prompts have been seen.
+    Ages are in visits (1, 2, ... ago) or in passes over the prompts. Every call of ``observe`` is an update. A pass has
+    as many updates as it takes, at the mean number of groups per update so far, to observe as many groups as prompts
+    have been seen. A late group is of the update that generated it.
 
     ``(weight, discount)`` is the pair, from a 5 x 21 grid for each way to count ages, whose means had the least squared
-    error so far. With the current group's share ``g = N / (alpha + beta)`` in the mean, its unbiased estimate is ::
+    error so far (docs/estimators.md).
 
-        (mean - S/N)^2 - (1 - 2 g) S (N - S) / (N^2 (N - 1))
+    :meth:`predictive` forecasts the next visit by the above without S and N, or from the prompt's text::
 
-    With N = 1 a pair is judged by how well the history alone predicted the reward, plus, from the third visit, by how
-    well the last visit's estimate did. If N is always 1, ``a + b = 1 / rho - 1``, with rho the correlation of a
-    prompt's reward with that of its last visit. It starts as if 50 pairs had shown 2.
+        alpha = w m + A        beta = w (1 - m) + B        w = 2 or 6, discount = 0.005, 0.05, 0.3 or 0.85 a pass
 
-    A group's weight in these scores halves in 0.7 passes over the prompts seen so far, and in 0.15 in the fit of the
-    prior, where it counts for the passes since its prompt's last visit, from 0.25 to 4.
-
-    A late group is of update g (:meth:`RewardEstimator.update_late`). With v the greatest g of a prompt, ages in time
-    are ``(v - g_k) / E``. Ages in visits are in the order of g, and the group itself has age 0.
+    with m predicted by a regression for each discount (:mod:`openrlhf_dbb.estimators.text_prior`). It takes the one
+    with the highest log score so far. Without ``state["features"]`` no text is read; the estimates never read it.
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.
-        successes_1, _2, rollouts_1, _2: S and N of the two latest visits, latest first; 0: no such visit.
-        seen_1, seen_2: their updates g; 0: no such visit.
+        successes_1, _2, rollouts_1, _2, seen_1, _2: S, N and update of the two latest visits, latest first; 0: none.
         successes_old, rollouts_old: of older visits, discounted up to seen_2 by the discounts of their time.
         moments (shared): sums behind the prior, as in ``empirical_bayes``.
         pairs (shared): number of pairs of successive visits, sums of S/N now, S/N then, and their product; faded.
-        evidence (shared): (210,), a score for each pair, by weight, way to count, discount; the highest is chosen.
-        prior (shared): a and b.
-        weight, discount, timed (shared): the pair chosen; 1 if its ages are in time, 0 if in visits.
-        prompts (shared): number of distinct prompts seen.
-        clock (shared): numbers of updates and of groups so far.
+        evidence (shared): (210,), a score for each pair, by weight, way to count, discount.
+        prior, weight, discount, timed (shared): a and b; the pair chosen; 1 if its ages are in time, 0 if in visits.
+        prompts, clock (shared): number of distinct prompts seen; numbers of updates and of groups so far.
+        text_weights (shared): weights of the regressions, one after another.
+        forecasts (shared): (9,), log scores of the forecasts, faded: without the text, then by w and discount.
 
-    Source: our own. The paper names such a prior (appendix "Empirical-Bayes Prior") and discount as future work.
+    Source: our own. The paper names such a prior (appendix "Empirical-Bayes Prior") and discount as future work;
+    prompt-conditional priors are also in DUET, arXiv:2605.08441.
     """
 
     name: ClassVar[str] = "auto"
-    version: ClassVar[int] = 2  # 1 forgot by visits
-    punishes_failures: ClassVar[bool] = False
+    version: ClassVar[int] = 3  # 1 forgot by visits; 2 read no texts
+    fits_prior: ClassVar[bool] = True
+    wide_clip: ClassVar[bool] = True
+    reads_texts: ClassVar[bool] = True
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_RECENT, "successes_old", "rollouts_old")
     shared_fields: ClassVar[tuple[str, ...]] = (
-        "moments", "pairs", "evidence", "prior", "weight", "discount", "timed", "prompts", "clock"
+        "moments", "pairs", "evidence", "prior", "weight", "discount", "timed", "prompts", "clock",
+        "text_weights", "forecasts",
     )  # fmt: skip
 
     def initial_state(self, num_prompts: int) -> State:
@@ -98,6 +104,8 @@ class SelfTuningBetaBernoulli(BetaPosterior):
             "timed": np.zeros(1),
             "prompts": np.zeros(1),
             "clock": np.zeros(2),
+            "text_weights": np.zeros(len(TEXT_DISCOUNTS_K) * (WIDTH + 1)),
+            "forecasts": np.zeros(1 + len(TEXT_WEIGHTS) * len(TEXT_DISCOUNTS_K)),
         }
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
@@ -112,18 +120,21 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         prompts = state["prompts"] + len(successes) - len(revisited)
         state = state | {"prompts": prompts, "clock": clock}
         generated_at = clock[0] - lag_P
-        gap = np.clip(passes(state, generated_at - state["seen_1"]), _LEAST_GAP, _MOST_GAP)
+        seen_at = latest(state["seen_1"], generated_at, state["rollouts_1"] == 0)
         passed = len(revisited) / prompts[0]
+        faded = 0.5 ** (passed / _EVIDENCE_HALF_LIFE)
+        scores_C = log_score(*_forecasts(state, seen_at), successes, rollouts).sum(axis=1)
+        observed = len(successes) / max(prompts[0] - len(successes) + len(revisited), 1)
+        state["forecasts"] = 0.5 ** (observed / _EVIDENCE_HALF_LIFE) * state["forecasts"] + scores_C
+        gap = np.clip(passes(state, generated_at - state["seen_1"]), _LEAST_GAP, _MOST_GAP)
         moments = 0.5 ** (passed / _PRIOR_HALF_LIFE) * state["moments"] + group_moments(successes, rollouts, gap)
         pairs = state["pairs"]
         if len(revisited):
             share = (successes / rollouts)[revisited]
             before = state["successes_1"][revisited] / state["rollouts_1"][revisited]
-            faded = 0.5 ** (passed / _EVIDENCE_HALF_LIFE)
             pairs = faded * pairs + np.stack([np.ones_like(share), share, before, share * before]) @ gap[revisited]
         prior = fit_beta(moments, _weight_between(pairs))
         state = state | {"moments": moments, "pairs": pairs, "prior": prior}
-        seen_at = latest(state["seen_1"], generated_at, state["rollouts_1"] == 0)
         if len(revisited):
             rows = revisited[:: -(-len(revisited) // _MOST_EVIDENCE)]  # spread evenly over the step
             evidence = faded * state["evidence"]
@@ -163,7 +174,22 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         return _negative_risk(alpha, total, successes_V, rollouts_V)
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
-        return _before(state, np.maximum(state["clock"][0] + 1, state["seen_1"]))
+        alpha_C_P, beta_C_P = _forecasts(state, np.maximum(state["clock"][0] + 1, state["seen_1"]))
+        scores_C = state["forecasts"][: len(alpha_C_P)].copy()
+        scores_C[0] += _HEAD_START
+        best = scores_C.argmax()
+        return alpha_C_P[best], beta_C_P[best]
+
+    def learn(self, state: State) -> State:
+        if "features" not in state:
+            return {}
+        seen = np.flatnonzero(state["rollouts_1"])
+        seen = seen[np.argsort(-state["seen_1"][seen], kind="stable")[:_MOST_TEXTS]]
+        if not len(seen):
+            return {}
+        known = self.state_at(state, seen)
+        counted_2_K_S = _of_text(known, 0, state["clock"][0] + np.zeros(len(seen)))
+        return {"text_weights": learned(_text_weights(state), known["features"], *counted_2_K_S).ravel()}
 
 
 def _weight_between(pairs: Floats) -> float:
@@ -207,6 +233,29 @@ def _before(state: State, seen_at: Floats) -> tuple[Floats, Floats]:
     weight = np.where(state["rollouts_1"] > 0, state["weight"], 1.0)
     alpha, beta = state["prior"]
     return weight * alpha + successes, weight * beta + rollouts - successes
+
+
+def _text_weights(state: State) -> Floats:
+    return state["text_weights"].reshape(len(TEXT_DISCOUNTS_K), -1)
+
+
+def _of_text(state: State, visits: int, at: Floats) -> tuple[Floats, Floats]:
+    """Return successes and rollouts by each discount beside a text's mean, (K, P), 0 without a visit."""
+    successes_P_K, rollouts_P_K = _past(state, visits, at, TEXT_DISCOUNTS_K, np.ones(len(TEXT_DISCOUNTS_K)))
+    return successes_P_K.T, rollouts_P_K.T
+
+
+def _forecasts(state: State, at: Floats) -> tuple[Floats, Floats]:
+    """Return alpha and beta of every forecast at update ``at`` before its groups are seen, (C, P)."""
+    alpha, beta = _before(state, at)
+    if "features" not in state:
+        return alpha[None], beta[None]
+    of_text = predicted(_text_weights(state), state["features"]), *_of_text(state, 1, at)
+    mean_C_P, successes_C_P, rollouts_C_P = (np.tile(each_K_P, (len(TEXT_WEIGHTS), 1)) for each_K_P in of_text)
+    weight_C_1 = np.repeat(TEXT_WEIGHTS, len(TEXT_DISCOUNTS_K))[:, None]
+    alpha_C_P = weight_C_1 * mean_C_P + successes_C_P
+    beta_C_P = weight_C_1 * (1 - mean_C_P) + rollouts_C_P - successes_C_P
+    return np.vstack([alpha, alpha_C_P]), np.vstack([beta, beta_C_P])
 
 
 def _remembered(state: State, successes: Floats, rollouts: Floats, generated_at: Floats) -> State:

@@ -14,8 +14,8 @@ Floats = NDArray[np.float64]
 State = dict[str, Floats]
 """A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
 
-If the estimator reads texts, the caller adds "features", :func:`openrlhf_dbb.estimators.text_features.text_features`,
-which are not stored.
+For an estimator that reads texts the caller may add "features", which are not stored:
+:func:`openrlhf_dbb.estimators.text_features.text_features`.
 """
 
 Support = Literal["binary", "unit", "real"]
@@ -75,10 +75,12 @@ class RewardEstimator(ABC):
             baseline that is independent of the rollouts it scores (as in SPO and RAE).
         min_rollouts: smallest group that can yield an advantage.
         never_collapses: True if the variance is > 0 whatever the rewards were.
+        fits_prior: True if the prior follows the data; a fixed one pushes all answers down where successes are rare.
+        wide_clip: True if methods widen the clip range, as the paper does for DBB.
         reads_drift: True if :meth:`update` reads ``state["drift"]``, (P,), which :meth:`observe` adds and nobody keeps:
             how far the policy has moved since a prompt's last visit, in nats a token
             (:class:`openrlhf_dbb.estimators.spo.Spo`).
-        reads_texts: True if the methods read ``state["features"]``.
+        reads_texts: True if the methods read ``state["features"]``, if the caller gives them.
 
     Raises:
         ValueError: a parameter is outside its range.
@@ -89,6 +91,8 @@ class RewardEstimator(ABC):
     reads: ClassVar[Literal["after", "before"]] = "after"
     min_rollouts: ClassVar[int] = 1
     never_collapses: ClassVar[bool] = False
+    fits_prior: ClassVar[bool] = False
+    wide_clip: ClassVar[bool] = False
     reads_drift: ClassVar[bool] = False
     reads_texts: ClassVar[bool] = False
 
@@ -115,11 +119,6 @@ class RewardEstimator(ABC):
         """Rewards that :meth:`observe` accepts; may be a class attribute."""
         return "real"
 
-    @property
-    def punishes_failures(self) -> bool:
-        """Whether advantages below 0 of all-failed groups may cost rare successes; may be a class attribute."""
-        return bool(self.state_fields)
-
     def initial_state(self, num_prompts: int) -> State:
         """Return the state before any rollout; by default 0 per prompt."""
         return {field: np.zeros(num_prompts) for field in self.state_fields}
@@ -131,11 +130,20 @@ class RewardEstimator(ABC):
     def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
         """As :meth:`update`, where an earlier policy than this step's generated at least one group.
 
-        ``lag_P`` (P,) are the training steps between the two policies, >= 0. By default a late group is a visit like
-        any other. For an estimator that counts policy updates it belongs to update ``g = now - lag``, and a prompt's
-        counts are kept as of its greatest g, so that the order of observation makes no difference.
+        ``lag_P`` (P,) are the steps between the two policies, >= 0. By default a late group is a visit like any other.
+        For an estimator that counts updates it belongs to update ``g = now - lag``, in whatever order it is observed.
         """
         return self.update(state, rewards_P_G)
+
+    def known(self, state: State, rewards_P_G: Floats) -> State:
+        """Return the state after outcomes that were measured before the training; they may be fractions.
+
+        They count as a visit of update 0, and time does not move: the shared fields "clock" and "updates" stay.
+        """
+        drift = {"drift": np.zeros(len(rewards_P_G))} if self.reads_drift else {}
+        after = state | self.update_late(state | drift, rewards_P_G, np.ones(len(rewards_P_G)))
+        after |= {field: state[field] for field in ("clock", "updates") if field in state}
+        return after | self.learn(after)
 
     @abstractmethod
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
@@ -167,8 +175,7 @@ class RewardEstimator(ABC):
         """Return the estimate's mean had a rollout of the current group not been seen, for each rollout.
 
         With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``,
-        (P, G); NaN for a missing rollout, and where c = 1. None if :meth:`group_weight` is None. The mean itself if the
-        estimator reads before the update. ``state`` and ``estimate`` are those after the visit.
+        (P, G); NaN for a missing rollout, and where c = 1. None if :meth:`group_weight` is None.
         """
         seen = ~np.isnan(rewards_P_G)
         if self.reads == "before":
@@ -203,13 +210,11 @@ class RewardEstimator(ABC):
             drift_P: (P,) nats a token, >= 0, see ``reads_drift``; 0 on a first visit. None: all 0.
             leave_one_out: True to fill in the estimate's ``without_each``.
 
-        Returns:
-            The new state and the estimate to score these very groups with.
+        Returns the new state and the estimate to score these very groups with.
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).
-            ValueError: shapes do not match, a prompt has no reward at all, features that the estimator reads are
-                missing, or a lag or drift is negative or not finite.
+            ValueError: shapes do not match, a prompt has no reward at all, or a lag or drift is negative or not finite.
         """
         for field in (*self.state_fields, "features"):
             if field in state and len(rewards_P_G) != len(state[field]):
@@ -241,11 +246,7 @@ class RewardEstimator(ABC):
         before = self.state_at(state, prompts)
         if self.reads_drift:
             before["drift"] = _checked("drift", drift_P, len(rewards_P_G))
-        if self.reads_texts and "features" not in before:
-            raise ValueError(f"{self.name} reads the prompts' texts; put their text_features into state['features']")
         after = self.update_late(before, rewards_P_G, lag_P) if lag_P.any() else self.update(before, rewards_P_G)
-        if self.reads_texts:
-            after["features"] = before["features"]
         estimate = self.estimate(after if self.reads == "after" else before, rewards_P_G)
         if leave_one_out:
             without_P_G = self.mean_without_each(after, rewards_P_G, estimate)

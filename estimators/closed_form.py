@@ -38,19 +38,8 @@ def moments(estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int) -> Mome
         bias_t     = c_0 (p_0 - p_t) + sum_k c_k (p_k - p_t)
         variance_t = sum_k c_k^2 p_k (1 - p_k) / N
 
-    with k = 1 ... t, p_0 the prior's mean, and these weights, before they are scaled to sum to 1:
-
-    =================  ================================  ====================================================
-    estimator          c_0                               c_k
-    =================  ================================  ====================================================
-    point              0                                 1 for k = t, else 0
-    dbb                discount^t (alpha_0 + beta_0)     N discount^(t-k)
-    ema                0                                 (1 - discount) discount^(t-k), discount^(t-1) for k = 1
-    laplace            2 smoothing                       N for k = t, else 0; p_0 = 1/2
-    empirical_bayes    a + b                             N for k = t, else 0; p_0 = a / (a + b)
-    =================  ================================  ====================================================
-
-    The prior (a, b) of ``empirical_bayes`` is that of :func:`fitted_prior`: accurate if there are many prompts.
+    With ``dbb``, c_0 is in proportion to discount^t (alpha_0 + beta_0), and c_k to N discount^(t - k); the others are
+    in the code. The prior of ``empirical_bayes`` is accurate if there are many prompts.
 
     ``p_Q_T`` are success probabilities in [0, 1], NaN after a prompt's last visit; N >= 1 ``rollouts`` at each. Raise
     ValueError for another estimator, or an argument outside its range.

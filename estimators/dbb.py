@@ -27,9 +27,8 @@ class DiscountedBetaBernoulli(BetaPosterior):
     With ``forgetting="updates"`` the past shrinks by ``discount ** (elapsed / updates_per_epoch)`` for the calls of
     ``observe`` since the prompt's last visit. A prompt's first visit discounts the prior once.
 
-    With "visits" a late group (a lag above 0) is one more visit. With "updates" it counts as of update
-    ``g = now - lag`` (:meth:`RewardEstimator.update_late`). With first and v the least and the greatest g of a prompt,
-    and E updates per epoch::
+    With "visits" a late group is one more visit. With "updates" it counts as of update ``g = now - lag``; with first
+    and v the least and the greatest g of a prompt, and E updates per epoch::
 
         alpha = prior_alpha * discount^(1 + (v - first)/E) + sum_k S_k * discount^((v - g_k)/E)
         beta  = prior_beta  * discount^(1 + (v - first)/E) + sum_k (N_k - S_k) * discount^((v - g_k)/E)
@@ -53,6 +52,7 @@ class DiscountedBetaBernoulli(BetaPosterior):
     updates_per_epoch: float = parameter(0.0, "policy updates in an epoch", within="[0, inf)", flag=False)
 
     name: ClassVar[str] = "dbb"
+    wide_clip: ClassVar[bool] = True
 
     @property
     def support(self) -> Support:

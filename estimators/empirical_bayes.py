@@ -24,13 +24,12 @@ class EmpiricalBayes(RewardEstimator):
         mean     = (a + S) / (a + b + N)        nothing is kept of a single prompt
         variance = mean * (1 - mean)            of ONE reward
 
-    Of the G groups let m and v be mean and variance of S/N, and h the mean of 1/N. Since
-    ``E v = m (1 - m) (rho + (1 - rho) h)`` with ``rho = 1 / (a + b + 1)``, binomial noise is taken out by::
+    With m and v the mean and variance of S/N over the groups, and h the mean of 1/N::
 
         rho = (v / (m (1 - m)) - h) / (1 - h)       nu = 1 / rho - 1       a = m nu,  b = (1 - m) nu
 
     ``nu`` is kept in [0.05, 1000] rollouts, m in [0.001, 0.999]. With fewer than two groups, or if N is always 1, nu
-    cannot be estimated and is 2.
+    is 2.
 
     State (shared by all prompts):
         moments: number of groups, and their sums of S/N, (S/N)^2 and 1/N.

@@ -1,16 +1,6 @@
 """Advantage forms: how the rewards of a group and an estimate become advantages.
 
 X is a reward, p and v are the estimated mean and variance of one reward.
-
-Example:
-    >>> import numpy as np
-    >>> from openrlhf_dbb.estimators import FORMS, build
-    >>> dbb, rewards_P_G = build("dbb", discount=0.5), np.array([[1.0, 0.0, 0.0, 0.0]])
-    >>> state, estimate = dbb.observe(dbb.initial_state(1), rewards_P_G, leave_one_out=True)  # alpha 1.5, beta 3.5
-    >>> estimate.without_each  # 0.5 / 4, 1.5 / 4
-    array([[0.125, 0.375, 0.375, 0.375]])
-    >>> FORMS.build("rloo").advantages(rewards_P_G, estimate)
-    array([[ 0.875, -0.375, -0.375, -0.375]])
 """
 
 import math
@@ -28,22 +18,27 @@ class Form(ABC):
 
     Class attributes:
         formula: the advantage in a few words.
-        whitened: True if the trainer has the last step. Once the advantages are spread over the response tokens (with a
-            KL penalty in the reward, summed over the tokens that follow), it subtracts their mean over all response
-            tokens of the batch and divides by their standard deviation.
+        whitened: True if the trainer has the last step: once the advantages are spread over the response tokens, it
+            subtracts their mean over the batch's tokens and divides by their standard deviation.
+        sums_to_zero: True if the advantages of a step sum to 0, which weights of the rollouts then keep.
+        reads_estimate: False if only the step's rewards count.
         leave_one_out: True if :meth:`advantages` needs the estimate's ``without_each``.
-        sums_to_zero: True if the advantages of a step sum to 0.
     """
 
     name: ClassVar[str]
     formula: ClassVar[str]
     whitened: ClassVar[bool] = False
-    leave_one_out: ClassVar[bool] = False
     sums_to_zero: ClassVar[bool] = False
+    reads_estimate: ClassVar[bool] = True
+    leave_one_out: ClassVar[bool] = False
 
     @abstractmethod
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         """Return the advantages of the optimized rewards, shape (P, G); 0 for a missing rollout (NaN)."""
+
+    def scale(self, estimate: Estimate) -> Floats:
+        """Return what the advantages are divided by, (P,), for the store: ``advantage = (X - baseline) / scale``."""
+        return np.ones(len(estimate.mean))
 
 
 FORMS: Registry[Form] = Registry("advantage form", Form, __name__, "openrlhf_dbb.forms")
@@ -68,11 +63,7 @@ def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
 
 @register
 class GroupNorm(Form):
-    """``(X - p) / sqrt(v)``: GRPO.
-
-    Source: paper, section 2.2; GRPO (Shao et al. 2024, arXiv 2402.03300), section 4.1. OpenRLHF adds 1e-9 to the
-    deviation; here nothing is added.
-    """
+    """``(X - p) / sqrt(v)``: GRPO (Shao et al. 2024, arXiv 2402.03300), section 4.1, without 1e-9 in the divisor."""
 
     name: ClassVar[str] = "group_norm"
     formula: ClassVar[str] = "(X - p) / sqrt(variance)"
@@ -80,13 +71,13 @@ class GroupNorm(Form):
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         return standardized(rewards_P_G, estimate)
 
+    def scale(self, estimate: Estimate) -> Floats:
+        return np.sqrt(estimate.variance)
+
 
 @register
 class DrGrpo(Form):
-    """``X - p``: Dr. GRPO.
-
-    Source: paper, section 5; Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), section 3.
-    """
+    """``X - p``: Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), section 3."""
 
     name: ClassVar[str] = "dr_grpo"
     formula: ClassVar[str] = "X - p"
@@ -99,17 +90,7 @@ class DrGrpo(Form):
 class BatchCentered(DrGrpo):
     """``X - p`` minus its mean over the step's rollouts: the advantages of a step sum to 0.
 
-    With ``dbb``, let q be a prompt's success probability, n and p0 the sum and the mean of its discounted counts before
-    a group of N, M = n + N, R the rollouts of the step, and c the step's mean of X - p. Then, with posteriors given::
-
-        E[sum of X - p over the group] = N n (q - p0) / M
-        E[c]   = mean over groups of n (q - p0) / M
-        Var[c] = mean over groups of n^2 q (1 - q) / M^2, divided by R
-        E[A grad log pi(y)] = (1 - 1/M - n / (M R)) grad q
-
-    ``docs/history.md`` says what a c below 0 does to a policy.
-
-    Source: our own; measured by ``python -m study rare``. A constant baseline: Williams 1992, section 5.
+    Source: our own; ``docs/history.md`` says why, ``python -m study rare`` measures it.
     """
 
     name: ClassVar[str] = "batch_centered"
@@ -129,11 +110,12 @@ class BatchCentered(DrGrpo):
 class BatchMean(BatchCentered):
     """``X`` minus the mean of the step's rewards: one baseline for all prompts. The estimate is not read.
 
-    Source: Williams 1992, "Simple statistical gradient-following algorithms", section 5; ``python -m study rare``.
+    Source: Williams 1992, "Simple statistical gradient-following algorithms", section 5.
     """
 
     name: ClassVar[str] = "batch_mean"
     formula: ClassVar[str] = "X - mean of the step's rewards"
+    reads_estimate: ClassVar[bool] = False
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         return super().advantages(rewards_P_G, Estimate(np.zeros(len(rewards_P_G)), estimate.variance))
@@ -164,11 +146,7 @@ class Rloo(Form):
 class ReinforceBaseline(DrGrpo):
     """``X - p`` here; the trainer then whitens over all response tokens of the batch.
 
-    With m and s mean and standard deviation of A over all response tokens of verified rollouts in the batch, a token is
-    trained with ``(A - m) / s``, or with ``A - m``.
-
-    Source: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), the variant with a baseline; OpenRLHF 0.11.2,
-    ``compute_advantages_and_returns``.
+    Source: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), the variant with a baseline.
     """
 
     name: ClassVar[str] = "reinforce_baseline"
@@ -194,6 +172,9 @@ class MaxRl(Form):
         advantages = np.zeros(np.shape(rewards_P_G))
         return np.divide(centered(rewards_P_G, estimate), mean, out=advantages, where=mean > 0)
 
+    def scale(self, estimate: Estimate) -> Floats:
+        return estimate.mean
+
 
 @register
 class Bnpo(Form):
@@ -203,12 +184,10 @@ class Bnpo(Form):
 
         a = (m (1 - m) / v - 1) m          b = (m (1 - m) / v - 1) (1 - m)         each at least 0
 
-    The weight 1 / f(p) is at most 1e6. It is 1 if there is one group, or all p are equal up to 1e-6.
+    The weight 1 / f(p) is at most 1e6. It is 1 if there is one group, or all p are equal up to 1e-6. ValueError if a p
+    is outside [0, 1].
 
     Source: BNPO (Xiao et al. 2025, arXiv 2506.02864) and its public code, which has the same bounds.
-
-    Raises:
-        ValueError: a p is outside [0, 1].
     """
 
     name: ClassVar[str] = "bnpo"
@@ -222,6 +201,9 @@ class Bnpo(Form):
                 "estimator of scores, or another form"
             )
         return centered(rewards_P_G, estimate) * _inverse_density(p)[:, None]
+
+    def scale(self, estimate: Estimate) -> Floats:
+        return 1 / _inverse_density(estimate.mean)
 
 
 def _inverse_density(p: Floats) -> Floats:

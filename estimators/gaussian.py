@@ -24,8 +24,7 @@ class DiscountedGaussian(RewardEstimator):
         spread <- discount * spread + SS + discount * weight * N * (xbar - mean)^2 / weight_new
         variance = spread / weight                                of ONE reward, > 0
 
-    This is the conjugate update of ``m | v ~ Normal(mean, v / weight)``, ``v ~ Inverse-gamma(weight / 2, spread / 2)``,
-    with the past discounted. ``variance`` is 1 / E[1 / v]. On rewards 0 and 1 the defaults give exactly ``dbb``.
+    ``variance`` is 1 / E[1 / v] of that posterior. On rewards 0 and 1 the defaults give exactly ``dbb``.
 
     State:
         weight: discounted number of rollouts, > 0.

@@ -1,7 +1,4 @@
-"""The squared error of an estimate, measured against extra rollouts of the same policy (probes).
-
-Axes: V estimates, each with its own probe of M rollouts.
-"""
+"""The squared error of V estimates, measured against M extra rollouts each of the same policy (probes)."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -20,19 +20,16 @@ class Registry(Generic[_Base]):
         kind: the word for such a class in messages.
         package: its modules are imported on first use, so that their classes register themselves.
         group: the entry-point group in which other distributions declare theirs, ``name = package.module:Class``.
+        renamed: names of before, and the present ones.
     """
 
-    def __init__(self, kind: str, base: Any, package: str, group: str) -> None:
-        self._kind, self._base, self._package, self._group = kind, base, package, group
+    def __init__(self, kind: str, base: Any, package: str, group: str, **renamed: str) -> None:
+        self._kind, self._base, self._package, self._group, self._renamed = kind, base, package, group, renamed
         self._classes: dict[str, type[_Base]] = {}
         self._declared: list[EntryPoint] | None = None
 
     def register(self, cls: _Class) -> _Class:
-        """Class decorator: make ``cls`` known under ``cls.name``.
-
-        Raises:
-            ValueError: another class has that name already.
-        """
+        """Class decorator: make ``cls`` known under ``cls.name``; ValueError if another class has the name."""
         known = self._classes.setdefault(cls.name, cls)  # a reloaded module registers its classes again
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"{self._kind} name {cls.name!r} is taken by {known.__module__}:{known.__qualname__}")
@@ -51,11 +48,7 @@ class Registry(Generic[_Base]):
         return dict(sorted(self._classes.items()))
 
     def get(self, name: str) -> type[_Base]:
-        """Return the class called ``name``, or found at ``package.module:Class``.
-
-        Raises:
-            ValueError: there is no such class (the message lists the known ones), or its module cannot be imported.
-        """
+        """Return the class called ``name``, or found at ``package.module:Class``; ValueError if there is none."""
         if ":" in name:
             module, _, attribute = name.partition(":")
             try:
@@ -63,7 +56,7 @@ class Registry(Generic[_Base]):
             except Exception as error:  # a module of somebody else may raise anything
                 reason = f"{type(error).__name__}: {error} (PYTHONPATH may name its folder)"
                 raise ValueError(f"{self._kind} {name!r} cannot be imported: {reason}") from error
-        known = self.available()
+        known, name = self.available(), self._renamed.get(name, name)
         if name not in known:
             raise ValueError(f"unknown {self._kind} {name!r}; known: {', '.join(known)}, or module:Class")
         return known[name]
@@ -78,11 +71,7 @@ class Registry(Generic[_Base]):
             )
 
     def build(self, name: str, /, **parameters: Any) -> _Base:
-        """Return an object of the class by name, with its parameters.
-
-        Raises:
-            ValueError: the name or a parameter is unknown, or a value is outside its range.
-        """
+        """Return an object of the class by name; ValueError for an unknown name or parameter, or a bad value."""
         cls = self.get(name)
         fields = [field.name for field in parameter_fields(cls)]
         unknown = sorted(set(parameters) - set(fields))
@@ -100,6 +89,8 @@ class Registry(Generic[_Base]):
         return cls
 
 
-ESTIMATORS: Registry[RewardEstimator] = Registry("estimator", RewardEstimator, __package__, __package__)
+ESTIMATORS: Registry[RewardEstimator] = Registry(
+    "estimator", RewardEstimator, __package__, __package__, predicted_prior="auto"
+)
 register, available, get, build = ESTIMATORS.register, ESTIMATORS.available, ESTIMATORS.get, ESTIMATORS.build
 check_stored = ESTIMATORS.check_stored

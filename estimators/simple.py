@@ -58,12 +58,10 @@ class PointEstimator(GroupAlone):
 class LaplaceSmoothing(GroupAlone):
     """Shrink each group's mean towards 1/2.
 
-    With S successes among N rollouts::
+    With S successes among N rollouts, which may be fractions::
 
         mean     = (S + smoothing) / (N + 2 * smoothing)
         variance = mean * (1 - mean)                        of ONE reward, > 0
-
-    Scores in [0, 1] count as fractional successes.
 
     Source: paper, appendix "Comparison with Per-Prompt EMA and Laplace Smoothing", for the mean.
     """
@@ -94,12 +92,10 @@ class MovingAverage(RewardEstimator):
         mean    <- discount * mean + (1 - discount) * S / N          on later ones
         variance = mean * (1 - mean)                                 of ONE reward
 
-    There is no prior: the variance is exactly 0 as long as all rewards of a prompt have been 0, or all 1. Scores in
-    [0, 1] count as fractional successes.
+    The variance is 0 while all rewards of a prompt are 0, or all 1. Scores in [0, 1] are fractional successes.
 
     State:
-        mean: the average, in [0, 1]; 0 before any rollout.
-        visits: number of groups in the average.
+        mean, visits: the average, in [0, 1], 0 before any rollout; the number of groups in it.
 
     Source: paper, appendix "Comparison with Per-Prompt EMA and Laplace Smoothing", for the mean.
     """

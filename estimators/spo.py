@@ -21,12 +21,9 @@ class Spo(BetaPosterior):
         rho = clip(2^(-D / d_half), rho_min, rho_max)
         alpha <- rho * alpha + S                 beta <- rho * beta + N - S
 
-    D is in nats a token; only our trainer measures it (``actors/replays.py``), between the policies that generated.
-    Elsewhere, and on a first visit, it is 0, and rho is ``rho_max``. A prompt begins with 0.5, 0.5, as publicly coded
-    without an offline evaluation. A late group is a visit like any other, in the order in which groups are observed.
-
-    A warm start with weight n / (M + 1) from a ``dbb`` run of one visit of M rollouts a prompt, discount 1 and prior
-    0.5, 0.5 begins as the public code does after an offline evaluation, n = 1 / (1 - rho_min) = 8.
+    D is in nats a token; only our trainer measures it (``actors/replays.py``). Elsewhere, and on a first visit, it is
+    0, and rho is ``rho_max``. A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation; the
+    public code begins after one with 8 rollouts at the measured rate (``--data.pass_rate_attempts 8``).
 
     State:
         alpha, beta: discounted counts of successes and failures, in rollouts, > 0.

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BUCKETS = 128
-WIDTH = BUCKETS + 1
-"""D of the text features."""
+WIDTH = BUCKETS + 1  # D of the text features
 
 _LONGEST = 3  # bytes of an n-gram
 _BEGIN, _END = b"\x02", b"\x03"

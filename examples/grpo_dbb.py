@@ -24,8 +24,7 @@ CLIP = 0.2
 # Of each preset: prompts of a step, rollouts of a pass through the model, tokens of an answer, learning rate.
 SIZES = {"tiny": (64, 512, 10, 1e-3), "smollm2": (8, 32, 12, 1e-5)}
 
-# Estimators that read the texts of the prompts need more than rewards, so this example leaves them out.
-names = [name for name, estimator in available().items() if not estimator.reads_texts]
+names = list(available())
 parser = argparse.ArgumentParser(description="Train a tiny model with GRPO-DBB.")
 parser.add_argument("--estimator", choices=names, default="dbb", help="point is GRPO (default: dbb)")
 parser.add_argument("--preset", choices=SIZES, default="tiny", help="the model and its task (default: tiny)")

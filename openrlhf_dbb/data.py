@@ -26,6 +26,7 @@ from openrlhf_dbb.rewards import MATH_FILE
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name data sets
+_RATE, _SOURCE = "known pass rate", "source of the prompt"  # columns that are added to the training data
 _SHOWN = 5  # bad rows that an error names
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_FILES = (".json", ".jsonl", ".csv")
@@ -39,14 +40,16 @@ class Prompts:
     texts: list[str]  # as the model sees them, with the template applied
     labels: list[str]  # all empty without ``--data.label_key``
     rows: list[int]  # their row numbers in the loaded data set, from 0
+    pass_rates: list[list[float]] | None  # successes and attempts of each, NaN where unknown; None without a column
+    sources: list[str] | None  # the value of ``--data.group_key`` of each; None without the flag
     report: str  # a line that says how many prompts are used and why others are not
 
 
 def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     """Return the data set of a flag, at most ``--data.max_samples`` rows, with labels as text.
 
-    Columns are ``--data.input_key`` and ``--data.label_key``; dots in a key reach into nested columns. ``backend`` is
-    OpenRLHF's DeepSpeed strategy, or an object that its loader takes for one.
+    Columns are ``--data.input_key`` and ``--data.label_key``, of training data also rate and source; dots in
+    a key reach into nested columns. ``backend`` is OpenRLHF's DeepSpeed strategy, or what its loader takes for one.
 
     Raises:
         UsageError: a row cannot be used, a column is missing, or the reward needs a label key.
@@ -86,7 +89,7 @@ def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     split, shares = (args.eval.split, None) if flag == HELD_OUT else (data.prompt_split, data.prompt_probs)
     if data.label_key is None and any(Path(url).parent == MATH_FILE.parent for url in args.reward.remote_url or []):
         raise UsageError("--data.label_key is missing: name the column that holds the answer to verify against")
-    parts = [_read(name.strip(), split, args, backend, f"--{flag} {name.strip()}") for name in names.split(",")]
+    parts = [_read(name.strip(), split, args, backend, flag) for name in names.split(",")]
     if shares is None:
         rows = concatenate_datasets(parts)
     else:
@@ -101,15 +104,22 @@ def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     return rows
 
 
-def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: str) -> Any:
-    """Return one data set with the input and label columns, all of whose rows can be used."""
+def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str) -> Any:
+    """Return one data set with the columns of ``load``, all of whose rows can be used."""
     from datasets import Dataset
 
-    data = args.data
+    data, source = args.data, f"--{flag} {name}"
+    rate_key, group_key = (data.pass_rate_key, data.group_key) if flag == TRAINING else (None, None)
     if tasks.is_spec(name):
+        if rate_key is not None:
+            raise UsageError(f"{source} has no column {rate_key!r} (--data.pass_rate_key): a program makes it")
         problems = tasks.problems(name, data.task_instruction)
-        return Dataset.from_list([{data.input_key: each["prompt"], data.label_key: each["label"]} for each in problems])
-    keys = [key for key in (data.input_key, data.label_key) if key is not None]
+        group = {} if group_key is None else {_SOURCE: name.partition("?")[0]}
+        made = [{data.input_key: each["prompt"], data.label_key: each["label"]} | group for each in problems]
+        return Dataset.from_list(made)
+    answered = {"input_key": data.input_key} | ({} if data.label_key is None else {"label_key": data.label_key})
+    known = {flag: key for flag, key in (("pass_rate_key", rate_key), ("group_key", group_key)) if key is not None}
+    keys = [*answered.values(), *known.values()]
     rows, kinds = None, {}
     if Path(name).suffix in TEXT_FILES:
         found = records(Path(name), source, data.max_samples)
@@ -123,14 +133,23 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: st
         tops = names & {part for key in keys for part in (key, key.partition(".")[0])}
         read = rows.select_columns(sorted(tops)).to_list()
     columns = {key: [_value(record, key) for record in read] for key in keys}
-    for key_flag, key in (("data.input_key", data.input_key), ("data.label_key", data.label_key)):
-        if key is not None and names and all(value is None for value in columns[key]):
-            raise UsageError(f"{source} has no column {key!r} (--{key_flag}); it has {', '.join(sorted(names))}")
+    for key_flag, key in (answered | known).items():
+        if names and all(value is None for value in columns[key]):
+            raise UsageError(f"{source} has no column {key!r} (--data.{key_flag}); it has {', '.join(sorted(names))}")
     prompts, labels = columns[data.input_key], columns.get(data.label_key, ["-"] * len(places))
     kind = next((type(prompt) for prompt in prompts if prompt and isinstance(prompt, (str, list))), None)
     seen = zip(places, prompts, labels, strict=True)
     bad = {place: fault for place, prompt, label in seen if (fault := _fault(prompt, label, kind))}
+    added: dict[str, list[Any]] = {} if group_key is None else {_SOURCE: [str(value) for value in columns[group_key]]}
+    if rate_key is not None:
+        added[_RATE] = []
+        for place, value in zip(places, columns[rate_key], strict=True):
+            try:
+                added[_RATE].append(pass_rate(value, data.pass_rate_attempts))
+            except ValueError as error:
+                bad.setdefault(place, str(error))
     _refuse(bad, len(places), source)
+    columns = {key: columns[key] for key in answered.values()} | added
     if data.label_key is not None:
         dtype = getattr(kinds.get(data.label_key), "dtype", None)
         columns[data.label_key] = [label_text(label, dtype) for label in labels]
@@ -138,9 +157,9 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, source: st
         for extra in names & {data.image_key, "datasource"}:
             columns[extra] = [record.get(extra) for record in read]
         return Dataset.from_dict(columns)
-    for key in keys:
+    for key, column in columns.items():
         if key not in names or key == data.label_key:
-            rows = rows.remove_columns(names & {key}).add_column(key, columns[key])
+            rows = rows.remove_columns(names & {key}).add_column(key, column)
     return rows
 
 
@@ -226,6 +245,22 @@ def label_text(label: Any, dtype: str | None = None) -> str:
     return str(label)
 
 
+def pass_rate(value: Any, attempts: int | None) -> list[float]:
+    """Return successes and attempts of a known rate, a number or "5/8"; NaN if missing. Raise ValueError for others."""
+    if value is None or value == "" or value != value:
+        return [math.nan, math.nan]
+    counted, slash, of = str(value).partition("/")
+    try:
+        successes, tried = float(counted), float(of) if slash else 1.0
+    except ValueError:
+        raise ValueError(f"its pass rate is {value!r}; write a number in [0, 1], or successes/attempts") from None
+    if not (tried >= 1 and 0 <= successes <= tried):
+        raise ValueError(f"its pass rate is {value!r}; it has to be in [0, 1], of 1 attempt or more")
+    if attempts is None and not slash:
+        raise ValueError("its pass rate has no number of attempts; give --data.pass_rate_attempts")
+    return [successes, tried] if attempts is None else [attempts * successes / tried, float(attempts)]
+
+
 def control_tokens(source: str, prompts: Sequence[Any], tokenizer: Any, applied: bool) -> list[str]:
     """Return a warning if questions of a data set contain control tokens of the model, such as an end of turn.
 
@@ -267,6 +302,25 @@ def _refuse(bad: dict[str, str], total: int, source: str) -> None:
         raise UsageError(f"{source}: {len(bad)} of {total} rows cannot be used: {shown}{more}; fix or drop them")
 
 
+def _left_out(file: str | None, pairs: list[tuple[str, str]]) -> set[int]:
+    """Return the places of the prompts and labels that a file names; refuse a file that names none of them."""
+    if file is None:
+        return set()
+    source = f"--data.leave_out {file}"
+    try:
+        named = records(Path(file), source).values()
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror}; openrlhf-dbb prompts writes one") from None
+    unwanted = {(row.get("prompt"), row.get("label")) for row in named}
+    found = {place for place, pair in enumerate(pairs) if pair in unwanted}
+    if named and not found:
+        raise UsageError(
+            f"{source}: none of its {len(named)} prompts, as the model sees them, is in --{TRAINING}; name the file "
+            "that openrlhf-dbb prompts wrote for a run with this data set and chat template"
+        )
+    return found
+
+
 def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, held_out: Any = None) -> Prompts:
     """Choose the rows of the loaded data set that are trained on.
 
@@ -303,7 +357,8 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
     model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     unknown = model.token_to_id(model.unk_token) if getattr(model, "unk_token", None) else None
     lengths = [len(ids) for ids in tokens]
-    fits = [i for i, length in enumerate(lengths) if 0 < length <= limit]
+    unwanted = _left_out(args.data.leave_out, list(zip(seen.prompts, map(str, seen.labels), strict=True)))
+    fits = [i for i, length in enumerate(lengths) if 0 < length <= limit and i not in unwanted]
     labels = [str(seen.labels[i]) for i in fits]
     counts = (
         (len(prompts) - len(kept), "duplicates dropped"),
@@ -311,6 +366,7 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
         (len(kept) - len(untested), f"in --{HELD_OUT} {'dropped' if made else 'too'}"),
         (sum(length > limit for length in lengths), f"of more than {limit} tokens dropped"),
         (lengths.count(0), "without a token dropped"),
+        (len(unwanted), "left out by --data.leave_out"),
         (sum(unknown in ids for ids in tokens), "with characters that the model does not know"),
     )
     notes = [f"{count} {what}" for count, what in counts if count]
@@ -321,4 +377,8 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
     report = "; ".join([f"{len(fits)} of {len(prompts)} prompts", *notes])
     if len(fits) < args.rollout.batch_size:
         raise UsageError(f"{source} leaves {report}: below --rollout.batch_size {args.rollout.batch_size}; lower it")
-    return Prompts([seen.prompts[i] for i in fits], labels, [rows[i] for i in fits], report)
+    used = loaded.select([rows[i] for i in fits])
+    rates, sources = (used[key][:] if key in used.column_names else None for key in (_RATE, _SOURCE))
+    if rates is not None:
+        report += f"; {sum(not math.isnan(rate[0]) for rate in rates)} with a pass rate"
+    return Prompts([seen.prompts[i] for i in fits], labels, [rows[i] for i in fits], rates, sources, report)

@@ -1,4 +1,4 @@
-"""Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy and SQLAlchemy.
+"""Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy, SQLAlchemy and msgspec.
 
     store       open_store, PosteriorStore: prompts, runs, who may write a run
     run         Run: what the owner of a run may do
@@ -18,22 +18,14 @@ Example:
     >>> store = open_store(f"sqlite:///{folder.name}/posteriors.db")
     >>> ids = store.register_prompts(["1 + 1 = ?", "2 + 2 = ?"], ["2", "4"])
     >>> run = store.create_run(
-    ...     "first", estimator="dbb", estimator_version=1, parameters={"discount": 0.5},
-    ...     state_fields=("alpha", "beta"), model="tiny", dataset="sums", dataset_digest="",
-    ...     reward="exact", config={})
-    >>> before = run.load(ids)
-    >>> before.step
-    array([-1, -1])
+    ...     "first", estimator="dbb", estimator_version=1, parameters={}, state_fields=("alpha", "beta"), model="tiny",
+    ...     dataset="sums", dataset_digest="", reward="exact", config={})
+    >>> before, state = run.load(ids), np.array([[4.5, 0.5], [1.5, 3.5]])
+    >>> mean, variance = state[:, 0] / 5, state.prod(axis=1) / 25
     >>> run.record_step(1, StepRows(
-    ...     prompt_ids=ids, rollouts=np.array([4, 4]), successes=np.array([4.0, 1.0]),
-    ...     mean=np.array([0.9, 0.3]), variance=np.array([0.09, 0.21]),
-    ...     state=np.array([[4.5, 0.5], [1.5, 3.5]]),
-    ...     previous_state=before.state, previous_step=before.step))
-    >>> run.load(ids).state
-    array([[4.5, 0.5],
-           [1.5, 3.5]])
-    >>> read_log(store, run.record).rollouts
-    array([4, 4])
+    ...     ids, np.array([4, 4]), np.array([4.0, 1.0]), mean, variance, state, before.state, before.step))
+    >>> read_log(store, run.record).alpha
+    array([1.5, 4.5])
     >>> store.close(); folder.cleanup()
 """
 

@@ -260,7 +260,7 @@ def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values:
         try:
             parts.append(np.array(rows, dtype=kind))
         except (TypeError, ValueError, OverflowError) as error:
-            cells = ((name, value) for row in rows for (name, _), value in zip(kind, row, strict=True))
+            cells = ((name, value) for row in rows for (name, of), value in zip(kind, row, strict=True) if of[0] == "<")
             bad = (cell for cell in cells if not isinstance(cell[1], (int, float)))
             name, value = next(bad, ("a value", error))
             raise bad_row(source_of(sql), values.get("run"), name, value, "a number") from None

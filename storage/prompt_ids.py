@@ -2,24 +2,23 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select, text
+from sqlalchemy import Connection
 
-from openrlhf_dbb.storage import schema
-from openrlhf_dbb.storage.engine import Database
+from openrlhf_dbb.storage.engine import CHUNK, Database
 from openrlhf_dbb.storage.records import storable
 from openrlhf_dbb.storage.url import StoreError
 
 HASH_BYTES = 16
 
-_REGISTER_CHUNK = 900
-"""Prompts of one statement: older releases of SQLite allow 999 values."""
-
 # Another process may have stored some of them since the lookup.
-_INSERT = text("""INSERT INTO dbb_prompt (hash, prompt, label) VALUES (:hash, :prompt, :label)
-    ON CONFLICT (hash) DO NOTHING""")
+_NEW = "INSERT INTO dbb_prompt (hash, prompt, label) {} ON CONFLICT (hash) DO NOTHING"
+_INSERT = {"sqlite": _NEW.format("VALUES (?, ?, ?)"),
+           "postgresql": _NEW.format("SELECT * FROM unnest(%b::bytea[], %b::text[], %b::text[])")}  # fmt: skip
+_FIND = "SELECT hash, prompt_id FROM dbb_prompt WHERE hash "
 
 
 def prompt_hash(prompt: str, label: str) -> bytes:
@@ -33,36 +32,51 @@ def prompt_hash(prompt: str, label: str) -> bytes:
         >>> prompt_hash("1 + 1 = ?", "2").hex()
         'cf41dd1039e7e2bfe8da859a83110c47'
     """
-    digest = hashlib.blake2b(b"openrlhf-dbb prompt 1", digest_size=HASH_BYTES)
-    for field in (prompt, label):
-        # JSON files may contain half a surrogate pair, which strict UTF-8 rejects.
-        encoded = field.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little"))
-        digest.update(encoded)
-    return digest.digest()
+    # JSON files may contain half a surrogate pair, which strict UTF-8 rejects.
+    text, answer = prompt.encode("utf-8", "surrogatepass"), label.encode("utf-8", "surrogatepass")
+    # By one call, since a data set has a million prompts.
+    sizes = len(text).to_bytes(8, "little"), len(answer).to_bytes(8, "little")
+    data = b"openrlhf-dbb prompt 1" + sizes[0] + text + sizes[1] + answer
+    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
 
 
 def register(database: Database, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
     """Return the (P,) ids of the prompts, as :meth:`openrlhf_dbb.storage.PosteriorStore.register_prompts`."""
     if len(prompts) != len(labels):
         raise StoreError(f"got {len(prompts)} prompts and {len(labels)} labels; give one label (or '') per prompt")
-    hashes = [prompt_hash(prompt, label) for prompt, label in zip(prompts, labels, strict=True)]
-    rows = {
-        digest: {"hash": digest, "prompt": storable(prompt), "label": storable(label)}
-        for digest, prompt, label in zip(hashes, prompts, labels, strict=True)
-    }
+    hashes = list(map(prompt_hash, prompts, labels))
     # Sorted, so that two processes that register at once take their locks in the same order.
-    ordered = sorted(rows)
+    places = sorted({digest: place for place, digest in enumerate(hashes)}.items())
     ids: dict[bytes, int] = {}
-    prompt = schema.prompt.c
-    for start in range(0, len(ordered), _REGISTER_CHUNK):
-        part = ordered[start : start + _REGISTER_CHUNK]
-        query = select(prompt.hash, prompt.prompt_id).where(prompt.hash.in_(part))
+    for start in range(0, len(places), CHUNK):
+        part = places[start : start + CHUNK]
         with database.transaction(write=True) as connection:
-            stored = {digest: prompt_id for digest, prompt_id in connection.execute(query)}
-            new = [rows[digest] for digest in part if digest not in stored]
+            ids |= _find(connection, [digest for digest, _ in part], len(places))
+            new = [(digest, storable(prompts[at]), storable(labels[at])) for digest, at in part if digest not in ids]
             if new:
-                connection.execute(_INSERT, new)
-                stored = {digest: prompt_id for digest, prompt_id in connection.execute(query)}
-        ids |= stored
-    return np.array([ids[digest] for digest in hashes], dtype=np.int64)
+                _insert(connection, new)
+                ids |= _find(connection, [digest for digest, *_ in new], len(places))
+    return np.fromiter(map(ids.__getitem__, hashes), dtype=np.int64, count=len(hashes))
+
+
+# On the driver's connection, since SQLAlchemy takes several times as long for many values.
+def _find(connection: Connection, hashes: list[bytes], total: int) -> dict[bytes, int]:
+    """Return the ids of the stored ones among these hashes, ascending, perhaps with others; ``total``: of all calls."""
+    driver_connection: Any = connection.connection.dbapi_connection
+    if connection.dialect.name != "sqlite":
+        cursor = driver_connection.cursor(binary=True)
+        return dict(cursor.execute(f"{_FIND} = ANY(%b)", (hashes,)).fetchall())
+    execute = driver_connection.cursor().execute
+    newest = execute("SELECT max(prompt_id) FROM dbb_prompt").fetchone()[0] or 0
+    if newest <= 4 * total:  # a look-up takes as long as five rows of a scan
+        return dict(execute(f"{_FIND} BETWEEN ? AND ?", (hashes[0], hashes[-1])).fetchall())
+    return dict(row for digest in hashes if (row := execute(f"{_FIND} = ?", (digest,)).fetchone()))
+
+
+def _insert(connection: Connection, rows: list[tuple[bytes, str, str]]) -> None:
+    driver_connection: Any = connection.connection.dbapi_connection
+    cursor, statement = driver_connection.cursor(), _INSERT[connection.dialect.name]
+    if connection.dialect.name == "sqlite":
+        cursor.executemany(statement, rows)
+    else:
+        cursor.execute(statement, tuple(map(list, zip(*rows, strict=True))))

@@ -151,15 +151,11 @@ def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[s
 
 
 def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
-    """Return totals of a run.
+    """Return totals of a run, with ``unused_rollouts``, as given to ``Run.finish``.
 
-    Returns:
-        steps; visits (prompts trained on, summed over steps), rollouts, successes (sum of rewards),
-        last_step_at; prompts (with a posterior), visited (of these, trained on in this run), mean (of
-        their posterior means, None if there are none); checkpoint (step of the last one, or None);
-        probes (probed groups, summed over steps), samples (of the probes; not counted in rollouts); the counts of
-        :class:`openrlhf_dbb.storage.Usage` and filtered (generated, not trained on), None if usage was not counted;
-        unused_rollouts (as given to ``Run.finish``).
+    ``visits`` are prompts trained on, summed over steps; ``prompts`` have a posterior, ``visited`` of them were trained
+    on in this run, ``mean`` is of their posterior means; ``samples`` are of the probes, not counted in ``rollouts``.
+    None: nothing to average, no checkpoint, or counts of :class:`openrlhf_dbb.storage.Usage` that were not made.
     """
     query = f"""
         SELECT s.*, q.prompts, q.visited, q.mean, c.checkpoint, p.probes, p.samples
@@ -279,6 +275,28 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
         FROM visit v CROSS JOIN dbb_history h
         WHERE h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt ORDER BY h.step"""
     return _rows(store, query, run=run.run_id, prompt=prompt_id)
+
+
+def prompt_rates(store: PosteriorStore, run: RunRecord) -> dict[str, NDArray[Any]]:
+    """Return the columns of the view ``prompt_rates`` of a run, (P,) each, ascending by prompt_id."""
+    query = """SELECT prompt_id, visits, rollouts, flips, successes, best, last FROM prompt_rates
+               WHERE run_id = :run ORDER BY prompt_id"""
+    names = ("prompt_id", "visits", "rollouts", "flips", "successes", "best", "last")
+    return dict(zip(names, _columns(store, query, integer=4, run=run.run_id), strict=True))
+
+
+def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int) -> tuple[Rows, Rows]:
+    """Return a group with its estimate and the posterior before and after, if there is one; and its kept rollouts."""
+    group = """
+        SELECT h.step, s.form, h.prev_step, h.prev_alpha AS alpha_before, h.prev_beta AS beta_before, h.rollouts,
+               h.successes, h.alpha, h.beta, h.state, h.mean, h.variance
+        FROM dbb_history h JOIN dbb_step s USING (run_id, step)
+        WHERE h.run_id = :run AND h.step = :step AND h.prompt_id = :prompt"""
+    rollouts = """
+        SELECT sample, reward, score, baseline, scale, weight, advantage, text AS response FROM rollouts
+        WHERE run_id = :run AND step = :step AND prompt_id = :prompt ORDER BY sample"""
+    found, kept = (_rows(store, query, run=run.run_id, step=step, prompt=prompt_id) for query in (group, rollouts))
+    return found, kept
 
 
 def _rows(store: PosteriorStore, query: str, **parameters: Any) -> Rows:

@@ -13,6 +13,7 @@ from datetime import datetime
 from numbers import Real
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,22 +23,16 @@ from openrlhf_dbb.storage.url import StoreError, bad_row
 SharedState = dict[str, NDArray[np.float64]]
 """Run-wide vectors of an estimator, by name."""
 
+_decode = msgspec.json.Decoder(list[float | None]).decode
 _METRIC_DIGITS = 7
 _COLUMN_FIELDS = ("alpha", "beta")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One training run, as stored.
+    """One training run, as stored in the columns of these names of ``dbb_run``.
 
     Attributes:
-        run_id: id in its database; uuid: 32 hex digits, unique everywhere; name: unique in its database.
-        status: "running" or "finished".
-        last_step: the last recorded step, 0 before the first.
-        estimator, estimator_version, parameters, state_fields: the estimator that computes the posteriors.
-        model, dataset, dataset_digest, reward, config: the training, as given by the trainer.
-        method: training method (grpo, dapo, ...); "" if not given.
-        created_at: UTC, ISO 8601.
         parent: the run that the run was warm-started from: name, uuid, step, weight, database; None if there is none.
         heartbeat_at: last write of its owner, as of when this was read; UTC, ISO 8601.
         owner: the process that may write the run.
@@ -154,13 +149,14 @@ class RolloutRows:
         sample: (K,) int, >= 0, place among the rollouts of the prompt in this step.
         reward: (K,) float, the optimized value; NaN where it could not be verified.
         score: (K,) float, the verifier's score before penalties; NaN where it could not be verified.
-        advantage: (K,) float, finite.
+        advantage: (K,) float, finite: ``weight * (reward - baseline) / scale``, and 0 where the scale is 0.
         length: (K,) int, >= 0, response tokens.
         truncated: (K,) float, 1 if the response was cut at the length limit, else 0; NaN if not known.
         log_prob: (K,) float, sum of the response tokens' log-probabilities at sampling time; NaN if not known.
         text: (K,) responses.
         policy_version: (K,) float, training steps that the policy had seen that wrote the response; NaN or None:
             step - 1, the step's own policy.
+        baseline, scale, weight: (K,) float, of the advantage; NaN where the rollout is not trained on, None: not known.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -173,13 +169,16 @@ class RolloutRows:
     log_prob: NDArray[np.float64]
     text: Sequence[str]
     policy_version: NDArray[np.float64] | None = None
+    baseline: NDArray[np.float64] | None = None
+    scale: NDArray[np.float64] | None = None
+    weight: NDArray[np.float64] | None = None
 
     def checked(self) -> "RolloutRows":
         """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
         order = np.lexsort((self.sample, self.prompt_ids))
         integer, real = ["prompt_ids", "sample", "length"], ["reward", "score", "advantage", "truncated", "log_prob"]
-        if self.policy_version is not None:
-            real.append("policy_version")
+        optional = ("policy_version", "baseline", "scale", "weight")
+        real += [name for name in optional if getattr(self, name) is not None]
         columns = _columns(self, np.shape(self.prompt_ids), integer, real, "rollouts.")
         texts = [storable(self.text[at]) for at in order.tolist()]
         return RolloutRows(**{name: values[order] for name, values in columns.items()}, text=texts)
@@ -205,6 +204,7 @@ class StepRows:
             mean; NaN or None: step - 1, the step's own policy.
         inclusion: (P,) float, in (0, 1], probability with which a rollout strategy drew the prompt for the batch; None:
             the strategy does not choose.
+        form: name of the advantage form; None if not known.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -221,6 +221,7 @@ class StepRows:
     kept: RolloutRows | None = None
     policy_version: NDArray[np.float64] | None = None
     inclusion: NDArray[np.float64] | None = None
+    form: str | None = None
 
     def checked(self, num_fields: int) -> "StepRows":
         """Return a copy with exact types, sorted by prompt id.
@@ -294,37 +295,50 @@ SCORES = ("successes", "best", "majority")
 
 @dataclass(frozen=True)
 class StateLayout:
-    """Places an estimator's state fields in a row: ``alpha`` and ``beta`` in columns, the rest packed in ``state``.
+    """Places an estimator's state fields in a row: ``alpha`` and ``beta`` in columns, the others in ``state``.
 
-    The packed fields are little-endian float64, in the order of ``fields``.
+    ``state`` is a JSON list with a place for each of ``fields``, null for ``alpha`` and ``beta``. Its decimals are the
+    shortest that read back as the same float64.
     """
 
     fields: tuple[str, ...]
 
     @property
-    def packed(self) -> list[int]:
-        """Indices of the packed fields."""
+    def others(self) -> list[int]:
+        """Indices of the fields without a column of their own."""
         return [i for i, name in enumerate(self.fields) if name not in _COLUMN_FIELDS]
 
     @property
     def columns(self) -> list[tuple[str, str]]:
         """The columns that the estimator needs, each with its numpy type."""
         used = [(name, "<f8") for name in _COLUMN_FIELDS if name in self.fields]
-        return used + ([("state", f"V{8 * len(self.packed)}")] if self.packed else [])
+        return used + ([("state", "O")] if self.others else [])
 
-    def to_columns(self, state: NDArray[np.float64], prefix: str = "") -> dict[str, NDArray[np.float64]]:
-        """Return the columns of a (P, F) state; a row of NaN becomes NULL."""
-        return {
-            prefix + name: state[:, self.packed if name == "state" else self.fields.index(name)]
-            for name, _ in self.columns
-        }
+    def to_columns(self, state: NDArray[np.float64], prefix: str = "") -> dict[str, NDArray[Any]]:
+        """Return the columns of a (P, F) state; NaN becomes NULL."""
+        columns = {prefix + name: state[:, self.fields.index(name)] for name, kind in self.columns if kind != "O"}
+        if self.others:
+            known_P = ~np.isnan(state[:, self.others[0]])
+            values = np.full((known_P.sum(), len(self.fields)), np.nan)  # which becomes null
+            values[:, self.others] = state[known_P][:, self.others]
+            texts = np.full(len(state), None, dtype=object)
+            # All rows by one call, then cut apart: a call for each row takes twice as long.
+            texts[known_P] = msgspec.json.encode(values.tolist())[1:-1].decode().replace("],[", "] [").split()
+            columns[prefix + "state"] = texts
+        return columns
 
-    def from_columns(self, rows: NDArray[np.void]) -> NDArray[np.float64]:
-        """Return the (P, F) state of records with its columns, none of them NULL."""
+    def from_columns(self, run: str, rows: NDArray[np.void]) -> NDArray[np.float64]:
+        """Return the (P, F) state of records with its columns, none of them NULL. ``run`` is its name, for an error."""
         state = np.empty((len(rows), len(self.fields)))
-        for name, _ in self.columns:
-            places = self.packed if name == "state" else [self.fields.index(name)]
-            state[:, places] = np.ascontiguousarray(rows[name]).view("<f8").reshape(len(rows), len(places))
+        for row, stored in enumerate(rows["state"] if self.others else ()):
+            try:
+                state[row] = np.array(_decode(stored), dtype=np.float64).reshape(len(self.fields))
+            except (msgspec.DecodeError, ValueError, TypeError):
+                wanted = f"a JSON list of {len(self.fields)} numbers"
+                raise bad_row("dbb_posterior", run, "state", stored, wanted) from None
+        for name, kind in self.columns:
+            if kind != "O":
+                state[:, self.fields.index(name)] = rows[name]
         return state
 
 
@@ -358,12 +372,7 @@ def is_moment(stored: str) -> bool:
 
 
 def metrics_to_text(metrics: Mapping[str, Any]) -> str:
-    """Return the numbers among a step's metrics as JSON, names sorted; a number that is not finite becomes null.
-
-    Example:
-        >>> metrics_to_text({"kl": 0.12345678, "loss": float("nan"), "note": "text"})
-        '{"kl": 0.1234568, "loss": null}'
-    """
+    """Return the numbers among a step's metrics as JSON, names sorted; a number that is not finite becomes null."""
     short = {}
     for name, value in sorted(metrics.items()):
         if isinstance(value, Real):

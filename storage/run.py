@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,6 @@ _HOLD = text("""UPDATE dbb_run SET heartbeat_at = :now
 
 _CHECKPOINT = text("""INSERT INTO dbb_checkpoint (run_id, step, tag, created_at) VALUES (:run, :step, :tag, :now)
     ON CONFLICT (run_id, step, tag) DO UPDATE SET created_at = excluded.created_at""")
-
-
-class HasDatabase(Protocol):
-    """The part of :class:`openrlhf_dbb.storage.PosteriorStore` that a warm start reads from."""
-
-    database: Database
 
 
 class Run:
@@ -64,7 +58,7 @@ class Run:
         rows = found[np.searchsorted(stored, wanted[known])]
         state = np.full((len(wanted), len(self.record.state_fields)), np.nan)
         visits, steps = np.zeros(len(wanted), dtype=np.int64), np.full(len(wanted), -1)
-        state[known] = layout.from_columns(rows)
+        state[known] = layout.from_columns(self.record.name, rows)
         visits[known], steps[known] = rows["visits"], rows["step"]
         return PosteriorTable(state, visits, steps)
 
@@ -184,7 +178,7 @@ class Run:
 
     def warm_start(
         self,
-        source_store: HasDatabase,
+        source_store: Any,  # a PosteriorStore, which imports this module
         source: RunRecord,
         prompt_ids: NDArray[np.int64],
         *,
@@ -204,19 +198,27 @@ class Run:
             StoreError: this run already has posteriors or steps, the estimators' states differ, the
                 weight does not apply, or no prompt has a posterior in the source.
         """
-        warm_start.check_weight(self.record, weight)
+        warm_start.check(self.record, source, weight, copied=replayed is None)
         # Read first: the source may be in the same database, which has one connection.
-        if replayed is None:
-            warm_start.check_source(self.record, source)
-            posteriors = warm_start.read_source(source_store.database, source)
-        else:
-            posteriors = warm_start.of_replay(source_store.database, source, replayed)
+        posteriors = warm_start.read(source_store.database, source, replayed)
         with self._database.transaction(write=True) as connection:
             own = replace(self.record, last_step=self._hold(connection))
             ids = np.unique(prompt_ids)
             parent, outcome = warm_start.begin(connection, self._database, own, posteriors, ids, weight)
         self.record = replace(self.record, parent=parent)
         return outcome
+
+    def begin_with(self, known: Replayed) -> None:
+        """Begin with posteriors of prompts in this store that were measured before, in place of a run's.
+
+        Raise StoreError if this run already has posteriors or steps.
+        """
+        with self._database.transaction(write=True) as connection:
+            own = replace(self.record, last_step=self._hold(connection))
+            warm_start.check_new(connection, own)
+            columns = records.StateLayout(own.state_fields).to_columns(known.state)
+            warm_start.fill(connection, own, known.prompt_ids, columns, known.shared, {})
+            write.event(connection, own.run_id, "known_rates", 0, 0, {"prompts": len(known.prompt_ids)})
 
     def release(self) -> None:
         """Give up the run unfinished: any process may claim it at once; this one can no longer write it."""

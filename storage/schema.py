@@ -13,7 +13,7 @@ from openrlhf_dbb.storage.engine import Database, retried
 from openrlhf_dbb.storage.records import TOTALS
 from openrlhf_dbb.storage.url import StoreError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 metadata = MetaData()
 
@@ -81,7 +81,7 @@ posterior = Table(
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
     Column("alpha", Double, comment="discounted successes, rollouts; NULL if the estimator has none"),
     Column("beta", Double, comment="discounted failures, rollouts; NULL if the estimator has none"),
-    Column("state", LargeBinary, comment="other state fields, little-endian float64; NULL if none"),
+    Column("state", Text, comment="other state fields, JSON list in the order of state_fields; NULL if none"),
     Column("visits", BigInteger, nullable=False, comment="steps of this run that trained on the prompt"),
     Column("step", BigInteger, nullable=False, comment="the last of them; 0: warm start only"),
     comment="Current posterior of each prompt that a run has seen or was warm-started with",
@@ -99,12 +99,12 @@ history = Table(
     Column("successes", Double, nullable=False, comment="their sum"),
     Column("alpha", Double, comment="posterior after the step, as in dbb_posterior"),
     Column("beta", Double, comment="posterior after the step"),
-    Column("state", LargeBinary, comment="posterior after the step"),
+    Column("state", Text, comment="posterior after the step"),
     Column("mean", Double, nullable=False, comment="estimated mean of one reward, used in this step"),
     Column("variance", Double, nullable=False, comment="estimated variance of one reward, used in this step"),
     Column("prev_alpha", Double, comment="posterior before the step; NULL if there was none"),
     Column("prev_beta", Double, comment="posterior before the step"),
-    Column("prev_state", LargeBinary, comment="posterior before the step"),
+    Column("prev_state", Text, comment="posterior before the step if prev_step is 0; else that step has it"),
     Column("prev_step", BigInteger, nullable=False, comment="step of that posterior; 0: warm start; -1: none"),
     Column("policy_version", Double, comment="training steps its rollouts' policy had seen, mean; NULL: step - 1"),
     Column("inclusion", Double, comment="probability that the strategy drew the prompt; NULL: it does not choose"),
@@ -141,6 +141,9 @@ rollout = Table(
     Column("log_prob", Double, comment="sum over the response's tokens when sampled; NULL if not known"),
     Column("text", Text, nullable=False, comment="what the model wrote; U+0000 is stored as U+FFFD"),
     Column("policy_version", Double, comment="training steps the policy had seen that wrote it; NULL: step - 1"),
+    Column("baseline", Double, comment="advantage = weight * (reward - baseline) / scale; NULL if not trained on"),
+    Column("scale", Double, comment="the advantage is 0 where it is 0; NULL if not trained on"),
+    Column("weight", Double, comment="importance weight of the strategy, 1 without; NULL if not trained on"),
     comment="Some rollouts of every step",
 )
 
@@ -157,6 +160,7 @@ step = Table(
     Column("shared", Text, comment="run-wide state after the step, vectors by name, JSON; NULL: none or unchanged"),
     # NULL: the step's rollouts were not counted.
     *(Column(name, BigInteger, comment=f"{comment}; NULL if not counted") for name, comment in TOTALS.items()),
+    Column("form", Text, comment="how a reward became an advantage, by name; NULL if not known"),
     Column("metrics", Text, comment="what the trainer logged of the step, numbers by name, JSON; NULL if nothing"),
     comment="Recorded steps: a step is here if and only if all of it was written",
     sqlite_with_rowid=False,
@@ -179,7 +183,7 @@ event = Table(
     Column("event_id", _Id, primary_key=True, comment="id of the event in this database"),
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), nullable=False, comment="the run"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
-    Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start or finish"),
+    Column("kind", Text, nullable=False, comment="claim, take_over, roll_back, warm_start, known_rates or finish"),
     Column("from_step", BigInteger, nullable=False, comment="last step before the event"),
     Column("to_step", BigInteger, nullable=False, comment="last step after the event"),
     Column("detail", Text, nullable=False, comment="JSON"),
@@ -221,23 +225,44 @@ evaluation_result = Table(
     sqlite_with_rowid=False,
 )
 
+# What the databases write differently in the view states: the fields of a run, a field's name, and its value.
+_SQLITE = {"fields": "json_each(r.state_fields) f", "field": "f.value",
+           "value": "json_extract(q.state, '$[' || f.key || ']')"}  # fmt: skip
+_POSTGRESQL = {
+    "fields": "json_array_elements_text(CAST(r.state_fields AS JSON)) WITH ORDINALITY AS f(name, place)",
+    "field": "f.name", "value": "CAST(CAST(q.state AS JSON) ->> CAST(f.place - 1 AS INTEGER) AS DOUBLE PRECISION)",
+}  # fmt: skip
+
 _VERSION = "coalesce(policy_version, CAST(step - 1 AS DOUBLE PRECISION))"
 
 VIEWS = {
     "runs": """
-        SELECT run_id, name, uuid, status, last_step, estimator, estimator_version, parameters, model,
+        SELECT run_id, name, uuid, status, last_step, estimator, estimator_version, parameters, state_fields, model,
                dataset, reward, method, created_at, heartbeat_at, parent_name, parent_uuid, parent_step, parent_weight
         FROM dbb_run""",
     "prompts": "SELECT prompt_id, prompt, label FROM dbb_prompt",
     "posterior_history": f"""
-        SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, mean, variance,
+        SELECT run_id, step, prompt_id, rollouts, successes, alpha, beta, state, mean, variance, prev_step,
                {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag, inclusion
         FROM dbb_history""",
+    "states": """
+        SELECT q.run_id, q.prompt_id, {field} AS field,
+               CASE {field} WHEN 'alpha' THEN q.alpha WHEN 'beta' THEN q.beta ELSE {value} END AS value
+        FROM dbb_posterior q JOIN dbb_run r ON r.run_id = q.run_id CROSS JOIN {fields}""",
+    # A flip is from all right to all wrong or back; of fewer than four rollouts both come by chance.
+    "prompt_rates": """
+        SELECT run_id, prompt_id, count(*) AS visits, CAST(sum(rollouts) AS BIGINT) AS rollouts,
+               sum(successes) AS successes, max(rate) AS best, max(CASE WHEN later IS NULL THEN rate END) AS last,
+               sum(CASE WHEN rollouts >= 4 AND rate + before = 1 AND rate * before = 0 THEN 1 ELSE 0 END) AS flips
+        FROM (SELECT run_id, prompt_id, rollouts, successes, successes / rollouts AS rate,
+                     lag(successes / rollouts) OVER visit AS before, lead(step) OVER visit AS later
+              FROM dbb_history WINDOW visit AS (PARTITION BY run_id, prompt_id ORDER BY step)) of_visit
+        GROUP BY run_id, prompt_id""",
     "probes": """
         SELECT run_id, step, prompt_id, samples, successes, successes / samples AS mean
         FROM dbb_probe""",
     "rollouts": f"""
-        SELECT run_id, step, prompt_id, sample, reward, score, advantage, length, truncated,
+        SELECT run_id, step, prompt_id, sample, reward, score, advantage, baseline, scale, weight, length, truncated,
                CASE WHEN score IS NULL THEN 1 ELSE 0 END AS missing, log_prob, text,
                {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag
         FROM dbb_rollout""",
@@ -245,7 +270,7 @@ VIEWS = {
     "steps": f"""
         SELECT run_id, step, prompts, rollouts, successes, shared, created_at,
                {", ".join(TOTALS)}, generated - trained AS filtered,
-               CAST(sum(generated) OVER (PARTITION BY run_id ORDER BY step) AS BIGINT) AS generated_total, metrics
+               CAST(sum(generated) OVER (PARTITION BY run_id ORDER BY step) AS BIGINT) AS generated_total, form, metrics
         FROM dbb_step""",
     "evaluation_results": """
         SELECT r.evaluation_id, e.run_id, e.step, e.name, r.benchmark, r.repeat, r.place, r.prompt_id,
@@ -271,7 +296,7 @@ VIEWS = {
         GROUP BY evaluation_id, run_id, step, name, model, generated_total, created_at, benchmark""",
     # The product of two ratios, not alpha * beta / (alpha + beta)^2, which may overflow, or underflow to 0.
     "posteriors": """
-        SELECT q.run_id, q.prompt_id, q.alpha, q.beta,
+        SELECT q.run_id, q.prompt_id, q.alpha, q.beta, q.state,
                coalesce(q.alpha / nullif(q.alpha + q.beta, 0), h.mean) AS mean,
                coalesce((q.alpha / nullif(q.alpha + q.beta, 0)) * (q.beta / nullif(q.alpha + q.beta, 0)),
                         h.variance) AS variance,
@@ -316,6 +341,7 @@ def _create(connection: Connection, database: Database) -> None:
         )
     metadata.create_all(connection, checkfirst=False)
     for name, query in VIEWS.items():
+        query = query.format(**(_SQLITE if database.is_sqlite else _POSTGRESQL))
         connection.exec_driver_sql(f"CREATE VIEW {name} AS {query}")
     if not database.is_sqlite:
         # Room for updates in place, and a vacuum before dead rows double the table.

@@ -38,56 +38,69 @@ def newest_shared(connection: Connection, run: RunRecord) -> SharedState | None:
     return records.shared_from_text(run.name, connection.scalar(text(_SHARED), {"run": run.run_id}))
 
 
-def check_source(own: RunRecord, source: RunRecord) -> None:
-    """Raise StoreError if run ``own`` cannot begin with a copy of the posteriors of ``source``."""
-    if source.state_fields != own.state_fields:
+def check(own: RunRecord, source: RunRecord, weight: float, copied: bool) -> None:
+    """Raise StoreError if run ``own`` cannot begin with this weight, or with a copy of the posteriors of ``source``."""
+    fields, theirs = list(own.state_fields), list(source.state_fields)
+    if not isinstance(weight, Real) or not 0 < weight <= 1:
+        raise StoreError(f"the warm start's weight is {weight!r}; it must be in (0, 1]")
+    if weight != 1 and set(fields) != {"alpha", "beta"}:
         raise StoreError(
-            f"run {source.name!r} keeps {list(source.state_fields)} per prompt (estimator "
-            f"{source.estimator!r}), run {own.name!r} needs {list(own.state_fields)} "
-            f"({own.estimator!r}); name a run with the same fields"
+            f"the warm start's weight is {weight!r}, but estimator {own.estimator!r} keeps {fields} and only alpha and "
+            "beta can be weighted; use weight 1"
         )
-    if source.estimator == own.estimator and source.estimator_version != own.estimator_version:
+    if copied and theirs != fields:
+        raise StoreError(
+            f"run {source.name!r} keeps {theirs} per prompt (estimator {source.estimator!r}), run {own.name!r} needs "
+            f"{fields} ({own.estimator!r}); name a run with the same fields"
+        )
+    if copied and source.estimator == own.estimator and source.estimator_version != own.estimator_version:
         raise StoreError(
             f"run {source.name!r} was written by version {source.estimator_version} of estimator "
             f"{own.estimator!r}, this is version {own.estimator_version}; name a run of the same version"
         )
 
 
-def check_weight(own: RunRecord, weight: float) -> None:
-    """Raise StoreError if run ``own`` cannot begin with this weight."""
-    if not isinstance(weight, Real) or not 0 < weight <= 1:
-        raise StoreError(f"the warm start's weight is {weight!r}; it must be in (0, 1]")
-    if weight != 1 and set(own.state_fields) != {"alpha", "beta"}:
-        raise StoreError(
-            f"the warm start's weight is {weight!r}, but estimator {own.estimator!r} keeps "
-            f"{list(own.state_fields)} and only alpha and beta can be weighted; use weight 1"
-        )
-
-
-def of_replay(database: Database, source: RunRecord, replayed: Replayed) -> Posteriors:
-    """Return posteriors that another estimator has after the visits of a run."""
-    query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
-    with database.transaction() as connection:
-        found = table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(replayed.prompt_ids)})
-    state = replayed.state[np.isin(replayed.prompt_ids, found["prompt_id"])]
-    return Posteriors(source, database.location, replayed.shared, found["hash"], state)
-
-
-def read_source(database: Database, source: RunRecord) -> Posteriors:
-    """Return the current posteriors of a run, which may be training meanwhile."""
-    layout = StateLayout(source.state_fields)
+def read(database: Database, source: RunRecord, replayed: Replayed | None) -> Posteriors:
+    """Return the replayed posteriors, or the current ones of a run, which may be training meanwhile."""
+    layout, key = StateLayout(source.state_fields), {"run": source.run_id}
+    if replayed is not None:
+        query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
+        with database.transaction() as connection:
+            found = table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(replayed.prompt_ids)})
+        state = replayed.state[np.isin(replayed.prompt_ids, found["prompt_id"])]
+        return Posteriors(source, database.location, replayed.shared, found["hash"], state)
     kind = [_HASH, *layout.columns]
     query = f"""SELECT {", ".join(name for name, _ in kind)}
                 FROM dbb_posterior q JOIN dbb_prompt p ON p.prompt_id = q.prompt_id WHERE q.run_id = :run"""
-    key = {"run": source.run_id}
     with database.transaction() as connection:
         step = connection.scalar(text("SELECT last_step FROM dbb_run WHERE run_id = :run"), key)
         if step is None:
             raise StoreError(f"run {source.name!r} is no longer in {database.location}; look it up again with find_run")
-        shared = newest_shared(connection, source)
-        found = table(connection, kind, query, key)
+        shared, found = newest_shared(connection, source), table(connection, kind, query, key)
     now = replace(source, last_step=int(step))
-    return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(found))
+    return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(source.name, found))
+
+
+def check_new(connection: Connection, own: RunRecord) -> None:
+    """Raise StoreError if run ``own`` has posteriors."""
+    filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
+    if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
+        raise StoreError(f"run {own.name!r} has posteriors (step {own.last_step}); only a new run can be warm-started")
+
+
+def fill(
+    connection: Connection,
+    own: RunRecord,
+    prompt_ids: NDArray[np.int64],
+    columns: write.Columns,
+    shared: SharedState | None,
+    of_run: dict[str, Any],
+) -> None:
+    """Store the posteriors, the run-wide state and the columns ``of_run`` that run ``own`` begins with."""
+    key = {"run_id": own.run_id, "prompt_id": prompt_ids, "visits": 0, "step": 0}
+    write.insert(connection, "dbb_posterior", {**key, **columns})
+    mine = schema.run.update().where(schema.run.c.run_id == own.run_id)
+    connection.execute(mine.values(of_run | {"shared_start": records.shared_to_text(shared)}))
 
 
 def begin(
@@ -106,9 +119,7 @@ def begin(
         The new parent, as ``RunRecord.parent``, and the outcome.
     """
     source = posteriors.source
-    filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
-    if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
-        raise StoreError(f"run {own.name!r} has posteriors (step {own.last_step}); only a new run can be warm-started")
+    check_new(connection, own)
     query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
     prompts = table(connection, [_HASH, ("prompt_id", "<i8")], query, {"ids": database.ids(ids)})
     _, at, theirs = np.intersect1d(prompts["hash"], posteriors.hashes, assume_unique=True, return_indices=True)
@@ -122,8 +133,6 @@ def begin(
         )
     columns = StateLayout(own.state_fields).to_columns(state)
     columns |= {name: columns[name] * weight for name in ("alpha", "beta") if name in columns}
-    key = {"run_id": own.run_id, "prompt_id": found_ids, "visits": 0, "step": 0}
-    write.insert(connection, "dbb_posterior", key | columns)
     parent = {
         "name": source.name,
         "uuid": source.uuid,
@@ -131,9 +140,7 @@ def begin(
         "weight": float(weight),
         "database": posteriors.location,
     }
-    mine = schema.run.update().where(schema.run.c.run_id == own.run_id)
-    columns_of_run = {f"parent_{name}": value for name, value in parent.items()}
-    connection.execute(mine.values(columns_of_run | {"shared_start": records.shared_to_text(posteriors.shared)}))
+    fill(connection, own, found_ids, columns, posteriors.shared, {f"parent_{name}": of for name, of in parent.items()})
     counts = {"matched": len(found_ids), "unmatched": len(ids) - len(found_ids)}
     write.event(connection, own.run_id, "warm_start", 0, 0, parent | counts)
     return parent, WarmStart(**counts, source=source)

@@ -6,18 +6,16 @@ from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import Connection, select, text
 
 from openrlhf_dbb.storage import records, schema
-from openrlhf_dbb.storage.records import EvaluationRows, RolloutRows, RunRecord, StateLayout, StepRows
+from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, StateLayout, StepRows
 from openrlhf_dbb.storage.url import StoreError
 
 Columns = Mapping[str, Any]
 """Values by column: one integer or text for all rows, an array with an element for each row, or None for NULL.
 
-Arrays are (P,) int64, masked for NULL; (P,) float64, NaN for NULL; (P,) texts as objects; or (P, K) float64, stored as
-the bytes of K little-endian float64, a row of NaN for NULL.
+Arrays are (P,) int64, masked for NULL; (P,) float64, NaN for NULL; or (P,) texts as objects.
 """
 
 _STALE = text("""SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
@@ -35,7 +33,11 @@ _APPLY = text("""INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, stat
 
 # For each prompt changed after :step, its first such row (prev_step <= :step) holds the posterior to restore.
 _UNDO_CHANGED = text("""INSERT INTO dbb_posterior (run_id, prompt_id, alpha, beta, state, visits, step)
-    SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta, h.prev_state, u.undone, h.prev_step
+    SELECT h.run_id, h.prompt_id, h.prev_alpha, h.prev_beta,
+           CASE WHEN h.state IS NULL OR h.prev_step = 0 THEN h.prev_state
+                ELSE (SELECT b.state FROM dbb_history b
+                      WHERE b.run_id = h.run_id AND b.step = h.prev_step AND b.prompt_id = h.prompt_id) END,
+           u.undone, h.prev_step
     FROM dbb_history h
     JOIN (SELECT prompt_id, count(*) AS undone FROM dbb_history
           WHERE run_id = :run AND step > :step GROUP BY prompt_id) u ON u.prompt_id = h.prompt_id
@@ -60,12 +62,16 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         "rollouts": int(rows.rollouts.sum()),
         "successes": float(rows.successes.sum()),
         "shared": records.shared_to_text(rows.shared),
+        "form": rows.form,
         "digest": digest,
         "created_at": utc_now(),
         **{name: None if rows.usage is None else int(getattr(rows.usage, name)) for name in records.TOTALS},
     }
     connection.execute(schema.step.insert(), of_step | totals)
-    layout = StateLayout(run.state_fields)
+    layout, previous = StateLayout(run.state_fields), rows.previous_state.copy()
+    # A posterior that a step left is in the history; written twice, its text would double the cost of a step.
+    for place in layout.others:
+        previous[rows.previous_step > 0, place] = np.nan
     history = {
         "prompt_id": rows.prompt_ids,
         "rollouts": rows.rollouts,
@@ -73,7 +79,7 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         **layout.to_columns(rows.state),
         "mean": rows.mean,
         "variance": rows.variance,
-        **layout.to_columns(rows.previous_state, "prev_"),
+        **layout.to_columns(previous, "prev_"),
         "prev_step": rows.previous_step,
         "policy_version": rows.policy_version,
         "inclusion": rows.inclusion,
@@ -83,7 +89,10 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
         probes = vars(rows.probes).copy()
         insert(connection, "dbb_probe", of_step | {"prompt_id": probes.pop("prompt_ids")} | probes)
     if rows.kept is not None:
-        insert(connection, "dbb_rollout", of_step | _rollout_columns(rows.kept))
+        kept, unknown = vars(rows.kept).copy(), np.isnan(rows.kept.truncated)
+        cut = np.where(unknown, 0, rows.kept.truncated).astype(np.int64)
+        kept |= {"truncated": np.ma.array(cut, mask=unknown), "text": np.array(rows.kept.text, dtype=object)}  # type: ignore[no-untyped-call]
+        insert(connection, "dbb_rollout", of_step | {"prompt_id": kept.pop("prompt_ids")} | kept)
     stale = connection.execute(_STALE, of_step).first()
     if stale is not None:
         raise StoreError(
@@ -91,14 +100,6 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
             f"{stale[1]}, its posterior is of step {stale[2]}; load the posteriors again"
         )
     connection.execute(_APPLY, of_step)
-
-
-def _rollout_columns(rows: RolloutRows) -> dict[str, NDArray[Any] | None]:
-    columns = vars(rows).copy()
-    unknown = np.isnan(rows.truncated)
-    columns["truncated"] = np.ma.array(np.where(unknown, 0, rows.truncated).astype(np.int64), mask=unknown)  # type: ignore[no-untyped-call]
-    columns["text"] = np.array(rows.text, dtype=object)
-    return {"prompt_id": columns.pop("prompt_ids"), **columns}
 
 
 def undo(connection: Connection, run_id: int, last_step: int, target: int) -> int:
@@ -213,9 +214,7 @@ def _values(column: Any, size: int) -> list[Any]:
         return [column] * size
     if column.dtype.kind != "f":
         return list(column.tolist())
-    nulls = np.isnan(column if column.ndim == 1 else column[:, 0])
-    if column.ndim > 1:
-        column = np.ascontiguousarray(column, "<f8").view(f"V{8 * column.shape[1]}").ravel()
+    nulls = np.isnan(column)
     if nulls.any():
         column = column.astype(object)
         column[nulls] = None

@@ -52,11 +52,6 @@ def add_command(commands: Any) -> None:
 
 def _command(arguments: argparse.Namespace) -> int:
     estimators = [specs.parse(text) for text in arguments.estimators]
-    for estimator in estimators:
-        if estimator.reads_texts:
-            raise UsageError(
-                f"--estimators {specs.label(estimator)}: it reads texts, which simulated prompts lack; use lab replay"
-            )
     unknown = [name for name in arguments.regimes if name not in regimes.REGIMES]
     if unknown:
         raise UsageError(f"--regimes {unknown[0]}: no such regime; known: {', '.join(regimes.REGIMES)}")

@@ -7,7 +7,7 @@ import json
 from sqlalchemy import text
 
 _CHAIN = """SELECT h.*, lag(step) OVER earlier AS last_seen, lag(alpha) OVER earlier AS last_alpha,
-           lag(beta) OVER earlier AS last_beta, lag(state) OVER earlier AS last_state
+           lag(beta) OVER earlier AS last_beta
     FROM dbb_history h WINDOW earlier AS (PARTITION BY run_id, prompt_id ORDER BY step)"""
 
 # Each query returns the rows that violate the sentence. "IS SAME AS" stands for the comparison of the database in which
@@ -35,7 +35,7 @@ _CHECKS = {
     "the state before a visit is the state after the visit before": f"""
         SELECT run_id, step, prompt_id, prev_alpha, prev_beta, last_alpha, last_beta FROM ({_CHAIN}) c
         WHERE last_seen = prev_step AND NOT (prev_alpha IS SAME AS last_alpha
-              AND prev_beta IS SAME AS last_beta AND prev_state IS SAME AS last_state)""",
+              AND prev_beta IS SAME AS last_beta AND prev_state IS NULL)""",
     "a posterior is the state after the newest visit of its prompt": """
         SELECT n.run_id, n.prompt_id, n.step, q.step, n.visits, q.visits
         FROM (SELECT run_id, prompt_id, max(step) AS step, count(*) AS visits

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openrlhf_dbb import Posteriors, estimators
+from openrlhf_dbb import Posteriors, Responses, StepExtras, estimators
 from openrlhf_dbb.estimators import FORMS, Estimate
 from openrlhf_dbb.estimators.text_features import WIDTH
 
@@ -183,6 +183,48 @@ def test_laws_of_every_form_with_every_estimator(form, estimator):
     assert len(set(found[0, [0, 2]])) == len(set(found[0, [1, 3, 4]])) == len(set(found[2])) == 1
     shuffled = scored(form, ESTIMATORS[estimator], REWARDS[:, order])
     np.testing.assert_allclose(shuffled, found[:, order], rtol=1e-12)
+
+
+# A group with a missing rollout, one of zero variance, one with a filtered rollout.
+STORED = """SELECT step, reward, baseline, scale, weight, advantage, form
+    FROM rollouts JOIN steps USING (run_id, step) JOIN prompts USING (prompt_id) ORDER BY step, prompt, sample"""
+
+
+@every_pair
+def test_the_store_alone_tells_every_advantage(tmp_path, form, estimator):
+    prompts, labels = list("aaaabbbcccc"), [""] * 11
+    rewards = [1, 0, None, 0, 1, 1, 1, 0, 1, 0, 1]
+    trained, weights = [True] * 10 + [False], np.linspace(0.5, 2, 11)
+    with Posteriors.create(
+        f"sqlite:///{tmp_path}/a.db", "run", list("abc"), [""] * 3, estimator=estimator
+    ) as posteriors:
+        found = []
+        for step, more in ((1, {}), (2, {"weights": weights})):
+            extras = StepExtras(trained=trained, responses=Responses([""] * 11, keep=None), **more)
+            found += posteriors.observe(step, prompts, labels, rewards, form=form, extras=extras).advantages.tolist()
+        posteriors.settle()
+        rows = posteriors.store.query(STORED)
+    assert [row.advantage for row in rows] == found
+    for row, place in zip(rows, [*range(11)] * 2, strict=True):
+        assert row.form == form
+        if place in (2, 10):
+            assert (row.baseline, row.scale, row.weight, row.advantage) == (None, None, None, 0)
+            continue
+        again = row.weight * (row.reward - row.baseline) / row.scale if row.scale else 0
+        assert again == pytest.approx(row.advantage, rel=1e-12, abs=1e-12)
+        assert row.weight == pytest.approx(weights[place] if row.step == 2 else 1)
+
+
+def test_the_stored_baseline_holds_the_mean_of_the_step(tmp_path):
+    # alpha, beta = 4.5, 0.5 and 0.5, 4.5: X - p is 0.1 four times and -0.1 four times; with 1.5, 3.5 it is 0.7, -0.3
+    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "run", list("ab"), [""] * 2) as posteriors:
+        extras = StepExtras(responses=Responses([""] * 8, keep=None))
+        rewards = [1, 1, 1, 1, 1, 0, 0, 0]
+        posteriors.observe(1, list("aaaabbbb"), [""] * 8, rewards, form="batch_centered", extras=extras)
+        posteriors.settle()
+        found = {round(row.baseline, 12) for row in posteriors.store.query("SELECT baseline, scale FROM rollouts")}
+    mean = (4 * 0.1 + 0.7 - 3 * 0.3) / 8
+    assert sorted(found) == pytest.approx([0.3 + mean, 0.9 + mean])
 
 
 def test_the_form_in_contributing_works(monkeypatch):

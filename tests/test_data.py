@@ -1,6 +1,7 @@
 """Rows that cannot be used are named with their line, and the rows that are trained on."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -30,7 +31,8 @@ def arguments(*files, reward="reward.py", **options):
     flags = {
         "prompt_dataset": ",".join(map(str, files)), "prompt_probs": None, "prompt_split": "train",
         "max_samples": 10**8, "input_key": "input", "label_key": "label", "input_template": None,
-        "apply_chat_template": False, "max_len": 32, "drop_duplicates": False, "image_key": "images",
+        "apply_chat_template": False, "max_len": 32, "drop_duplicates": False, "leave_out": None, "image_key": "images",
+        "pass_rate_key": None, "pass_rate_attempts": None, "group_key": None,
     }  # fmt: skip
     return SimpleNamespace(
         data=SimpleNamespace(**(flags | options)),
@@ -234,6 +236,27 @@ def test_held_out_problems_of_a_task_are_not_trained_on():
     assert f"; {len(both)} in --eval.dataset dropped" in kept.report
 
 
+def test_rows_that_a_file_names_are_left_out(choose, tmp_path):
+    file = tmp_path / "out.jsonl"
+    file.write_text('{"prompt": "b", "label": "1", "why": "never"}\n{"prompt": "c", "label": "other"}\n')
+    kept = choose(row("a"), row("b"), row("c"), leave_out=str(file))
+    assert (kept.texts, kept.rows, kept.report) == (
+        ["a", "c"],
+        [0, 2],
+        "2 of 3 prompts; 1 left out by --data.leave_out",
+    )
+    for content, message in (
+        (None, "out.jsonl cannot be read: No such file or directory; openrlhf-dbb prompts writes one"),
+        ("{", "line 1: broken JSON"),
+        ('{"prompt": "z", "label": ""}', "none of its 1 prompts, as the model sees them, is"),
+    ):  # fmt: skip
+        file.unlink() if content is None else file.write_text(content)
+        with pytest.raises(UsageError, match=message):
+            choose(row("a"), row("b"), leave_out=str(file))
+    file.write_text("")  # a run without bad rows
+    assert choose(row("a"), row("b"), leave_out=str(file)).texts == ["a", "b"]
+
+
 def test_long_prompts_and_those_without_a_token_are_dropped(choose):
     long = " ".join(["w"] * 25)  # 25 tokens; a prompt may have 32 - 8 = 24
     kept = choose(row("a"), row(long), row("\u200b"), row("b"))
@@ -302,3 +325,44 @@ def test_the_digest_depends_on_text_label_and_order(choose):
     first, *others, again = [dataset_digest(prompts.texts, prompts.labels) for prompts in chosen]
     assert len({first, *others}) == 4
     assert again == first
+
+
+RATES = [0.25, "5/8", None, "", "0/4", 1]
+
+
+def test_pass_rates_are_successes_and_attempts(load):
+    lines = [row(f"p{at}") | {"rate": rate} for at, rate in enumerate(RATES)]
+    rows = load(*lines, pass_rate_key="rate", pass_rate_attempts=4)
+    known = [[1, 4], [2.5, 4], None, None, [0, 4], [4, 4]]
+    assert [None if math.isnan(got[0]) else got for got in rows[data._RATE][:]] == known
+    texts = load(*lines[1:5], pass_rate_key="rate")  # each counts for its own attempts
+    assert [None if math.isnan(got[0]) else got for got in texts[data._RATE][:]] == [[5, 8], None, None, [0, 4]]
+
+
+@pytest.mark.parametrize(
+    ("rate", "fault"),
+    [
+        (1.5, "its pass rate is '1.5'; it has to be in [0, 1], of 1 attempt or more"),
+        ("9/8", "its pass rate is '9/8'; it has to be in [0, 1], of 1 attempt or more"),
+        ("0/0", "its pass rate is '0/0'; it has to be in [0, 1], of 1 attempt or more"),
+        ("often", "its pass rate is 'often'; write a number in [0, 1], or successes/attempts"),
+        (0.5, "its pass rate has no number of attempts; give --data.pass_rate_attempts"),
+    ],
+)
+def test_a_pass_rate_that_is_none_is_refused_with_its_line(load, rate, fault):
+    with pytest.raises(UsageError, match="1 of 2 rows cannot be used: line 2: ") as refused:
+        load(row("a") | {"rate": "1/2"}, row("b") | {"rate": rate}, pass_rate_key="rate")
+    assert fault in str(refused.value)
+
+
+def test_the_columns_of_rates_and_groups_have_to_be_there_and_may_be_one(load, tmp_path):
+    for key in ("pass_rate_key", "group_key"):
+        with pytest.raises(UsageError, match=rf"has no column 'hard' \(--data.{key}\); it has input, label"):
+            load(GOOD, row("other"), **{key: "hard"})
+    lines = [row("a") | {"hard": "5/8"}, row("b b b b b b b b b b b b b b b b b b b b b b b b b") | {"hard": "1/8"}]
+    rows = load(*lines, row("c"), pass_rate_key="hard", group_key="hard")
+    args = arguments(tmp_path / "data.jsonl", pass_rate_key="hard", group_key="hard")
+    kept = data.choose(rows, args, strategy(args), Words())
+    assert (kept.rows, kept.sources, kept.pass_rates[0]) == ([0, 2], ["5/8", "None"], [5, 8])
+    assert math.isnan(kept.pass_rates[1][0])
+    assert kept.report.endswith("; 1 with a pass rate")

@@ -16,7 +16,7 @@ from openrlhf_dbb.estimators.text_features import WIDTH
 CASES = {name: estimators.build(name) for name in estimators.available()}
 CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)
 LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]
-BY_UPDATES = ["dbb by updates", "predicted_prior"]
+BY_UPDATES = ["dbb by updates"]
 
 every_case = pytest.mark.parametrize("case", CASES)
 some_examples = settings(max_examples=30, deadline=None)
@@ -264,10 +264,20 @@ def test_what_cannot_be_observed_is_refused_and_changes_nothing(case):
     if estimator.state_fields:
         with pytest.raises(ValueError, match="rewards have 2 rows, the state 3 prompts"):
             estimator.observe(state, good)
-    if "features" in state:
-        del state["features"]
-        with pytest.raises(ValueError, match="reads the prompts' texts; put"):
-            estimator.observe(state, [[1.0, 0.0]] * 3)
+
+
+@every_case
+def test_texts_change_forecasts_alone(case):
+    estimator = CASES[case]
+    visits_T_P_G = (np.random.default_rng(2).random((6, 8, 4)) < 0.3).astype(float)
+    state, without = estimator.initial_state(8), []
+    for rewards_P_G in visits_T_P_G:
+        state, estimate = estimator.observe(state, rewards_P_G)
+        without.append(estimate)
+    with_texts, estimates = replay(estimator, visits_T_P_G)
+    read = {"features", "text_weights", "forecasts"}
+    own = {field: values for field, values in with_texts.items() if field not in read}
+    assert_same((own, estimates), ({field: values for field, values in state.items() if field not in read}, without))
 
 
 @every_case

@@ -13,8 +13,8 @@ from openrlhf_dbb.lab import recorded, scores, specs
 from openrlhf_dbb.lab.recorded import rerun
 from openrlhf_dbb.lab.replay import introduction, recommendation
 from openrlhf_dbb.lab.scores import Outcome, evaluate, rank
-from openrlhf_dbb.storage import ProbeRows, open_store
-from openrlhf_dbb.storage.read import StepLog, read_log
+from openrlhf_dbb.storage import ProbeRows
+from openrlhf_dbb.storage.read import StepLog
 
 
 def visits(step, prompt_id, successes, rollouts):
@@ -275,18 +275,26 @@ def test_a_class_of_the_working_folder_is_a_candidate_and_the_advice_names_it_so
 
 
 def test_a_replay_reads_the_prompts_texts(tmp_path):
-    """The run itself and its replay give the same estimates, first visits and later ones."""
+    """A run and its replay forecast the same; the marks tell which prompts succeed."""
     url = f"sqlite:///{tmp_path}/runs.db"
-    prompts, rng = [f"{number} + 1 =" for number in range(12)], np.random.default_rng(0)
-    with Posteriors.create(url, "texts", prompts, ["1"] * 12, estimator="predicted_prior") as posteriors:
-        for step in range(1, 7):
-            drawn = sorted(rng.choice(12, 4, replace=False))
-            texts = [prompts[prompt] for prompt in drawn for _ in range(2)]
-            posteriors.observe(step, texts, ["1"] * 8, rng.integers(0, 2, 8).astype(float))
-    with open_store(url) as store:
-        log = read_log(store, store.find_run("texts"))
+    prompts, rng = [f"{number} {mark}" for number in range(40) for mark in "?!"], np.random.default_rng(0)
+    forecasts = []
+    with Posteriors.create(url, "texts", prompts, ["1"] * 80, estimator="auto") as posteriors:
+        for step in range(1, 6):
+            expected = posteriors.predictive()
+            mean = dict(zip(expected.prompt_ids, expected.alpha / (expected.alpha + expected.beta), strict=True))
+            drawn = [prompts[at] for at in rng.choice(80, 20, replace=False)]
+            ids = sorted(posteriors.prompt_ids[prompt, "1"] for prompt in drawn)
+            forecasts += [mean[prompt_id] for prompt_id in ids]
+            posteriors.observe(step, drawn, ["1"] * 20, [float("?" in prompt) for prompt in drawn])
     run = recorded.read(url, "texts")
-    again = rerun(recorded.own_estimator(run.record), run.visits)
-    np.testing.assert_allclose(again.estimate.mean, log.mean, rtol=1e-9)
-    alike = dataclasses.replace(run.visits, texts=["alike"] * 12)
-    assert np.abs(rerun(recorded.own_estimator(run.record), alike).estimate.mean - log.mean).max() > 0.001
+    own = recorded.own_estimator(run.record)
+    again, alike = (
+        alpha / (alpha + beta)
+        for alpha, beta in (
+            rerun(own, dataclasses.replace(run.visits, texts=texts)).predictive
+            for texts in (run.visits.texts, ["alike"] * 80)
+        )
+    )
+    np.testing.assert_allclose(again, forecasts, rtol=1e-9)
+    assert np.abs(alike - forecasts).max() > 0.1

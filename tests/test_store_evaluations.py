@@ -115,39 +115,14 @@ def test_the_same_evaluation_again_takes_the_place_of_the_first(store, run, ids)
 
 
 def test_run_step_and_name_tell_evaluations_apart(store, run, ids, fill):
-    rows = [_rows(ids)]
-    second = fill.run(store, "second").record
+    rows, second = [_rows(ids)], fill.run(store, "second").record
     evaluation_ids = [
-        _record(store, rows, "math", second), _record(store, rows, "math", run.record),
-        _record(store, rows, "logic", run.record), _evaluate(run, 0, rows, "math"), _evaluate(run, 1, rows, "math"),
-        _evaluate(run, 1, rows, "logic"),
-    ]  # fmt: skip
-    assert len(set(evaluation_ids)) == 6
-    assert _record(store, rows, "math", second) == evaluation_ids[0]
-    assert _evaluate(run, 1, rows, "math") == evaluation_ids[4]
-    assert _stored(store) == [6, 36]
-
-
-def test_roll_back_deletes_evaluations_of_later_steps(store, run, ids, fill):
-    other = fill.run(store, "other")
-    fill.train(other, ids, (1, 2))
-    for step in (0, 1, 2):
-        run.record_evaluation(step, "training", [_rows(ids)], model="tiny", config={})
-    kept = [
-        other.record_evaluation(2, "training", [_rows(ids)], model="tiny", config={}),
-        _record(store, [_rows(ids)], "of no step", run.record),
+        _record(store, rows, name, of) for name, of in (("a", second), ("a", run.record), ("b", run.record))
     ]
-    run.roll_back(1)
-    left = read_evaluations(store)
-    assert [evaluation.step for evaluation in left] == [0, 1, 2, None]
-    assert [evaluation.evaluation_id for evaluation in left[2:]] == kept
-    assert _stored(store) == [4, 24]
-    detail = store.query("SELECT detail FROM dbb_event WHERE run_id = :run", run=run.record.run_id)[0][0]
-    assert '"dbb_evaluation": 1}' in detail
-    assert check(store) == []
-    fill.step(run, 2, ids, [1, 1, 1])
-    run.record_evaluation(2, "training", [_rows(ids)], model="tiny", config={})
-    assert check(store) == []
+    evaluation_ids += [_evaluate(run, step, rows, name) for step, name in ((0, "a"), (1, "a"), (1, "b"))]
+    assert len(set(evaluation_ids)) == 6 and _stored(store) == [6, 36]
+    assert [_record(store, rows, "a", second), _evaluate(run, 1, rows, "a")] == [evaluation_ids[0], evaluation_ids[4]]
+    assert _stored(store) == [6, 36]
 
 
 def test_results_that_do_not_fit_are_refused_and_leave_nothing(store, run):

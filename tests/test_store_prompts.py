@@ -32,6 +32,8 @@ def test_more_prompts_than_fit_in_one_statement(store):
     ids = store.register_prompts(texts, [""] * len(texts))
     assert len(np.unique(ids)) == len(texts)
     assert store.register_prompts(texts[::-1], [""] * len(texts)).tolist() == ids[::-1].tolist()
+    few = store.register_prompts([texts[7], "new", texts[3]], [""] * 3)  # looked up one by one
+    assert few[[0, 2]].tolist() == ids[[7, 3]].tolist() and few[1] == ids.max() + 1
 
 
 @pytest.mark.parametrize(

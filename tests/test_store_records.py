@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from store_invariants import check
 
 from openrlhf_dbb.storage import ProbeRows, RolloutRows, StoreError, open_store, read_log, read_probes
 from openrlhf_dbb.storage.read import current_means, kept_rollouts, progress, prompt_history
@@ -165,25 +164,6 @@ def test_run_wide_state_comes_back_bit_for_bit(url, fill):
     assert {name: vector.tobytes() for name, vector in found.items()} == {
         name: vector.tobytes() for name, vector in shared.items()
     }
-
-
-def test_a_roll_back_takes_along_all_that_belongs_to_its_steps(store, run, ids, fill):
-    other = fill.run(store, "other")
-    for step in (1, 2, 3, 4):
-        more = {"kept": fill.rollouts(ids, [1, 2, 3]), "probes": fill.probes(ids, [8] * 3, [1, 2, 3])}
-        fill.step(run, step, ids, [1, 2, 3], shared={"clock": np.array([float(step)])}, **more)
-        run.record_metrics(step, {"kl": step / 10})
-    fill.step(other, 1, ids, [1, 2, 3], kept=fill.rollouts(ids, [1, 2, 3]), probes=fill.probes(ids[:1], [8], [1]))
-    run.roll_back(3)
-    per_step = "SELECT run_id, step, count(*) FROM {} GROUP BY run_id, step ORDER BY run_id, step"
-    assert store.query(per_step.format("rollouts")) == [(1, 1, 6), (1, 2, 6), (1, 3, 6), (2, 1, 6)]
-    assert store.query(per_step.format("probes")) == [(1, 1, 3), (1, 2, 3), (1, 3, 3), (2, 1, 1)]
-    metrics = store.query("SELECT step, metrics FROM steps WHERE run_id = 1 ORDER BY step")
-    assert metrics == [(1, '{"kl": 0.1}'), (2, '{"kl": 0.2}'), (3, '{"kl": 0.3}')]
-    assert run.load_shared()["clock"].tolist() == [3.0]
-    run.roll_back(0)
-    assert run.load_shared() is None
-    assert check(store) == []
 
 
 CONTENT = {

@@ -79,6 +79,11 @@ def _expected(p0, p1, p2, p3):
         "14_success_rate_over_rollouts": [(2, 8, 0.5), (2, 20, 0.75)],
         "15_long_wrong_responses": [(2, p3, 0, -0.5, 10, 0, "prompt 3", "3", "answer 1")],
         "16_lag": [(1, 8, 0, 0.0, 0.0), (2, 8, 4, 0.5, 1.0)],
+        "17_why_an_advantage": [
+            (2, prompt, sample, None, reward, mean, _variance(mean), 0.5, 1, 1, reward - 0.5, reward - 0.5)
+            for prompt, mean, rewards in sorted([(p0, P0_2, (1, 1)), (p3, P3_2, (1, 0))])
+            for sample, reward in enumerate(rewards)
+        ],
     }  # fmt: skip
 
 

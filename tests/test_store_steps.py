@@ -1,10 +1,12 @@
 """Steps of a run: states by hand, repeats, gaps, bad rows, roll back, checkpoints."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from sqlalchemy import event
+from store_invariants import check
 
 from openrlhf_dbb.storage import StepRows, StoreError
 
@@ -28,23 +30,29 @@ def test_states_after_two_steps(store, run, fill):
     assert store.find_run("run").last_step == 2
 
 
-def test_other_state_fields_are_packed_in_order(store, fill):
+def test_other_state_fields_are_readable_in_sql_and_exact(store, fill):
     run = fill.run(store, fields=("value", "alpha", "speed"))
-    ids = fill.prompts(store, 2)
-    state = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    ids = np.sort(fill.prompts(store, 2))
+    state = np.array([[5e-324, 2.0, 0.1 + 0.2], [-0.0, 5.0, 1.7976931348623157e308]])
     zeros = np.zeros(2)
-    for step, values in ((1, state), (2, -state)):
+    for step, values in enumerate((state, -state, state), 1):
         before = run.load(ids)
         run.record_step(step, StepRows(ids, np.array([1, 1]), zeros, zeros, zeros, values, before.state, before.step))
-    assert run.load(ids).state.tolist() == (-state).tolist()
-    alpha, beta, packed, prev_alpha, prev_packed = store.query(
-        "SELECT alpha, beta, state, prev_alpha, prev_state FROM dbb_history WHERE step = 2 ORDER BY prompt_id"
-    )[0]
-    assert (alpha, beta, prev_alpha) == (-2.0, None, 2.0)
-    assert np.frombuffer(packed, "<f8").tolist() == [-1.0, -3.0]
-    assert np.frombuffer(prev_packed, "<f8").tolist() == [1.0, 3.0]
-    run.roll_back(1)
-    assert run.load(ids).state.tolist() == state.tolist()
+    assert run.load(ids).state.tobytes() == state.tobytes()
+    rows = store.query("SELECT alpha, beta, state FROM posterior_history WHERE step = 2 ORDER BY prompt_id")
+    assert [tuple(row) for row in rows] == [
+        (-2.0, None, "[-5e-324,null,-0.30000000000000004]"), (-5.0, None, "[0.0,null,-1.7976931348623157e308]"),
+    ]  # fmt: skip
+    fields = store.query("SELECT field, value FROM states WHERE prompt_id = :id ORDER BY field", id=int(ids[0]))
+    assert [tuple(row) for row in fields] == [("alpha", 2.0), ("speed", pytest.approx(0.3)), ("value", 5e-324)]
+    copy = fill.run(store, "copy", fields=run.record.state_fields)
+    copy.warm_start(store, run.record, ids)
+    before = copy.load(ids)
+    copy.record_step(1, StepRows(ids, np.array([1, 1]), zeros, zeros, zeros, -state, before.state, before.step))
+    for of, step, expected in ((run, 2, -state), (copy, 0, state)):  # of an earlier step, and of the warm start
+        of.roll_back(step)
+        assert of.load(ids).state.tobytes() == expected.tobytes()
+    assert check(store) == []
 
 
 def test_an_estimator_without_state_keeps_visits_and_history(store, fill):
@@ -121,49 +129,58 @@ def test_bad_rows_are_refused_and_leave_nothing(store, run, fill, dump, name, va
     run.record_step(1, rows)
 
 
-def test_roll_back_restores_each_step_exactly(store, run, fill, dump):
-    a, b, c = fill.prompts(store, 3)
-    states = [dump(store)]
-    visits = [([a, b], [4, 1]), ([a, c], [2, 0]), ([b, c], [4, 4]), ([a, b, c], [1, 2, 3])]
-    for step, (ids, successes) in enumerate(visits, start=1):
-        fill.step(run, step, ids, successes)
-        states.append(dump(store))
+VISITS = [([0, 1], [4, 1]), ([0, 2], [2, 0]), ([1, 2], [4, 4]), ([0, 1, 2], [1, 2, 3])]  # prompts, successes
+
+
+def train_on_everything(run, ids, fill):
+    """Four steps with all that a step may have; yields after each."""
+    for step, (places, successes) in enumerate(VISITS, start=1):
+        seen = ids[places]
+        probes = fill.probes(seen, [8] * len(seen), successes)
+        shared = {"clock": np.array([float(step)])}
+        fill.step(run, step, seen, successes, kept=fill.rollouts(seen, successes), probes=probes, shared=shared)
+        run.record_metrics(step, {"kl": step / 10})
+        run.record_checkpoint(step, f"step{step}")
+        run.record_evaluation(step, "training", [fill.evaluation(seen, successes)], model="tiny", config={})
+        yield step
+
+
+def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(store, run, fill, dump):
+    ids, other = np.sort(fill.prompts(store, 3)), fill.run(store, "other")
+    fill.step(other, 1, ids, [1, 2, 3], kept=fill.rollouts(ids, [1, 2, 3]), probes=fill.probes(ids[:1], [8], [1]))
+    store.record_evaluation("of no step", [fill.evaluation(ids, [1, 2, 3])], model="tiny", config={}, run=run.record)
+    states = [_progress(dump(store)), *(_progress(dump(store)) for _ in train_on_everything(run, ids, fill))]
     assert run.roll_back(2) == 5  # 2 rows of step 3, 3 of step 4
-    assert _progress(dump(store)) == _progress(states[2])
-    assert run.record.last_step == 2
+    assert _progress(dump(store)) == states[2] and run.record.last_step == 2
+    detail = {
+        "dbb_history": 5,
+        "dbb_step": 2,
+        "dbb_checkpoint": 2,
+        "dbb_probe": 5,
+        "dbb_rollout": 10,
+        "dbb_evaluation": 2,
+    }
+    (event,) = store.query("SELECT kind, from_step, to_step, detail FROM dbb_event")
+    assert (event.kind, event.from_step, event.to_step, json.loads(event.detail)) == ("roll_back", 4, 2, detail)
+    assert store.checkpoints(run.record) == [(1, "step1"), (2, "step2")]
     assert run.roll_back(2) == 0
     assert run.roll_back(1) == 2
-    assert _progress(dump(store)) == _progress(states[1])
-    table = run.load(np.array([a, b, c]))
+    assert _progress(dump(store)) == states[1]
+    table = run.load(ids)
     np.testing.assert_array_equal(table.state, [[4.5, 0.5], [1.5, 3.5], [np.nan, np.nan]])
-    assert table.visits.tolist() == [1, 1, 0]
+    assert table.visits.tolist() == [1, 1, 0] and run.load_shared()["clock"].tolist() == [1.0]
     assert run.roll_back(0) == 2
-    assert _progress(dump(store)) == _progress(states[0])
-    # and the steps can be taken again
-    for step, (ids, successes) in enumerate(visits, start=1):
-        fill.step(run, step, ids, successes)
-    assert _progress(dump(store)) == _progress(states[4])
+    assert _progress(dump(store)) == states[0] and run.load_shared() is None and check(store) == []
+    for _ in train_on_everything(run, ids, fill):  # and the steps can be taken again
+        pass
+    for table in ("dbb_posterior", "dbb_history", "dbb_probe", "dbb_rollout"):
+        assert _progress(dump(store))[table] == states[4][table]
+    assert check(store) == []
 
 
 def _progress(tables):
-    """Without the events, and without the times of the steps."""
-    steps = [(*row[:6], *row[7:]) for row in tables["dbb_step"]]
-    return {table: rows for table, rows in tables.items() if table != "dbb_event"} | {"dbb_step": steps}
-
-
-def test_roll_back_notes_what_was_undone(store, run, fill):
-    ids = fill.prompts(store, 2)
-    for step in (1, 2, 3):
-        fill.step(run, step, ids, [1, 2])
-    run.record_checkpoint(1, "global_step1")
-    run.record_checkpoint(3, "global_step3")
-    run.roll_back(1)
-    detail = (
-        '{"dbb_history": 4, "dbb_step": 2, "dbb_checkpoint": 1, "dbb_probe": 0, "dbb_rollout": 0, "dbb_evaluation": 0}'
-    )
-    events = store.query("SELECT kind, from_step, to_step, detail FROM dbb_event")
-    assert events == [("roll_back", 3, 1, detail)]
-    assert store.checkpoints(run.record) == [(1, "global_step1")]
+    """Without the events."""
+    return {table: rows for table, rows in tables.items() if table != "dbb_event"}
 
 
 @pytest.mark.parametrize("step", [3, -1])

@@ -173,6 +173,9 @@ def test_dbb_by_hand(model, tmp_path, watched):
         assert stored == {text: (alpha[text], beta[text]) for text in visited}
         assert columns["answer"] == [str(2 * int(text.split("+")[0])) for text in texts]
     assert rows(tmp_path, "SELECT status, last_step FROM dbb_run") == [("finished", 3)]
+    ((config,),) = rows(tmp_path, "SELECT config FROM dbb_run")
+    assert json.loads(config)["num_generations"] == ROLLOUTS
+    assert rows(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [("group_norm",)]
     assert set(made.state.log_history[-1]) >= {
         "estimator/mean", "estimator/zero_variance", "estimator/rescued", "estimator/missing",
     }  # fmt: skip

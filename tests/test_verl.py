@@ -311,6 +311,8 @@ def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
     config = posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
     with started(config).posteriors as posteriors:
         assert posteriors.step == 0
+        stored = posteriors.run.record.config["algorithm"]
+        assert (stored["adv_estimator"], stored["norm_adv_by_std_in_grpo"]) == ("posterior", True)
     made = started(config)
     with made.posteriors:
         step(made, [1, 1])

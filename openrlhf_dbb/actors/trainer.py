@@ -55,6 +55,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         run_uuid: str,
         checkpoint: str | None,  # loaded by every rank; None if the run starts from its beginning
         rows: list[int],  # of the data set, to train on
+        sources: list[str] | None,  # of these rows
         benchmarks: Mapping[str, BenchmarkPrompts],
         progress: Progress,
         **generate_kwargs: Any,
@@ -74,7 +75,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._best = BestModel(self._folder, run_uuid)
         data = self.prompts_dataloader.dataset
         keys = [prompt.key for prompt in map(Prompt, data.prompts, data.labels, data.images)]
-        self._posteriors = Posteriors.resume(store_url, run_uuid, *map(list, zip(*keys, strict=True)))
+        self._posteriors = Posteriors.resume(store_url, run_uuid, *map(list, zip(*keys, strict=True)), sources=sources)
         self._run = self._posteriors.run
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
@@ -118,13 +119,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def warnings(self) -> dict[str, str]:
         """Return what is wrong with the training so far, by kind; may be called while :meth:`fit` runs."""
-        form = FORMS.get(self.args.algo.advantage.estimator)
+        form, estimator = FORMS.get(self.args.algo.advantage.estimator), self._posteriors.estimator
         prompts_asked = len(self._held_out.dataset) if self._held_out else 0
         note = self._sampler.note
         return ({note: note} if note else {}) | self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
-            punishes_failures=self._posteriors.estimator.punishes_failures and not form.sums_to_zero,
+            punishes_failures=bool(estimator.state_fields) and not estimator.fits_prior and not form.sums_to_zero,
         )
 
     def fit(self, global_step: int = 0) -> None:

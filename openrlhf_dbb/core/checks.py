@@ -79,3 +79,14 @@ def column(name: str, values: Any, size: int, within: tuple[float, float] | None
     if within and len(wrong := values_R[~((values_R >= within[0]) & (values_R <= within[1]))]):
         raise ValueError(f"{name} holds {wrong[0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
     return values_R
+
+
+def known_pass_rates(values: Any, prompts: int) -> Floats:
+    """Return successes and attempts of each prompt, (P, 2), if there is a rate in [0, 1], of 1 attempt or more."""
+    known_P_2 = numbers("pass_rates", values)
+    if known_P_2.shape != (prompts, 2):
+        raise ValueError(f"pass_rates have shape {known_P_2.shape}; pass successes and attempts of {prompts} prompts")
+    successes, attempts = known_P_2[~np.isnan(known_P_2).any(axis=1)].T
+    if not len(attempts) or not ((attempts >= 1) & (successes >= 0) & (successes <= attempts)).all():
+        raise ValueError("pass_rates need 0 <= successes <= attempts and 1 attempt or more, for one prompt at least")
+    return known_P_2

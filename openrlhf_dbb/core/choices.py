@@ -45,7 +45,4 @@ def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Ke
 
 def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:
     """Return a hash of all prompts and labels in order, 32 hex digits."""
-    digest = hashlib.blake2b(digest_size=16)
-    for prompt, label in zip(prompts, labels, strict=True):
-        digest.update(storage.prompt_hash(prompt, label))
-    return digest.hexdigest()
+    return hashlib.blake2b(b"".join(map(storage.prompt_hash, prompts, labels)), digest_size=16).hexdigest()

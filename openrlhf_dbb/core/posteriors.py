@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import step as steps
-from openrlhf_dbb.core.checks import Floats, Key, Positions, keys_of, named, whole
+from openrlhf_dbb.core.checks import Floats, Key, Positions, keys_of, known_pass_rates, named, whole
 from openrlhf_dbb.core.choices import dataset_digest
-from openrlhf_dbb.core.replayed_visits import can_copy, replay
+from openrlhf_dbb.core.replayed_visits import can_copy, of_pass_rates, replay
 from openrlhf_dbb.core.step import Groups, Rollouts, Scored, StepExtras
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
@@ -68,18 +68,24 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         run: storage.Run,
         prompts: Sequence[str],
         labels: Sequence[str],
+        ids: Positions,
         *,
         warm_start: storage.WarmStart | None = None,
+        sources: Sequence[str] | None = None,
         close_store: bool = False,
     ) -> None:
-        """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`."""
+        """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`.
+
+        ``ids`` has the store's id of each prompt.
+        """
         self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
         self._belief = estimator.belief
         self._close_store = close_store
         # Equal pairs of text and label have one id, and so share one posterior.
-        self._ids, first_row = np.unique(store.register_prompts(prompts, labels), return_index=True)
+        self._ids, first_row = np.unique(ids, return_index=True)
         self.prompt_ids = {(prompts[row], labels[row]): int(at) for at, row in zip(self._ids, first_row, strict=True)}
         self._texts = [prompts[row] for row in first_row]
+        self._sources = None if sources is None else np.array(sources)[first_row]
         self._features: State = {"features": text_features(self._texts)} if self._belief.reads_texts else {}
         # A slow or distant database must not hold up the training.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
@@ -102,6 +108,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         warm_start: str | None = None,
         warm_start_weight: float = 1.0,
         warm_start_store: storage.PosteriorStore | str | None = None,
+        pass_rates: ArrayLike | None = None,
         model: str = "",
         dataset: str = "",
         reward: str = "",
@@ -122,6 +129,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 label. If it has another estimator, its stored visits are replayed through this run's.
             warm_start_weight: in (0, 1], multiplies the imported counts.
             warm_start_store: the store of the other run, if it is not ``store``.
+            pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN
+                where unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
             model, dataset, reward, method, config: stored with the run; passwords, queries of URLs, and entries of
                 ``config`` that are named as a key, token or password are masked.
 
@@ -133,6 +142,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
         config = named("config", {} if config is None else config)
+        known_P_2 = None if pass_rates is None else known_pass_rates(pass_rates, len(prompts))
+        if known_P_2 is not None and warm_start is not None:
+            raise ValueError("pass_rates and warm_start both say what the posteriors begin with; give one of them")
         name, estimator = estimator, as_estimator(estimator, parameters)
         if not isinstance(name, str):  # the name by which estimators.build finds the class
             kind = type(estimator)
@@ -162,8 +174,13 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             if source_run is not None:
                 replayed = None if can_copy(source_run, run.record) else replay(source, source_run, estimator.belief)
                 started = run.warm_start(source, source_run, ids, weight=warm_start_weight, replayed=replayed)
+            elif known_P_2 is not None:
+                row = np.flatnonzero(~np.isnan(known_P_2).any(axis=1))
+                known_ids, first = np.unique(ids[row], return_index=True)
+                row = row[first]
+                run.begin_with(of_pass_rates(estimator.belief, known_ids, [prompts[at] for at in row], known_P_2[row]))
             close_store = opened is not store
-            posteriors = cls(estimator, opened, run, prompts, labels, warm_start=started, close_store=close_store)
+            posteriors = cls(estimator, opened, run, prompts, labels, ids, warm_start=started, close_store=close_store)
             undo.pop_all()
         return posteriors
 
@@ -177,6 +194,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         *,
         step: int | None = None,
         take_over: bool = False,
+        sources: Sequence[str] | None = None,
     ) -> "Posteriors":
         """Continue a run with the estimator and parameters that it was started with.
 
@@ -187,6 +205,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             step: the step of the model checkpoint that is loaded. Later steps are undone, bit for bit. None undoes
                 nothing.
             take_over: continue a run whose owner is on another machine and known to be dead.
+            sources: where each prompt comes from; the metrics of a step are then by source, too.
 
         Raises:
             ValueError: the run's estimator is not installed, the module of its ``package.module:Class`` is not
@@ -211,7 +230,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             undo.callback(run.release)
             if step is not None:
                 run.roll_back(whole("step", step))
-            posteriors = cls(estimator, opened, run, prompts, labels, close_store=opened is not store)
+            ids = opened.register_prompts(prompts, labels)
+            closes = opened is not store
+            posteriors = cls(estimator, opened, run, prompts, labels, ids, sources=sources, close_store=closes)
             undo.pop_all()
         return posteriors
 
@@ -271,17 +292,24 @@ class Posteriors(AbstractContextManager["Posteriors"]):
 
         # The estimator changes a copy, since whatever is refused below must change nothing.
         state = self._state | {field: self._state[field].copy() for field in self._belief.state_fields}
+        expected = self._belief.predictive(state)
         estimate, changed = self._update(state, step, rollouts, groups, advantage_form)
         scored = steps.score(rollouts, groups, estimate, advantage_form)
         usage, metrics = steps.usage(rollouts, groups, scored), steps.metrics(step, rollouts, groups, scored)
         metrics |= {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
+        shares_V = changed.successes, changed.rollouts
+        if self._sources is not None:
+            metrics |= steps.by_source(self._sources[groups.prompts_V], *shares_V)
+        if expected is not None:
+            alpha, beta = expected
+            metrics |= steps.of_hardest(alpha / (alpha + beta), groups.prompts_V, *shares_V)
         probes = None
         if rollouts.probes is not None:
             probes, errors = steps.measure(rollouts.probes, probed_Q, groups, changed)
             metrics |= errors
         kept = steps.kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored)
         try:
-            rows = dataclasses.replace(changed, usage=usage, probes=probes, kept=kept)
+            rows = dataclasses.replace(changed, form=str(form), usage=usage, probes=probes, kept=kept)
             rows = rows.checked(len(self._belief.state_fields))
         except storage.StoreError as error:
             raise ValueError(f"step {step} is refused: {error}") from None
@@ -299,7 +327,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         with self._state_lock:
             expected = self._belief.predictive(self._state)
         if expected is None:
-            raise ValueError(f"estimator {self.estimator.name!r} predicts no visit; use dbb, auto or predicted_prior")
+            raise ValueError(f"estimator {self.estimator.name!r} predicts no visit; use auto or dbb")
         return Predictive(self._ids, *expected)
 
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -1,10 +1,12 @@
-"""A run's stored visits, replayed through another estimator: so any run can be the source of a warm start."""
+"""What an estimator would know after visits of another run, or after pass rates that were measured before."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.step import rewards_of
-from openrlhf_dbb.estimators import RewardEstimator
+from openrlhf_dbb.core.step import Floats, Positions, rewards_of
+from openrlhf_dbb.estimators import RewardEstimator, State
 from openrlhf_dbb.estimators.text_features import text_features
 from openrlhf_dbb.storage.read import prompt_texts, read_log
 
@@ -14,6 +16,25 @@ def can_copy(source: storage.RunRecord, own: storage.RunRecord) -> bool:
     kept_by, kept_by_own = (run.parameters.get("memory", run.estimator) for run in (source, own))
     same_version = kept_by != kept_by_own or source.estimator_version == own.estimator_version
     return source.state_fields == own.state_fields and same_version
+
+
+def of_pass_rates(
+    belief: RewardEstimator, prompt_ids: Positions, texts: Sequence[str], known_P_2: Floats
+) -> storage.Replayed:
+    """Return what ``belief`` knows of prompts with these successes and attempts, (P, 2), measured before."""
+    state = belief.initial_state(len(prompt_ids))
+    if belief.reads_texts:
+        state["features"] = text_features(texts)
+    successes_P, attempts_P = known_P_2.T[:, :, None]
+    attempt_G = np.arange(known_P_2[:, 1].max())
+    # 2.4 successes of 8 are 1, 1, 0.4, 0, 0, 0, 0, 0.
+    rewards_P_G = np.where(attempt_G < attempts_P, np.clip(successes_P - attempt_G, 0, 1), np.nan)
+    return _of_state(belief, belief.known(state, rewards_P_G), prompt_ids, np.arange(len(prompt_ids)))
+
+
+def _of_state(belief: RewardEstimator, state: State, prompt_ids: Positions, seen: Positions) -> storage.Replayed:
+    columns = np.stack([state[field][seen] for field in belief.state_fields], axis=1)
+    return storage.Replayed(prompt_ids[seen], columns, {field: state[field] for field in belief.shared_fields})
 
 
 def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: RewardEstimator) -> storage.Replayed:
@@ -30,6 +51,4 @@ def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: Reward
     for rows in np.split(np.arange(len(log.step)), np.flatnonzero(np.diff(log.step)) + 1):
         rows = rows[some_V[rows]]
         belief.observe_at(state, prompt_V[rows], rewards_V_G[rows], log.lag[rows])
-    seen = np.unique(prompt_V[some_V])
-    columns = np.stack([state[field][seen] for field in belief.state_fields], axis=1)
-    return storage.Replayed(prompt_ids[seen], columns, {field: state[field] for field in belief.shared_fields})
+    return _of_state(belief, state, prompt_ids, np.unique(prompt_V[some_V]))

@@ -190,6 +190,8 @@ class Scored:
         zero_variance: 1.0 if all rewards of the rollout's group are equal.
         rescued: 1.0 if the group has zero variance and still yields an advantage.
         group_std: N-1 standard deviation of the group's rewards.
+        baseline, scale, weight: ``advantage = weight * (reward - baseline) / scale``, and 0 where the scale is 0; NaN
+            for a missing or filtered rollout.
         metrics: numbers to log by name: means over the rollouts that are trained on, the share of missing and filtered
             rollouts, the estimator's run-wide numbers after the step, and the errors against the probes.
     """
@@ -200,6 +202,9 @@ class Scored:
     zero_variance: Floats
     rescued: Floats
     group_std: Floats
+    baseline: Floats
+    scale: Floats
+    weight: Floats
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -209,12 +214,15 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
     # A filtered rollout is missing for the form, which may compare the rollouts of a step with each other.
     trained_V_G = groups.matrix(np.where(rollouts.trained, rollouts.rewards, np.nan))
     advantages_V_G = form.advantages(trained_V_G, estimate)
+    weights_V_G = np.ones_like(trained_V_G)
     if rollouts.weights is not None:
         weights_V_G = np.where(np.isnan(trained_V_G), 0.0, groups.matrix(rollouts.weights))
         if form.sums_to_zero:  # the mean over the step is weighted too, so that they still sum to 0
             mean = (weights_V_G * advantages_V_G).sum() / (weights_V_G.sum() or 1.0)
             advantages_V_G = advantages_V_G - (mean if abs(mean) > 1e-12 else 0.0)  # as the form: no rounding errors
-        advantages_V_G = weights_V_G * advantages_V_G
+    scale_R, trained_R = groups.rows(form.scale(estimate)), rollouts.trained & ~np.isnan(rollouts.rewards)
+    baseline_R = rollouts.rewards - groups.rows(advantages_V_G) * scale_R
+    advantages_V_G = weights_V_G * advantages_V_G
     zero_variance_V = np.nanmin(rewards_V_G, axis=1) == np.nanmax(rewards_V_G, axis=1)
     return Scored(
         advantages=groups.rows(advantages_V_G),
@@ -223,6 +231,9 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
         zero_variance=groups.rows(zero_variance_V),
         rescued=groups.rows(zero_variance_V & (np.abs(advantages_V_G).max(axis=1) > 0)),
         group_std=groups.rows(np.sqrt(PointEstimator().estimate({}, rewards_V_G).variance)),
+        baseline=np.where(trained_R, baseline_R, np.nan),
+        scale=np.where(trained_R, scale_R, np.nan),
+        weight=np.where(trained_R, groups.rows(weights_V_G), np.nan),
     )
 
 
@@ -286,6 +297,9 @@ def kept_rows(
         reward=rollouts.rewards[rows_K],
         score=rollouts.scores[rows_K],
         advantage=scored.advantages[rows_K],
+        baseline=scored.baseline[rows_K],
+        scale=scored.scale[rows_K],
+        weight=scored.weight[rows_K],
         length=rollouts.tokens[rows_K],
         truncated=truncated_R[rows_K],
         log_prob=log_probs_R[rows_K],
@@ -320,3 +334,32 @@ def measure(
             errors_Q = squared_errors(estimates_V[at_Q], measured.samples, measured.successes, measured.squares)
             errors[name] = float(np.nanmean(errors_Q))
     return measured, errors
+
+
+def by_source(sources_V: NDArray[np.str_], successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
+    """Return the groups of each source in a step, the share of their rollouts that are right, and the share mixed."""
+    metrics = {}
+    mixed_V = (successes_V > 0) & (successes_V < rollouts_V)
+    for source in np.unique(sources_V):
+        of_source = sources_V == source
+        metrics[f"source/{source}/groups"] = float(of_source.sum())
+        metrics[f"source/{source}/right"] = float(successes_V[of_source].sum() / rollouts_V[of_source].sum())
+        metrics[f"source/{source}/mixed"] = float(mixed_V[of_source].mean())
+    return metrics
+
+
+def of_hardest(expected_P: Floats, at_V: Positions, successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
+    """Return the share right of a step's rollouts whose prompts are among the hardest 10, 25 and 50 % of all.
+
+    How hard a prompt is was expected before the step: chosen by its outcome, the hardest would always do worst. Prompts
+    of equal expectation share their mean rank. A share of no rollouts is left out.
+    """
+    ordered_P, expected_V = np.sort(expected_P), expected_P[at_V]
+    ranks_V = ordered_P.searchsorted(expected_V) + ordered_P.searchsorted(expected_V, side="right") + 1
+    share_V = ranks_V / (2 * len(expected_P))
+    hardest = {percent: share_V <= percent / 100 for percent in (10, 25, 50)}
+    return {
+        f"hardest/{percent}": float(successes_V[among].sum() / rollouts_V[among].sum())
+        for percent, among in hardest.items()
+        if among.any()
+    }

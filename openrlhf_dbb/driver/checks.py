@@ -71,6 +71,12 @@ def _check_run(settings: Settings) -> None:
         )
     if args.resume is not None and args.warm_start is not None:
         raise UsageError("--resume continues a run, --warm_start begins a new one; give one of them")
+    if args.data.pass_rate_key is not None and args.warm_start is not None:
+        raise UsageError("--data.pass_rate_key and --warm_start both say what a run begins with; give one of them")
+    if args.data.pass_rate_attempts is not None and args.data.pass_rate_key is None:
+        raise UsageError(
+            "--data.pass_rate_attempts is of the rates in --data.pass_rate_key; give both, or leave it out"
+        )
     if args.ckpt.save_adapter and not args.ds.lora.rank:
         raise UsageError("--ckpt.save_adapter needs adapters; give --ds.lora.rank, or leave it out")
     for flag, used, why in (
@@ -135,6 +141,8 @@ def _check_openrlhf_alone(args: SimpleNamespace) -> None:
         ("eval.top_p", args.eval.top_p != args.rollout.top_p),
         ("probe.fraction", args.probe.fraction),
         ("warm_start", args.warm_start),
+        ("data.pass_rate_key", args.data.pass_rate_key),
+        ("data.group_key", args.data.group_key),
     ):
         if used:
             raise UsageError(
@@ -185,7 +193,7 @@ def _check_strategy(settings: Settings, estimator: RewardEstimator) -> None:
     if strategy.draws and not estimator.belief.can_predict():
         raise UsageError(
             f"--rollout.strategy {name} draws prompts by a forecast, and {estimator.belief.name} makes none; "
-            "use --estimator point with --point.memory auto, or --estimator dbb, auto or predicted_prior"
+            "use --estimator point with --point.memory auto, or --estimator auto or dbb"
         )
 
 

@@ -151,6 +151,7 @@ class Watch:
             run_uuid=self._start.run.uuid,
             checkpoint=self._start.checkpoint,
             rows=self._start.prompts.rows,
+            sources=self._start.prompts.sources,
             benchmarks=self._start.benchmarks,
             progress=self._progress,
             **kwargs,

@@ -60,7 +60,7 @@ def _run(settings: Settings, start: Start) -> list[str]:
         budget = f"{args.train.max_rollouts} rollouts at most, as many as {visits:.3g} passes over the prompts"
     lines = [f"data       {start.prompts.report} ({args.data.prompt_dataset})", f"budget     {budget}"]
     estimator = estimators.build(settings.estimator, **settings.parameters)
-    reads_history = estimator.state_fields and args.algo.advantage.estimator != "batch_mean"
+    reads_history = estimator.state_fields and estimators.FORMS.get(args.algo.advantage.estimator).reads_estimate
     if reads_history and visits < 2 and not start.resumed and warm is None:
         lines.append(
             f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters; the paper "

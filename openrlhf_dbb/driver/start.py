@@ -189,6 +189,7 @@ def _create(settings: Settings, store: storage.PosteriorStore, prompts: Prompts)
         warm_start=args.warm_start,
         warm_start_weight=args.warm_start_weight,
         warm_start_store=args.warm_start_url,
+        pass_rates=prompts.pass_rates,
         config=_plain(settings.flags) | {"command": settings.command},
         **identity,
     )

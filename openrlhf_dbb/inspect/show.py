@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, method, overview, parameters, status, usage_in_words
@@ -17,7 +17,7 @@ from openrlhf_dbb.terminal import Styled, apart, json_text, print_facts, print_t
 _PROMPTS = 5  # hardest and easiest prompts that show lists
 _BAR = 20
 _RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
-_LONGEST = 200
+LONGEST = 200
 
 
 def add_commands(add: Any) -> None:
@@ -71,14 +71,19 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         print(json_text(numbers))
     else:
         print_facts(facts(store, run).items())
-        start, end = template_of(list({row["prompt"] for row in (*hardest, *easiest)}))
-        for title, rows in (("hardest prompts", hardest), ("easiest prompts", easiest)):
-            if rows:
-                print_title(title)
-                names = ("prompt_id", "mean", "variance", "visits")
-                texts = [shown(row["prompt"].removeprefix(start).removesuffix(end)) for row in rows]
-                cells = [(*(row[name] for name in names), text) for row, text in zip(rows, texts, strict=True)]
-                print_table(("prompt id", *names[1:], "text"), cells, cut=("text",))
+        parts = {"hardest prompts": hardest, "easiest prompts": easiest}
+        print_prompts(parts, ("prompt_id", "mean", "variance", "visits"))
+
+
+def print_prompts(parts: Mapping[str, list[dict[str, Any]]], columns: Sequence[str]) -> None:
+    """Print tables of prompts by title, texts without the template that all have in common."""
+    start, end = template_of(list({row["prompt"] for rows in parts.values() for row in rows}))
+    for title, rows in parts.items():
+        if rows:
+            print_title(title)
+            texts = [shown(row["prompt"].removeprefix(start).removesuffix(end)) for row in rows]
+            cells = [(*(row[name] for name in columns), text) for row, text in zip(rows, texts, strict=True)]
+            print_table((*(name.replace("_", " ") for name in columns), "text"), cells, cut=("text",))
 
 
 def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
@@ -145,24 +150,29 @@ def _lineage(run: RunRecord) -> str:
     return f"run {parent['name']} at step {parent['step']}{weight} ({parent['uuid']} in {parent['database']})"
 
 
-def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    run = chosen(store, arguments.run)
-    matches = find_prompts(store, run, arguments.prompt)
-    prompt = matches[0]
-    if len(matches) > 1 and str(prompt["prompt_id"]) == arguments.prompt:
-        print(f"{arguments.prompt} is taken as an id; it is also in the text of other prompts", file=sys.stderr)
+def one_prompt(store: PosteriorStore, run: RunRecord, ref: str) -> dict[str, Any]:
+    """Return prompt_id, prompt and label of the prompt with this id, or with this piece of text; refuse several."""
+    matches = find_prompts(store, run, ref)
+    if len(matches) > 1 and str(matches[0]["prompt_id"]) == ref:
+        print(f"{ref} is taken as an id; it is also in the text of other prompts", file=sys.stderr)
     elif len(matches) > 1:
         texts = [shown(text, 30) for text in apart([row["prompt"] for row in matches])]
         named = ", ".join(
             f"{row['prompt_id']} ({text}, label {shown(row['label'], 20)})"
             for row, text in zip(matches, texts, strict=True)
         )
-        raise StoreError(f"{arguments.prompt!r} is in several prompts: {named}; give the id of one")
+        raise StoreError(f"{ref!r} is in several prompts: {named}; give the id of one")
+    return matches[0]
+
+
+def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
+    run = chosen(store, arguments.run)
+    prompt = one_prompt(store, run, arguments.prompt)
     visits = prompt_history(store, run, prompt["prompt_id"])
     if arguments.json:
         print(json_text({"run": run.name, **prompt, "visits": visits}))
         return
-    text, label = shown(prompt["prompt"], _LONGEST), shown(prompt["label"], _LONGEST)
+    text, label = shown(prompt["prompt"], LONGEST), shown(prompt["label"], LONGEST)
     print_facts([("run", run.name), ("prompt", f"{prompt['prompt_id']}: {text}"), ("label", label)])
     if visits:
         columns = [name for name in visits[0] if name != "lag" or any(row["lag"] for row in visits)]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from packaging.specifiers import SpecifierSet
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
@@ -21,6 +20,8 @@ ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
 
 def check_release(distribution: str) -> None:
     """Refuse a release of a trainer that its integration was not written for."""
+    from packaging.specifiers import SpecifierSet  # the command import uses this module without the extras
+
     allowed, installed = ALLOWED[distribution], importlib.metadata.version(distribution)
     if installed not in SpecifierSet(allowed):
         raise ImportError(

@@ -276,6 +276,7 @@ class WithPosteriors(PPOTrainer):
             model=str(self.config.actor_rollout_ref.model.path),
             dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
             method=f"verl {trainer.v1.trainer_mode}",
+            config=json.loads(json.dumps(OmegaConf.to_container(self.config, resolve=True), default=str)),
         )
         try:
             if resumes:

@@ -7,7 +7,6 @@ recorded  a stored run's visits and probes; an estimator's output at each visit
 specs     estimators as text
 """
 
-import argparse
 from typing import Any
 
 
@@ -15,10 +14,7 @@ def add_commands(add: Any) -> None:
     """Declare the command ``lab``; ``add`` is the function of ``cli.main``."""
     from openrlhf_dbb.lab import mse, replay
 
-    def print_help(arguments: argparse.Namespace) -> None:
-        parser.print_help()
-
-    parser = add("lab", print_help, opens_store=False)
+    parser: Any = add("lab", lambda _: parser.print_help(), opens_store=False)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     mse.add_command(commands)
     replay.add_command(commands)

@@ -87,10 +87,7 @@ def _given(texts: Sequence[str]) -> Floats:
 def moments_by_visit(
     p_Q_T: Floats, estimators: Sequence[RewardEstimator], rollouts: int
 ) -> list[tuple[str, str, float, float, float, float]]:
-    """Return label, visit ("all" last), and the means over prompts of bias^2, variance, MSE and the sum of X - p.
-
-    The sum is that of a group's advantages with the form ``dr_grpo``. Its expectation is -N times the bias.
-    """
+    """Return label, visit ("all" last), and means over prompts: bias^2, variance, MSE and a group's sum of X - p."""
     rows: list[tuple[str, str, float, float, float, float]] = []
     for estimator in estimators:
         of_estimator = moments(estimator, p_Q_T, rollouts)

@@ -41,8 +41,6 @@ class ProbedVisits(ProbeLog):
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A stored run; ``probes`` is None if it has none."""
-
     record: RunRecord
     visits: Visits
     probes: ProbedVisits | None

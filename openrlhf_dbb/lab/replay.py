@@ -13,8 +13,7 @@ from openrlhf_dbb.lab.recorded import RecordedRun, Visits
 from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking
 from openrlhf_dbb.terminal import json_text, records, table
 
-ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")
-"""The default candidates: the estimators of the paper, and ``auto``."""
+ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")  # the paper's, and auto
 
 _FEW_PROMPTS = 30
 

@@ -16,16 +16,14 @@ from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.lab.recorded import ProbedVisits, Visits, rerun
 
-# Probes are the truth but for noise; the log needs groups of two; forecasts favour longer memory.
+# Losses that rank estimators; the first that a log allows is used. Probes are the truth but for noise; the log needs
+# groups of two; forecasts favour longer memory.
 CRITERIA = {
     "probes": "mean squared error against the probes",
     "mse": "mean squared error estimated from the log",
     "likelihood": "minus log-likelihood of the next visit's successes (nats)",
 }
-"""Losses that rank estimators, by name; the first that a log allows is used."""
-
-DRAWS = 1000
-"""How often the bootstrap resamples the prompts."""
+DRAWS = 1000  # of the bootstrap over prompts
 
 
 @dataclass(frozen=True)
@@ -72,13 +70,9 @@ def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats
 
         (mean - x)^2 - (1 - 2 w) S (N - S) / (N^2 (N - 1))
 
-    Derivation: given the past and the policy, S ~ Binomial(N, p) and mean = w x + c with w and c fixed. In
-    ``(mean - p)^2 = (mean - x)^2 + 2 (mean - x)(x - p) + (x - p)^2`` the last term has the expectation
-    Var x = p (1 - p) / N; in the middle one mean - x = (w - 1) x + c, so its expectation is 2 (w - 1) Var x.
-    Hence ``E (mean - p)^2 = E (mean - x)^2 - (1 - 2 w) Var x``, and S (N - S) / (N^2 (N - 1)) is unbiased for Var x.
-
-    A single value may be negative. Run-wide numbers that are fitted to the step's own groups make w and c depend on S:
-    for ``auto`` the result was too low by 8 Var x / P on average in simulations.
+    Given the past, mean = w x + c, so that ``E (mean - p)^2 = E (mean - x)^2 - (1 - 2 w) Var x``; the fraction is
+    unbiased for Var x. Run-wide numbers that are fitted to the step's own groups make w and c depend on S: for ``auto``
+    the result was too low by 8 Var x / P on average in simulations.
     """
     noise = mean_variance(visits.rollouts, visits.successes, visits.successes)
     return (mean - visits.successes / visits.rollouts) ** 2 - (1 - 2 * group_weight) * noise

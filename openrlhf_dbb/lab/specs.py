@@ -9,8 +9,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.estimators.parameters import parameter_fields
 
-DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))
-"""Discounts tried by default; they include the paper's 0.4, 0.5, 0.75, 0.95 and 1."""
+DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))  # tried by default
 
 _KNOBS = ("discount", "smoothing")
 _SWITCH = {"true": True, "false": False}
@@ -40,24 +39,14 @@ def parse(text: str) -> RewardEstimator:
 
 
 def label(estimator: RewardEstimator) -> str:
-    """Return a short name, with the discount or smoothing and with every other parameter that is not the default.
-
-    Example:
-        >>> label(parse("dbb")), label(parse("dbb:discount=0.25,prior_alpha=2")), label(parse("point"))
-        ('dbb 0.5', 'dbb 0.25 prior_alpha=2', 'point')
-    """
+    """Return a short name as "dbb 0.25 prior_alpha=2": discount or smoothing, then what is not the default."""
     value = knob_value(estimator)
     others = family(estimator).removeprefix(estimator.name)
     return f"{estimator.name}{'' if value is None else f' {value:g}'}{others}"
 
 
 def family(estimator: RewardEstimator) -> str:
-    """Return the label without the discount or smoothing; it names a curve over them.
-
-    Example:
-        >>> family(parse("dbb:discount=0.25,prior_alpha=2"))
-        'dbb prior_alpha=2'
-    """
+    """Return the label without the discount or smoothing; it names a curve over them."""
     text = estimator.name
     for field in parameter_fields(type(estimator)):
         value = getattr(estimator, field.name)
@@ -109,12 +98,7 @@ def with_updates_per_epoch(estimator: RewardEstimator, updates: int) -> RewardEs
 
 
 def flags(estimator: RewardEstimator) -> str:
-    """Return the training command's flags for an estimator.
-
-    Example:
-        >>> flags(parse("dbb:discount=0.4"))
-        '--estimator dbb --dbb.discount 0.4'
-    """
+    """Return the training command's flags for an estimator, as "--estimator dbb --dbb.discount 0.4"."""
     cls = type(estimator)
     known = estimators.available().get(estimator.name) is cls
     parts = [f"--estimator {estimator.name if known else f'{cls.__module__}:{cls.__qualname__}'}"]

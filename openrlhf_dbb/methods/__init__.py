@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb import estimators
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import RolloutStrategy
 from openrlhf_dbb.errors import UsageError, did_you_mean
@@ -51,7 +52,8 @@ def recipe(name: str, estimator: str) -> dict[str, Any]:
     if name == NONE:
         return {}
     common, own = _read(_COMMON), _read(name)
-    clip = common["estimator"].get(estimator, common["estimator"]["other"])
+    wide = estimator != NONE and estimators.get(estimator).wide_clip
+    clip = common["clip"]["wide" if wide else "narrow"]
     values = common["flags"] | clip | own["flags"] | own.get("with", {}).get(estimator, {})
     return {flag: entry["value"] for flag, entry in values.items()}
 

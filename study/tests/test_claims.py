@@ -2,11 +2,11 @@
 
 import pandas as pd
 import pytest
-from study.tests.test_analysis import runs
 
 from study import claims, protocol
 from study.claims import NOT_RUN, OPPOSITE, REPRODUCED, SCALES, UNDECIDED, Claim, Test
 from study.rows import COLUMNS, Study
+from study.tests.test_analysis import runs
 
 MANIFEST = claims.load()
 NO_OUTCOME = ("error", "below_point", "range", "prior")

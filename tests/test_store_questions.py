@@ -1,0 +1,224 @@
+"""Commands that answer from the store: why an advantage, which prompts are bad, what another trainer's log holds."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from openrlhf_dbb import Posteriors, Responses, StepExtras
+from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.inspect.prompts import interval, similar_rates
+
+
+def ran(capsys, *command):
+    """The exit code, and what is printed."""
+    code, printed = main([str(word) for word in command]), capsys.readouterr()
+    return code, printed.err if code else printed.out
+
+
+def trained(url, groups, **options):
+    """A run with a step for each dict of rewards by prompt; the label of prompt p is P."""
+    prompts = sorted({prompt for step in groups for prompt in step})
+    with Posteriors.create(url, "run", prompts, [text.upper() for text in prompts]) as posteriors:
+        for step, rewards in enumerate(groups, 1):
+            rows = [(prompt, reward) for prompt, of in rewards.items() for reward in of]
+            texts = [f"{prompt} {reward}" for prompt, reward in rows]
+            names, values = zip(*rows, strict=True)
+            extras = StepExtras(responses=Responses(texts, keep=options.get("keep")), weights=options.get("weights"))
+            labels = [name.upper() for name in names]
+            posteriors.observe(step, names, labels, values, extras=extras, form=options.get("form", "group_norm"))
+        posteriors.finish()
+        return {prompt: posteriors.prompt_ids[prompt, prompt.upper()] for prompt in prompts}
+
+
+# ---- explain
+
+
+def test_the_printed_arithmetic_is_the_stored_advantage(url, capsys):
+    weights = np.repeat([2.0, 0.5], 4)
+    ids = trained(url, [{"p": [1, 0, None, 0], "q": [1, 1, 1, 1]}] * 2, weights=weights, form="batch_centered")
+    code, out = ran(capsys, "explain", "run", 2, ids["p"], "--store.url", url)
+    assert code == 0
+    # alpha, beta = 0.5 + 1, 0.5 + 2; then 0.75 + 1, 1.25 + 2
+    for line in ("form:         batch_centered: X - p, minus its mean over the step",
+                 "known before: alpha 1.5, beta 2.5, since step 1", "rewards seen: 3, sum 1",
+                 "known after:  alpha 1.75, beta 3.25", "mean p:       0.35"):  # fmt: skip
+        assert line in out.splitlines()
+    printed = re.findall(r"(\S+) \* \((\S+) - (\S+)\) / (\S+) = (\S+)", out)
+    stored = json.loads(ran(capsys, "explain", "run", 2, "p", "--store.url", url, "--json")[1])["rollouts"]
+    kept = [row for row in stored if row["baseline"] is not None]
+    assert len(printed) == len(kept) == 3 and out.count("could not be verified") == 1
+    for (weight, reward, baseline, scale, advantage), row in zip(printed, kept, strict=True):
+        again = float(weight) * (float(reward) - float(baseline)) / float(scale)
+        assert again == pytest.approx(row["advantage"], abs=2e-5) == pytest.approx(float(advantage), abs=2e-5)
+        assert row["weight"] * (row["reward"] - row["baseline"]) / row["scale"] == pytest.approx(row["advantage"])
+
+
+def test_what_explain_cannot_show_it_says(url, capsys):
+    ids = trained(url, [{"p": [1, 1], "q": [0, 1]}, {"q": [0, 0]}], keep=0)
+    code, out = ran(capsys, "explain", "run", 1, ids["p"], "--store.url", url)
+    assert code == 0 and "known before: nothing but the prior" in out and "none of its rollouts is kept" in out
+    code, out = ran(capsys, "explain", "run", 2, ids["p"], "--store.url", url)
+    assert code == 2 and f"no group of prompt {ids['p']} at step 2; openrlhf-dbb history {ids['p']} 1 lists" in out
+
+
+# ---- prompts
+
+
+def test_prompts_of_every_class_with_counts_intervals_and_a_list_to_leave_out(url, capsys, tmp_path):
+    alike = {f"{number} + {number}": [1, 0, 1, 1, 0, 1, 1, 1] for number in range(20)}
+    steps = [alike | {"wrong + label": [0] * 8, "easy + 1": [1] * 8, "lost + 2": [1] * 8, "flip + 3": [1] * 8},
+             alike | {"wrong + label": [0] * 8, "easy + 1": [1] * 8, "lost + 2": [1] * 8, "flip + 3": [0] * 8},
+             alike | {"wrong + label": [0] * 8, "lost + 2": [0] * 8, "flip + 3": [1] * 8}]  # fmt: skip
+    trained(url, steps)
+    file = tmp_path / "out.jsonl"
+    code, out = ran(capsys, "prompts", "run", "--leave_out", file, "--store.url", url)
+    assert code == 0
+    counts = [line.split(":")[1].strip() for line in out.splitlines()[1:5]]
+    assert counts == ["1"] * 4 and re.search(r"^never$", out, re.MULTILINE)
+    found = {
+        row["prompt"]: row for row in json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])["prompts"]
+    }
+    whys = {name: row["why"] for name, row in found.items()}
+    assert whys == {"wrong + label": "never", "easy + 1": "always", "flip + 3": "flipping", "lost + 2": "forgotten"}
+    # of 24 and 16 rollouts: 1 - 0.025^(1/24), 0.025^(1/16)
+    assert found["wrong + label"]["high"] == pytest.approx(1 - 0.025 ** (1 / 24))
+    assert found["easy + 1"]["low"] == pytest.approx(0.025 ** (1 / 16))
+    assert (found["flip + 3"]["flips"], found["lost + 2"]["last"], found["lost + 2"]["rollouts"]) == (2, 0, 24)
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        {"prompt": "wrong + label", "label": "WRONG + LABEL", "why": "never"},
+        {"prompt": "easy + 1", "label": "EASY + 1", "why": "always"},
+    ]
+
+
+def test_an_unsolved_prompt_whose_kind_is_unsolved_is_not_called_wrong(url, capsys):
+    trained(url, [{f"{number} + {number}": [0] * 8 for number in range(30)}])
+    assert json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])["prompts"] == []
+
+
+def test_the_interval_and_the_similar_prompts_by_hand():
+    low, high = interval(np.array([0.0, 2, 2]), np.array([2, 2, 4]))
+    # none or all of 2: 1 - sqrt(0.025), sqrt(0.025); 2 of 4 is symmetric
+    assert [low[0], high[0], low[1], high[1]] == pytest.approx([0, 1 - 0.025**0.5, 0.025**0.5, 1])
+    assert low[2] + high[2] == pytest.approx(1)
+    texts, rate = ["aaaa", "aaab"] * 20 + ["zzzz 9 !"], np.array([0.2, 0.6] * 20 + [0.0])
+    similar = similar_rates(texts, rate, np.arange(41) == 0)
+    assert similar[0] == pytest.approx((19 * 0.2 + 0.6) / 20) and np.isnan(similar[1:]).all()
+
+
+def test_prompts_refuses_scores_that_are_neither_right_nor_wrong(url, capsys, tmp_path):
+    with Posteriors.create(url, "run", ["p"], ["P"], estimator="gaussian") as posteriors:
+        posteriors.observe(1, ["p"] * 2, ["P"] * 2, [3, 1])
+    code, out = ran(capsys, "prompts", "--store.url", url)
+    assert code == 2 and "scores of run 'run' are not in [0, 1]" in out
+
+
+# ---- import
+
+GROUPS = {3: [("p", "1", [1, 0]), ("q", "2", [0, 0])], 7: [("p", "1", [1, 1])]}
+ROWS = [(step, prompt, label, reward, f"{prompt}{place}") for step, groups in GROUPS.items()
+        for prompt, label, rewards in groups for place, reward in enumerate(rewards)]  # fmt: skip
+TRL = ("step", "prompt", "label", "accuracy_reward", "completion")
+VERL = ("step", "input", "gts", "score", "output")
+
+
+def json_lines(folder, names):
+    for step in GROUPS:
+        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in ROWS if row[0] == step]
+        (folder / f"{step}.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def wandb_table(folder, names):
+    (folder / "a.json").write_text(json.dumps({"columns": names, "data": ROWS}))
+    return folder / "a.json"
+
+
+def comma_separated(folder, names):
+    (folder / "a.csv").write_text("\n".join(",".join(map(str, row)) for row in (names, *ROWS)))
+    return folder / "a.csv"
+
+
+def parquet(folder, names):
+    pandas = pytest.importorskip("pandas")
+    for step in GROUPS:  # as TRL: messages, no column "label", a name with the step
+        rows = pandas.DataFrame([row for row in ROWS if row[0] == step], columns=names)
+        rows["prompt"] = [[{"role": "user", "content": text}] for text in rows["prompt"]]
+        rows["completion"] = [[{"role": "assistant", "content": text}] for text in rows["completion"]]
+        rows.drop(columns="step").to_parquet(folder / f"completions_{step:05d}.parquet")
+    return folder
+
+
+LOGS = {
+    "verl's dumps": (json_lines, VERL, []),
+    "a table of W&B": (wandb_table, ("global_step", "prompt", "label", "reward", "response"), []),
+    "CSV": (comma_separated, ("t", "q", "a", "r", "x"), [f"--{name}_key={key}" for name, key in zip(
+        ("step", "prompt", "label", "reward", "response"), "tqarx", strict=True)]),
+    "TRL's tables": (parquet, TRL, ["--reward_key", "accuracy_reward"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_log_becomes_a_finished_run(open_new, fill, capsys, tmp_path, log):
+    write, names, flags = LOGS[log]
+    store = open_new("sqlite")
+    code, out = ran(capsys, "import", write(tmp_path, names), "--run_name", "log", *flags, "--store.url", store.url)
+    assert code == 0 and out.startswith("run 'log': 2 steps, 2 prompts, 6 rollouts, estimator dbb\n")
+    history = (
+        "SELECT step, prompt, label, rollouts, successes, alpha FROM posterior_history JOIN prompts USING (prompt_id)"
+    )
+    # 1 of 2, 0 of 2; then 2 of 2
+    assert sorted(map(tuple, store.query(history))) == [
+        (1, "p", "1", 2, 1.0, 1.5), (1, "q", "2", 2, 0.0, 0.5), (2, "p", "1", 2, 2.0, 2.75),
+    ]  # fmt: skip
+    assert [json.loads(row.metrics)["import/step"] for row in store.query("SELECT metrics FROM steps")] == [3, 7]
+    assert store.find_run("log").status == "finished"
+    texts = "SELECT text FROM rollouts WHERE step = 1 AND sample = 1 ORDER BY text"
+    assert [row.text for row in store.query(texts)] == ["p1", "q1"]
+    # replay, the page, and warm start work on it
+    assert ran(capsys, "lab", "replay", "log", "--store.url", store.url)[0] == 0
+    assert ran(capsys, "report", "log", "-o", tmp_path / "report.html", "--store.url", store.url)[0] == 0
+    with Posteriors.create(store, "next", ["p", "new"], ["1", ""], estimator="auto", warm_start="log") as posteriors:
+        assert posteriors.warm_start.matched == 1
+
+
+def test_rewards_that_are_missing_partial_or_of_any_size(open_new, capsys, tmp_path):
+    store, file = open_new("sqlite"), tmp_path / "a.jsonl"
+    for name, rewards, estimator, parameters in (
+        ("partial", [0.5, 1, None], "dbb", {"partial_credit": True}), ("any", [-3, 7, float("nan")], "gaussian", {}),
+    ):  # fmt: skip
+        file.write_text("".join(json.dumps({"prompt": "p", "step": 1, "reward": reward}) + "\n" for reward in rewards))
+        assert ran(capsys, "import", file, "--run_name", name, "--store.url", store.url)[0] == 0
+        run = store.find_run(name)
+        assert run.estimator == estimator and parameters.items() <= run.parameters.items()
+        assert store.query("SELECT rollouts FROM steps WHERE run_id = :run", run=run.run_id) == [(2,)]
+
+
+REFUSED = {
+    "nothing.jsonl": (None, "there is no .*nothing.jsonl; name a log"),
+    "a.txt": ("x", "a.txt is no log that can be read; allowed are .jsonl"),
+    "a.jsonl": ('{"prompt": "p"', "a.jsonl: 1 of 1 rows cannot be used: line 1: broken JSON"),
+    "b.jsonl": (
+        '{"prompt": "p", "step": 1}',
+        r"b.jsonl, line 1 has no column score or reward; give --reward_key of prompt",
+    ),
+    "c.jsonl": ('{"prompt": "p", "reward": "good", "step": 1}', "line 1: reward 'good' or step '1' is no number"),
+    "d.jsonl": (
+        '{"prompt": "p", "reward": 1}',
+        "line 1 has no column step or global_step; give --step_key of prompt, reward",
+    ),
+    "e.jsonl": ("[1]", "1 of 1 rows cannot be used: row 1: it is no JSON object"),
+    "f.jsonl": ('{"prompt": "", "reward": 1, "step": 1}', "line 1 has no prompt in 'prompt'; fix or drop"),
+    "g.jsonl": ('{"prompt": "p", "reward": null, "step": 1}', "has no rows with a reward"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_log_that_cannot_be_read_is_refused_in_one_line_and_leaves_no_run(open_new, capsys, tmp_path, name):
+    store, (content, message) = open_new("sqlite"), REFUSED[name]
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    code, error = ran(capsys, "import", tmp_path / name, "--run_name", "log", "--store.url", store.url)
+    assert code == 2 and error.count("\n") == 1 and re.search(message, error)
+    assert store.runs() == []
