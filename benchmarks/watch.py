@@ -2,6 +2,8 @@
 
 - First paint and the first view of a run with 5 million rows of history, beside the time of the plain SQL for that
   view; then the time to read the whole history.
+- The picture of a pool of 20,480 prompts: until it is drawn, a frame while the pointer moves over it, and its drawing
+  after a step.
 - An update while the page is open: from a step's commit to its drawing, and the drawing alone.
 - Ten clients that ask like the page while a run records 20 steps a second: the writer's time for a step with clients,
   divided by the time without. The two alternate.
@@ -36,11 +38,14 @@ from store_content import Trainer, create, fill, texts
 from openrlhf_dbb.storage import open_store
 
 PROMPTS, PASSES, A_STEP = 50_048, 100, 128  # 39,100 steps
+POOL, POOL_PASSES, POOL_STEP = 20_480, 10, 256  # 800 steps
 BOUNDS = {
     "first paint s": 1.0,
     "drawing an update ms": 100.0,
     "commit to drawn s": 2.0,
     "step with clients / without": 1.05,
+    "pointing at the pool, ms a frame": 34.0,
+    "drawing the pool ms": 100.0,
 }
 CLIENTS, STEPS_A_SECOND, TURN_S, TURNS = 10, 20, 5.0, 12
 METRICS = ("policy_loss", "kl", "entropy_loss", "actor_grad_norm", "ppo_clip_ratio", "response_length")
@@ -61,11 +66,12 @@ class Measured:
 
 
 def make(url: str, passes: int) -> None:
-    """Make a store with one long run, whose steps are 10 s apart and have metrics."""
+    """Make a store with a long run, whose steps are 10 s apart and have metrics, and a run of many prompts."""
     with open_store(url) as store:
         store.register_prompts(*texts(PROMPTS))
         run = create(store, "long")
         fill(store, run, PROMPTS, passes=passes, a_step=A_STEP)
+        fill(store, create(store, "pool"), POOL, passes=POOL_PASSES, a_step=POOL_STEP)
         names = ", ".join(f"'{name}', round(0.5 + (step * {i + 3} % 97) / 200.0, 6)" for i, name in enumerate(METRICS))
         with store.database.transaction(write=True) as connection:
             connection.exec_driver_sql(
@@ -107,10 +113,10 @@ class Server:
         self._process.wait(20)
 
 
-def look(measured: Measured, url: str, folder: Path) -> None:
+def look(measured: Measured, url: str) -> None:
     """Measure first paint, history and updates of the long run."""
     sql = statistics.median(plain_sql(Path(url.removeprefix("sqlite:///"))) for _ in range(3))
-    server, browser = Server(url), Browser(folder / "chromium")
+    server, browser = Server(url), Browser()
     try:
         browser.open(f"{server.address}#view=curves&runs=1&run=1")
         paint = browser(RUNNING.format("paint"))["first-contentful-paint"] / 1000
@@ -119,12 +125,12 @@ def look(measured: Measured, url: str, folder: Path) -> None:
         measured.add("all curves drawn s", drawn, f"{drawn / sql:.2f} of the plain SQL")
         updates(measured, url, browser)
         began = time.perf_counter()
-        answer = ask(server.address, "runs/1/posteriors")
-        rows = sum(answer["epochs"]["prompts"])
-        measured.add("whole history read s", time.perf_counter() - began, f"{rows:,} rows")
+        answer = ask(server.address, "runs/1/pool")
+        measured.add("whole history read s", time.perf_counter() - began)
         browser.open(f"{server.address}#view=prompts&run=1")
         drawn = float(browser("document.documentElement.dataset.ready")) / 1000
         measured.add("table of prompts drawn s", drawn, f"{sum(answer['state_counts']):,} prompts")
+        look_at_pool(measured, server.address, url, browser)
     finally:
         browser.close()
         server.close()
@@ -148,6 +154,41 @@ def updates(measured: Measured, url: str, browser: Browser) -> None:
     )
     whole = browser("performance.getEntriesByName('update-all').map((e) => e.duration)")
     measured.add("asking and drawing ms", max(whole), f"the longest; median {statistics.median(whole):.0f}")
+
+
+MOVING = """(async () => {
+    const canvas = document.querySelector("#pool"), box = canvas.getBoundingClientRect(), frames = [];
+    for (let i = 0, last = await new Promise(requestAnimationFrame); i < 60; i++) {
+        const [clientX, clientY] = [box.x + i / 60 * box.width, box.y + (i * 7 % 60) / 60 * box.height];
+        canvas.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY }));
+        const now = await new Promise(requestAnimationFrame);
+        frames.push(now - last);
+        last = now;
+    }
+    return frames;
+})()"""
+
+
+def look_at_pool(measured: Measured, address: str, url: str, browser: Browser) -> None:
+    """Measure the picture of the run "pool": opened, pointed at, and drawn anew after a step."""
+    browser.open(f"{address}#view=pool&run=2")
+    drawn = float(browser("document.documentElement.dataset.ready")) / 1000
+    size = len(ask(address, "runs/2/pool")["cells"]) / 1e6
+    measured.add("pool drawn s", drawn, f"{POOL:,} prompts, {size:.1f} MB")
+    frames = browser(MOVING)
+    note = f"the median of {len(frames)}; longest {max(frames):.0f}"
+    measured.add("pointing at the pool, ms a frame", statistics.median(frames), note)
+    with open_store(url) as store:
+        trainer = Trainer(store.claim_run(2), POOL)
+        for _ in range(3):
+            rows = trainer.rows(POOL_STEP)
+            trainer.run.record_step(trainer.step, rows)
+            browser.until(f"Number(document.documentElement.dataset.step) >= {trainer.step}")
+        trainer.run.release()
+    draws = browser("performance.getEntriesByName('update-draw').map((e) => e.duration)")
+    measured.add(
+        "drawing the pool ms", statistics.median(draws), f"the median of {len(draws)}; longest {max(draws):.0f}"
+    )
 
 
 def ask_as_pages_do(address: str, stop: Any, watching: Any) -> None:
@@ -215,7 +256,7 @@ def main() -> int:
         url = f"sqlite:///{name}/store.db"
         make(url, PASSES // 10 if options.quick else PASSES)
         print(f"{'':<44}{'':>10}{'bound':>8}")
-        look(measured, url, Path(name))
+        look(measured, url)
         crowd(measured, url)
     print(json.dumps({"missed": measured.missed}))
     return 1 if options.check and measured.missed else 0

@@ -484,13 +484,13 @@ def serve():
         yield start
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory):
+@pytest.fixture(scope="module")  # no longer: an event loop of its own runs in this thread until it is closed
+def browser():
     """A page of a headless Chromium."""
     from chromium import CHROMIUM, Browser
 
     if CHROMIUM is None:
         pytest.skip("needs a Chromium; on Debian: apt-get install chromium")
-    made = Browser(tmp_path_factory.mktemp("chromium"))
+    made = Browser()
     yield made
     made.close()

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from openrlhf_dbb.evaluation import metrics
@@ -24,6 +24,7 @@ def test_a_missing_sample_is_left_out_not_counted_as_wrong():
     assert metrics.best(np.array([0.25, 0.75, NAN])) == 0.75
 
 
+@settings(deadline=None)  # the first call imports scipy
 @given(some.lists(some.sampled_from([0.0, 1.0, NAN]), min_size=1, max_size=7), some.data())
 def test_pass_at_k_is_the_share_of_draws_with_a_right_one(scores, data):
     k = data.draw(some.integers(1, len(scores)))

@@ -10,42 +10,24 @@ from openrlhf_dbb.evaluation.verifiers import VERIFIERS, Verdict
 from openrlhf_dbb.rewards import math_answer
 from openrlhf_dbb.rewards.values import canonical, read
 
+LETTERS = {
+    "B": [r"\boxed{B}", r"\[\boxed{\textbf{(B)}}\]", r"\boxed{(B) 42}", r"The answer is (B). \boxed{42}",
+          r"The answer is A. No: \boxed{B}", "The answer is B, A is wrong.", r"\boxed{\left(B\right)}"],
+    "C": [r"\boxed{A} is wrong, it is \boxed{C}", "The answer is not A but C.", "Option C is correct.",
+          "(C) is the correct answer", "So it must be (C)."],
+    "D": ["reasoning ...\n\n**D**"],
+    "H": ["the final answer is **(H) 5 m/s**"],
+    "I": ["The answer is I."],
+    None: [r"\boxed{A lone pair}", r"\boxed{A, C}", r"\boxed{B", "The answer is a lone pair of electrons.",
+           "The answer is not A.", "The answer is (A) or (B).", "The answer is option K", "So (A) or (B)",
+           "Option C is incorrect", "Let us see. (A) 1 (B) 2, and then", ""],
+}  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("response", "letter"),
-    [
-        # boxes
-        (r"\boxed{B}", "B"),
-        (r"\[\boxed{\textbf{(B)}}\]", "B"),
-        (r"\boxed{(B) 42}", "B"),
-        (r"\boxed{A} is wrong, it is \boxed{C}", "C"),
-        (r"The answer is (B). \boxed{42}", "B"),
-        (r"The answer is A. No: \boxed{B}", "B"),
-        (r"\boxed{A lone pair}", None),
-        (r"\boxed{A, C}", None),
-        (r"\boxed{B", None),
-        # sentences
-        ("The answer is B, A is wrong.", "B"),
-        ("the final answer is **(H) 5 m/s**", "H"),
-        ("The answer is not A but C.", "C"),
-        ("Option C is correct.", "C"),
-        ("(C) is the correct answer", "C"),
-        ("The answer is I.", "I"),
-        ("The answer is a lone pair of electrons.", None),
-        ("The answer is not A.", None),
-        ("The answer is (A) or (B).", None),
-        ("The answer is option K", None),
-        # no statement
-        ("So it must be (C).", "C"),
-        ("reasoning ...\n\n**D**", "D"),
-        ("So (A) or (B)", None),
-        ("Option C is incorrect", None),
-        ("Let us see. (A) 1 (B) 2, and then", None),
-        ("", None),
-    ],
-)
-def test_the_letter_that_a_response_settles_on(response, letter):
-    assert VERIFIERS["choice"](response, "B") == Verdict(float(letter == "B"), letter)
+
+@pytest.mark.parametrize(("letter", "responses"), LETTERS.items())
+def test_the_letter_that_a_response_settles_on(letter, responses):
+    verdicts = {response: VERIFIERS["choice"](response, "B") for response in responses}
+    assert verdicts == dict.fromkeys(responses, Verdict(float(letter == "B"), letter))
 
 
 @pytest.mark.parametrize(
@@ -92,21 +74,16 @@ def test_exact_rules_follow_the_labels_form(label, right, wrong):
     ("response", "label", "verdict"),
     [
         (r"\boxed{\dfrac{1}{2}}", "1/2", (1.0, "1/2")),
-        (r"\boxed{4.5\times10^{33}\ \text{erg/s}}", r"4.5 \times 10^{33}", (1.0, "45" + "0" * 32)),
+        (r"\boxed{4.5\times10^{33}\ \text{erg/s}}", "4.5e33", (1.0, "45" + "0" * 32)),
         ("\\boxed{336\u00b0}", r"336^\circ", (1.0, "336")),
+        ("The answer is (B).", "B", (1.0, "B")),
+        ("Yes, it is.", r"\text{Yes}", (1.0, "yes")),
         ("no idea", "5", (0.0, None)),
     ],
 )
-def test_mathematics(response, label, verdict):
+def test_training_and_evaluation_give_the_same_verdict(response, label, verdict):
     assert VERIFIERS["math"](response, label) == VERIFIERS["math_or_text"](response, label) == verdict
-
-
-def test_training_and_evaluation_give_the_same_verdict():
-    cases = [("4.5e33", r"\boxed{4.5e33}"), ("B", "The answer is (B)."), (r"\text{Yes}", "Yes, it is."), ("5", "7 + 5")]
-    for label, response in cases:
-        reward = math_answer.reward_func(["Q: " + response], ["Q: "], [label])["rewards"][0]
-        assert VERIFIERS["math"](response, label).score == VERIFIERS["math_or_text"](response, label).score == reward
-    assert VERIFIERS["choice"]("The answer is (B).", "B") == Verdict(1.0, "B")
+    assert math_answer.reward_func(["Q: " + response], ["Q: "], [label])["rewards"] == [verdict[0]]
 
 
 @pytest.mark.parametrize(

@@ -10,33 +10,17 @@ from openrlhf_dbb.rewards.answers import last_box, read_label, response_text
 from openrlhf_dbb.rewards.values import Equation, Formula, Items, Number, canonical, equal, read
 
 
-@pytest.mark.parametrize(
-    ("query", "response"),
-    [
-        ("Q: 1+1=2<eos>", "2"),
-        ("Q: 1+1= 2 <|im_end|>\n<|endoftext|><pad><pad>", "2"),
-        ("Q: 1+1=</s>", ""),
-        ("Q: 1+1=a</s>b", "a</s>b"),
-    ],
-)
-def test_response_is_what_follows_the_prompt_without_trailing_special_tokens(query, response):
-    assert response_text(query, "Q: 1+1=") == response
+def test_response_is_what_follows_the_prompt_without_trailing_special_tokens():
+    responses = {"2<eos>": "2", " 2 <|im_end|>\n<|endoftext|><pad><pad>": "2", "</s>": "", "a</s>b": "a</s>b"}
+    assert {rest: response_text("Q: 1+1=" + rest, "Q: 1+1=") for rest in responses} == responses
 
 
-@pytest.mark.parametrize(
-    ("text", "content"),
-    [
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\boxed{3}}", r"\boxed{3}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"an open { and \boxed{6}", "6"),
-        (r"\boxed{8} or rather \boxed{9", "8"),
-        (r"\boxed{}", ""),
-        ("9", None),
-    ],
-)
-def test_last_box_is_the_last_one_whose_braces_close(text, content):
-    assert last_box(text) == content
+def test_last_box_is_the_last_one_whose_braces_close():
+    contents = {
+        r"\boxed{\frac{1}{2}}": r"\frac{1}{2}", r"\boxed{\boxed{3}}": r"\boxed{3}", r"\boxed{\{1, 2\}}": r"\{1, 2\}",
+        r"an open { and \boxed{6}": "6", r"\boxed{8} or rather \boxed{9": "8", r"\boxed{}": "", "9": None,
+    }  # fmt: skip
+    assert {text: last_box(text) for text in contents} == contents
 
 
 @pytest.mark.parametrize(
@@ -96,6 +80,7 @@ def same(label, answer):
         ("12:30", ["12:30 PM", "12.30"], ["12:03", "12.5"]),
         ("March 14, 2023", [r"\text{14 March 2023}"], ["May 14, 2023", "2023"]),
         (r"\infty", ["+\u221e", "infinite"], [r"-\infty"]),
+        ("Quadrant I", [r"\text{quadrant I}", "Quadrant~I"], ["Quadrant II", "I"]),
     ],
 )  # fmt: skip
 def test_values_in_other_spellings(label, equals, differs):

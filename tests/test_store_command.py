@@ -358,9 +358,10 @@ def commands_say(capsys, url, folder):
     """Call every command that reads the run "bad"; return the errors, a line each."""
     told = []
     for command in ("show bad", "show bad --json", "history", "history --json", "compare good bad", "lab replay bad",
-                    f"report bad -o {folder}/report.html"):  # fmt: skip
+                    "prompts bad", "explain", f"report bad -o {folder}/report.html"):  # fmt: skip
         words = command.split()
         words = ["history", "prompt 1", "bad", *words[1:]] if words[0] == "history" else words
+        words = ["explain", "bad", "2", "prompt 1"] if words == ["explain"] else words
         code, output = main([*words, "--store.url", url]), capsys.readouterr()
         assert code == 0 or output.err.count("\n") == 1
         told += [output.err] * (code != 0)

@@ -107,6 +107,16 @@ def test_the_interval_and_the_similar_prompts_by_hand():
     assert similar[0] == pytest.approx((19 * 0.2 + 0.6) / 20) and np.isnan(similar[1:]).all()
 
 
+def test_prompts_of_a_run_without_steps_and_of_a_single_prompt(store, fill, capsys):
+    run = fill.run(store)
+    for step, words in enumerate(("step 0", "step 1")):
+        if step:
+            fill.step(run, step, fill.prompts(store, 1), [0])
+        code, out = ran(capsys, "prompts", "--store.url", store.url)
+        assert code == 0 and [line[11:13] for line in out.splitlines()[1:]] == ["0:"] * 4
+        assert out.startswith(f"run:       run, {words}\n")
+
+
 def test_prompts_refuses_scores_that_are_neither_right_nor_wrong(url, capsys, tmp_path):
     with Posteriors.create(url, "run", ["p"], ["P"], estimator="gaussian") as posteriors:
         posteriors.observe(1, ["p"] * 2, ["P"] * 2, [3, 1])

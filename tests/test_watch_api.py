@@ -1,8 +1,10 @@
 """What the page about runs is told: curves, prompts over their visits, details; read in parts or all at once."""
 
+import base64
 import json
 import re
 import time
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +14,11 @@ from scipy.stats import beta as beta_distribution
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.storage import StepRows
 from openrlhf_dbb.watch import api as api_module
+from openrlhf_dbb.watch import visits as visits_module
 from openrlhf_dbb.watch.api import Api, Cache, NoSuchAnswer
 from openrlhf_dbb.watch.page import encoded
 from openrlhf_dbb.watch.series import series
-from openrlhf_dbb.watch.visits import LEARNING, MASTERED, NO_VISITS, UNSOLVED, summed
+from openrlhf_dbb.watch.visits import LEARNING, MASTERED, NO_VISITS, UNSOLVED, picture, summed
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
 
@@ -99,7 +102,8 @@ def test_a_roll_back_is_seen(store, fill):
     for step in (3, 4, 5):
         fill.step(run, step, ids, [4, 4])
     assert asked("series")["curves"]["reward"][2:] == [1, 1, 1]
-    assert asked("posteriors")["epochs"]["prompts"] == [2] * 5
+    # (1.5, 3.5), (2.75, 3.75), (5.375, 1.875), (6.69, 0.94), (7.34, 0.47): above 0.9 at last, the other a step sooner
+    assert asked("pool")["states"] == [[0, 2, 0, 0]] * 3 + [[1, 1, 0, 0], [2, 0, 0, 0]]
 
 
 def test_hours_and_the_time_of_a_step(store, fill):
@@ -173,18 +177,35 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_states_and_epochs():
-    rows = np.array([(step, prompt, 4, successes, mean) for step, prompt, successes, mean in ROWS])
-    visits = summed(np.array([7, 8, 9]), np.zeros(3), rows)
+def cells(picture):
+    """The bytes of a picture, one list for each row."""
+    found = zlib.decompress(base64.b64decode(picture["cells"]))
+    return np.frombuffer(found, np.uint8).reshape(len(picture["id"]), -1).tolist()
+
+
+ROW_VALUES = np.array([(step, prompt, 4, successes, mean) for step, prompt, successes, mean in ROWS])
+
+
+def test_states_and_a_picture_of_them(monkeypatch):
+    visits = summed(np.array([7, 8, 9]), np.zeros(3), ROW_VALUES)
     assert visits.prompt_id.tolist() == [7, 8, 9] and visits.visits.tolist() == [2, 3, 3]
     assert visits.state.tolist() == [MASTERED, LEARNING, LEARNING] and visits.last == 3
-    assert visits.mean.tolist() == [0.95, 0.1, 0.41]
-    epochs = visits.epochs
-    assert (epochs["epoch"], epochs["prompts"]) == ([1, 2, 3], [3, 3, 2])
-    assert epochs["success_rate"] == pytest.approx([7 / 12, 4 / 12, 1 / 8])
-    assert epochs["mean"] == pytest.approx([1.7 / 3, 1.39 / 3, 0.255])
-    assert np.array(epochs["states"]).tolist() == [[1, 1, 0, 1], [1, 0, 1, 1], [0, 2, 0, 0]]
-    assert np.flatnonzero(epochs["histogram"][2]).tolist() == [2, 8]  # 0.1 and 0.41 in bins of 0.05
+    assert visits.mean.tolist() == [0.95, 0.1, 0.41] and visits.first.tolist() == [0.9, 0.1, 0.7]
+    found = picture(visits, ROW_VALUES)
+    assert found["id"].tolist() == [7, 9, 8] and found["state"].tolist() == [MASTERED, LEARNING, LEARNING]
+    # 1 + 126 times the mean, rounded; 128 more where the prompt was drawn
+    assert cells(found) == [[242, 249, 121], [217, 178, 181], [142, 135, 142]]
+    assert np.array(found["states"]).tolist() == [[1, 1, 0, 1], [1, 0, 1, 1], [1, 2, 0, 0]]
+    monkeypatch.setattr(visits_module, "COLUMNS", 2)
+    found = picture(visits, ROW_VALUES)
+    assert found["width"] == 2 and cells(found) == [[249, 121], [178, 181], [135, 142]]
+
+
+def test_a_picture_of_rewards_outside_0_and_1_and_of_a_prompt_that_comes_later():
+    rows = np.array([(1, 1, 4, 20, 5.0), (2, 1, 4, 12, 4.0), (2, 2, 4, -4, -1.0)])
+    found = picture(summed(np.array([1, 2]), np.zeros(2), rows), rows)
+    assert (found["low"], found["high"]) == (-1, 5)
+    assert cells(found) == [[128 + 127, 128 + 106], [0, 128 + 1]]
 
 
 @pytest.fixture
@@ -214,9 +235,11 @@ def test_the_table_of_prompts_and_the_posteriors(trained):
     assert columns["mean"] == rounded(np.array([4.25 / 6.5, 0.25 / 6.5, 5.25 / 6.5, 0.9]))
     assert columns["change"] == [*rounded(np.array([4.25 / 6.5 - 0.9, 0.25 / 6.5 - 0.1, 5.25 / 6.5 - 0.5])), None]
     assert sorted(columns["text"]) == [f"prompt {i}" for i in range(4)]
-    posteriors = asked("posteriors")
-    assert posteriors["state_counts"] == [0, 2, 0, 1, 1]
-    assert posteriors["unit"] and posteriors["epochs"]["prompts"] == [3, 3]
+    pool = asked("pool")
+    assert pool["state_counts"] == [0, 2, 0, 1, 1] and pool["unit"]
+    # the highest mean first; the prompt of the warm start has no visit
+    assert pool["id"] == ids[[3, 2, 0, 1]].tolist() and pool["state"] == [NO_VISITS, LEARNING, LEARNING, UNSOLVED]
+    assert [row == [0, 0] for row in cells(pool)] == [True, False, False, False]
 
 
 def test_one_prompt(trained):
@@ -241,7 +264,7 @@ def test_a_run_without_steps_and_one_without_alpha_and_beta(store, fill):
     series = asked("series")
     assert (series["first"], series["last"], series["totals"]) == (0, 0, None)
     assert series["curves"]["step"] == [] and asked("prompts")["columns"]["id"] == []
-    assert asked("posteriors")["epochs"]["epoch"] == [] and asked("posteriors")["last"] == 0
+    assert asked("pool")["states"] == [] and asked("pool")["last"] == 0
     ids, none, one = fill.prompts(store, 1), np.empty((1, 0)), np.array([1.0])
     run.record_step(1, StepRows(ids, np.array([4]), one, one / 4, np.array([0.25]), none, none, np.array([-1])))
     assert asked("state")["runs"][0]["mean_name"] == "group mean"
@@ -262,13 +285,13 @@ def test_an_answer_about_prompts_that_rested_is_not_kept_for_a_newer_run(store, 
     run, ids = fill.run(store), fill.prompts(store, 2)
     fill.step(run, 1, ids, [1, 2])
     asked = Asked(store, run.record)
-    assert asked("posteriors")["last"] == 1
+    assert asked("pool")["last"] == 1
     fill.step(run, 2, ids, [1, 2])
     visits = asked._api._cache._kept["visits", run.record.uuid]
     visits.rests_until = time.monotonic() + 1000
-    assert asked("posteriors")["last"] == 1  # the run is at step 2
+    assert asked("pool")["last"] == 1  # the run is at step 2
     visits.rests_until = 0
-    assert asked("posteriors")["last"] == 2
+    assert asked("pool")["last"] == 2
 
 
 # ---- rollouts, what a run is
@@ -331,10 +354,10 @@ def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
     number, asked = run.record.run_id, Asked(store, run.record)
     assert found.keys() == {
         "state",
-        *(f"runs/{number}/{name}" for name in ("series", "posteriors", "prompts", "about", "rollouts/latest")),
+        *(f"runs/{number}/{name}" for name in ("series", "pool", "prompts", "about", "rollouts/latest")),
         *(f"runs/{number}/prompts/{each}" for each in ids),
     }
-    for name in ("series", "posteriors", "prompts", *(f"prompts/{each}" for each in ids)):
+    for name in ("series", "pool", "prompts", *(f"prompts/{each}" for each in ids)):
         assert found[f"runs/{number}/{name}"] == asked(name)
     (state,) = found["state"]["runs"]
     assert state["name"] == "run" and found["state"]["live"] is False

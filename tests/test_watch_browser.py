@@ -12,7 +12,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> \x1b[2J\u202e&amp;"
-VIEWS = ("runs", "curves", "usage", "posteriors", "prompts", "rollouts", "run")
+VIEWS = ("pool", "curves", "runs", "usage", "prompts", "rollouts", "run")
 STEP = "Number(document.documentElement.dataset.step)"
 
 
@@ -89,7 +89,7 @@ def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(browser, si
         assert texts(browser, "#tabs [aria-current=page]") == [text(browser, f"#tabs a[data-view={view}]")]
         assert browser("document.documentElement.scrollWidth") <= width  # nothing sticks out of a phone
         assert browser('document.querySelectorAll("script").length') == 2 and not texts(browser, "main img")
-        unnamed = browser("""[...document.querySelectorAll("button, input, select, a[href], svg[tabindex]")]
+        unnamed = browser("""[...document.querySelectorAll("button, input, select, a[href], svg[tabindex], canvas")]
             .filter((each) => each.getClientRects().length)
             .filter((each) => each.tabIndex < 0 && each.getAttribute("tabindex") !== "-1"
                 || !(each.textContent.trim() || each.ariaLabel || each.labels?.length))
@@ -97,6 +97,95 @@ def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(browser, si
         assert unnamed == []
         background = browser("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(21, 23, 27)" if dark else "rgb(255, 255, 255)")
+
+
+# the pool
+
+
+@pytest.fixture
+def drawn(store, fill):
+    """A run of three prompts: the first is drawn and right in all of 3 steps, the second is drawn and wrong in the
+    first, the third is drawn and half right in the last."""
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
+    for step, rows, successes in ((1, [0, 1], [4, 0]), (2, [0], [4]), (3, [0, 2], [4, 2])):
+        fill.step(run, step, ids[rows], successes)
+    return run, ids
+
+
+def place(browser, across, down):
+    """A point of the picture by its shares of width and height."""
+    box = browser(
+        "(({ x, y, width, height }) => [x, y, width, height])(document.querySelector('#pool').getBoundingClientRect())"
+    )
+    return box[0] + across * (box[2] - 8), box[1] + down * box[3]  # without the strip of states
+
+
+def test_the_page_opens_on_a_picture_of_drawn_prompts_and_others(browser, store, drawn, written):
+    _, ids = drawn
+    browser.open(written(store))
+    assert texts(browser, "#tabs [aria-current=page]") == ["Pool"]
+    found = browser("""(({ width, height }, context) => {
+        const pixels = context.getImageData(0, 0, width, height).data;
+        const centre = (k, size) => Math.floor((k + 0.5) / 3 * size);
+        const at = (i) => 4 * (centre(Math.floor(i / 3), height) * width + centre(i % 3, width - 10));
+        return [...Array(9).keys()].map((i) => [...pixels.slice(at(i), at(i) + 4)]);
+    })(document.querySelector("#pool"), document.querySelector("#pool").getContext("2d"))""")
+    opacity = np.array(found)[:, 3].reshape(3, 3).tolist()
+    # rows by the mean, 0.98, 0.5, 0.1: drawn is 255, not drawn 0.3 of it, not visited yet 0
+    assert opacity == [[255, 255, 255], [0, 0, 255], [255, 76, 76]]
+    # a mean of 0.9 is level 113 of 126: 0.794 of the way from the middle colour to that of 1
+    assert found[0][:3] == [237, 147, 52]
+    browser.until("document.querySelector('#state-shares .readout').textContent != ''")
+    shares = [text(browser, f"#{name} .readout") for name in ("beliefs-drawn", "beliefs-others", "state-shares")]
+    assert "0.8\u20131 50.0 %, not visited before 50.0 %" in shares[0] and "0\u20130.2 100.0 %" in shares[1]
+    assert shares[2] == "step 3: mastered 33.3 %, learning 33.3 %, forgotten 0.0 %, never solved 33.3 %"
+    browser.mouse(place(browser, 0.5, 0.9))
+    browser.until("document.querySelector('dialog#prompt').open")
+    assert text(browser, "#prompt-title") == f"Prompt {ids[1]}"
+    browser.press("Escape")
+    browser('document.querySelector("#pool").focus()')
+    for _ in range(3):
+        browser.press("ArrowUp")
+    assert text(browser, "#pool-told") == f"Prompt {ids[0]}, mastered; step 2: posterior mean 0.96, drawn"
+    browser.press("Enter")
+    browser.until(f"document.querySelector('#prompt-title').textContent == 'Prompt {ids[0]}'")
+    assert browser.complaints == []
+
+
+def test_numbers_and_rows_choose_the_prompts_of_the_picture(browser, sixty, written):
+    browser.open(written(sixty))
+    # S = i * step modulo 5: every fifth prompt is never solved
+    number = "#states a[href*='state=3']"
+    assert text(browser, f"{number} strong") == "never solved" and text(browser, f"{number} b") == "12"
+    click(browser, number)
+    browser.until("document.querySelector('#pool-title').textContent.startsWith('12 of 60 prompts')")
+    click(browser, "#pool-all")
+    browser.until("document.querySelector('#pool-title').textContent.startsWith('60 prompts')")
+    browser.mouse(place(browser, 0.5, 0.26), place(browser, 0.5, 0.4), place(browser, 0.5, 0.74))
+    browser.until("document.querySelector('#pool-title').textContent.startsWith('30 of 60 prompts')")  # rows 15 to 44
+    assert browser("location.hash").endswith("rows=15-45") and not browser("document.querySelector('dialog').open")
+    assert browser.complaints == []
+
+
+def test_what_changed_since_the_last_visit(browser, store, fill, drawn, written):
+    run, ids = drawn
+    browser.open(written(store))
+    assert text(browser, "#states a[href*='state=0'] span:not(.note)") == "33.3 %" and text(browser, "#pool-note") == ""
+    browser("""Object.keys(localStorage).forEach((key) => {
+        const kept = JSON.parse(localStorage[key]);
+        kept.seen.at -= 2 * 3_600_000;
+        localStorage[key] = JSON.stringify(kept);
+    })""")
+    for step in (4, 5):
+        fill.step(run, step, ids[2:], [4])
+    for _ in range(2):  # a page that is opened again at once is the same visit
+        browser.open(written(store))
+        assert text(browser, "#states a[href*='state=0'] span:not(.note)") == "+1 \u00b7 66.7 %"
+        assert text(browser, "#states a[href*='state=1'] span:not(.note)") == "-1 \u00b7 0.0 %"
+        assert text(browser, "#pool-note") == "Changes are since your last visit, 2.0 h ago at step 3."
+
+
+# the other views
 
 
 def test_curves_say_their_values(browser, sixty, written):
@@ -112,9 +201,9 @@ def test_curves_say_their_values(browser, sixty, written):
     # S = i, 2i and 3i modulo 5, each 120 in all, of 240
     browser('document.querySelector("[data-chart=entropy] > svg").focus()')
     assert text(browser, "[data-chart=reward] .readout").startswith("step 3: 0.5")
-    browser.press("ArrowLeft", 37)
+    browser.press("ArrowLeft")
     assert text(browser, "[data-chart=entropy] .readout").startswith("step 2: 0.5")
-    browser.press("Home", 36)
+    browser.press("Home")
     assert text(browser, "[data-chart=entropy] .readout").startswith("step 1: 1")
     click(browser, "#others summary")
     browser.until("document.querySelectorAll('#other-charts figure').length == 1")
@@ -146,7 +235,7 @@ def test_search_filter_and_sorting_are_in_the_address(browser, sixty, written):
 def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     browser.open(f"{written(sixty)}#view=prompts&q=onerror")
     browser('document.querySelector("#prompts tbody a").focus()')
-    browser.press("Enter", 13)
+    browser.press("Enter")
     browser.until('document.querySelectorAll("#responses .card").length == 2')
     assert browser('document.querySelector("dialog#prompt").open')
     assert text(browser, "#prompt-text pre").startswith("<script>alert(1)</script></script><!-- <img src=x onerror")
@@ -166,7 +255,7 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     assert "visit=2" in browser("location.hash")
     verdict, response = text(browser, "#responses .wrong .verdict"), text(browser, "#responses .wrong pre")
     assert "wrong" in verdict and "advantage -0.50" in verdict and "10 tokens" in verdict and response == "answer 1"
-    browser.press("Escape", 27)
+    browser.press("Escape")
     browser.until("!document.querySelector('dialog#prompt').open")
     assert browser.complaints == []
 
@@ -203,10 +292,10 @@ def test_three_runs_over_each_other(browser, store, fill, write, written):
     browser.until('document.querySelectorAll("[data-chart=reward] .curves path.curve").length == 3')
     assert [each.split()[0] for each in texts(browser, "#legend li")] == ["long", "middle", "short"]
     browser('document.querySelector("[data-chart=reward] > svg").focus()')
-    browser.press("Home", 36)
+    browser.press("Home")
     assert text(browser, "[data-chart=reward] .readout").startswith("16 rollouts")
     fill_in(browser, "#axis", "steps")
-    browser.press("Home", 36)
+    browser.press("Home")
     browser.until("document.querySelector('[data-chart=reward] .readout').textContent.startsWith('step 1:')")
     browser.open(f"{address}#view=runs")
     click(browser, "#runs tbody tr:first-child input[type=checkbox]")
@@ -263,7 +352,9 @@ def test_a_run_of_no_step_or_one(browser, store, fill, written, steps):
 # from a server
 
 
-def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill, write, serve):
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_an_open_page_gains_steps_runs_and_what_is_written(browser, open_new, kind, fill, write, serve):
+    store = open_new(kind)
     browser.open(serve(store.url).url)
     assert text(browser, "#no-runs").startswith("No runs yet in ") and browser.complaints == []
     run, ids = fill.run(store), fill.prompts(store, 4)
@@ -271,6 +362,7 @@ def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill,
         write(run, ids, step, [1, 2, 3, step % 5])
         waited = browser.until(f"{STEP} >= {step}")
         assert waited < 2 + 0.5  # a moment for the browser to say so
+    assert text(browser, "#pool-title").startswith("4 prompts: ")
     click(browser, "#tabs a[data-view=curves]")
     browser.until('document.querySelectorAll("[data-chart=entropy] .curves path.curve").length == 1')
     other = fill.run(store, "other")

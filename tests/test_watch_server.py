@@ -36,7 +36,7 @@ def test_the_page_its_answers_and_what_is_refused(store, running, serve):
         assert headers["Cache-Control"] == "no-store" and "frame-ancestors 'none'" in headers["Content-Security-Policy"]
     assert server.ask()["runs"][0]["step"] == 3 and server.ask()["live"]
     assert server.ask(f"runs/{number}/series")["curves"]["step"] == [1, 2, 3]
-    assert server.ask(f"runs/{number}/posteriors")["last"] == 3
+    assert server.ask(f"runs/{number}/pool")["last"] == 3
     assert len(server.ask(f"runs/{number}/prompts")["columns"]["id"]) == 3
     assert server.get("nothing")[0] == 404
     for path in ("api/runs/99/series", f"api/runs/{number}/prompts/99"):
@@ -90,7 +90,7 @@ def test_a_page_of_another_site_is_not_answered(store, running, serve, arguments
 def test_many_ask_at_once_while_steps_are_written(store, running, fill, serve):
     (run, ids), server = running, serve(store.url)
     done = threading.Event()
-    paths = [f"runs/{run.record.run_id}/{name}" for name in ("series", "posteriors", "prompts")]
+    paths = [f"runs/{run.record.run_id}/{name}" for name in ("series", "pool", "prompts")]
 
     def client():
         while not done.is_set():
@@ -106,7 +106,7 @@ def test_many_ask_at_once_while_steps_are_written(store, running, fill, serve):
     for ended in clients:
         ended.result()
     before = server.until(lambda answer: answer["runs"][0]["step"] == 39)[0]["runs"][0]["version"]
-    assert server.ask(paths[1])["epochs"]["prompts"] == [3] * 39
+    assert [sum(states) for states in server.ask(paths[1])["states"]] == [3] * 39
     run.record_metrics(39, {"loss": 2.0})
     server.until(lambda answer: answer["runs"][0]["version"] != before)
     assert server.ask(paths[0])["curves"]["m:loss"][-2:] == [None, 2]
@@ -132,7 +132,7 @@ def test_nothing_is_written_and_a_writer_is_not_held_up(open_new, fill, serve):
     server, number = serve(store.url), run.record.run_id
     with sqlite3.connect(store.location) as other:
         before = list(other.iterdump())
-        for name in ("series", "posteriors", "prompts", "about", "rollouts/latest", f"prompts/{ids[0]}"):
+        for name in ("series", "pool", "prompts", "about", "rollouts/latest", f"prompts/{ids[0]}"):
             server.ask(f"runs/{number}/{name}")
         assert list(other.iterdump()) == before
         # no reader is left behind: the log of changes can be emptied

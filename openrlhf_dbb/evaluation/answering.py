@@ -36,20 +36,12 @@ def answer(prompts: Mapping[str, BenchmarkPrompts], keys: Sequence[Key], generat
 
 
 def _verify(key: Key, finished: Finished, prompts: BenchmarkPrompts) -> Row:
-    label = prompts.labels[key.place]
-    verify = VERIFIERS[prompts.benchmark.verifier]
-    verdicts = [verify(response, label) for response in finished.responses]
-    return Row(
-        *key,
-        id=prompts.ids[key.place],
-        prompt=prompts.texts[key.place],
-        label=label,
-        scores=[verdict.score for verdict in verdicts],
-        answers=[verdict.answer for verdict in verdicts],
-        tokens=finished.tokens,
-        truncated=finished.truncated,
-        responses=finished.responses,
-    )
+    _, responses, tokens, truncated = finished
+    label, verify = prompts.labels[key.place], VERIFIERS[prompts.benchmark.verifier]
+    verdicts = [verify(response, label) for response in responses]
+    scores, answers = [verdict.score for verdict in verdicts], [verdict.answer for verdict in verdicts]
+    asked = prompts.ids[key.place], prompts.texts[key.place], label
+    return Row(*key, *asked, scores, answers, tokens, truncated, responses)
 
 
 def answer_once(prompts: Mapping[str, BenchmarkPrompts], generate: Generate) -> dict[str, Results]:

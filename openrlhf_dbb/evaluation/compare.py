@@ -64,12 +64,10 @@ def shared(evaluations: Sequence[Evaluation]) -> dict[str, Shared]:
         raise UsageError(f"no benchmark is in every evaluation: {has}; evaluate all on one benchmark or more")
     for name in names:
         measured = {evaluation.name: evaluation.results[name] for evaluation in evaluations}
-        for model, other in measured.items():
-            if (other.ids, other.labels) != (measured[first.name].ids, measured[first.name].labels):
-                # Differences of models and of prompts could not be told apart.
-                raise UsageError(
-                    f"{name}: {first.name} and {model} have different prompts; evaluate both on the same data"
-                )
+        same = first.results[name].ids, first.results[name].labels
+        other = next((model for model, each in measured.items() if (each.ids, each.labels) != same), None)
+        if other is not None:  # differences of models and of prompts could not be told apart
+            raise UsageError(f"{name}: {first.name} and {other} have different prompts; evaluate both on the same data")
         verified_P = np.all([(~np.isnan(each.scores_R_P_N)).any(axis=(0, 2)) for each in measured.values()], axis=0)
         if not verified_P.any():
             raise UsageError(f"{name}: no prompt has a verified sample of every model; evaluate again")

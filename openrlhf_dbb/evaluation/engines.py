@@ -42,13 +42,9 @@ def sampling_params(sampling: dict[str, Any], request: Request) -> Any:
 
 def answers(number: int, output: Any) -> Finished:
     """Return vLLM's answer to the request of this number."""
-    samples = output.outputs
-    return Finished(
-        number=number,
-        responses=[sample.text for sample in samples],
-        tokens=[len(sample.token_ids) for sample in samples],
-        truncated=[sample.finish_reason == "length" for sample in samples],
-    )
+    samples = [(each.text, len(each.token_ids), each.finish_reason == "length") for each in output.outputs]
+    responses, tokens, truncated = map(list, zip(*samples, strict=True))
+    return Finished(number, responses, tokens, truncated)
 
 
 class EngineActor:
@@ -61,10 +57,7 @@ class EngineActor:
         self._engine = vllm.LLM(**arguments).llm_engine
 
     def work(self, requests: Sequence[Request]) -> tuple[list[Finished], int, int]:
-        """Add requests and generate for a while.
-
-        Return the finished requests, how many sequences are unfinished, and how many can be generated at a time.
-        """
+        """Add requests, generate for a while; return what is finished, how many sequences are not, and the capacity."""
         for request in requests:
             parameters = sampling_params(self._sampling, request)
             self._engine.add_request(str(request.number), {"prompt_token_ids": request.prompt}, parameters)
@@ -85,9 +78,9 @@ class Engines:
         if cpu.active():
             weights = sum(file.stat().st_size for file in Path(arguments["model"]).glob("*.safetensors"))
             is_small = 0 < weights < 80_000_000  # bytes: 20 million parameters in float32
-            threads = 1 if is_small else len(os.sched_getaffinity(0)) // len(seeds)
-            threads = int(os.environ.get("OMP_NUM_THREADS", max(threads, 1)))
-            options: dict[str, Any] = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}}}
+            threads = 1 if is_small else max(len(os.sched_getaffinity(0)) // len(seeds), 1)
+            variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+            options: dict[str, Any] = {"runtime_env": {"env_vars": variables}}
             # As in training.
             dtype = "bfloat16" if cpu.has_bf16() and not is_small else "float32"
             arguments = cpu.engine_arguments(arguments | {"enforce_eager": True, "dtype": dtype})

@@ -44,7 +44,7 @@ def choose(name: str) -> str:
 def refuse_code(flag: str, name: str) -> None:
     """Raise UsageError if to load the model of a flag, or an adapter's base, would run code that it brings along.
 
-    transformers runs the code that a configuration names under "auto_map", and ``custom_generate/generate.py``. Raises
+    transformers runs what a configuration names under "auto_map", and ``custom_generate/generate.py``. Raises
     OSError or ValueError if there is no such model.
     """
     from transformers.utils import cached_file
@@ -63,10 +63,7 @@ def refuse_code(flag: str, name: str) -> None:
 
 
 def find(name: str, *, trusted: bool = False) -> Model:
-    """Return the model of ``--model``; from the hub, its configuration and tokenizer are downloaded.
-
-    A model that cannot be loaded is refused, and one that brings code along unless it is ``trusted``.
-    """
+    """Return the model of ``--model``; refuse one that cannot be loaded, or an untrusted one with code."""
     folder = Path(name).expanduser()
     is_folder = folder.is_dir()
     if is_folder:
@@ -113,8 +110,8 @@ def merged(name: str, parent: Path, *, trusted: bool = False) -> Iterator[str]:
 
 def fingerprint(folder: Path) -> str:
     """Hash the names, sizes and times of a model's files, not its card's; to read 16 GB would take half a minute."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    listing = [f"{p.name} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in files if p.name != best_model.CARD]
+    files = sorted(path for path in folder.glob("[!.]*") if path.is_file() and path.name != best_model.CARD)
+    listing = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()[:32]
 
 

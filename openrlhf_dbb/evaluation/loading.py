@@ -41,9 +41,8 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         labels.append(label.strip())
     if not ids:
         raise _error(benchmark, "the data set has no rows")
-    reasons = {"": "the label is empty"}
-    if benchmark.verifier.startswith("math"):
-        reasons |= unreadable_labels(filter(None, labels))
+    is_math = benchmark.verifier.startswith("math")
+    reasons = {"": "the label is empty"} | (unreadable_labels(filter(None, labels)) if is_math else {})
     bad = [(row_id, reasons[label]) for row_id, label in zip(ids, labels, strict=True) if label in reasons]
     if bad and (benchmark.verifier != "math_or_text" or not all(labels)):
         raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")
@@ -102,10 +101,11 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
             "then log in with `hf auth login` or set HF_TOKEN"
         )
     if isinstance(error, ConnectionError):
+        cache = datasets.config.HF_DATASETS_CACHE
         return (
             f"{error}: no network, and not in the cache; load it once on a machine with network access and copy its "
-            f"$HF_HOME/datasets to {datasets.config.HF_DATASETS_CACHE}, or give the data as {benchmark.name}=FILE "
-            f"({', '.join(FILES)}, with columns input and label)"
+            f"$HF_HOME/datasets to {cache}, or give the data as {benchmark.name}=FILE ({', '.join(FILES)}, with "
+            "columns input and label)"
         )
     reason = error if isinstance(error, DatasetNotFoundError) else error.__cause__ or error
     return f"{benchmark.file or benchmark.hub} cannot be read: {str(reason) or 'it is empty'}"
@@ -113,21 +113,19 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
 
 def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:
     label: Any = row.get(benchmark.answer)
+    label = next(iter(label), None) if isinstance(label, list) else label
+    options = row.get(benchmark.options) or []
     if benchmark.choices:
         options = [_text(benchmark, row, column) for column in benchmark.choices]
         # In the order of their hashes: a shuffle that is the same everywhere and does not depend on other rows.
         order = sorted(range(len(options)), key=lambda i: hashlib.sha256(f"{row_id}\n{i}".encode()).digest())
         options, label = [options[i] for i in order], ALPHABET[order.index(0)]
-    else:
-        if isinstance(label, list):
-            label = label[0] if label else None
-        if label is None:
-            raise ValueError(f"has no label (column {benchmark.answer!r})")
-        if not benchmark.options:
-            return "", data.label_text(label)
-        options = row.get(benchmark.options) or []
-        if str(label) not in ALPHABET[: len(options)]:
-            raise ValueError(f"has {len(options)} options, but the label {label!r}")
+    elif label is None:
+        raise ValueError(f"has no label (column {benchmark.answer!r})")
+    elif not benchmark.options:
+        return "", data.label_text(label)
+    elif str(label) not in ALPHABET[: len(options)]:
+        raise ValueError(f"has {len(options)} options, but the label {label!r}")
     listed = (f"({letter}) {option}" for letter, option in zip(ALPHABET, options, strict=False))
     return "\n".join(listed), str(label)
 

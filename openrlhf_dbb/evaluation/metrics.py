@@ -26,17 +26,12 @@ def accuracy(scores: Floats) -> Floats:
 
 
 def best(scores: Floats) -> Floats:
-    """Best@N, the highest score; NaN where no sample is verified.
-
-    With missing samples it is the best of fewer samples and so too low; :func:`pass_at_k` does not have this bias.
-    """
+    """Best@N, the highest score; NaN where no sample is verified. Too low with missing samples, unlike pass@k."""
     return np.asarray(np.fmax.reduce(scores, axis=-1))
 
 
 def pass_at_k(scores: Floats, k: int) -> Floats:
-    """Estimate without bias the probability that one of k samples is correct; NaN where fewer than k are verified.
-
-    With c of n verified samples correct, pass@k = 1 - C(n - c, k) / C(n, k).
+    """Return 1 - C(n - c, k) / C(n, k), where c of n verified samples are correct; NaN where n < k.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", Eq. 1.
     """
@@ -48,10 +43,9 @@ def pass_at_k(scores: Floats, k: int) -> Floats:
 
 
 def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
-    """majority@N, the score of the most frequent answer of a group; the mean score if answers tie.
+    """majority@N, the score of the most frequent answer of a group, or the mean score if answers tie or nobody votes.
 
-    Samples without an answer and missing samples do not vote. If no sample of a group votes, its mean score counts.
-    The result is NaN where no sample is verified, and everywhere if there is no answer at all.
+    Samples without an answer or a verdict do not vote. NaN where none is verified; everywhere if there is no answer.
     """
     if all(answer is None for answer in answers.flat):
         return np.full(scores.shape[:-1], np.nan)
@@ -71,8 +65,7 @@ def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
 def measures(results: Results) -> dict[str, Floats]:
     """Return the measures of one model on one benchmark, means over prompts in each of R runs, by their logged names.
 
-    mean@N (Acc@N), best@N, majority@N (if there are answers), pass@k (if all scores are 0 or 1; k is N or a power of
-    two), missing and truncated_rate are in [0, 1]; response_length_mean is in tokens.
+    All are in [0, 1] but response_length_mean, in tokens. pass@k needs scores 0 and 1; k is N or a power of two.
     """
     scores = results.scores_R_P_N
     missing, samples = np.isnan(scores), scores.shape[2]

@@ -32,14 +32,11 @@ class PairedTest(NamedTuple):
 
 
 def stratified_t(differences: Sequence[Floats], *, two_sided: bool = False) -> PairedTest:
-    """Test the mean over K benchmarks of the mean differences; every benchmark weighs the same.
+    """Test the mean over K benchmarks of mean differences (P_k,), first minus second model; H1: it is above 0.
 
     With one benchmark this is the paired t-test of the paper, section 4.1. The error is
     ``sqrt(sum_k s_k^2 / P_k) / K``, with the degrees of freedom of Satterthwaite 1946, "An approximate distribution of
     estimates of variance components". All but the difference are NaN if a benchmark has a single prompt.
-
-    ``differences`` are those of each benchmark, (P_k,), first minus second model by prompt. H1: the first mean is
-    higher; if ``two_sided``: the means differ.
     """
     from scipy.stats import t as student
 
@@ -65,10 +62,6 @@ def holm(p_values: Sequence[float]) -> Floats:
     The i-th smallest of m is multiplied by m + 1 - i, then made monotonic and capped at 1.
 
     Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
-
-    Example:
-        >>> holm([0.01, 0.04, 0.03])
-        array([0.03, 0.06, 0.06])
     """
     corrected = np.asarray(p_values, dtype=float).copy()
     tests = np.flatnonzero(~np.isnan(corrected))
@@ -78,10 +71,5 @@ def holm(p_values: Sequence[float]) -> Floats:
 
 
 def p_value(p: float) -> str:
-    """Return a p-value with four digits, never as 0; "-" for NaN.
-
-    Example:
-        >>> p_value(0.02), p_value(3e-7)
-        ('0.0200', '<0.0001')
-    """
+    """Return a p-value with four digits, never as 0; "-" for NaN."""
     return "-" if math.isnan(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"

@@ -49,9 +49,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
         for name, prompts in asked.items():
             times = f"{len(prompts.texts)} prompts x {settings['n']} samples x {settings['runs']} runs"
             chat = "chat template" if prompts.chat_template else "no chat template"
-            print(f"{name}: {times}, {chat}, at most {prompts.max_new_tokens} tokens")
-            for note in prompts.notes:
-                print(f"  note: {note}")
+            notes = [f"  note: {note}" for note in prompts.notes]
+            print(f"{name}: {times}, {chat}, at most {prompts.max_new_tokens} tokens", *notes, sep="\n")
         print(f"{folder}: {len(responses.keys)} of {len(keys)} prompts are done")
         if left:
             _generate(arguments, settings, asked, left, responses)
@@ -65,9 +64,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 def settings_of(arguments: argparse.Namespace, model: Model, asked: dict[str, BenchmarkPrompts]) -> dict[str, Any]:
     """Return the content of ``evaluation.json``."""
     return {
-        "model": model.name,
-        "revision": model.revision,
-        "fingerprint": model.fingerprint,
+        **{"model": model.name, "revision": model.revision, "fingerprint": model.fingerprint},
         **{name: getattr(arguments, name) for name in ("n", "temperature", "top_p", "runs", "seed")},
         "benchmarks": {name: prompts.about() for name, prompts in asked.items()},
         "versions": {package.name: package.version for package in distributions() if package.name in _PACKAGES},
@@ -76,11 +73,8 @@ def settings_of(arguments: argparse.Namespace, model: Model, asked: dict[str, Be
 
 def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of an evaluation that goes on; refuse to mix two."""
-    differing = [
-        f"{key} {recorded[key]}, not {asked[key]}"
-        for key in ("model", "fingerprint", "n", "temperature", "top_p", "seed")
-        if recorded[key] != asked[key]
-    ]
+    fixed = ("model", "fingerprint", "n", "temperature", "top_p", "seed")
+    differing = [f"{key} {recorded[key]}, not {asked[key]}" for key in fixed if recorded[key] != asked[key]]
     for benchmark, before in recorded["benchmarks"].items():
         now = asked["benchmarks"].get(benchmark)
         if now is None:
@@ -91,31 +85,27 @@ def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dic
     return asked | {"runs": max(asked["runs"], recorded["runs"])}
 
 
+Asked = dict[str, BenchmarkPrompts]
+
+
 def _generate(
-    arguments: argparse.Namespace,
-    settings: dict[str, Any],
-    asked: dict[str, BenchmarkPrompts],
-    keys: Sequence[Key],
-    responses: Responses,
+    arguments: argparse.Namespace, settings: dict[str, Any], asked: Asked, keys: Sequence[Key], responses: Responses
 ) -> None:
     """Start the engines, and write the rows of ``keys`` as they are verified."""
     from tqdm import tqdm
 
-    done, n = len(responses.keys), settings["n"]
+    done, n, trusted = len(responses.keys), settings["n"], arguments.trust_remote_code
     with (
-        evaluated_model.merged(settings["model"], arguments.output, trusted=arguments.trust_remote_code) as model,
+        evaluated_model.merged(settings["model"], arguments.output, trusted=trusted) as model,
         ray_started(arguments.engines, arguments.tensor_parallel_size, arguments.verbose) as count,
     ):
         # An engine with a used seed would draw the same responses again.
         seeds = [engine_seed(settings["seed"], done, engine) for engine in range(min(count, len(keys)))]
         vllm_arguments = {
-            "model": model,
-            "revision": settings["revision"],
-            "tokenizer_revision": settings["revision"],
-            "trust_remote_code": arguments.trust_remote_code,
+            **{"model": model, "revision": settings["revision"], "tokenizer_revision": settings["revision"]},
+            "trust_remote_code": trusted,
             "dtype": "bfloat16",  # as in training with CUDA
-            "tensor_parallel_size": arguments.tensor_parallel_size,
-            "gpu_memory_utilization": arguments.gpu_memory_utilization,
+            **{name: getattr(arguments, name) for name in ("tensor_parallel_size", "gpu_memory_utilization")},
             "max_model_len": max(prompts.longest for prompts in asked.values()),
         }
         sampling = {name: settings[name] for name in ("n", "temperature", "top_p")}

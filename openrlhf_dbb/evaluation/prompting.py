@@ -45,10 +45,9 @@ class BenchmarkPrompts(Loaded):
 def prepare(
     loaded: Loaded, model: Model, *, chat_template: bool | None, max_new_tokens: int | None
 ) -> BenchmarkPrompts:
-    """Apply the chat template and tokenize, as OpenRLHF does in training: no special tokens except those in the text.
+    """Apply the chat template and tokenize as OpenRLHF: no special tokens but those in the text; None: the benchmark's.
 
-    None is the benchmark's choice. Its chat template is ignored if the tokenizer has none. A prompt that is too long is
-    refused.
+    Refuse a chat template that the command line asks for and the tokenizer lacks, and a prompt that is too long.
     """
     tokenizer, benchmark = model.tokenizer, loaded.benchmark
     wanted = benchmark.chat_template if chat_template is None else chat_template

@@ -102,9 +102,7 @@ class Responses:
 def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a file of responses; an incomplete last line is left out, another damaged line refused."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
+        for number, line in enumerate((line for line in file if line.endswith(b"\n")), start=1):
             try:
                 yield Row(**json.loads(line))
             except (ValueError, TypeError) as error:
@@ -134,11 +132,8 @@ def read_evaluation(folder: Path) -> Evaluation:
         rows[row.key] = row
     results = {}
     for name, about in settings["benchmarks"].items():
-        found, needed = (
-            [rows[key] for key in sorted(rows) if key.benchmark == name],
-            settings["runs"] * about["prompts"],
-        )
-        if len(found) < needed:
+        found = [rows[key] for key in sorted(rows) if key.benchmark == name]
+        if len(found) < (needed := settings["runs"] * about["prompts"]):
             done = f"{len(found)} of {needed} rows of {name}"
             raise UsageError(f"{folder} is not finished, it has {done}; repeat the evaluate command that started it")
         results[name] = as_results(found)
@@ -149,14 +144,17 @@ def as_results(rows: Sequence[Row]) -> Results:
     """Return the rows of one benchmark, ordered by run and place, as arrays."""
     runs = rows[-1].run + 1
     first = rows[: len(rows) // runs]
-    shape = (runs, len(first), -1)
+
+    def arrays(name: str, dtype: Any) -> Any:
+        return np.array([getattr(row, name) for row in rows], dtype=dtype).reshape(runs, len(first), -1)
+
     return Results(
         benchmark=first[0].benchmark,
         ids=[row.id for row in first],
-        scores_R_P_N=np.array([row.scores for row in rows], dtype=np.float64).reshape(shape),  # None becomes NaN
-        answers_R_P_N=np.array([row.answers for row in rows], dtype=object).reshape(shape),
+        scores_R_P_N=arrays("scores", np.float64),  # None becomes NaN
+        answers_R_P_N=arrays("answers", object),
         labels=[row.label for row in first],
-        tokens_R_P_N=np.array([row.tokens for row in rows]).reshape(shape),
-        truncated_R_P_N=np.array([row.truncated for row in rows]).reshape(shape),
+        tokens_R_P_N=arrays("tokens", np.int64),
+        truncated_R_P_N=arrays("truncated", np.bool_),
         prompts=[row.prompt for row in first],
     )

@@ -9,12 +9,15 @@ from openrlhf_dbb.rewards.answers import last_box
 from openrlhf_dbb.rewards.math_answer import judge
 from openrlhf_dbb.rewards.values import Number, canonical, read, spelled
 
-_OPTION = re.compile(r"\(([A-R])\)")  # reasoning_about_colored_objects has 18 options
 _PARENTHESES = re.compile(r"[\[\](){}<>\s]+")
 # Up to the last brace of the line: the box may contain unbalanced braces, its answer.
 _SAID_ON_A_LINE = re.compile(r".*\\boxed\{(.*)\}|\banswer(?:\s+is|\s*:)\s*:?(.*)", re.IGNORECASE)
 _TEXT = re.compile(r"\s*\\(?:text|texttt|mathtt|mathrm)\s*\{(.*)\}\s*")
-_ESCAPED = {r"\langle": "<", r"\rangle": ">", r"\lt": "<", r"\gt": ">", r"\left": "", r"\right": ""}
+_SIGNS = {
+    r"\\(?:langle|lt)(?![a-z])": "<",
+    r"\\(?:rangle|gt)(?![a-z])": ">",
+    r"\\(?:left|right)(?![a-z])|[\s$`*\"'\\~.,]": "",
+}
 
 
 class Verdict(NamedTuple):
@@ -40,23 +43,18 @@ def _math_or_text(response: str, label: str) -> Verdict:
     return verdict._replace(score=float(text == spelled(label))) if verdict.score is None else verdict
 
 
-def _choice(response: str, label: str) -> Verdict:
-    answer = choices.letter(response)
+def _choice(response: str, label: str, letters: str = choices.LETTERS) -> Verdict:
+    answer = choices.letter(response, letters)
     return Verdict(float(answer == label), answer)
 
 
 def _exact(response: str, label: str) -> Verdict:
-    """Compare by Big-Bench Hard's rule for the form of the label.
-
-    Suzgun et al. 2023 compare the text after "the answer is" verbatim. Here case, punctuation and surrounding LaTeX do
-    not matter.
-    """
+    """Compare by Big-Bench Hard's rule for the form of the label; case, punctuation and LaTeX around do not matter."""
     if isinstance(read(label), Number):
         return _math(response, label)
-    answer: str | None
-    if option := _OPTION.fullmatch(label):
-        answer, right = choices.letter(response, "ABCDEFGHIJKLMNOPQR"), option[1]
-    elif _PARENTHESES.fullmatch(label):
+    if re.fullmatch(r"\([A-R]\)", label):  # reasoning_about_colored_objects has 18 options
+        return _choice(response, label[1], choices.ALPHABET[:18])
+    if _PARENTHESES.fullmatch(label):
         said = [found[found.lastindex or 0] for found in map(_SAID_ON_A_LINE.search, response.splitlines()) if found]
         answer, right = _bare(said[-1] if said else choices.last_line(response)), _bare(label)
     else:
@@ -66,11 +64,9 @@ def _exact(response: str, label: str) -> Verdict:
 
 def _bare(text: str) -> str | None:
     """Return the parentheses in ``text`` if it contains nothing else."""
-    wrapped = _TEXT.fullmatch(text)
-    text = wrapped[1] if wrapped else text
-    for written, meant in _ESCAPED.items():
-        text = text.replace(written, meant)
-    text = re.sub(r"[\s$`*\"'\\~.,]", "", text)
+    text = _TEXT.sub(r"\1", text) if _TEXT.fullmatch(text) else text
+    for written, meant in _SIGNS.items():
+        text = re.sub(written, meant, text)
     return text if text and _PARENTHESES.fullmatch(text) else None
 
 
@@ -81,5 +77,5 @@ VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
     "exact": _exact,
     "reasoning_gym": lambda response, label: Verdict(reasoning_gym.score(response, label), None),
 }
-"""By name, thread-safe functions of a response without special tokens and a label.
-"math" raises ValueError if the label cannot be read."""
+"""Thread-safe functions of a response without special tokens and a label. "math" raises ValueError for a label that
+cannot be read."""

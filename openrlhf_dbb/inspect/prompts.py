@@ -72,7 +72,8 @@ def judged(store: PosteriorStore, run: RunRecord) -> list[dict[str, Any]]:
     rollouts, successes, visits = found["rollouts"], found["successes"], found["visits"]
     if ((successes < 0) | (successes > rollouts)).any():
         raise StoreError(f"scores of run {run.name!r} are not in [0, 1]; prompts can only be judged where 1 is right")
-    texts = [row[1:3] for row in prompt_texts(store, found["prompt_id"], length=2**31 - 1)]
+    stored = {row[0]: row[1:3] for row in prompt_texts(store, found["prompt_id"], length=2**31 - 1)}
+    texts = [stored.get(prompt, ("", "")) for prompt in found["prompt_id"].tolist()]
     rate, (low, high) = successes / np.maximum(rollouts, 1), interval(successes, rollouts)
     similar = similar_rates([text for text, _ in texts], rate, successes == 0)
     group = rollouts / np.maximum(visits, 1)

@@ -61,7 +61,9 @@ def read(store_url: str | None, ref: str | None) -> RecordedRun:
         record = chosen(store, ref)
         log, probe_log = read_log(store, record), read_probes(store, record)
         whole = 2**31 - 1  # characters of a prompt
-        texts = [prompt for _, prompt, _, _ in prompt_texts(store, np.unique(log.prompt_id), length=whole)]
+        ids = np.unique(log.prompt_id)
+        known = {prompt_id: prompt for prompt_id, prompt, *_ in prompt_texts(store, ids, length=whole)}
+        texts = [known.get(prompt_id, "") for prompt_id in ids.tolist()]
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
     return RecordedRun(record, visits(log, texts), _probed_visits(log, probe_log))
@@ -111,7 +113,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
     when = visits.step if estimator.shared_fields else visits.earlier
     order = np.argsort(when, kind="stable")
     state = estimator.initial_state(visits.prompts)
-    if estimator.reads_texts:
+    if estimator.reads_texts and visits.texts:
         state["features"] = text_features(visits.texts)
     mean, variance, weight, alpha, beta = np.full((5, len(when)), np.nan)
     baseline = np.full(visits.rewards_V_G.shape, np.nan)

@@ -1,13 +1,8 @@
 """Verifiers that OpenRLHF loads by file path as reward functions.
 
-math_answer    the reward function for mathematics
-exact_match    1.0 if the response is the label itself
-reasoning_gym  1.0 if a task of reasoning-gym gives the answer full credit
-answers        where a response states its answer
-choices        the letter or the words that a response settles on
-values         answers and labels as values
-tokens         a text in one notation, taken apart
-units          units after a number
+math_answer    mathematics: answers (finds), values (reads and compares), choices, units, notation
+exact_match    texts
+reasoning_gym  tasks that a program makes
 verifier_pool  verifiers in processes with a hard time limit
 reward_file    a reward file tried before a training
 """

@@ -1,15 +1,13 @@
-r"""Finds the place where a response states its answer.
+r"""Finds the answer of a response: the last box, else what follows "answer is" or ``####``, else the last value.
 
-The last complete ``\boxed{...}`` is the answer. Without a box it is what follows the last "answer is", "Answer:" or
-``####``; without such words the last value that stands for itself. A value that is denied ("not 5", "7 is wrong"), a
-bound ("at least 51"), an operand, an item of a list or a question is no answer.
+A value that is denied ("not 5", "7 is wrong"), a bound ("at least 51"), an operand or a question is no answer.
 """
 
 import re
 from collections.abc import Iterator
 
-from openrlhf_dbb.rewards.tokens import FONT, FUNCTIONS, UPRIGHT, plain_signs
-from openrlhf_dbb.rewards.units import unit_of
+from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, plain_signs
+from openrlhf_dbb.rewards.units import UNITS
 from openrlhf_dbb.rewards.values import Equation, Formula, Items, Number, Value, Words, inner, read
 
 SPECIAL_TOKENS = (
@@ -25,31 +23,36 @@ _MARKER = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+(?=\S)", re.MULTIL
 _REMARK = re.compile(r"\s\([^()]*(?<![\\A-Za-z])[A-Za-z]{2}[^()]*\)")
 _VERB = r"(?:\s+(?:is|are|was|would\s+be|should\s+be|must\s+be|will\s+be|has\s+to\s+be)\b\s*:?|\s*\"?[:=]|\s*\n)"
 STATEMENT = re.compile(
-    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f",
+    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u6545\u9009",
     re.IGNORECASE,
 )
 _CORRECTED = re.compile(r"\b(?:wait|actually|correction|oops|sorry|rather|no)\b", re.IGNORECASE)
 _EXCLAIMED = re.compile(r"!(?=\s*(?:\n|\Z|[A-Z]))")  # no factorial
-_SENTENCE = re.compile(r"\n|(?<=[.!?\u3002])\s+")
+_SENTENCE = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")  # "$5 and $7" encloses words, not a formula
-_PIECE = re.compile(
-    r"\\[A-Za-z]+|\\.|[^\W\d_]+(?:['-][^\W\d_]+)*|\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d|\s+|.", re.DOTALL
+# What neither words nor punctuation part; units and words between numbers are a part, "a" and "I" alone are none.
+_OPERATOR = r"[-=+*/^(<>]"
+_PART = rf"""\\[A-Za-z]+|\\.|\{{(?:[^{{}}]|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})*\}}|\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d
+    |(?<![^\W\d_])(?<!')(?:[B-HJ-Zb-z]|[aAI](?=\s*{_OPERATOR})|(?<={_OPERATOR})[aAI]|{"|".join(FUNCTIONS)})(?![^\W\d_']|'[a-z])
+    |(?i:minus|negative)(?=\s*\d)|\.(?=/)|(?![\w?"',:;.}}])[!-~\u20ac\u00a3\u00a5]|_"""
+_MATHS = re.compile(
+    rf"""(?:{_PART})(?:\s*(?:{_PART}|[,:](?=\s*[-\d\\$(])|(?:and|or|plus|minus|times|to|by|over)(?=\s*[-\d\\$])
+    |(?:square|cubic|percent|{"|".join(name for name in UNITS if name.isalpha() and name != "in")})s?(?![^\W\d_])))*""",
+    re.VERBOSE | re.ASCII,
 )
 _DENIED_BEFORE = re.compile(
-    r"(?:\b(?:not|never|neither|nor|than|instead of|if|unless|false|suppose|cannot|longer|unlikely)|n't)[ :]+"
-    r"(?:(?!but\b|rather\b|yet\b|so\b|then\b)[a-z']+[ ]+){0,3}\Z|(?:\b(?:at least|at most|up to|over|under|above|below|"
-    r"between|out of|step|case|equation|chapter|rule)|[<>]|\\[lg]e|\\ne|!=) *\Z",
+    r"(?:\b(?:not|never|neither|nor|than|instead of|if|whether|unless|false|suppose|assum(?:e|ing)|let|cannot|longer|"
+    r"unlikely)|n't)[ :]+(?:(?!but\b|rather\b|yet\b|so\b|then\b)[a-z']+[ ]+){0,3}\Z|(?:\b(?:at least|at most|up to|"
+    r"over|under|above|below|between|out of|step|case|equation|chapter|rule)|[<>]|\\[lg]e|\\ne|!=) *\Z",
     re.IGNORECASE,
 )
 _DENIED_AFTER = re.compile(
     r"\s*(?:(?:(?:is|are|was|would be|seems|can|could|does)\s*)?(?:not\b|n't|never|wrong|incorrect|false|too\b|"
     r"impossible)|(?:isn|can|doesn|wasn)'t|cannot|"
-    r"(?:or|and) (?:more|less|fewer|greater|above|below|higher|lower|up)\b|\?)",
+    r"(?:or|and) (?:more|less|fewer|greater|above|below|higher|lower|up)\b|at (?:most|least)\b|\?)",
     re.IGNORECASE,
 )
-_NEARBY = 60  # characters before a value that may deny it
-_JOINS = {"and", "or", "plus", "minus", "times", "to", "by", "over"}
 
 
 def response_text(query: str, prompt: str) -> str:
@@ -107,15 +110,9 @@ def read_label(label: str) -> Value | None:
 
 def find(response: str, label: Value) -> Value | None:
     """Return the answer of a response, read like the label; None if there is none."""
-    like = inner(label)
-    box = last_box(response)
+    like, box = inner(label), last_box(response)
     if box is not None:
-        value = read(box, like)
-        phrase = _REMARK.sub("", FONT.sub(r" \2 ", box))  # \text{about } 5
-        if isinstance(like, Number) and not isinstance(value, (Number, Equation)) and _PROSE.search(phrase):
-            found = list(_values(phrase, like))
-            return found[0] if len(found) == 1 else value
-        return value
+        return _in_box(box, like)
     if r"\boxed{" in response:
         return None
     text = _plain(response.rpartition("</think>")[2])
@@ -123,7 +120,7 @@ def find(response: str, label: Value) -> Value | None:
     statements = [statement for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
     if statements:
         start, end = statements[-1].span()
-        if _DENIED_BEFORE.search(text[:start][-_NEARBY:]):
+        if _is_denied(text, start):
             return None
         text = text[end:].strip()
         if not _CORRECTED.search(text):
@@ -133,6 +130,19 @@ def find(response: str, label: Value) -> Value | None:
     if not statements and rest.startswith("\n") and isinstance(value := read(first, like), type(like)):
         return value
     return next(_values(text, like, last_first=True), None)
+
+
+def _in_box(box: str, like: Value) -> Value | None:
+    """Return the value that a box is; for a number also the only number in a phrase, ``\\text{about } 5``."""
+    value, phrase = read(box, like), _REMARK.sub("", FONT.sub(r" \2 ", box))
+    if isinstance(like, Number) and not isinstance(value, (Number, Equation)) and _PROSE.search(phrase):
+        found = list(_values(phrase, like))
+        return found[0] if len(found) == 1 else value
+    return value
+
+
+def _is_denied(text: str, start: int) -> bool:
+    return _DENIED_BEFORE.search(text[:start][-60:]) is not None
 
 
 def _plain(text: str) -> str:
@@ -153,44 +163,13 @@ def _values(text: str, like: Value, *, last_first: bool = False) -> Iterator[Val
 
 
 def _numbers(sentence: str, like: Number) -> list[Value]:
-    values = [
-        read(sentence[start:end], like)
-        for start, end in _formulas(sentence)
-        if not _DENIED_BEFORE.search(sentence[:start][-_NEARBY:]) and not _DENIED_AFTER.match(sentence, end)
-    ]
+    values = []
+    for found in _MATHS.finditer(sentence):
+        start, end = found.span()
+        is_ordinal = re.match("[A-Za-z]", sentence[end:])  # 5th
+        if not is_ordinal and not _is_denied(sentence, start) and not _DENIED_AFTER.match(sentence, end):
+            values.append(read(found[0], like))
     return [value for value in values if value is not None and isinstance(inner(value), Number)]
-
-
-def _formulas(sentence: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the formulas in a sentence: what neither words nor punctuation part."""
-    start, end, depth = -1, -1, 0
-    for piece in _PIECE.finditer(sentence):
-        text, place = piece[0], piece.start()
-        before, after = sentence[:place].rstrip()[-1:], sentence[piece.end() :].lstrip()[:1]
-        is_part = text.isascii() and text not in "?\"'"
-        if text.isspace():
-            continue
-        if text in ("{", "}"):
-            is_part, depth = text == "{" or depth > 0, max(0, depth + (text == "{") - (text == "}"))
-        elif text[0].isalpha() and not depth:
-            is_used = text not in "aAI" or after in set("=+-*/^(<>") or before in set("=+-*/^(")
-            lone = len(text) == 1 and text.isascii() and is_used
-            joins = text in _JOINS and after != "" and (after.isdigit() or after in "-\\$")
-            is_unit = text in ("square", "cubic", "percent") or (unit_of([UPRIGHT + text]) is not None and text != "in")
-            is_sign = text.lower() in ("minus", "negative") and after.isdigit()
-            is_part = lone or text in FUNCTIONS or is_sign or (start >= 0 and (joins or is_unit))
-            if not is_part and start >= 0 and place == end and text.isascii():  # 5th
-                start = -1
-        elif text in ",:;.":
-            goes_on = start >= 0 and after != "" and (after.isdigit() or after in "-\\$(")
-            is_part = depth > 0 or (text == "." and after == "/") or (text in ",:" and goes_on)
-        if is_part:
-            start, end = place if start < 0 else start, piece.end()
-        elif start >= 0:
-            yield start, end
-            start = -1
-    if start >= 0:
-        yield start, end
 
 
 def _at_the_end(sentence: str, like: Value) -> Value | None:
@@ -200,7 +179,7 @@ def _at_the_end(sentence: str, like: Value) -> Value | None:
     formulas = [found for found in _FORMULA.finditer(sentence) if not _PROSE.search(found[0])]
     for place, text in places + [(found.start(), found[0]) for found in reversed(formulas)]:
         value = read(text, like) or read(text.rstrip("!"), like)
-        if value is not None and _is_like(value, like) and not _DENIED_BEFORE.search(sentence[:place][-_NEARBY:]):
+        if value is not None and _is_like(value, like) and not _is_denied(sentence, place):
             return value
     return None
 
@@ -211,5 +190,5 @@ def _is_like(value: Value, like: Value) -> bool:
     if isinstance(like, Words):
         return isinstance(value, Words) and (value.words == like.words or not value.words[0].isalpha())
     if isinstance(like, Formula):
-        return not isinstance(value, Words) and not value.text.isalpha()
+        return value.text == like.text or not (isinstance(value, Words) or value.text.isalpha())
     return isinstance(value, (type(like), Items))

@@ -1,15 +1,13 @@
 """The letter of the option, or the words, that a response settles on.
 
-The last statement counts: a box, "the answer is ...", "option ... is correct". Letters elsewhere are words ("A", "I")
-or options under discussion; without any statement, only a letter alone on the last line counts, or one in parentheses
-at its end. A statement with several letters, "(A) or (B)", is not an answer. The extractions of MMLU-Pro and
-simple-evals use such statements too, but take the first one, and MMLU-Pro's falls back on any lone letter.
+The last statement counts: a box, "the answer is ...", "option ... is correct"; without one, a letter alone on the last
+line or in parentheses at its end. Several letters, "(A) or (B)", are not an answer. MMLU-Pro takes the first statement.
 """
 
 import re
 
 from openrlhf_dbb.rewards.answers import SAID_CHARACTERS, STATEMENT, TAIL_CHARACTERS, boxes
-from openrlhf_dbb.rewards.tokens import FONT
+from openrlhf_dbb.rewards.notation import FONT
 
 LETTERS, ALPHABET = "ABCDEFGHIJ", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # MMLU-Pro has up to ten options
 _PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
@@ -29,18 +27,13 @@ _SECOND = re.compile(rf"\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{
 _ENDS = re.compile(r"\s*(?:[.:),;!?\]]|$)")
 _LONE = re.compile(r"\W*([A-Z])\W*", re.IGNORECASE)
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
-_LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle)(?![a-z])|\\[ ,;:!\\]|~")
+_LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _DENIALS = {"not", "no", "never", "or", "nor", "neither", "isn't", "than"}
 
 
 def letter(response: str, letters: str = LETTERS) -> str | None:
-    """Return the letter that a response settles on; None if it names none, or several.
-
-    Example:
-        >>> [letter(text) for text in ("It is not (A). The answer is B.", "A dog barks.", "(A) or (B)")]
-        ['B', None, None]
-    """
+    """Return the letter that a response settles on; None if it names none, or several."""
     text = _plain(response)
     said = [settled for each in _stated(text) if (settled := _settled(*each, letters)) is not None]
     if said:
@@ -94,9 +87,7 @@ def _settled(said: str, is_boxed: bool, letters: str) -> str | None:
     if found is None or found[1].upper() not in letters:
         return None
     rest = said[found.end() :]
-    if _SECOND.match(rest):
-        return ""
-    alone = found[2] is not None or _ENDS.match(rest) is not None
     # "A lone pair" in a box is an option's text; so are "a lone pair" and "I think" in a sentence, not "B because".
-    may_be_a_word = is_boxed or found[1] in "aiI"
-    return None if may_be_a_word and not alone else found[1].upper()
+    if _SECOND.match(rest) or ((is_boxed or found[1] in "aiI") and not found[2] and not _ENDS.match(rest)):
+        return "" if _SECOND.match(rest) else None
+    return found[1].upper()

@@ -11,14 +11,9 @@ from openrlhf_dbb.rewards.answers import label_text, response_text
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str | int]) -> dict[str, Any]:
-    """Compare responses with labels as text; takes and returns the same as ``math_answer.reward_func``, but no None.
-
-    Spaces around labels, and spaces and special tokens at the end of queries are ignored. A label may not be empty.
-    """
-    rewards = [
-        float(response_text(query, prompt) == label_text(label, prompt))
-        for query, prompt, label in zip(queries, prompts, labels, strict=True)
-    ]
+    """Compare texts without spaces around them and special tokens; interface of ``math_answer.reward_func``."""
+    rows = zip(queries, prompts, labels, strict=True)
+    rewards = [float(response_text(query, prompt) == label_text(label, prompt)) for query, prompt, label in rows]
     return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}}
 
 

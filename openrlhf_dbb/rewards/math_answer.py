@@ -29,8 +29,7 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         labels: (B,) right answers: LaTeX with or without box or dollars, a number, a letter or words.
 
     Returns:
-        ``rewards`` and ``scores``: (B,) each 1.0, 0.0 or None. None is a missing observation, not a wrong answer: the
-        verifier is broken. A response that Math-Verify cannot finish is wrong if it finishes the label.
+        ``rewards`` and ``scores``: (B,) each 1.0, 0.0 or None (missing: the verifier is broken).
 
     Raises:
         ValueError: lengths differ, a query does not start with its prompt, or the grammar cannot read a label.
@@ -60,6 +59,18 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
         return None, None
 
 
+def explain(response: str, label: str, question: str = "") -> tuple[str, str]:
+    """Return the answer that was read as LaTeX ("" for none), and the reason of the verdict."""
+    (score, answer), right = judge(response, label, question), _read_label(label)
+    if score is None:
+        return answer.text if answer else "", "not verified: no reply, or one that does not tell"
+    if answer is None or right is None:
+        return "", "no answer: nothing in a box, after 'answer is' or at the end is of the label's kind"
+    if question and values.is_copied(answer, right, _spelled(question)):
+        return answer.text, "no answer: a calculation of the question"
+    return answer.text, f"{'equals' if score else 'differs from'} the label, read as {right.text}"
+
+
 def _answer(response: str, right: values.Value) -> values.Value | None:
     if isinstance(right, values.Words) and right.words[0].isalpha() and right.words[0] != "date":
         label = " ".join(right.words)
@@ -78,13 +89,9 @@ def _ask(label: str, answer: str) -> bool | None:
 
 
 def unreadable_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return the labels that their own text does not earn, each with a reason.
-
-    Raises:
-        RuntimeError: no verifier process could start.
-    """
+    """Return the labels that their own text does not earn, with reasons; RuntimeError if no process could start."""
+    distinct = list(dict.fromkeys(labels))
     with ThreadPoolExecutor(_pool.size) as threads:
-        distinct = list(dict.fromkeys(labels))
         unreadable = {label: why for label, why in zip(distinct, threads.map(_fault, distinct), strict=True) if why}
     _pool.close()
     return unreadable

@@ -1,7 +1,4 @@
-"""Reward function for the tasks of reasoning-gym: 1.0 for an answer with full credit, 0.0 for another, None missing.
-
-Labels are those of ``openrlhf_dbb.tasks.problems``. Partial credit counts as 0: many tasks give some to any text.
-"""
+"""Reward function for the tasks of reasoning-gym; labels are those of ``openrlhf_dbb.tasks.problems``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,9 +20,8 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 def score(response: str, label: str) -> float | None:
     """Return 1.0 for an answer with full credit, 0.0 for another one or none, None if nobody could verify it.
 
-    The last ``<answer>...</answer>`` is the answer. Without such tags the answer is on the last line: if the task's own
-    answer is a number, the line's last number that stands for itself, as ``math_answer`` reads it; otherwise the line,
-    or the whole response. Raise ValueError for what is not the label of a task.
+    The last ``<answer>...</answer>`` is the answer, else the last number on the last line if the task's own answer is a
+    number, else that line or the whole response. Raise ValueError for what is not the label of a task.
     """
     correct = _pool.verify(response, label)
     return None if correct is None else float(correct)

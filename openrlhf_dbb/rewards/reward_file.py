@@ -1,7 +1,7 @@
 """Checks reward functions: the file before a training, and each result during it.
 
-The process imports the file as OpenRLHF does. Then it scores some prompts as if they were responses: a reward function
-that pays for a repeated question teaches the model to repeat it. Labels and empty responses are scored too.
+A process imports the file as OpenRLHF does, and scores some prompts, their labels and nothing as responses: a reward
+function that pays for a repeated question teaches the model to repeat it.
 
 Usage: python -m openrlhf_dbb.rewards.reward_file SECONDS    that process, as ``rewards.verifier_pool`` starts it
 """
@@ -57,14 +57,13 @@ def checked(result: Any, source: str) -> Scored:
     return reward, reward if reward is None or score is None else score, result.get("extra_logs") or {}
 
 
-def _number(value: Any, *, inner: bool = False) -> float | None:
+def _number(value: Any) -> float | None:
     """Return the number in a scalar or a list of one; None stays None, all else is math.nan."""
     value = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(value, (list, tuple)) and len(value) == 1 and not inner:
-        return _number(value[0], inner=True)
-    if value is None:
-        return None
-    return float(value) if isinstance(value, (int, float)) and abs(value) <= sys.float_info.max else math.nan
+    value = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+    value = value.tolist() if hasattr(value, "tolist") else value
+    is_number = isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+    return None if value is None else float(value) if is_number else math.nan
 
 
 def _failure(error: BaseException, file: str) -> str:
@@ -81,23 +80,22 @@ def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: R
     rows = list(zip(prompts, labels, strict=True))[::step][:TRIED_PROMPTS]
     with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")) as pool:
         tried = pool.ask({"file": file, "rows": rows})
+    source = f"reward_func of {name}"
     if "scores" not in tried:
-        raise UsageError(
-            tried.get("failed") or f"reward_func of {name}: {tried['unverified']}; call it by hand (docs/rewards.md)"
-        )
+        raise UsageError(tried.get("failed") or f"{source}: {tried['unverified']}; call it by hand (docs/rewards.md)")
     if not tried["scores"]:
-        raise UsageError(f"reward_func of {name} returned None for all responses that were tried")
+        raise UsageError(f"{source} returned None for all responses that were tried")
     try:
         estimator.check(np.array([tried["scores"]]))
     except RewardSupportError as error:
         raise UsageError(
-            f"reward_func of {name} returned the score {error.value:g}, and --estimator {estimator.name} needs "
-            f"{error.allowed}; change it, or give --estimator gaussian, point, or dbb with --dbb.partial_credit"
+            f"{source} returned the score {error.value:g}, and --estimator {estimator.name} needs {error.allowed}; "
+            "change it, or give --estimator gaussian, point, or dbb with --dbb.partial_credit"
         ) from error
+    share, asked = tried["paid"] / tried["prompts"], tried["prompts"]
     warning = (
-        f"{name}, given the prompt itself as the response, scores {tried['paid'] / tried['prompts']:.0%} of "
-        f"{tried['prompts']} sampled prompts as right: the model can learn to repeat the question; use a stricter "
-        "reward, or ask for the answer in another form"
+        f"{name}, given the prompt itself as the response, scores {share:.0%} of {asked} sampled prompts as right: the "
+        "model can learn to repeat the question; use a stricter reward, or ask for the answer in another form"
     )
     return [warning] if tried["paid"] else []
 
@@ -119,14 +117,11 @@ def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
         for prompt, label in rows:
             tried = [scored(reward_func, file, prompt + text, prompt, label) for text in (prompt, label, "")]
             scores += [score for _, score, _ in tried if score is not None]
-            paid += (tried[0][0] or 0) >= 1
-            prompts += 1
+            paid, prompts = paid + ((tried[0][0] or 0) >= 1), prompts + 1
             if time.monotonic() - began > _SCORING_S:
                 break
-    except RewardError as error:
-        return {"failed": str(error)}
     except (Exception, SystemExit) as error:
-        return {"failed": f"{file} failed: {_failure(error, file)}"}
+        return {"failed": str(error) if isinstance(error, RewardError) else f"{file} failed: {_failure(error, file)}"}
     return {"scores": scores, "prompts": prompts, "paid": paid}
 
 

@@ -5,12 +5,11 @@ letter or word is a ``Formula``, which Math-Verify compares.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import accumulate
 
-from openrlhf_dbb.rewards.tokens import FUNCTIONS, UPRIGHT, latex, tokens
+from openrlhf_dbb.rewards.notation import FUNCTIONS, UPRIGHT, latex, normal, split, squeezed, stripped
 from openrlhf_dbb.rewards.units import Unit, unit_of
 
 LONGEST = 4000  # characters; Python reads no number of more than 4,300 digits
@@ -19,20 +18,28 @@ MOST_ITEMS, LARGEST_EXPONENT = 50, 1000
 Ask = Callable[[str, str], bool | None]
 """Says of two formulas whether they are equal; None if it cannot tell."""
 
+_COMMA, _UNION = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b", r"\\cup(?![A-Za-z])"
+_RELATION = r"[=<>]|\\(?:approx|le|ge|ne|in)(?![A-Za-z])"
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
-_EQUALS, _ORDERS = {"=", r"\approx"}, {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
-_RELATIONS = _EQUALS | set(_ORDERS) | {r"\ne", r"\in"}
-_OPEN, _CLOSE = {"(", "[", "{", r"\{"}, {")", "]", "}", r"\}"}
-_NO_UNIT = {"is", "are", "was", "were", "not", "or", "and", "than", "if", "to", "from", "at", "but", "mod", "plus",
-            "minus", "times", "over", "by", "no"}  # fmt: skip
-_SHORT_WORDS = {"is", "it", "we", "to", "of", "in", "at", "so", "be", "by", "an", "as", "or", "if", "on", "he", "do",
-                "no", "up"}  # fmt: skip
+_TURNED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
+_LETTERS = r"[^\W\d_]+"
+_BARE_WORD = (  # letters that are a word and no product of variables
+    rf"(?<![^\W\d_])(?<![\\{UPRIGHT}])(?![A-Z]+(?![^\W\d_]))"
+    r"(?:[^\W\d_]{3,}|(?i:is|it|we|to|of|in|at|so|be|by|an|as|or|if|on|he|do|no|up))(?![^\W\d_])"
+)
+_WORD = re.compile(rf"{UPRIGHT}{_LETTERS}|{_BARE_WORD}")
+_NAMED = re.compile(rf"{_WORD.pattern}|(?<![\\{UPRIGHT}])\b[A-Z]+\b")  # Quadrant I
+_PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")  # ``def`` in a fraction is a product
+_PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
+_NO_UNIT = re.compile(
+    rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no)\b"
+)
 _NUMBER = re.compile(
-    r"""(?P<sign>[-+]|(?:\\text\{)?(?:minus|negative)\}?\ )?(?:(?P<money>[$\u20ac\u00a3\u00a5])(?P<inner>-)?)?
-    (?:(?P<digits>\d+)_\{?(?P<base>\d+)\}?|(?P<whole>\d+)?\ ?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}
-    |(?P<decimal>(?!10\ ?\^\{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?(?:\((?P<period>\d+)\))?
-     (?:(?:\\times\ )?10\ ?\^\{?(?P<power>[-+]?\d+)\}?)?)
-    \ ?(?P<percent>%|(?:\\text\{)?percent\}?)?""",
+    rf"""(?P<sign>[-+]|{UPRIGHT}?(?:minus|negative)\ ?)?(?:(?P<money>[$\u20ac\u00a3\u00a5])(?P<inner>-)?)?
+    (?:(?P<digits>\d+)_\{{?(?P<base>\d+)\}}?|(?P<whole>\d+)?\ ?\\frac\{{(?P<above>[-+]?\d+)\}}\{{(?P<below>[-+]?\d+)\}}
+    |(?P<decimal>(?!10\ ?\^\{{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?(?:\((?P<period>\d+)\))?
+     (?:(?:\\times\ )?10\ ?\^\{{?(?P<power>[-+]?\d+)\}}?)?)
+    \ ?(?P<percent>%|{UPRIGHT}?percent)?""",
     re.VERBOSE,
 )
 _NAME = re.compile(
@@ -40,7 +47,9 @@ _NAME = re.compile(
     r"(?:[A-Za-z]|[A-Z]+|(?:\\text\{[^{}]*\}|[A-Za-z]{3,})(?: ?(?:\\text\{[^{}]*\}|[A-Za-z]+))*)?"
     r"\}?(?:_(?:\w|\{[^{}]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?|\([A-Za-z](?:,[A-Za-z])+\)"
 )
-_TIME = re.compile(r"(\d{1,2})(?::(\d{2}))? ?(?:\\text\{)?([ap]m|)\}?", re.IGNORECASE)
+_TIME = re.compile(rf"(\d{{1,2}})(?::(\d{{2}}))? ?{UPRIGHT}?([ap]m|)", re.IGNORECASE)
+_INFINITE = re.compile(rf"\+?(-?) ?(?:\\infty|{UPRIGHT}?(?:infinity|infinite))")
+_BRACKETS = re.compile(r"(\\?\{|[(\[])(.*?)(\\\}|[)\]}])", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -90,21 +99,20 @@ def read(text: str, like: Value | None = None) -> Value | None:
         return None
     if isinstance(like, Words) and _TIME.fullmatch(like.words[0]):
         text = re.sub(r"(?<=\d)\.(?=\d\d(?!\d))", ":", text)
+    is_number = isinstance(like, Number)
     try:
-        return _list(tokens(text, decimal_comma=isinstance(like, Number)), isinstance(like, Number))
+        return _list(stripped(normal(text, decimal_comma=is_number)), is_number)
     except RecursionError:  # a thousand brackets
         return None
 
 
-def _list(parts: list[str], numeric: bool) -> Value | None:
+def _list(text: str, numeric: bool) -> Value | None:
     """Read pieces between commas and words; ``numeric`` allows letters as units."""
-    parts = _strip(parts)
-    pieces = _split(parts, {",", ";", "and", "or", UPRIGHT + "and", UPRIGHT + "or"})[0]
-    pieces = [piece for piece in map(_strip, pieces) if piece]
-    date = _date(parts)
+    pieces = [piece for piece in split(text, _COMMA)[0] if piece]
+    date = _date(text)
     if len(pieces) < 2 or date is not None:
-        return date or _relation(parts, numeric)
-    values, text = _each(pieces, _relation), latex(parts)
+        return date or _relation(text, numeric)
+    values, text = _each(pieces, _relation), latex(text)
     if not values:
         return None
     if all(isinstance(value, Words) for value in values):
@@ -128,40 +136,39 @@ def _sum(large: Value, *rest: Value) -> Value | None:
     return None
 
 
-def _each(pieces: list[list[str]], read_one: Callable[[list[str], bool], Value | None]) -> list[Value]:
+def _each(pieces: list[str], read_one: Callable[[str, bool], Value | None]) -> list[Value]:
     """Return the values of all pieces; none if one cannot be read, or if there are too many."""
     values = [read_one(piece, False) for piece in pieces] if len(pieces) <= MOST_ITEMS else []
     known = [value for value in values if value is not None]
     return known if len(known) == len(values) else []
 
 
-def _relation(parts: list[str], numeric: bool) -> Value | None:
-    members, signs = _split(parts, _RELATIONS)
+def _relation(text: str, numeric: bool) -> Value | None:
+    members, signs = split(text, _RELATION)
     if not signs:
-        return _single(parts, numeric)
-    text, members = latex(parts), [_strip(member) for member in members]
-    if not all(members[1:]) or _is_prose(parts):
+        return _single(text, numeric)
+    if not all(members[1:]) or _PROSE.search(text):
         return None
-    names = [_NAME.fullmatch(latex(member)) is not None for member in members]
+    written, names = latex(text), [_NAME.fullmatch(latex(member)) is not None for member in members]
     first, last = _single(members[0], numeric), _single(members[-1], numeric)
     if signs == [r"\in"] and names[0]:
-        return last and Equation(text, latex(members[0]), last)
-    if set(signs) <= _EQUALS:
+        return last and Equation(written, latex(members[0]), last)
+    if set(signs) <= {"=", r"\approx"}:
         if names[-1] and len(members) == 2 and not names[0]:  # 5 = x
-            return first and Equation(text, latex(members[1]), first)
+            return first and Equation(written, latex(members[1]), first)
         if names[0] and members[0]:
-            return last and Equation(text, latex(members[0]), last)
-        if any(part.isalpha() and not _is_word(part) for part in parts):
-            return Formula(text, is_relation=True)
+            return last and Equation(written, latex(members[0]), last)
+        if re.search(rf"(?<![\\{UPRIGHT}])(?<![^\W\d_]){_LETTERS}", _WORD.sub("", text)):
+            return Formula(written, is_relation=True)
         # 12 + 9 = 21, or 21 = 12 + 9
         return first if isinstance(first, Number) and not isinstance(last, Number) else last
-    return _interval(text, members, signs, names) or Formula(text, is_relation=True)
+    return _interval(written, members, signs, names) or Formula(written, is_relation=True)
 
 
-def _interval(text: str, members: list[list[str]], signs: list[str], names: list[bool]) -> Value | None:
+def _interval(text: str, members: list[str], signs: list[str], names: list[bool]) -> Value | None:
     """Return the interval of ``a < x <= b`` or ``x > a``; None for any other relation."""
     if signs[0] in (">", r"\ge"):
-        members, names, signs = members[::-1], names[::-1], [_ORDERS.get(sign, "") for sign in signs[::-1]]
+        members, names, signs = members[::-1], names[::-1], [_TURNED.get(sign, "") for sign in signs[::-1]]
     if not set(signs) <= {"<", r"\le"} or names not in ([True, False], [False, True], [False, True, False]):
         return None
     name = names.index(True)
@@ -174,75 +181,62 @@ def _interval(text: str, members: list[list[str]], signs: list[str], names: list
     return Equation(text, latex(members[name]), Items(text, kind, tuple(ends)))
 
 
-def _single(parts: list[str], numeric: bool) -> Value | None:
-    parts = _strip(parts)
-    if not parts or not _is_balanced(parts):
+def _single(text: str, numeric: bool = False) -> Value | None:
+    if not text or not split(text)[0]:
         return None
-    text = latex(parts)
-    if any(part[:6] == r"\begin" for part in parts):
-        return Formula(text)
-    pieces = _split(parts, {r"\cup"})[0]
+    tight, written = squeezed(text), latex(text)
+    pieces, ratio = split(text, _UNION)[0], split(text, ":")[0]
+    if r"\begin" in text:
+        return Formula(written)
     if len(pieces) > 1:
-        return _items(text, "u", pieces)
-    number = _number(parts, text, numeric)
-    if number is not None:
+        return _items(written, "u", pieces)
+    if number := _number(tight, numeric):
         return number
-    if (parts[0], parts[-1]) == ("{", "}") and _is_balanced(parts[1:-1]):  # a group; with commas a set in plain braces
-        pieces = _split(parts[1:-1], {","})[0]
-        return _items(text, "{}", pieces) if len(pieces) > 1 else _single(parts[1:-1], numeric)
-    if parts[0] in ("(", "[", r"\{") and parts[-1] in (")", "]", r"\}") and _is_balanced(parts[1:-1]):
-        return _bracketed(parts, text)
-    clock = _TIME.fullmatch(text)
+    if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
+        return _bracketed(brackets[1], brackets[2], brackets[3], numeric)
+    clock = _TIME.fullmatch(tight)
     if clock and (clock[2] or clock[3]) and int(clock[1]) < 25 and int(clock[2] or 0) < 60:
-        return Words(text, (f"{int(clock[1])}:{clock[2] or '00'}",), clock[3].lower())
-    ratio = _split(parts, {":"})[0]
-    if len(ratio) > 1 and r"\{" not in parts:
-        return _items(text, ":", ratio)
-    bare = parts[-1].strip(UPRIGHT)
-    if len(parts) == 1 and len(bare) == 1 and bare.isupper():
-        return Words(bare, (bare.lower(),))
-    if bare in (r"\infty", "infinity", "infinite") and parts[:-1] in ([], ["+"], ["-"]):
-        return Words(text, (("-" if parts[0] == "-" else "") + r"\infty",))
-    words = [part for part in parts if part not in (" ", "-", "'")]
-    if words and all(map(_is_word, words)):
-        return Words(text, tuple(word.strip(UPRIGHT).lower() for word in words))
-    if r"\pm" in parts:
-        return _items(text, ",", [[sign if part == r"\pm" else part for part in parts] for sign in "+-"])
-    starts = [at for at in range(1, len(parts)) if _is_word(parts[at]) and unit_of(parts[at:]) is not None]
-    formula = _strip(parts[: starts[0]]) if starts else parts
-    return None if _is_prose(formula) else Formula(latex(formula))
+        return Words(written, (f"{int(clock[1])}:{clock[2] or '00'}",), clock[3].lower())
+    if len(ratio) > 1 and r"\{" not in text:
+        return _items(written, ":", ratio)
+    if letter := re.fullmatch(rf"{UPRIGHT}?([A-Z])", tight):
+        return Words(letter[1], (letter[1].lower(),))
+    if infinite := _INFINITE.fullmatch(tight):
+        return Words(written, (infinite[1] + r"\infty",))
+    if _WORD.search(text) and not _NAMED.sub("", text).strip(" '-"):
+        return Words(written, tuple(word.strip(UPRIGHT).lower() for word in _NAMED.findall(text)))
+    if re.search(r"\\pm(?![A-Za-z])", text):
+        return _items(written, ",", [re.sub(r"\\pm(?![A-Za-z])", sign, text) for sign in "+-"])
+    units = (word.start() for word in _WORD.finditer(text, 1) if unit_of(text[word.start() :]))
+    formula = stripped(text[: next(units, None)])
+    return None if _PROSE.search(formula) else Formula(latex(formula))
 
 
-def _bracketed(parts: list[str], text: str) -> Value | None:
-    inside = _strip(parts[1:-1])
-    pieces = _split(inside, {",", ";"})[0]
-    kind = parts[0].strip("\\") + parts[-1].strip("\\")
-    condition = _split(inside, {"|", ":", r"\mid"})[0][1:] if kind == "{}" else []
+def _bracketed(left: str, inside: str, right: str, numeric: bool) -> Value | None:
+    inside, kind, text = stripped(inside), (left + right).replace("\\", ""), latex(left + inside + right)
+    pieces = split(inside, "[,;]")[0]
+    condition = split(inside, r"[|:]|\\mid(?![A-Za-z])")[0][1:] if left == r"\{" else []
     if len(condition) == 1:  # {x | x > 3}
         return _relation(condition[0], False)
-    if len(pieces) > 1 or kind == "{}":
+    if len(pieces) > 1 or left == r"\{":
         return _items(text, kind, pieces)
-    value = _single(inside, False) if kind == "()" else None
-    return value if isinstance(value, (Number, Items, Words)) else Formula(text)
+    value = _single(inside, numeric) if left in "({" else None
+    return value if isinstance(value, (Number, Items, Words)) or left == "{" else Formula(text)
 
 
-def _items(text: str, kind: str, pieces: list[list[str]]) -> Value | None:
+def _items(text: str, kind: str, pieces: list[str]) -> Value | None:
     values = _each(pieces, _single)
     return Items(text, kind, tuple(values)) if values else None
 
 
-def _number(parts: list[str], text: str, numeric: bool) -> Number | None:
-    if parts[0] == "(" and parts[-1] == ")" and _is_balanced(parts[1:-1]):
-        inner = _strip(parts[1:-1])
-        return _number(inner, latex(inner), numeric) if inner else None
+def _number(text: str, numeric: bool) -> Number | None:
     found = _NUMBER.match(text)
     size = _size(found) if found else None
     if found is None or size is None:
         return None
-    rest = _strip(tokens(text[found.end() :])) if found.end() < len(text) else []
+    rest = stripped(text[found.end() :])
     unit = unit_of(rest, letters=numeric)
-    is_phrase = len(rest) < 10 and all(p == " " or (_is_word(p) and p.strip(UPRIGHT) not in _NO_UNIT) for p in rest)
-    if unit is None and not is_phrase:
+    if unit is None and (not _PHRASE.fullmatch(rest) or _NO_UNIT.search(rest)):
         return None
     sign = 1 if (found["sign"] or "+")[0] == "+" and not found["inner"] else -1
     value = sign * size
@@ -250,8 +244,8 @@ def _number(parts: list[str], text: str, numeric: bool) -> Number | None:
     written = str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
     if "." in (found["decimal"] or "") and not found["period"]:  # Math-Verify compares decimals with a tolerance
         written = f"{'-' * (sign < 0)}{found['decimal']}\\times 10^{{{found['power'] or 0}}}"
-    unit = unit_of([found["money"] or ""]) or unit
     is_reducible = int(found["below"] or 0) > below
+    unit = unit_of(found["money"] or "") or unit
     return Number(written, value, unit, bool(found["percent"]), int(found["base"] or 0), is_reducible)
 
 
@@ -273,59 +267,16 @@ def _size(found: re.Match[str]) -> Fraction | None:
     return value * Fraction(10) ** power
 
 
-def _date(parts: list[str]) -> Words | None:
-    words = [
-        p.strip(UPRIGHT).lower() for p in parts if p.strip(UPRIGHT) not in (" ", ",", ".", "th", "st", "nd", "rd", "of")
-    ]
-    months = [word for word in words if word[:3] in _MONTHS and word.isalpha()]
+def _date(text: str) -> Words | None:
+    words = re.findall(
+        rf"\d+|{_LETTERS}|[^\s,.{UPRIGHT}]",
+        re.sub(r"\b(?:th|st|nd|rd|of)\b|(?<=\d)(?:th|st|nd|rd)\b", "", text.lower()),
+    )
+    months = [word for word in words if word.isalpha() and word[:3] in _MONTHS]
     numbers = [word for word in words if word.isdigit()]
     if len(months) != 1 or len(words) != 1 + len(numbers) or not 0 < len(numbers) < 3 or words[-1] in months:
         return None
-    return Words(latex(parts), ("date", *numbers[1:], months[0][:3], numbers[0]))
-
-
-def _is_word(part: str) -> bool:
-    """Return whether letters are a word and no product of variables."""
-    is_long = len(part) > 2 or part.lower() in _SHORT_WORDS
-    return part[0] == UPRIGHT or (part.isalpha() and is_long and not part.isupper())
-
-
-def _is_prose(parts: list[str]) -> bool:
-    """Return whether words in no font stand apart: ``def`` in a fraction is a product."""
-    around = zip([" ", *parts[:-1]], parts, [*parts[1:], " "], strict=True)
-    return any(_is_word(word) and word[0] != UPRIGHT and " " in (before, after) for before, word, after in around)
-
-
-def _depths(parts: list[str]) -> list[int]:
-    """Return how many brackets are open behind each token."""
-    return list(accumulate((p in _OPEN or p[:6] == r"\begin") - (p in _CLOSE or p[:4] == r"\end") for p in parts))
-
-
-def _is_balanced(parts: list[str]) -> bool:
-    depths = [0, *_depths(parts)]
-    return depths[-1] == 0 and min(depths) == 0
-
-
-def _strip(parts: list[str]) -> list[str]:
-    """Return tokens without spaces and punctuation around them."""
-    while parts[:1] == [" "]:
-        parts = parts[1:]
-    while parts and parts[-1] in " .,;:":
-        parts = parts[:-1]
-    return parts
-
-
-def _split(parts: list[str], at: Collection[str]) -> tuple[list[list[str]], list[str]]:
-    """Split tokens at those that are in no brackets; return the pieces and what was between them."""
-    pieces: list[list[str]] = [[]]
-    between = []
-    for part, depth in zip(parts, _depths(parts), strict=True):
-        if depth == 0 and part in at:
-            between.append(part)
-            pieces.append([])
-        else:
-            pieces[-1].append(part)
-    return pieces, between
+    return Words(latex(text), ("date", *numbers[1:], months[0][:3], numbers[0]))
 
 
 def inner(value: Value) -> Value:
@@ -337,8 +288,8 @@ def inner(value: Value) -> Value:
 
 def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
     """Return whether an answer has the label's value; None if ``ask`` cannot tell."""
-    names = [value.name for value in (label, answer) if isinstance(value, Equation)]
-    if len(set(names)) == 2 and list(map(len, names)) == [1, 1]:  # x=5 and y=5
+    names = {value.name for value in (label, answer) if isinstance(value, Equation)}
+    if len(names) == 2 and set(map(len, names)) == {1}:  # x=5 and y=5
         return False
     if not any(isinstance(value, Formula) and value.is_relation for value in (label, answer)):
         label, answer = inner(label), inner(answer)
@@ -350,11 +301,10 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
         return label.words == answer.words and (label.half == answer.half or "" in (label.half, answer.half))
     if label.text == answer.text:
         return True
-    kinds = {type(label), type(answer)}
-    is_vector = kinds == {Items, Formula} and r"\begin" in label.text + answer.text
-    if Words in kinds or (Items in kinds and not (is_vector or (_is_relation(label) and _is_relation(answer)))):
-        return False
-    if not is_vector and _is_relation(label) != _is_relation(answer):
+    kinds, relations = {type(label), type(answer)}, [_is_relation(label), _is_relation(answer)]
+    if kinds == {Items, Formula} and r"\begin" in label.text + answer.text:  # a vector
+        return ask(label.text, answer.text)
+    if Words in kinds or relations[0] != relations[1] or (Items in kinds and not relations[0]):
         return False
     return ask(label.text, answer.text)
 
@@ -415,7 +365,7 @@ def canonical(value: Value) -> str:
 
 def spelled(text: str) -> str:
     """Return any text in the one spelling of its tokens."""
-    return latex([part for part in tokens(text) if part != " "])
+    return latex(normal(text)).replace(" ", "")
 
 
 def formulas(value: Value) -> list[str]:

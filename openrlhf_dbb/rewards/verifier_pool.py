@@ -1,10 +1,8 @@
 """Runs Math-Verify, or the verifiers of ``openrlhf_dbb.tasks``, in processes with a hard time limit.
 
-Math-Verify never finishes on some expressions. Its own time limit works only in the main thread, and OpenRLHF calls
-reward functions in other threads. So each verification runs in a process that a signal can end.
+Math-Verify never finishes on some expressions, and its own limit works only in the main thread, which calls no rewards.
 
-Usage: python -m openrlhf_dbb.rewards.verifier_pool SECONDS    one such process for Math-Verify; JSON requests on stdin
-                                                               and replies on stdout, one a line
+Usage: python -m openrlhf_dbb.rewards.verifier_pool SECONDS    one such process: requests on stdin, replies on stdout
 """
 
 import contextlib
@@ -53,14 +51,13 @@ class VerifierPool:
     def verify(self, answer: str, label: str) -> bool | None:
         """Return whether the verifier finds the answer equal to the label; None if it could not be verified.
 
-        A text that is known to be nothing but an answer or a label is given to Math-Verify in a box. Raise ValueError
-        for a label that the verifier cannot read, RuntimeError if no process could start.
+        Raise ValueError for a label that the verifier cannot read, RuntimeError if no process could start.
         """
         reply = self.ask({"answer": answer, "label": label})
         if "bad_label" in reply:
+            reason = reply["bad_label"]
             raise ValueError(
-                f"the verifier cannot read the label {label!r} ({reply['bad_label']}); "
-                "fix or drop this row of the data set"
+                f"the verifier cannot read the label {label!r} ({reason}); fix or drop this row of the data set"
             )
         if "correct" in reply:
             return bool(reply["correct"])
@@ -76,32 +73,27 @@ class VerifierPool:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return a process's reply to a request, or why there is none as ``unverified``."""
-        process = self._idle.get()
-        reusable = None
+        process, reply = self._idle.get(), None
         try:
             if process is None or process.poll() is not None:  # it may have been killed while it was idle
                 process = self._start()
             began = time.monotonic()
             reply = _exchange(process, json.dumps(request) + "\n", self.time_limit_s)
-            if reply is not None:
-                reusable = process
-                return reply
-            limit = time.monotonic() - began >= self.time_limit_s
-            return {"unverified": f"no reply within {self.time_limit_s} s" if limit else "its process ended"}
+            is_late = time.monotonic() - began >= self.time_limit_s
+            return reply or {"unverified": f"no reply within {self.time_limit_s} s" if is_late else "its process ended"}
         finally:
             # After an interrupt too: a late reply must not answer the next request.
-            if reusable is None and process is not None:
+            if reply is None and process is not None:
                 _end(process)
-            self._idle.put(reusable)
+            self._idle.put(process if reply else None)
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", self._worker, str(self.time_limit_s)]
         # With a fixed hash seed every process makes the same problems.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "0"}
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         # In a session of its own it is ended with its children, and Ctrl-C reaches the parent alone.
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
-        )
+        process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
         if _exchange(process, "", START_LIMIT_S) is None:
             _end(process)
             raise RuntimeError(f"{' '.join(command)} did not start, its error is on stderr; is its package installed?")
@@ -119,9 +111,7 @@ def _exchange(process: subprocess.Popen[str], request: str, seconds: float) -> d
     except BrokenPipeError:
         return None
     # Its own alarm ends the process first, unless a verifier has reset it or a child of the process keeps the pipe.
-    if not replies.poll(1000 * (seconds + GRACE_S)):
-        return None
-    line = process.stdout.readline()
+    line = process.stdout.readline() if replies.poll(1000 * (seconds + GRACE_S)) else ""
     return json.loads(line) if line.endswith("\n") else None
 
 
@@ -142,9 +132,8 @@ def _parse(text: str) -> Any:
     # Only the whole box: else a number in a formula that it cannot read would stand for the formula. Math-Verify's own
     # time limits use the alarm of the main thread, which is our limit.
     whole = {"extraction_config": [LatexExtractionConfig()], "extraction_mode": "first_match"}
-    parsed = parse(
-        text if r"\boxed" in text else rf"\boxed{{{text}}}", **whole, parsing_timeout=None, raise_on_error=True
-    )
+    boxed = text if r"\boxed" in text else rf"\boxed{{{text}}}"
+    parsed = parse(boxed, **whole, parsing_timeout=None, raise_on_error=True)
     if not parsed or isinstance(parsed[0], str) or parsed[0].has(zoo, nan):  # it did not understand it
         raise ValueError(f"understood as {parsed}")
     # The derivative of a symbol would count as 0.

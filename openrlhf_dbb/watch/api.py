@@ -141,7 +141,7 @@ class Api:
         _, *ids = path.split("/")
         compared = ids[2:3] if ids[1:2] == ["compare"] else []
         version: tuple[Any, ...] = tuple(self._run(name).version for name in (*ids[:1], *compared))
-        if ids[1:] in (["posteriors"], ["prompts"]):
+        if ids[1:] in (["pool"], ["prompts"]):
             # The state of the prompts may be older than the run: an answer made from it must not outlive it.
             version += (self.visits(self._run(ids[0])).last,)
         return bytes(self._cache.get((path, prompt), version, lambda: page.encoded(self.answer(path, prompt))))
@@ -166,14 +166,14 @@ class Api:
                 }
             case ["runs", run, "series"]:
                 return series(self._store, self._run(run).record)
-            case ["runs", run, "posteriors"]:
+            case ["runs", run, "pool"]:
                 of_run = self.visits(self._run(run))
                 return {
                     "last": of_run.last,
                     "unit": of_run.unit,
                     "thresholds": visits.THRESHOLDS,
                     "state_counts": np.bincount(of_run.state, minlength=len(visits.STATES)),
-                    "epochs": of_run.epochs,
+                    **of_run.picture,
                 }
             case ["runs", run, "prompts"]:
                 of_run = self.visits(self._run(run))

@@ -109,8 +109,9 @@ const swatch = (className) => svg("svg", { viewBox: "0 0 10 10", class: "swatch"
 
 const pairs = (list) => list.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, element("bdi", {}, String(value ?? "-")))]);
 
+// Draws a tile for each number that is known.
 function drawNumbers(host, numbers) {
-  keyed(host, numbers, ([name]) => name, ([name]) => element("div", {}, element("dt", {}, name), element("dd")),
+  keyed(host, numbers.filter(([, value]) => value !== "-"), ([name]) => name, ([name]) => element("div", {}, element("dt", {}, name), element("dd")),
     (node, [, value]) => setText(node.lastChild, value));
 }
 
@@ -139,6 +140,15 @@ const source = {
   },
 };
 
+// Returns an answer whose cells, if it has any, are bytes.
+async function unpacked(answer) {
+  if (typeof answer.cells !== "string") return answer;
+  const letters = atob(answer.cells), bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i);
+  const inflated = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return { ...answer, columns: answer.states.length, cells: new Uint8Array(await new Response(inflated).arrayBuffer()) };
+}
+
 const underWay = new Map();
 
 const answers = new Map(); // path -> {version, answer, error, restsUntil}
@@ -151,7 +161,7 @@ function need(path, version, step = null) {
   const ask = async () => {
     const entry = { version, answer: kept?.answer, error: null }, began = performance.now();
     try {
-      entry.answer = await source.get(path);
+      entry.answer = await unpacked(await source.get(path));
     } catch (problem) {
       if (!(problem.status >= 400 && problem.status < 500)) throw problem; // to be asked for again
       entry.error = problem.message;
@@ -172,7 +182,7 @@ const got = (path) => answers.get(path)?.answer;
 
 const GENERAL = ["run", "runs", "x", "smooth"]; // these hold in all views
 const VIEWS = {}; // by name: needs() returns requests under way, draw() returns the newest step that it drew
-const VIEW_NAMES = { runs: "Runs", curves: "Curves", usage: "Where the rollouts went", posteriors: "Posteriors", prompts: "Prompts", rollouts: "Rollouts", run: "Run" };
+const VIEW_NAMES = { pool: "Pool", curves: "Curves", runs: "Runs", usage: "Where the rollouts went", prompts: "Prompts", rollouts: "Rollouts", run: "Run" };
 let at = {};
 
 function hashOf(chosen) {
@@ -182,7 +192,7 @@ function hashOf(chosen) {
 
 function readAddress() {
   at = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  if (!Object.hasOwn(VIEW_NAMES, at.view)) at.view = runs.length > 1 ? "runs" : "curves";
+  if (!Object.hasOwn(VIEW_NAMES, at.view)) at.view = "pool";
 }
 
 // Returns the address of another view, with the same runs and axis.

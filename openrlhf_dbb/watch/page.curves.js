@@ -21,6 +21,7 @@ const CHARTS = [
   { key: "policy-loss", title: "Policy loss", of: [["m:policy_loss", "m:loss", "m:actor/pg_loss"]] },
   { key: "zero-variance", title: "Rollouts in zero-variance groups", of: [["zero_variance", "m:estimator/zero_variance"], ["given_advantage", "m:estimator/rescued"]], names: ["all", "those given an advantage"], low: 0, ...percentAxis,
     note: () => "Both are shares of all generated rollouts: those whose group has equal rewards, and those of them that were given an advantage." },
+  { key: "mixed", title: "Mixed groups", of: [["m:posterior/mixed"], ["m:posterior/mixed_even"]], names: ["as drawn", "with even draws, estimated"], low: 0, ...percentAxis },
   { key: "probes", title: "Error against the probes", dots: true, of: [["m:probe/mse"], ["m:probe/mse_point"]], names: ["stored estimate", "group's own mean"],
     note: () => "Mean squared error against extra rollouts that were never trained on, less their own noise: chance can make it negative." },
   { key: "estimator-mean", title: "Mean of the estimates", of: [["m:estimator/mean"]] },
@@ -119,7 +120,7 @@ function drawCurveCharts(host, list, drawn) {
     chartOf(figure, { onZoom: zoomTo, height: host.id === "charts" ? 230 : 180 }).update({
       title: chart.title, note: notes.size === 1 ? [...notes][0] : "", lines, ...axis, ...span, nameOf,
       yText: chart.yText ?? decimal, yAxis: chart.yAxis ?? short, low: chart.low,
-      legend: measures.length > 1 ? measures.map((name) => [lineMark(slot, chart.names.indexOf(name) > 0), name]) : [] });
+      legend: measures.map((name) => [lineMark(slot, chart.names.indexOf(name) > 0), name]) });
   });
 }
 

@@ -172,6 +172,7 @@ async function keepPolling() {
   if (isLive) setTimeout(keepPolling, wait);
 }
 
+setUpPool();
 setUpCurves();
 setUpPrompts();
 setUpRollouts();

@@ -2,7 +2,6 @@
 
 const MOST_PROMPTS = 100; // drawn at a time; sorting, search and filter reach the others
 const FALLING = ["mean", "change", "visits"]; // sorted downwards at first
-const STATE_NAMES = ["mastered", "learning", "forgotten", "unsolved", "no visits"];
 const COLUMNS = ["id", "state", "mean", "change", "visits", "text"];
 const sortedBy = () => COLUMNS.includes(at.sort) ? at.sort : "id";
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from openrlhf_dbb.terminal import shown
 
-_SCRIPTS = ("base.js", "charts.js", "curves.js", "run.js", "rollouts.js", "prompts.js", "js")  # after "page."
+# After "page."
+_SCRIPTS = ("base.js", "charts.js", "curves.js", "pool.js", "run.js", "rollouts.js", "prompts.js", "js")
 
 
 def render(title: str, data: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-// ---- one run: where its rollouts went, its posteriors, its facts
+// ---- one run: where its rollouts went, its facts
 
 const PARTS = [
   { key: "mixed", name: "mixed", className: "mixed", meaning: "trained on, in a group with some rollouts right and some wrong." },
@@ -44,71 +44,11 @@ VIEWS.usage = {
       ["tokens generated", short(totals.generated_tokens || null)],
       ...(totals.unused_rollouts ? [["unused at the end", whole(totals.unused_rollouts)]] : []),
     ]);
-    const edges = [answer.first - 1, ...step], spans = step.map((last, i) => last - edges[i]), middles = step.map((last, i) => (last + edges[i] + 1) / 2);
     const counts = (totals.single ? SINGLE_PARTS : PARTS).map((part) => ({ ...part, count: totals.parts[part.key] }));
     drawParts(byId("usage-parts"), counts, totals.generated);
-    const stepsOf = (x) => {
-      const i = nearest(middles, x);
-      return (spans[i] > 1 ? `${whole(edges[i] + 1)} to ` : "") + whole(step[i]);
-    };
-    const axis = { whole: true, xText: stepsOf, nameOf: (x) => `step${stepsOf(x).includes(" ") ? "s" : ""} ${stepsOf(x)}`,
-      xLabel: width > 1 ? `step (each bar: mean of ${whole(width)} steps)` : "step" };
-    const parts = counts.map((part) => ({ ...part, y: curves[part.key] }));
-    chartOf(byId("usage-chart"), { height: 280 }).update({ ...axis, title: "Rollouts generated per step",
-      bars: { x: middles, edges: edges.map((edge) => edge + 0.5), parts },
-      legend: counts.map((part) => [() => swatch(part.className), part.name]), from: edges[0] + 0.5, to: step[step.length - 1] + 0.5 });
-    return answer.last;
-  },
-};
-
-// Explains the estimator's number for a prompt.
-const MEANINGS = {
-  "posterior mean": "Of each prompt the store keeps alpha and beta: the right and the wrong rollouts of all its visits, older ones"
-    + " counting less. They are its posterior, Beta(alpha, beta), and alpha / (alpha + beta) is the expected share of right rollouts.",
-  "group mean": "This estimator keeps no history: the group mean is the mean reward of the rollouts of one visit.",
-  "estimated mean": "The estimated mean is the reward that the estimator expects of the prompt, from all its visits.",
-};
-const stateClass = (name) => name.replace(" ", "-");
-
-VIEWS.posteriors = {
-  ofOneRun: true,
-  path: () => `runs/${theRun().id}/posteriors`,
-  needs() { return [need(this.path(), theRun().version, theRun().step)].filter(Boolean); },
-  draw() {
-    const answer = got(this.path());
-    if (!answer) return 0;
-    const { epochs, thresholds } = answer, size = epochs.epoch.length, meanName = theRun().mean_name;
-    setText(byId("posteriors-note"), !size ? "No prompt was visited yet."
-      : `${MEANINGS[meanName]} Epoch 2 is every prompt's second visit of this run, and so on.`
-      + " The view Prompts lists them by state, by mean and by change."
-      + (answer.unit ? "" : " The states are meant for rewards in [0, 1]; this run has rewards outside that range."));
-    byId("posteriors-body").hidden = !size;
-    if (!size) return theRun().step ?? 0;
-    const e = size - 1;
-    const bins = epochs.histogram[e].length, edges = [...Array(bins + 1).keys()].map((i) => i / bins);
-    byId("histogram").hidden = !answer.unit; // its bins are of [0, 1]
-    const tallest = Math.max(1, ...epochs.histogram.flat());
-    chartOf(byId("histogram")).update({ title: `Prompts by ${meanName} after epoch ${whole(epochs.epoch[e])}, ${plural(epochs.prompts[e], "prompt")}`,
-      xLabel: meanName, high: tallest, yText: whole,
-      xText: (x) => `${(x - 0.5 / bins).toFixed(2)} to ${(x + 0.5 / bins).toFixed(2)}`, from: 0, to: 1,
-      bars: { x: edges.slice(0, -1).map((edge) => edge + 0.5 / bins), edges, parts: [{ name: "prompts", className: "bar", y: epochs.histogram[e] }] } });
-    const overEpochs = { xLabel: "epoch", xText: whole, whole: true, nameOf: (x) => `epoch ${whole(x)}` };
-    const measures = ["success rate", meanName];
-    chartOf(byId("means")).update({ ...overEpochs, title: "Means over the prompts of each epoch", ...(answer.unit ? { low: 0, high: 1, ...percentAxis } : {}),
-      lines: [epochs.success_rate, epochs.mean].map((y, i) => ({ name: measures[i], slot: i, x: epochs.epoch, y })),
-      legend: measures.map((name, i) => [lineMark(i), name]) });
-    const x = epochs.epoch, ends = [...x.map((epoch) => epoch - 0.5), x[size - 1] + 0.5];
-    const share = (s) => epochs.states.map((counts, i) => epochs.prompts[i] ? counts[s] / epochs.prompts[i] : 0);
-    const parts = STATE_NAMES.slice(0, 4).map((name, s) => ({ name, className: stateClass(name), y: share(s) }));
-    chartOf(byId("state-shares")).update({ ...overEpochs, title: "Share of the prompts in each state", high: 1, ...percentAxis,
-      bars: { x, edges: ends, parts }, from: ends[0], to: ends[size],
-      legend: parts.map((part) => [() => swatch(part.className), part.name]) });
-    const meanings = [`${meanName} of ${thresholds.mastered} or more after the last visit.`, "none of the others: solved sometimes.",
-      `${meanName} at least ${thresholds.forgotten} below the highest it had after an earlier visit.`,
-      `not one success so far, and a ${meanName} of ${thresholds.unsolved} or less.`,
-      "known only from the warm start."];
-    const now = STATE_NAMES.map((name, s) => ({ name, className: stateClass(name), count: answer.state_counts[s], meaning: meanings[s], s }));
-    drawParts(byId("state-parts"), now.filter((part) => part.s < 4 || part.count), answer.state_counts.reduce((all, count) => all + count, 0));
+    const { middles, edges, axis } = stepBars(answer.first, step, width), parts = counts.map((part) => ({ ...part, y: curves[part.key] }));
+    chartOf(byId("usage-chart"), { height: 280 }).update({ ...axis, title: "Rollouts generated per step", bars: { x: middles, edges, parts },
+      note: width > 1 ? "A bar is the mean of its steps." : "", legend: counts.map((part) => [() => swatch(part.className), part.name]) });
     return answer.last;
   },
 };

@@ -42,7 +42,7 @@ def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     written, known = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64)  # steps with rollouts, prompts
     for run in runs:
         base = f"runs/{run.record.run_id}"
-        paths = [f"{base}/{name}" for name in ("series", "posteriors", "prompts", "about")]
+        paths = [f"{base}/{name}" for name in ("series", "pool", "prompts", "about")]
         kept = [row.step for row in store.query(_STEPS, run=run.record.run_id)]
         visits = api.visits(run)
         # The prompts that moved most come first.

@@ -1,11 +1,11 @@
-"""Follow the prompts of a run over their visits: mastered, learning, forgotten, unsolved.
+"""Follow the prompts of a run over their visits: mastered, learning, forgotten, never solved.
 
-An epoch here is a visit number: epoch 3 is every prompt's third visit of the run.
-
-Axes: P prompts, V visits (one group of rollouts each), E epochs, B bins of the mean.
+Axes: P prompts, V visits (one group of rollouts each), K columns of the picture, each of some steps.
 """
 
-from dataclasses import dataclass
+import base64
+import zlib
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,18 @@ from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
 from openrlhf_dbb.storage.read import Integers, current_means
 
-STATES = ("mastered", "learning", "forgotten", "unsolved", "no visits")
+STATES = ("mastered", "learning", "forgotten", "never solved", "no visits")
 MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
 THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "unsolved": 0.1}
-"""Mastered: a mean of at least this. Forgotten: this far below its peak. Unsolved: a mean of at most this."""
+"""Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at most this."""
 
-BINS = 20
+CELLS = 4_000_000
+"""About the most cells of a picture; a browser draws them in a moment."""
+
+COLUMNS = 400
+"""The most columns of a picture, about as many as a screen shows."""
+
+LEVELS, DRAWN = 126, 128
 
 _VISITS = """
     SELECT step, prompt_id, rollouts, successes, coalesce(alpha / nullif(alpha + beta, 0), mean) FROM dbb_history
@@ -38,16 +44,50 @@ class Visits:
     first: Floats  # (P,) mean after the first visit; NaN without visits
     mean: Floats  # (P,) mean after the last visit; without visits, the mean now
     state: Integers  # (P,) index into STATES after the last visit
-    epochs: dict[str, list[Any]]  # totals of each: epoch, prompts, success_rate, mean, states (E, 4), histogram (E, B)
+    state_V: Integers  # (V,) the same after each visit
     unit: bool  # whether all rewards may be in [0, 1]
+    picture: dict[str, Any] = field(default_factory=dict)  # what picture() returns
 
 
 def read_visits(store: PosteriorStore, run: RunRecord) -> Visits:
-    """Read the whole history of a run: about 2 s for a million visits."""
+    """Read the whole history of a run with its picture: about 2 s for a million visits."""
     kind = [(name, "<f8") for name in ("step", "prompt_id", "rollouts", "successes", "mean")]
     with store.database.transaction() as connection:
         visits = table(connection, kind, _VISITS, {"run": run.run_id}).view("<f8").reshape(-1, len(kind))
-    return summed(*current_means(store, run), visits)
+    found = summed(*current_means(store, run), visits)
+    return replace(found, picture=picture(found, visits))
+
+
+def picture(found: Visits, visits: Floats) -> dict[str, Any]:
+    """Return a picture of all prompts, one row each, highest mean first; a column covers ``width`` steps.
+
+    Returns:
+        "id", "state" (P,) of the rows; "width"; "low", "high": the means of the lowest and the highest level;
+        "states" (K, 4): visited prompts in each state after the column; "cells": (P, K) bytes, row after row,
+        compressed by zlib and in base64. A byte is 0 before the first visit, else 1 + the level in [0, LEVELS] of the
+        mean after the column, + DRAWN if the column has a visit.
+    """
+    step_V, id_V, _, _, mean_V = visits.T
+    prompts, width = len(found.prompt_id), 1
+    while width * min(COLUMNS, max(1, CELLS // max(1, prompts))) < found.last:  # powers of two, as of the curves
+        width *= 2
+    low, high = (0.0, 1.0) if found.unit else (float(mean_V.min()), float(mean_V.max()))
+    cells, states = np.zeros((2, -(-found.last // width), prompts), dtype=np.uint8)
+    at_V = (step_V.astype(np.int64) - 1) // width, np.searchsorted(found.prompt_id, id_V)
+    # The visits are ordered by step: the last one of a column stays.
+    share_V = np.clip((mean_V - low) / max(high - low, 1e-300), 0, 1)
+    cells[at_V] = 1 + np.rint(share_V * LEVELS)
+    states[at_V] = found.state_V
+    cell, state, counts = np.zeros(prompts, dtype=np.uint8), np.full(prompts, NO_VISITS, dtype=np.uint8), []
+    for column, state_after in zip(cells, states, strict=True):
+        drawn = column > 0
+        cell, state = np.where(drawn, column, cell), np.where(drawn, state_after, state)
+        column[:] = cell + DRAWN * drawn.astype(np.uint8)
+        counts.append(np.bincount(state, minlength=len(STATES))[:NO_VISITS])
+    order = np.lexsort((found.prompt_id, -found.mean))
+    packed = base64.b64encode(zlib.compress(cells.T[order].tobytes(), 1)).decode()
+    rows = {"id": found.prompt_id[order], "state": found.state[order], "cells": packed}
+    return rows | {"width": width, "low": low, "high": high, "states": counts}
 
 
 def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
@@ -63,30 +103,22 @@ def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
     first, peak = np.full(len(ids), np.nan), np.full(len(ids), -np.inf)
     mean = np.full(len(ids), np.nan)
     mean[np.searchsorted(ids, prompt_id)] = mean_now
-    solved, state = np.zeros(len(ids), dtype=bool), np.full(len(ids), NO_VISITS)
-    names = ("epoch", "prompts", "success_rate", "mean", "states", "histogram")
-    epochs: dict[str, list[Any]] = {name: [] for name in names}
-    # One epoch after the other: in each of them a prompt has one visit at most, so whole columns can be updated.
-    epoch_V = earlier_visits(row_V)
-    ends = np.cumsum(np.bincount(epoch_V))
-    by_epoch = np.split(np.argsort(epoch_V, kind="stable"), ends[:-1]) if len(visits) else []
-    for epoch, visit in enumerate(by_epoch, start=1):
+    solved, state_V = np.zeros(len(ids), dtype=bool), np.zeros(len(visits), dtype=np.int64)
+    state = np.full(len(ids), NO_VISITS)
+    # The first visits of all prompts, then the second ones, and so on: in each of these rounds a prompt has one visit
+    # at most, so whole columns can be updated.
+    round_V = earlier_visits(row_V)
+    ends = np.cumsum(np.bincount(round_V))
+    for visit in np.split(np.argsort(round_V, kind="stable"), ends[:-1]) if len(visits) else []:
         row, now = row_V[visit], mean_V[visit]
-        if epoch == 1:
-            first[row] = now
+        first[row] = np.where(np.isnan(first[row]), now, first[row])
         peak[row] = np.maximum(peak[row], now)
         solved[row] |= successes_V[visit] > 0
         mean[row] = now
         learnt = np.where(now >= THRESHOLDS["mastered"], MASTERED, LEARNING)
         learnt[peak[row] - now >= THRESHOLDS["forgotten"]] = FORGOTTEN
         learnt[~solved[row] & (now <= THRESHOLDS["unsolved"])] = UNSOLVED
-        state[row] = learnt
-        # A mean of exactly 1 belongs to the last bin.
-        bins = np.clip((now * BINS).astype(np.int64), 0, BINS - 1)
-        rate = successes_V[visit].sum() / rollouts_V[visit].sum()
-        states, histogram = np.bincount(state[row], minlength=4), np.bincount(bins, minlength=BINS)
-        for name, value in zip(names, (epoch, len(visit), rate, now.mean(), states, histogram), strict=True):
-            epochs[name].append(value)
+        state[row] = state_V[visit] = learnt
     return Visits(
         last=int(step_V[-1]) if len(visits) else 0,
         prompt_id=ids,
@@ -94,6 +126,6 @@ def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
         first=first,
         mean=mean,
         state=state,
-        epochs=epochs,
+        state_V=state_V,
         unit=bool(((successes_V >= 0) & (successes_V <= rollouts_V)).all()),
     )

@@ -1,8 +1,4 @@
-"""Benchmarks, one TOML file each: the questions, the prompt template, and the verifier of the answers.
-
-A benchmark says where its data are (a hub data set at a commit, or a file) and what the columns mean. ``loading`` loads
-them.
-"""
+"""Benchmarks, one TOML file each: where the questions are, what the columns mean, the prompt, and the verifier."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,16 +53,15 @@ def find_all(text: str) -> list[Benchmark]:
 def find(text: str) -> Benchmark:
     """Return the benchmark with a known name, of a TOML file, ``NAME=FILE``, or a spec of ``openrlhf_dbb.tasks``.
 
-    The data file of ``NAME=FILE`` has columns ``input`` and ``label``. Its prompts are used verbatim, without a chat
-    template. Math-Verify verifies the responses. A TOML file names its benchmark. Its ``configs`` may be a table:
-    configuration = form of its answers. A relative ``file`` is relative to it. Mistakes are refused.
+    ``NAME=FILE`` has columns ``input``, a prompt used verbatim, and ``label``. A TOML file names its benchmark; its
+    ``configs`` may be a table, configuration = form of its answers, and its ``file`` relative to it.
     """
     if tasks.is_spec(text):
         return Benchmark(text, text.removeprefix(tasks.PREFIX), hub=text, question="prompt", verifier="reasoning_gym")
     name, equals, file = text.partition("=")
+    if equals and (not name or "/" in name):
+        raise UsageError(f"{name!r} in {text} cannot be the name of a benchmark; write NAME=FILE")
     if equals:
-        if not name or "/" in name:
-            raise UsageError(f"{name!r} in {text} cannot be the name of a benchmark; write NAME=FILE")
         return checked(Benchmark(name, name, file=file, chat_template=False), file)
     if text not in NAMES and not text.endswith(".toml"):
         raise UsageError(
@@ -79,8 +74,7 @@ def find(text: str) -> Benchmark:
         configs = entry.pop("configs", ())
         if isinstance(configs, dict):
             entry["forms"] = tuple(configs.values())
-        if "file" in entry:
-            entry["file"] = str(path.parent / entry["file"])
+        entry["file"] = str(path.parent / entry["file"]) if "file" in entry else ""
         entry["choices"] = tuple(entry.get("choices", ()))
         benchmark = Benchmark(name=path.stem, configs=tuple(configs), **entry)
     except (OSError, ValueError, TypeError) as error:  # a TypeError names an unknown key
@@ -90,9 +84,8 @@ def find(text: str) -> Benchmark:
 
 def checked(benchmark: Benchmark, where: str) -> Benchmark:
     """Return the benchmark; raise a UsageError that starts with ``where`` if it contradicts itself."""
-    listed = bool(benchmark.options or benchmark.choices)
-    template, file = benchmark.template, Path(benchmark.file) if benchmark.file else None
-    kinds = ", ".join(VERIFIERS)
+    listed, template = bool(benchmark.options or benchmark.choices), benchmark.template
+    file, kinds = Path(benchmark.file) if benchmark.file else None, ", ".join(VERIFIERS)
     mistakes = (
         (bool(benchmark.hub) == bool(benchmark.file), "give either hub = (a data set's id) or file = (a data file)"),
         (file and file.suffix not in FILES, f"the name of data file {file} must end in {', '.join(FILES)}"),
@@ -102,7 +95,7 @@ def checked(benchmark: Benchmark, where: str) -> Benchmark:
         (listed != ("{options}" in template), "{options} in the template and options or choices need each other"),
         ("{form}" in template and not benchmark.forms, "{form} in the template needs a table [configs]"),
     )
-    for wrong, problem in mistakes:
-        if wrong:
-            raise UsageError(f"{where}: {problem}")
+    problems = [problem for wrong, problem in mistakes if wrong]
+    if problems:
+        raise UsageError(f"{where}: {problems[0]}")
     return benchmark

@@ -1,6 +1,6 @@
-r"""Takes a formula or a phrase apart: LaTeX's, Unicode's and Python's ways to write a thing become one.
+r"""Writes a formula or a phrase in one way: LaTeX's, Unicode's and Python's ways to write a thing become one.
 
-A token is a number, a run of letters, a LaTeX command or a sign. A word in an upright font begins with ``UPRIGHT``.
+Words in an upright font (``\text{}``) begin with the character ``UPRIGHT`` each; other fonts are dropped.
 """
 
 import re
@@ -8,15 +8,12 @@ import unicodedata
 from typing import Any
 
 UPRIGHT = "\x01"
-FUNCTIONS = {"sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"}
+FUNCTIONS = ["sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"]
 _SIGNS = {"\u2212": "-", "\u2013": "-", "\u00f7": "/", "\u2044": "/", "\u2026": "...", "\u3002": ".", "\u3001": ",",
-          "\u2019": "'", "\u00a0": " ", "\u00b0": r"^\circ "} | {
-    sign: rf"\{name} " for sign, name in {
-        "\u00d7": "times", "\u00b7": "cdot", "\u22c5": "cdot", "\u03c0": "pi", "\u221e": "infty", "\u00b1": "pm",
-        "\u2264": "le", "\u2265": "ge", "\u2260": "ne", "\u2248": "approx", "\u222a": "cup", "\u2208": "in",
-        "\u221a": "sqrt", "\u2205": "emptyset", "\u03b8": "theta",
-    }.items()
-}  # fmt: skip
+          "\u2019": "'", "\u00a0": " ", "\u00b0": r"^\circ ", "\u00d7": r"\times ", "\u00b7": r"\cdot ",
+          "\u22c5": r"\cdot ", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u00b1": r"\pm ", "\u2264": r"\le ",
+          "\u2265": r"\ge ", "\u2260": r"\ne ", "\u2248": r"\approx ", "\u222a": r"\cup ", "\u2208": r"\in ",
+          "\u221a": r"\sqrt ", "\u2205": r"\emptyset ", "\u03b8": r"\theta "}  # fmt: skip
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _LOWERED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
 
@@ -31,22 +28,20 @@ _GROUPED = r"(?<![\d.,])\d{1,3}(?:(\{,\}|\\[,!]|, ?\\!\s*%s)\d{3})(?:\1\d{3})*(?
 _DOTTED = r"(?<![\d.])\d{1,3}(?:\.\d{3}){2,}(?![\d.])"
 _GROUPS, _GROUPS_IN_BRACKETS = re.compile(_GROUPED % "|,| " + _DOTTED), re.compile(_GROUPED % "" + _DOTTED)
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2})(?![\d,]|\.\d)")
-_HALF_OPEN = re.compile(r"([\[\]])([^][(){}]+,[^][(){}]+)([\[\]])")  # ]0,1[
-_TOKEN = re.compile(
-    rf"\d+(?:\.\d+)?|\.\d+|\.\.\.+|{UPRIGHT}?[^\W\d_]+|\\(?:begin|end)\{{\w+\*?\}}(?:\{{[lcr|]+\}})?|\\[A-Za-z]+|\\.|.",
-    re.DOTALL,
-)
 _REWRITES: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|limits)(?![A-Za-z])", ""),
-        (r"(?<!\\)(?:\\!|\$)|`|\b(?:np|math)\.(?=[a-z])|(?<=\*)\*", ""),
+        (r"\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits|(?i:large|huge)|small|bf)(?![A-Za-z])", ""),
+        (r"(?<!\\)(?:\\!|\$)|`|\b(?:np|math)\.(?=[a-z])", ""),
+        (r"(?<=[\w)}]) ?\*\* ?(?:\((-?\w+)\)|(-?\w+))", r"^{\1\2}"),
         (r"(?:(?<!\\)\\(?:[,:;> ]|q?quad(?![A-Za-z]))|[\s~])+", " "),
         (r"\\([A-Za-z]+|[%$])", lambda found: _SAME.get(found[1], found[0])),
+        (r"([<>!])=", lambda found: {"<": r"\le ", ">": r"\ge ", "!": r"\ne "}[found[1]]),
         (r"(?<=\d)\.(?= ?[/*+)}-])", ""),  # 1./3
         (rf"(?<![{UPRIGHT}\\A-Za-z])({'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])", r"\\\1"),
         (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\[dt]binom(?![a-z])", r"\\binom"),
+        (r"\\binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
         (r"C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))", r"\\binom{\1\2}{\3\4}"),
         (r"\{([^{}]*)\\over([^{}A-Za-z][^{}]*)\}", r"\\frac{\1}{\2}"),
         (
@@ -62,6 +57,10 @@ _REWRITES: list[tuple[re.Pattern[str], Any]] = [
         (r"(?<=[\d)]) x (?=[\d(])", r"\\times "),
         (r"\b0b([01]+)", r"\1_{2}"),
         (r"\((\d+)\)_", r"\1_"),
+        (  # ]0,1[
+            r"([\[\]])([^][(){}]+,[^][(){}]+)([\[\]])",
+            lambda found: ("(" if found[1] == "]" else "[") + found[2] + (")" if found[3] == "[" else "]"),
+        ),
     )
 ]
 
@@ -81,10 +80,10 @@ def _plain_sign(char: str) -> str:
     return rf"\frac{{{above}}}{{{below}}}" if slash else above if len(above) == 1 else char
 
 
-def tokens(text: str, *, decimal_comma: bool = False) -> list[str]:
-    """Return the tokens of a text. With ``decimal_comma``, 3,5 is one number outside of brackets."""
+def normal(text: str, *, decimal_comma: bool = False) -> str:
+    """Return a text in one notation, with single spaces. With ``decimal_comma``, 3,5 outside of brackets is 3.5."""
     if text.isdigit() and text.isascii():  # the most frequent answer
-        return [text]
+        return text
     text = re.sub(r"\b([apAP])\.\s?([mM])\b\.?", r"\1\2", plain_signs(text))
     text = re.sub(r"(?<!\\)\\[()\[\]]", "", text)
     in_brackets = any(bracket in text for bracket in ("(", "[", r"\{"))
@@ -96,8 +95,7 @@ def tokens(text: str, *, decimal_comma: bool = False) -> list[str]:
         text = bare
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    text = _HALF_OPEN.sub(lambda m: ("(" if m[1] == "]" else "[") + m[2] + (")" if m[3] == "[" else "]"), text)
-    return _TOKEN.findall(text)
+    return text
 
 
 def _without_font(font: re.Match[str]) -> str:
@@ -106,15 +104,33 @@ def _without_font(font: re.Match[str]) -> str:
     return _LETTERS.sub(UPRIGHT + r"\g<0>", content) if is_upright else content
 
 
-def latex(parts: list[str]) -> str:
-    """Return tokens as LaTeX in one spelling; a space stays only where digits or words would meet."""
-    text = before = ""
-    space = False
-    for part in parts:
-        if part != " ":
-            meet = space and part[0].isalnum() and before[-1:].isalnum()
-            ends_command = before[:1] == "\\" and before[-1:].isalpha() and part[0].isalpha()
-            text += " " * (meet or ends_command) + (rf"\text{{{part[1:]}}}" if part[0] == UPRIGHT else part)
-            before = part
-        space = part == " "
-    return text
+def squeezed(text: str) -> str:
+    """Return a normal text whose spaces part digits or words."""
+    return re.sub(r"(?<![^\W_]) | (?![^\W_])", "", text)
+
+
+def latex(text: str) -> str:
+    """Return a normal text as LaTeX."""
+    return re.sub(rf"{UPRIGHT}([A-Za-z]*)", r"\\text{\1}", squeezed(text))
+
+
+def split(text: str, at: str = "(?!)") -> tuple[list[str], list[str]]:
+    """Return the pieces of a normal text and the signs between them, which ``at`` matches outside of brackets.
+
+    There are no pieces if the brackets do not match.
+    """
+    pieces, signs, depth, start = [], [], 0, 0
+    for found in re.finditer(rf"({at})|\\begin\b|\\end\b|\\?[{{}}]|[()\[\]]|\\[A-Za-z]+|\\.", text):
+        if found[1] is not None and not depth:
+            pieces.append(text[start : found.start()])
+            signs.append(found[1])
+            start = found.end()
+        depth += (found[0][-1] in "([{" or found[0] == r"\begin") - (found[0][-1] in ")]}" or found[0] == r"\end")
+        if depth < 0:
+            break
+    return ([stripped(piece) for piece in [*pieces, text[start:]]], signs) if not depth else ([], [])
+
+
+def stripped(text: str) -> str:
+    """Return a text without spaces and punctuation around it."""
+    return text.lstrip().rstrip(" .,;:")
