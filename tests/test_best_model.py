@@ -83,15 +83,8 @@ def test_a_best_model_is_deleted_once_no_resume_can_need_it(kept, tmp_path):
     assert there(tmp_path) == [5]
 
 
-@pytest.mark.parametrize(
-    ("resumed", "expected"),
-    [
-        (0, None),
-        (4, 2),  # steps 5 and 6 are undone
-        (5, 5),  # evaluated after its own checkpoint was whole
-        (6, 5),
-    ],
-)
+# After 4 steps 5 and 6 are undone; 5 was evaluated after its own checkpoint was whole.
+@pytest.mark.parametrize(("resumed", "expected"), [(0, None), (4, 2), (5, 5), (6, 5)])
 def test_a_resume_goes_back_to_the_best_of_its_steps(tmp_path, resumed, expected):
     before = BestModel(tmp_path / "checkpoints", RUN)
     offer(before, best(2, 0.1))

@@ -124,17 +124,11 @@ def test_a_folder_that_the_hosts_do_not_share_is_named(tmp_path, monkeypatch):
     assert newest_whole(tmp_path, "mine", 4)[0] is None
 
 
-WHOLE = (4, "mine")
-
-
-@pytest.mark.parametrize(
-    "second",
-    [(None, None), (2, "mine"), (4, "other")],
-)
+@pytest.mark.parametrize("second", [(None, None), (2, "mine"), (4, "other")])
 def test_a_rank_that_has_loaded_something_else_ends_the_run(tmp_path, second):
-    checkpoints.check_loaded(tmp_path, "global_step4", "mine", [WHOLE, WHOLE])
+    checkpoints.check_loaded(tmp_path, "global_step4", "mine", [(4, "mine")] * 2)
     with pytest.raises(RunError, match=r"^rank 1 has loaded a checkpoint of .*, not global_step4 of run mine"):
-        checkpoints.check_loaded(tmp_path, "global_step4", "mine", [WHOLE, second])
+        checkpoints.check_loaded(tmp_path, "global_step4", "mine", [(4, "mine"), second])
 
 
 def test_a_rank_that_finds_no_checkpoint_does_not_begin_anew():

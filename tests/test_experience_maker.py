@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from openrlhf_dbb import estimators, storage, upstream
+from openrlhf_dbb import estimators, upstream
 from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.platform import cpu
 
@@ -18,9 +18,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, log_prob_difference  # noqa: E402
-from openrlhf_dbb.actors.generation import RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.actors.replays import Replays  # noqa: E402
+from openrlhf_dbb.actors.rollout_batch import Group, Prompt, RolloutBatch  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 
@@ -41,33 +41,29 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0, masks=None,
     Responses are of ``lengths`` tokens, or where ``masks`` (P * G, TOKENS) says; ``kl`` has the same shape.
     """
     rewards = torch.tensor(rewards_P_G, dtype=torch.float32)
-    prompts, group = rewards.shape
-    flat = rewards.reshape(-1)
+    group, flat = rewards.shape[1], rewards.reshape(-1)
     lengths = torch.full_like(flat, TOKENS) if lengths is None else torch.tensor(lengths, dtype=torch.float32)
+    masks = torch.arange(TOKENS) < lengths[:, None] if masks is None else torch.tensor(masks)
+    kl = torch.zeros(masks.shape) if kl is None else torch.tensor(kl, dtype=torch.float32)
     made = []
-    for start in range(0, prompts * group, batch):
-        rows = range(start, min(start + batch, prompts * group))
-        mask = torch.zeros(len(rows), TOKENS)
-        for i, row in enumerate(rows):
-            mask[i, : int(lengths[row])] = 1
-            if masks is not None:
-                mask[i] = torch.tensor(masks[row])
+    for rows in torch.arange(len(flat)).split(batch):
+        mask, scores, places = masks[rows].float(), flat[rows], rows.tolist()
         made.append(
             Experience(
                 sequences=torch.ones(len(rows), TOKENS + 1, dtype=torch.long),
                 attention_mask=torch.cat([torch.ones(len(rows), 1), mask], dim=1).long(),
                 action_mask=mask,
                 action_log_probs=log_prob * mask,
-                kl=torch.zeros(len(rows), TOKENS) if kl is None else torch.tensor(kl[rows], dtype=torch.float32),
-                rewards=flat[list(rows)].nan_to_num().clone(),
-                scores=flat[list(rows)].clone(),
-                prompts=[PROMPTS[row // group] for row in rows],
-                labels=[str(row // group + 1) for row in rows],
-                response_length=lengths[list(rows)],
+                kl=kl[rows],
+                rewards=scores.nan_to_num(),
+                scores=scores,
+                prompts=[PROMPTS[row // group] for row in places],
+                labels=[str(row // group + 1) for row in places],
+                response_length=lengths[rows],
                 truncated=torch.zeros(len(rows), dtype=torch.bool),
-                total_length=1 + lengths[list(rows)],
-                index=list(rows),
-                info={"reward": flat[list(rows)].nan_to_num()},
+                total_length=1 + lengths[rows],
+                index=places,
+                info={"reward": scores.nan_to_num()},
             )
         )
     return made
@@ -77,10 +73,17 @@ def maker(cls, args, kl=0.0, **options):
     return cls(None, None, None, None, SimpleNamespace(value=kl), SimpleNamespace(args=args), TOKENIZER, **options)
 
 
-def advantages(made, batch, step=1, *, filtered=(), skipped=0):
-    """The batch with the advantages of a step, and what is logged of it."""
-    rollouts = RolloutBatch(filtered=list(filtered), skipped=skipped, step=step)
-    return made.add_advantages(batch, rollouts), rollouts.metrics
+def group(prompt, rollouts, version=None):
+    return Group(Prompt(PROMPTS[prompt], str(prompt + 1)), prompt, version=version, rollouts=tuple(rollouts))
+
+
+def advantages(made, batch, step=1, *, filtered=(), skipped=0, versions=None):
+    """The batch with the advantages of a step, and what is logged of it; each row is a group for itself."""
+    rows = [pair for experience in batch for pair in zip(experience.index, experience.prompts, strict=True)]
+    prompts = [PROMPTS.index(prompt) for _, prompt in sorted(rows)]
+    versions = versions or [None] * len(prompts)
+    trained = tuple(group(prompt, [None], version) for prompt, version in zip(prompts, versions, strict=True))
+    return batch, made.add_advantages(batch, RolloutBatch(trained, tuple(filtered), skipped), step)
 
 
 @pytest.fixture
@@ -90,22 +93,19 @@ def ours(tmp_path):
     def build(estimator="dbb", *flags, kl=0.0, **parameters):
         args = settings("--estimator", estimator, *flags).args
         built = estimators.build(estimator, **parameters)
-        store = storage.open_store(f"sqlite:///{tmp_path}/{len(opened)}.db")
-        opened.append(store)
-        run = store.create_run(
-            "run", estimator=estimator, estimator_version=built.version, parameters=parameters,
-            state_fields=built.belief.state_fields, model="m", dataset="d", dataset_digest="x", reward="r", config={},
-        )  # fmt: skip
         labels = [str(i + 1) for i in range(len(PROMPTS))]
-        posteriors = Posteriors(built, store, run, PROMPTS, labels, store.register_prompts(PROMPTS, labels))
+        posteriors = Posteriors.create(
+            f"sqlite:///{tmp_path}/{len(opened)}.db", "run", PROMPTS, labels, estimator=built
+        )
+        opened.append(posteriors)
         replays = Replays(args, posteriors.prompt_ids) if args.replay.samples else None
-        return maker(
-            PosteriorExperienceMaker, args, kl, posteriors=posteriors, progress=Progress(), replays=replays
-        ), store
+        parts = {"posteriors": posteriors, "progress": Progress(), "replays": replays, "drift": None}
+        ours = maker(PosteriorExperienceMaker, args, kl, **parts)
+        return ours, posteriors.store
 
     yield build
-    for store in opened:
-        store.close()
+    for posteriors in opened:
+        posteriors.close()
 
 
 def column(batch, name):
@@ -221,12 +221,8 @@ def test_a_late_group_is_stored_with_its_lag(ours):
     mine, store = ours("dbb", discount=0.5)
     for step in (1, 2):
         advantages(mine, experiences(RANDOM), step)
-    batch = experiences(RANDOM)
-    versions = torch.tensor([[1.0] * 8, [0.0] * 8, [2.0, 1.0] * 4, [2.0] * 8]).double().flatten().split(4)
-    for experience, of_rows in zip(batch, versions, strict=True):
-        experience.info["policy_version"] = of_rows
-    batch, metrics = advantages(mine, batch, 3)
-    assert "policy_version" not in batch[0].info  # or it would be logged as a metric of the actor
+    mixed = experiences(RANDOM)[::-1]  # as a dynamic batch, whose order is not that of the rollouts
+    _, metrics = advantages(mine, mixed, 3, versions=[1] * 8 + [0] * 8 + [2, 1] * 4 + [2] * 8)
     assert (metrics["async/lag"], metrics["async/lag_max"]) == (pytest.approx((1 + 2 + 0.5 + 0) / 4), 2)
     by_prompt = "JOIN prompts USING (prompt_id) WHERE step = 3 ORDER BY prompt"
     lags = stored(mine, store, f"SELECT policy_version, lag FROM posterior_history {by_prompt}")
@@ -241,7 +237,7 @@ def test_the_log_probs_of_vllm_and_the_policy_are_compared_at_the_generated_toke
 
 def filtered_group(prompt, scores, length=TOKENS):
     """A group that was generated, but is not trained on."""
-    return [
+    rollouts = [
         Experience(
             sequences=torch.ones(1, 1 + TOKENS, dtype=torch.int32),
             action_mask=(torch.arange(TOKENS) < length)[None],
@@ -254,12 +250,13 @@ def filtered_group(prompt, scores, length=TOKENS):
         )
         for score in scores
     ]
+    return group(prompt, rollouts)
 
 
 def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     mine, store = ours("dbb", discount=0.5)
     trained = np.array([[1.0, 0, 0, 0, 0, 0, 0, 0], [1.0] * 8])
-    rejected = [*filtered_group(2, [0.0] * 8, length=3), *filtered_group(3, [1.0, math.nan])]
+    rejected = [filtered_group(2, [0.0] * 8, length=3), filtered_group(3, [1.0, math.nan])]
     batch, metrics = advantages(mine, experiences(trained), filtered=rejected, skipped=2)
     assert column(batch, "advantages").shape == (16, TOKENS)
     # alpha, beta = 0.5 + S, 0.5 + n - S
@@ -278,7 +275,7 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
     batch.sequences = torch.tensor([[*said[:4], eos, 1], [*said, 1]])
     batch.action_mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]])  # of the token that comes next
     batch.action_log_probs, batch.truncated = torch.full((2, 5), -0.5), torch.tensor([False, True])
-    advantages(mine, [batch], filtered=filtered_group(1, [1.0], length=2))
+    advantages(mine, [batch], filtered=[filtered_group(1, [1.0], length=2)])
     columns = "prompt, sample, reward, score, length, truncated, missing, log_prob, text"
     sql = f"SELECT {columns} FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample"
     one = TOKENIZER.decode([1])
@@ -308,9 +305,9 @@ VISITS = [[1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0,
 def test_replays_ride_along_from_the_third_visit_on(ours, ray_node):
     mine, store = ours("dbb", "--method", "repo", discount=0.5)
     mine.actor_model_group = Ranks()
-    for step, group in enumerate(VISITS, 1):
+    for step, visit in enumerate(VISITS, 1):
         assert mine.actor_model_group.calls == []
-        rewards_P_G = np.array([group] * 3, dtype=float)
+        rewards_P_G = np.array([visit] * 3, dtype=float)
         if step == 1:
             rewards_P_G[1:, -1] = np.nan  # two prompts will have 15 rollouts in the cache, one too few
         batch, metrics = advantages(mine, experiences(rewards_P_G, log_prob=-step), step)

@@ -16,8 +16,9 @@ import ray  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
-from openrlhf_dbb.actors.generation import BudgetSpent, DrawnPrompts, RolloutGenerator  # noqa: E402
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
+from openrlhf_dbb.actors.rollout_batch import Prompt, rollouts_of  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.evaluation.engines import Finished, Request  # noqa: E402
 
@@ -57,25 +58,19 @@ def shared_engines(ray_node):
                 await self.answered[self.after[prompt]].wait()
             if prompt in self.answered:
                 self.answered[prompt].set()
-            log_probs = [0.0, -1.0, -2.0, -3.0] if logprobs else None
-            return [self.response(prompt, label, SCORES[label[i]], log_probs) for i in range(num_samples)]
-
-        def response(self, prompt, label, score, log_probs):
-            return {
+            response = {
                 "prompt": prompt, "label": label, "observation_tokens": [1, 2, 3, 4], "action_ranges": [(1, 4)],
-                "reward": 9.0, "scores": score, "rollout_log_probs": log_probs, "extra_logs": {},
+                "reward": 9.0, "rollout_log_probs": [0.0, -1.0, -2.0, -3.0] if logprobs else None, "extra_logs": {},
             }  # fmt: skip
+            return [response | {"scores": SCORES[label[i]]} for i in range(num_samples)]
 
         async def sample(self, requests, sampling):
             self.sizes.append(len(requests))
             n, text = sampling["n"], f"{sampling['temperature']} {sampling['top_p']}"
             return [Finished(r.number, [text] * n, [r.max_tokens] * n, [False] * n) for r in requests]
 
-        async def recorded(self):
-            return self.calls
-
-        async def sizes_of_calls(self):
-            return self.sizes
+        async def recorded(self, name="calls"):
+            return getattr(self, name)
 
     def noted(name):
         async def note(self):
@@ -99,30 +94,30 @@ def engine(engines):
     return engines[0]
 
 
+def tree(**values):
+    """Arguments as OpenRLHF has them."""
+    return SimpleNamespace(**{name: tree(**v) if isinstance(v, dict) else v for name, v in values.items()})
+
+
 @pytest.fixture
 def generator(engine):
     """Function: a generator of batches over prompts "1", "2", ... with these labels."""
 
     def make(labels, sampler=None, *, sleep=False, engines=(engine,), at_a_time=None, train_batch=0, **options):
         sampler = sampler or Sampler(FACTS)
-        args = SimpleNamespace(
-            rollout=SimpleNamespace(
-                batch_size=sampler.facts.groups, n_samples_per_prompt=GROUP, vllm_generate_batch_size=at_a_time
-            ),
-            vllm=SimpleNamespace(enable_sleep=sleep),
-            algo=SimpleNamespace(
-                advantage=SimpleNamespace(is_correction_level="off"), kl=SimpleNamespace(init_coef=0.0)
-            ),
-            train=SimpleNamespace(batch_size=train_batch, max_epochs=1),
-            critic=SimpleNamespace(model_name_or_path=None),
-            replay=SimpleNamespace(samples=0),
-        )
-        rows = [("", str(i), label, None) for i, label in enumerate(labels, 1)]
+        sizes = {"batch_size": sampler.facts.groups, "n_samples_per_prompt": GROUP}
+        args = tree(
+            rollout=sizes | {"vllm_generate_batch_size": at_a_time}, vllm={"enable_sleep": sleep},
+            algo={"advantage": {"is_correction_level": "off"}, "kl": {"init_coef": 0.0}},
+            train={"batch_size": train_batch, "max_epochs": 1}, critic={"model_name_or_path": None},
+            replay={"samples": 0},
+        )  # fmt: skip
+        rows = Rows(("", str(i), label, None) for i, label in enumerate(labels, 1))
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
         ids = {(text, label): place for place, (_, text, label, _) in enumerate(rows)}
         return RolloutGenerator(
             SimpleNamespace(args=args), loader, None, "tokenizer", list(engines), sampler=sampler, prompt_ids=ids,
-            **options,
+            judges=isinstance(sampler, Mixed), **options,
         )  # fmt: skip
 
     return make
@@ -132,12 +127,22 @@ def columns(rows):
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
+class Rows(list):
+    """The data set, as OpenRLHF's loader and a strategy that draws read it."""
+
+    prompts, labels, images = (property(lambda rows, at=at: columns(rows)[at]) for at in (1, 2, 3))
+
+
 def draw(made):
     """One call, as OpenRLHF's fit() makes it: the prompts of the batch, prompts generated for, end of the pass."""
     made.last_batch, _, consumed, exhausted = made.generate_samples()
-    prompts = [rollout.prompts[0] for rollout in made.last_batch.trained]
-    assert prompts[::GROUP] == prompts[1::GROUP]  # whole groups, side by side
-    return "".join(prompts[::GROUP]), consumed, exhausted
+    groups = made.last_batch.trained
+    assert all([rollout.prompts for rollout in group.rollouts] == [[group.prompt.text]] * GROUP for group in groups)
+    return texts(groups), consumed, exhausted
+
+
+def texts(groups):
+    return "".join(group.prompt.text for group in groups)
 
 
 def draw_batches(made, count):
@@ -154,15 +159,12 @@ def beside(made):
 
     Sorted, since filtered groups come in the order in which they are answered.
     """
-    prompts = sorted(rollout.prompts[0] for rollout in made.last_batch.filtered)
-    return "".join(prompts[::GROUP]), made.last_batch.skipped
+    return "".join(sorted(texts(made.last_batch.filtered))), made.last_batch.skipped
 
 
-def continued(made, state, position):
+def continued(made, snapshot):
     """The generator after a resume from a checkpoint."""
-    if position["data_loader_state_dict"]:
-        made.prompts_dataloader.load_state_dict(position["data_loader_state_dict"])
-    made.load(pickle.loads(pickle.dumps(state)))
+    made.load(pickle.loads(pickle.dumps(snapshot.state)), snapshot.place)
     return made
 
 
@@ -185,6 +187,8 @@ class Mixed(Sampler):
 class Resting(Mixed):
     """Skips a prompt for the pass after a group of equal scores."""
 
+    kept = ("_pass", "_rests_until")
+
     def __init__(self, a_round=None, passes=1):
         super().__init__(a_round=a_round)
         self._pass, self._passes, self._rests_until = 0, passes, {}
@@ -203,12 +207,6 @@ class Resting(Mixed):
 
     def metrics(self):
         return {"resting": float(sum(until >= self._pass for until in self._rests_until.values()))}
-
-    def state(self):
-        return {"pass": self._pass, "rests_until": dict(self._rests_until)}
-
-    def load(self, state):
-        self._pass, self._rests_until = state["pass"], dict(state["rests_until"])
 
 
 MIXED, EASY, HARD = "10", "11", "00"
@@ -233,14 +231,10 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
             observed.append((drawn.prompt_id, mixed))
 
     order, observed = iter([2, 0, 2, 1, 1, 0]), []
-    made = generator([HARD, MIXED, MIXED], Drawing(FACTS))
-    rows = columns(made.prompts_dataloader.dataset)
-    data = SimpleNamespace(**dict(zip(("sources", "prompts", "labels", "images"), rows, strict=True)))
-    made.prompts_dataloader = DrawnPrompts(data, made.sampler, made.prompt_ids, lambda: "predictive")
+    made = generator([HARD, MIXED, MIXED], Drawing(FACTS), predictive=lambda: "predictive")
     assert draw(made) == ("31", 2, False)
-    assert [rollout.info["weight"].item() for rollout in made.last_batch.trained] == [2.0] * 4
-    assert [rollout.info["inclusion"].item() for rollout in made.last_batch.trained] == [0.5] * 4
-    assert made.position(0) == {"episode": 0, "data_loader_state_dict": {"place": 2}}
+    assert [(group.drawn.inclusion, group.drawn.weight) for group in made.last_batch.trained] == [(0.5, 2.0)] * 2
+    assert (made.last_batch.snapshot.place, made.last_batch.snapshot.ends_pass) == ({"place": 2}, False)
     assert draw(made) == ("", 1, True)  # a pass is as many prompts as there are
     assert draw(made) == ("32", 1, False)
     assert observed == [(2, True), (0, False), (2, True), (1, True)]
@@ -266,16 +260,16 @@ def test_kept_groups_stand_in_the_order_in_which_they_were_sent(generator, engin
     ray.get(engine.start_over.remote({"1": "4"}))
     made = generator([MIXED, MIXED, EASY, MIXED], Mixed(groups=3))
     assert draw(made) == ("124", 4, False)
-    assert ray.get(engine.sizes_of_calls.remote()) == [1, 1, 1, 1]  # the strategy hears of each group by itself
+    assert ray.get(engine.recorded.remote("sizes")) == [1, 1, 1, 1]  # the strategy hears of each group by itself
 
 
 def test_the_surplus_of_a_round_is_observed(generator):
     made = generator([HARD, MIXED, MIXED, EASY, MIXED, MIXED, MIXED, MIXED], Mixed(a_round=6))
     assert draw(made) == ("23", 6, False)
     assert made.generated == 6 * GROUP
-    taken = sorted(made.last_batch.filtered, key=lambda rollout: rollout.prompts)
-    assert [rollout.prompts[0] for rollout in taken[::GROUP]] == ["1", "4", "5", "6"]
-    assert [rollout.scores.item() for rollout in taken] == [0, 0, 1, 1, 1, 0, 1, 0]
+    taken = sorted(made.last_batch.filtered, key=lambda group: group.prompt)
+    assert texts(taken) == "1456"
+    assert [rollout.scores.item() for rollout in rollouts_of(taken)] == [0, 0, 1, 1, 1, 0, 1, 0]
 
 
 def test_skipped_prompts_are_counted_and_cost_nothing(generator):
@@ -300,7 +294,7 @@ def test_what_was_not_verified_is_no_score(generator):
     assert draw(made)[0] == ""
     assert made.unused() == 4 * GROUP  # the fourth is kept and waits
     plain = generator(["1?", "0?"])
-    rollouts = plain.generate_samples()[0].trained
+    rollouts = rollouts_of(plain.generate_samples()[0].trained)
     assert [str(rollout.scores.item()) for rollout in rollouts] == ["1.0", "nan", "0.0", "nan"]
     assert [rollout.info["score"].item() for rollout in rollouts] == [1, 0, 0, 0]  # for a mean that is logged
 
@@ -326,14 +320,13 @@ def test_a_checkpoint_between_steps_continues_with_the_same_batches(generator, l
 
     def train(made, count):
         """Batches, with what came with them."""
-        return [(draw_batches(made, 1), *beside(made), made.generated, made.metrics()) for _ in range(count)]
+        return [(draw_batches(made, 1), *beside(made), made.generated, made.last_batch.snapshot) for _ in range(count)]
 
     expected = train(generator(labels, Resting(a_round=3)), steps + 4)
     stopped = generator(labels, Resting(a_round=3))
     train(stopped, steps)
-    position = stopped.position(0)
-    assert bool(position["data_loader_state_dict"]) == (not (len(labels) == 5 and steps == 2))
-    resumed = continued(generator(labels, Resting(a_round=3)), stopped.state(), position)
+    assert bool(stopped.last_batch.snapshot.place) == (not (len(labels) == 5 and steps == 2))
+    resumed = continued(generator(labels, Resting(a_round=3)), stopped.last_batch.snapshot)
     assert train(resumed, 4) == expected[steps:]
 
 
@@ -348,10 +341,8 @@ def test_engines_sleep_between_batches_whatever_happens(generator, engine):
 
 def test_more_responses_are_scored_as_in_training_and_the_engine_sleeps_again(generator, engine):
     made = generator([], sleep=True)
-    groups = [
-        SimpleNamespace(prompts=[text], labels=[label], images=[None]) for text, label in (("a", "10?"), ("b", "0-1"))
-    ]
-    scores = made.score_more(groups, 3, temperature=0.5, n_samples_per_prompt=8)
+    prompts = [Prompt("a", "10?"), Prompt("b", "0-1")]
+    scores = made.score_more(prompts, 3, temperature=0.5, n_samples_per_prompt=8)
     # a score that is absent, unlike a missing one (NaN), leaves the reward
     np.testing.assert_array_equal(scores, [[1, 0, math.nan], [0, 9, 1]])
     first, *asked, last = ray.get(engine.recorded.remote())
@@ -363,62 +354,61 @@ def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engi
     made = generator([MIXED] * 5, at_a_time=3)
     assert draw(made) == ("12", 3, False)
     assert made.generated == 3 * GROUP
-    assert made.last_batch.filtered == []
+    assert made.last_batch.filtered == ()
     assert draw(made) == ("34", 2, False)  # 3 has waited; two more make three at a time again
     assert draw(made) == ("", 0, True)  # 5 waits for the next pass
     assert draw(made) == ("51", 2, False)
-    assert ray.get(engine.sizes_of_calls.remote()) == [3, 2, 2]
+    assert ray.get(engine.recorded.remote("sizes")) == [3, 2, 2]
 
 
 def test_only_the_first_batch_of_a_start_comes_with_log_probs(generator):
     made = generator([MIXED] * 4, at_a_time=3)
     draw(made)
-    assert {rollout.rollout_log_probs.shape for rollout in made.last_batch.trained} == {(1, 3)}
+    assert {rollout.rollout_log_probs.shape for rollout in rollouts_of(made.last_batch.trained)} == {(1, 3)}
     assert draw(made)[0] == "34"  # 3 waited, and came with them
-    assert [rollout.rollout_log_probs for rollout in made.last_batch.trained] == [None] * 4
+    assert [rollout.rollout_log_probs for rollout in rollouts_of(made.last_batch.trained)] == [None] * 4
 
 
 def test_each_batch_comes_with_log_probs_where_no_pass_of_the_policy_takes_them(generator):
     made = generator([MIXED] * 4, train_batch=2 * GROUP)  # all rollouts in one update
     for _ in range(2):
         draw(made)
-        assert {rollout.rollout_log_probs.shape for rollout in made.last_batch.trained} == {(1, 3)}
+        assert {rollout.rollout_log_probs.shape for rollout in rollouts_of(made.last_batch.trained)} == {(1, 3)}
 
 
 def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):
-    made = generator([MIXED] * 6, at_a_time=4, version=0)
+    made = generator([MIXED] * 6, at_a_time=4)
+    made.version = 0
     made.drop_stale(0)
     assert draw(made)[0] == "12"
     made.version = 2
     made.drop_stale(1)
-    batch = made.generate_samples()[0]
-    assert [rollout.prompts[0] for rollout in batch.trained[::GROUP]] == ["5", "6"]
-    assert [rollout.prompts[0] for rollout in batch.filtered[::GROUP]] == ["3", "4"]
+    assert (draw(made)[0], beside(made)) == ("56", ("34", 0))
+    assert [group.version for group in made.last_batch.trained + made.last_batch.filtered] == [2, 2, 0, 0]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_what_waits_at_a_checkpoint_is_asked_for_again_and_nothing_twice(generator, steps):
     """8 prompts, 2 a batch, 5 at a time: a resume after any step trains each prompt once a pass."""
-    stopped = generator([MIXED] * 8, at_a_time=5, version=0)
+    stopped = generator([MIXED] * 8, at_a_time=5)
     before = draw_batches(stopped, steps)
-    assert stopped.state()["generated"] == steps * 2 * GROUP  # the rest will be asked for again
-    resumed = generator([MIXED] * 8, at_a_time=5, version=0)
-    resumed = continued(resumed, stopped.state(), stopped.position(0))
+    assert stopped.last_batch.snapshot.generated == steps * 2 * GROUP  # the rest will be asked for again
+    resumed = continued(generator([MIXED] * 8, at_a_time=5), stopped.last_batch.snapshot)
     after = draw_batches(resumed, 8 - steps)
     assert sorted("".join(before + after)) == sorted("12345678" * 2)
-    assert resumed.generated - len(resumed.state()["again"]) * GROUP == 8 * 2 * GROUP
+    assert resumed.snapshot().generated == 8 * 2 * GROUP
 
 
 def test_a_pass_that_ended_before_the_checkpoint_ends_once(generator):
     """All four prompts are drawn at once; after the resume the pass is over when the two that waited are trained on."""
-    stopped = generator([MIXED] * 4, at_a_time=9, version=0)
+    stopped = generator([MIXED] * 4, at_a_time=9)
     assert draw(stopped) == ("12", 4, False)
-    assert stopped.position(3) == {"episode": 3, "data_loader_state_dict": {}}
+    assert (stopped.last_batch.snapshot.place, stopped.last_batch.snapshot.ends_pass) == ({}, False)  # two wait
     ended = []
     sampler = Sampler(FACTS)
     sampler.end_pass = lambda: ended.append(True)
-    resumed = generator([MIXED] * 4, sampler, at_a_time=9, version=0)
-    resumed.load(stopped.state())
+    resumed = generator([MIXED] * 4, sampler, at_a_time=9)
+    continued(resumed, stopped.last_batch.snapshot)
     assert draw_batches(resumed, 1) == ["34"] and ended == []
     assert draw_batches(resumed, 1) == ["12"] and ended == [True]
 
@@ -430,8 +420,7 @@ def ahead(generator):
 
     def make(labels, sampler=None, *, partial=False):
         train = SimpleNamespace(async_queue_size=3, max_lag=None, partial_rollout_enable=partial, num_episodes=2)
-        handed = GenerationAhead(generator(labels, sampler, version=0), SimpleNamespace(train=train))
-        handed.begin_at(0, 0)
+        handed = GenerationAhead(generator(labels, sampler), SimpleNamespace(train=train), 0, 0)
         made.append(handed)
         return handed
 
@@ -446,11 +435,10 @@ def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_
     handed = ahead(labels, Resting(a_round=3))
     assert draw(handed)[0] == "12"
     until(lambda: len(handed._ahead._batches) == 3)  # the second to the fourth are made
-    assert handed.generated == 3 * GROUP  # a round is of three prompts
-    resumed = generator(labels, Resting(a_round=3), version=0)
-    resumed = continued(resumed, handed.state(), handed.position(0))
+    assert handed.last_batch.snapshot.generated == 3 * GROUP  # a round is of three prompts
+    resumed = continued(generator(labels, Resting(a_round=3)), handed.last_batch.snapshot)
     assert draw(resumed)[0] == draw(handed)[0]
-    assert (resumed.state(), resumed.metrics()) == (handed.state(), handed.metrics())
+    assert resumed.last_batch.snapshot == handed.last_batch.snapshot
 
 
 @pytest.mark.parametrize(("partial", "calls"), [(False, []), (True, ["pause_generation", "resume_generation"])])
@@ -458,11 +446,11 @@ def test_updates_are_counted_and_engines_stand_still_if_they_generate_meanwhile(
     handed = ahead([MIXED] * 2, partial=partial)
     with handed.updating():  # of a resume: the engines get the weights of the checkpoint
         pass
-    assert (handed._version, ray.get(engine.recorded.remote())) == (0, [])
+    assert (handed._generator.version, ray.get(engine.recorded.remote())) == (0, [])
     draw(handed)
     with handed.updating():
         pass
-    assert handed._version == 1
+    assert handed._generator.version == 1
     assert [call for call in ray.get(engine.recorded.remote()) if isinstance(call, str)] == calls
 
 
@@ -472,7 +460,7 @@ def test_benchmarks_are_shared_by_the_engines_and_cost_no_rollouts(generator, en
     finished = [each for some in made.sample(requests, {"n": 2, "temperature": 0.6, "top_p": 0.95}) for each in some]
     assert sorted(each.number for each in finished) == list(range(20))
     assert all(each.responses == ["0.6 0.95"] * 2 and each.tokens == [5 + each.number] * 2 for each in finished)
-    sizes = ray.get([each.sizes_of_calls.remote() for each in engines])
+    sizes = ray.get([each.recorded.remote("sizes") for each in engines])
     assert [sorted(of_engine) for of_engine in sizes] == [[2, 8], [2, 8]]  # at most 8 in a call
     assert (made.generated, made.unused()) == (0, 0)
 

@@ -13,7 +13,7 @@ from openrlhf_dbb.platform import machine
 
 def warned(outcomes=(), accuracy=None, samples=512, difference=0.0):
     progress = Progress(outcomes=outcomes, accuracy=accuracy or {}, difference=difference)
-    return progress.troubles(held_out_samples=samples, max_new_tokens=24, learns_from_failures=True)
+    return progress.troubles(held_out_samples=samples, max_new_tokens=24, punishes_failures=True)
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,7 @@ def test_the_highest_rewards_are_replayed_and_of_equal_ones_the_oldest(count, ex
 
 @pytest.mark.parametrize(
     ("form", "expected"),
-    [
-        # Means 1/4 and 1/2; N-1 variances (9 + 3) / 16 / 3 = 1/4 and 4 / 4 / 3 = 1/3.
+    [  # Means 1/4 and 1/2; N-1 variances (9 + 3) / 16 / 3 = 1/4 and 4 / 4 / 3 = 1/3.
         ("group_norm", [[1.5, -0.5, -0.5, -0.5], [math.sqrt(3) / 2] * 2 + [-math.sqrt(3) / 2] * 2, [0] * 4]),
         ("dr_grpo", [[0.75, -0.25, -0.25, -0.25], [0.5, 0.5, -0.5, -0.5], [0] * 4]),
         # 1 against the mean of 0 0 0, 0 against that of 1 0 0; 1 against that of 1 0 0, 0 against that of 1 1 0

@@ -22,17 +22,14 @@ ANY, WITHIN = None, (0.25, 0.75)
 @pytest.mark.parametrize(
     ("score_range", "scores", "trained"),
     [
-        (ANY, [1, 0, 0], True),
-        (ANY, [1, 1, 1], False),
-        (ANY, [0.1, 0.1, 0.2], True),
-        (ANY, [1, NAN, 0], True),  # the known scores vary
+        # The known scores vary.
+        (ANY, [1, 0, 0], True), (ANY, [1, 1, 1], False), (ANY, [0.1, 0.1, 0.2], True), (ANY, [1, NAN, 0], True),
         (ANY, [NAN, NAN, NAN], False),
-        (WITHIN, [1, 1, 0, 0], True),
-        (WITHIN, [1, 0, 0, 0], False),  # the bounds are not within
-        (WITHIN, [0.5, 0.5, 0.5, 0.5], False),  # it has to vary, too
-        (WITHIN, [1, 0, NAN, NAN], True),  # the mean of the known scores
+        # Their mean is within, the bounds are not.
+        (WITHIN, [1, 1, 0, 0], True), (WITHIN, [1, 0, 0, 0], False), (WITHIN, [0.5] * 4, False),
+        (WITHIN, [1, 0, NAN, NAN], True),
     ],
-)
+)  # fmt: skip
 def test_only_dynamic_sampling_replaces_groups_that_do_not_vary_or_whose_mean_is_out_of_range(
     score_range, scores, trained
 ):

@@ -9,14 +9,9 @@ from openrlhf_dbb.errors import RunError
 
 NAN = np.nan
 GROUPS = {
-    "e": [1, 1, 1, 1],
-    "h": [0, 0, 0, 0],
-    "m": [1, 0, 0, 0],
-    "E": [1, NAN, 1, NAN],  # easy, hard and mixed as far as is known
-    "H": [NAN, 0, NAN, NAN],
-    "M": [NAN, 0, 1, NAN],
-    "?": [NAN, NAN, NAN, NAN],
-}
+    "e": [1, 1, 1, 1], "h": [0, 0, 0, 0], "m": [1, 0, 0, 0], "?": [NAN] * 4,
+    "E": [1, NAN, 1, NAN], "H": [NAN, 0, NAN, NAN], "M": [NAN, 0, 1, NAN],  # as far as is known
+}  # fmt: skip
 
 
 def greso(groups=16, seed=1, p=(0.5, 0.5)):
@@ -35,16 +30,8 @@ def show(sampler, groups, prompt_id=0):
 
 @pytest.mark.parametrize(
     ("groups", "probability"),
-    [
-        ("", 1),
-        ("e", 0.5),
-        ("hhh", 0.25**3),
-        ("hhhh", 0.01),  # 0.25^4 = 0.0039 is below the floor
-        ("hhhe", 0.5),  # all wrong, then all correct: one in a row
-        ("eeh", 0.25),
-        ("eM", 1),
-        ("e?", 0.5),  # nothing is known of the second
-    ],
+    # 0.25^4 = 0.0039 is below the floor; all wrong, then all correct: one in a row; nothing is known of "?"
+    [("", 1), ("e", 0.5), ("hhh", 0.25**3), ("hhhh", 0.01), ("hhhe", 0.5), ("eeh", 0.25), ("eM", 1), ("e?", 0.5)],
 )
 def test_a_prompt_is_generated_for_with_p_to_the_power_of_its_streak(groups, probability):
     sampler = greso(p=(0.5, 0.25))

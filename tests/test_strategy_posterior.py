@@ -26,8 +26,7 @@ def drawn_by(strategy, expected, facts=FACTS, batches=1):
 
 @pytest.mark.parametrize(
     ("value", "batch", "floor", "expected"),
-    [
-        # In proportion: 2 of 4, shares 1/10, 2/10, 3/10, 4/10, none of them above 1 when doubled.
+    [  # In proportion: 2 of 4, shares 1/10, 2/10, 3/10, 4/10, none of them above 1 when doubled.
         ([1, 2, 3, 4], 2, 1e-12, [0.2, 0.4, 0.6, 0.8]),
         # Half of the draws to all alike: 0.5 / 4 + 0.5 share, doubled.
         ([1, 2, 3, 4], 2, 0.5, [0.35, 0.45, 0.55, 0.65]),

@@ -75,24 +75,23 @@ def execute(tmp_path, source):
 
 def test_a_reward_is_also_the_score_unless_there_is_another(tmp_path):
     output = execute(tmp_path, 'return {"rewards": torch.tensor([1.0]), "scores": [0.5], "extra_logs": {"a": 2}}')
-    assert (output["reward"], output["scores"], output["extra_logs"]) == (1.0, 0.5, {"a": 2, "missing": 0.0})
+    assert (output["reward"], output["scores"], output["extra_logs"]) == (1.0, 0.5, {"a": 2})
     assert execute(tmp_path, 'return {"rewards": float(queries[0] == "6*7=0")}')["scores"] == 1.0
 
 
 @pytest.mark.parametrize("source", ['return {"rewards": None}', 'return {"rewards": [None], "scores": [None]}'])
 def test_none_means_missing_and_never_0(tmp_path, source):
     output = execute(tmp_path, source)
-    assert math.isnan(output["scores"])
-    assert output["extra_logs"]["missing"] == 1.0
+    assert math.isnan(output["scores"]) and output["reward"] == 0
+
+
+FAILED = r"^reward_func of reward.py failed: KeyError: 'gold' \(reward.py, line 3\); on prompt '6[*]7='$"
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (
-            "raise KeyError('gold')",
-            r"^reward_func of reward.py failed: KeyError: 'gold' \(reward.py, line 3\); on prompt '6[*]7='$",
-        ),
+        ("raise KeyError('gold')", FAILED),
         ("raise SystemExit", r"failed: SystemExit \(reward.py, line 3\); on prompt"),
         ("return None", "^reward_func of reward.py returned None; return .*; on prompt '6[*]7='$"),
     ],

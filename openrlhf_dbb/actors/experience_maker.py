@@ -1,6 +1,7 @@
 """The hook: OpenRLHF's experience maker with advantages from the posteriors."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,14 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.actors.replays import Chosen, PolicyDrift, Replays, padded, remember
-from openrlhf_dbb.actors.rollout_batch import INCLUSION, VERSION, WEIGHT, RolloutBatch, one_update
+from openrlhf_dbb.actors.rollout_batch import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay_cache import CachedRollout
-from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, StepExtras
 from openrlhf_dbb.estimators import FORMS
 
-DIFFERENCE = "vllm/log_prob_difference"
-"""Metric: see :func:`log_prob_difference`."""
-
+DIFFERENCE = "vllm/log_prob_difference"  # the metric
 _LEAST_VARIANCE = 1e-8
 
 
@@ -32,125 +31,113 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     """Replaces the group baseline. Log-probs, KL, length penalties and returns stay OpenRLHF's."""
 
     def __init__(
-        self,
-        *args: Any,
-        posteriors: Posteriors,
-        progress: Progress,
-        replays: Replays | None = None,
-        drift: PolicyDrift | None = None,
+        self, *args: Any, posteriors: Posteriors, progress: Progress, replays: Replays | None, drift: PolicyDrift | None
     ) -> None:
         super().__init__(*args)
-        self._progress = progress
-        self.posteriors = posteriors
-        self.replays = replays
-        self.drift = drift
+        self._progress, self.posteriors, self.replays, self.drift = progress, posteriors, replays, drift
+        self._corrects = self.args.algo.advantage.is_correction_level != "off"  # by vLLM's log-probs
+
+    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """Return the experiences of :meth:`make`: OpenRLHF calls this, and has no place for what is logged."""
+        return rollout_samples
 
     @torch.no_grad()
-    def make_experience_batch(self, rollout_samples: RolloutBatch) -> list[Experience]:
-        """Return the step's rollouts with log-probs and advantages.
+    def make(self, batch: RolloutBatch, step: int, probes: Probes | None) -> tuple[list[Experience], dict[str, float]]:
+        """Return the step's rollouts with log-probs and advantages, and what is logged of them.
 
         Where one optimizer update takes all rollouts, the training pass takes the log-probs itself.
         """
-        samples = self.split_rollout_samples(rollout_samples.trained)
+        # Copies, since OpenRLHF writes into its experiences.
+        samples = self.split_rollout_samples([replace(rollout) for rollout in rollouts_of(batch.trained)])
         self._progress.enter(LOG_PROBS)
-        needed = rollout_samples.compared or samples[0].rewards is None or self.drift is not None
+        needed = batch.compared or samples[0].rewards is None or self.drift is not None
         takes_log_probs = needed or not one_update(self.args)
         experiences = self.make_experience(samples) if takes_log_probs else _without_log_probs(samples)
+        logged = {}
         if takes_log_probs and all(experience.rollout_log_probs is not None for experience in experiences):
-            rollout_samples.metrics[DIFFERENCE] = log_prob_difference(experiences)
-        if takes_log_probs:
-            self._drop_engines_log_probs(experiences)
-        experiences = self.add_advantages(experiences, rollout_samples)
-        self._drop_engines_log_probs(experiences)  # until here they stood in for the policy's, to be stored
-        return experiences
+            logged[DIFFERENCE] = log_prob_difference(experiences)
+        return experiences, logged | self.add_advantages(experiences, batch, step, probes)
 
-    def _drop_engines_log_probs(self, experiences: list[Experience]) -> None:
-        if self.args.algo.advantage.is_correction_level == "off":
-            for experience in experiences:
-                experience.rollout_log_probs = None
-
-    def add_advantages(self, experiences: list[Experience], batch: RolloutBatch) -> list[Experience]:
-        """Observe all rollouts of a step, and give the trained ones their advantages, in place.
+    def add_advantages(
+        self, experiences: list[Experience], batch: RolloutBatch, step: int, probes: Probes | None = None
+    ) -> dict[str, float]:
+        """Observe all rollouts of a step, give the trained ones their advantages, in place, and return what is logged.
 
         The stored and logged advantages are those of the form, before they are spread over tokens and whitened.
         """
-        # OpenRLHF's reward clip is left out: it would cut advantages (up to sqrt(alpha / beta)), not rewards.
-        prompts = _prompts(experiences)
-        replayed: Chosen = self.replays.choose(prompts) if self.replays is not None else {}
-        rewards, scored = self._observe(experiences, batch, replayed)
-        batch.metrics.update(scored.metrics)
-        trained = len(prompts)
-        advantages = scored.advantages[:trained]
+        # In the order of the experiences, since a dynamic batch sorts the rollouts by length.
+        groups_R = batch.groups_of_each([place for experience in experiences for place in experience.index])
+        keys_R, trained = [group.prompt.key for group in groups_R], len(batch)
+        filtered = [replace(rollout, rewards=rollout.rewards.clone()) for rollout in rollouts_of(batch.filtered)]
+        generated = [*experiences, *filtered]
+        rewards_R, scores_R = self._rewards(generated)
+        drift_R = None
+        if self.drift is not None:
+            drift_R = self.drift.measure(keys_R, (~np.isnan(scores_R)).tolist(), self._log_probs_of)
+        replayed: Chosen = self.replays.choose(keys_R[:trained]) if self.replays is not None else {}
+        old = [rollout for rollouts in replayed.values() for rollout in rollouts]
+        extras = StepExtras(
+            tokens=torch.cat([experience.response_length for experience in generated]).long().numpy(),
+            trained=np.arange(len(groups_R)) < trained,
+            replayed=(len(old), sum(len(rollout.log_probs) for rollout in old)),
+            skipped=batch.skipped,
+            probes=probes,
+            responses=self._responses(generated),
+            policy_versions=[group.version for group in groups_R if group.version is not None] or None,
+            inclusion=[group.drawn.inclusion for group in groups_R if group.drawn] or None,
+            weights=[group.drawn.weight for group in groups_R if group.drawn] or None,
+            drift=drift_R,
+        )
+        prompts, labels = zip(*keys_R, strict=True)
+        form = self.advantage_estimator
+        scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
+        self._spread(experiences, scored)
+        if FORMS.get(form).whitened:
+            whiten(experiences, ~np.isnan(rewards_R[:trained]), divide=not self.args.algo.advantage.no_std_norm)
+        for keeper in (self.drift, self.replays):
+            if keeper is not None:
+                remember(keeper.cache, self.posteriors.prompt_ids, experiences)
+        logged = {} if drift_R is None else {"estimator/drift": float(drift_R.mean())}
+        return logged | scored.metrics | self._send_replays(replayed, experiences)
+
+    def _rewards(self, experiences: list[Experience]) -> tuple[Floats, Floats]:
+        """Return rewards after length penalties and scores before them, (R,) each; NaN where missing."""
+        for experience in experiences:  # integers would cut the penalties
+            experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
+        scores_R = np.array(scores(experiences))  # a copy: without a score it is the reward, which a penalty changes
+        apply_length_penalties(experiences, self.args)
+        rewards_R = torch.cat([experience.rewards for experience in experiences]).double().numpy()
+        return np.where(np.isnan(scores_R), np.nan, rewards_R), scores_R
+
+    def _spread(self, experiences: list[Experience], scored: Scored) -> None:
+        """Spread the advantages over the response tokens (KL penalty included), as OpenRLHF does for GRPO."""
         sizes = [len(experience.rewards) for experience in experiences]
-        group_stds = torch.from_numpy(scored.group_std[:trained]).float().split(sizes)
-        parts = torch.from_numpy(advantages).float().split(sizes)
-        for experience, advantage, group_std in zip(experiences, parts, group_stds, strict=True):
-            for name in ("missing", VERSION, INCLUSION, WEIGHT):  # the actor would log them as metrics
-                experience.info.pop(name, None)
+        columns = (scored.advantages, scored.group_std)
+        parts = (torch.from_numpy(values_R[: sum(sizes)]).float().split(sizes) for values_R in columns)
+        for experience, advantage, group_std in zip(experiences, *parts, strict=True):
             if self.args.rollout.n_samples_per_prompt > 1:  # as upstream
                 experience.info["group_reward_std"] = group_std
-            # Spread over the response tokens (KL penalty included), as OpenRLHF does for GRPO.
+            if not self._corrects:  # vLLM's log-probs have been compared and stored
+                experience.rollout_log_probs = None
             mask = experience.action_mask
+            # OpenRLHF's reward clip is left out: it would cut advantages (up to sqrt(alpha / beta)), not rewards.
             reward: Any = compute_reward(advantage, self.kl_ctl.value, experience.kl, action_mask=mask)
             experience.returns = self.get_cumulative_returns(reward, mask, 1.0)
             experience.advantages = experience.returns.clone()
             experience.kl = None
             experience.info["return"] = reward.sum(dim=-1)
-        if FORMS.get(self.advantage_estimator).whitened:
-            verified = torch.from_numpy(~np.isnan(rewards[:trained])).split(sizes)
-            whiten(experiences, verified, divide=not self.args.algo.advantage.no_std_norm)
-        for keeper in (self.drift, self.replays):
-            if keeper is not None:
-                remember(keeper.cache, self.posteriors.prompt_ids, experiences)
-        if self.replays is not None:
-            rows = self.replays.rows(replayed, experiences[0])
-            if rows:
-                # To the actor's ranks, beside the batch that OpenRLHF gives them.
-                group = self.actor_model_group
-                ranks = len(group._actor_handlers) // group.duplicate_actors
-                shares = [rows[rank::ranks] for rank in range(ranks)]
-                ray.get(group.async_run_method_batch(method_name="append_replays", experience=shares))
-            batch.metrics.update(self.replays.metrics(len(rows), experiences))
-        return experiences
 
-    def _observe(self, trained: list[Experience], batch: RolloutBatch, replayed: Chosen) -> tuple[Floats, Scored]:
-        """Return the rewards (R,) of the step after length penalties, and their scoring."""
-        experiences = [*trained, *batch.filtered]
-        for experience in experiences:  # integers would cut the penalties
-            experience.rewards = experience.rewards.to(torch.promote_types(experience.rewards.dtype, torch.float32))
-        # Before the penalties, which change rewards: without a score (NaN: missing) the reward is the score.
-        scores = torch.cat([(e.rewards if e.scores is None else e.scores).double() for e in experiences])
-        apply_length_penalties(experiences, self.args)
-        rewards = torch.cat([experience.rewards for experience in experiences]).double()
-        rewards_R = rewards.masked_fill(scores.isnan(), torch.nan).numpy()
-        prompts, labels = zip(*_prompts(experiences), strict=True)
-        drift_R = None
-        if self.drift is not None:
-            drift_R = self.drift.measure(_prompts(experiences), (~scores.isnan()).tolist(), self._log_probs_of)
-            batch.metrics["estimator/drift"] = float(drift_R.mean())
-        old = [rollout for rollouts in replayed.values() for rollout in rollouts]
-        extras = StepExtras(
-            tokens=torch.cat([experience.response_length for experience in experiences]).long().numpy(),
-            trained=np.arange(len(rewards_R)) < sum(len(experience.rewards) for experience in trained),
-            replayed=(len(old), sum(len(rollout.log_probs) for rollout in old)),
-            skipped=batch.skipped,
-            probes=batch.probes,
-            responses=self._responses(experiences),
-            policy_versions=_of_info(experiences, VERSION),
-            inclusion=_of_info(experiences, INCLUSION),
-            weights=_of_info(experiences, WEIGHT),
-            drift=drift_R,
-        )
-        scored = self.posteriors.observe(
-            batch.step,
-            prompts,
-            labels,
-            rewards_R,
-            scores=scores.numpy(),
-            form=self.advantage_estimator,
-            extras=extras,
-        )
-        return rewards_R, scored
+    def _send_replays(self, replayed: Chosen, experiences: list[Experience]) -> dict[str, float]:
+        """Send the replayed rollouts to the actor's ranks, beside the batch that OpenRLHF gives them."""
+        if self.replays is None:
+            return {}
+        rows = self.replays.rows(replayed, experiences[0])
+        if rows:
+            group = self.actor_model_group
+            ranks = len(group._actor_handlers) // group.duplicate_actors
+            shares = [rows[rank::ranks] for rank in range(ranks)]
+            ray.get(group.async_run_method_batch(method_name="append_replays", experience=shares))
+        return self.replays.metrics(len(rows), experiences)
 
     def _log_probs_of(self, rollouts: Sequence[CachedRollout]) -> list[NDArray[np.float32]]:
         """Return the present policy's log-probs of the generated tokens of earlier rollouts, (A,) each."""
@@ -182,7 +169,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return Responses(
             texts=decode,
             truncated=torch.cat([experience.truncated for experience in experiences]).numpy(),
-            log_probs=torch.cat([_log_prob_sums(experience) for experience in experiences]).numpy(),
+            log_probs=torch.cat([_log_prob_sums(each, self._corrects) for each in experiences]).numpy(),
             keep=None if keep == ALL else keep,
         )
 
@@ -203,44 +190,30 @@ def log_prob_difference(experiences: Sequence[Experience]) -> float:
     return float(torch.cat(differences).abs().mean())
 
 
-def whiten(experiences: Sequence[Experience], verified: Sequence[torch.Tensor], *, divide: bool) -> None:
+def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, divide: bool) -> None:
     """Subtract the batch's mean from the advantages, and divide by its deviation, in place.
 
-    Mean and deviation are over the response tokens of all verified rollouts together. A rollout that is not verified
-    (``verified``: (B,) bool of each experience) is not shifted: it keeps 0, or its KL penalty on the others' scale.
+    Mean and deviation are over the response tokens of all verified rollouts together. A rollout that is not verified is
+    not shifted: it keeps 0, or its KL penalty on the others' scale.
 
     Source: OpenRLHF 0.11.2, the end of ``compute_advantages_and_returns``; its floor of the variance is kept.
     """
-    values = torch.cat(
-        [
-            experience.advantages[experience.action_mask.bool() & rows[:, None]].double()
-            for experience, rows in zip(experiences, verified, strict=True)
-        ]
-    )
+    verified = torch.from_numpy(verified_R).split([len(experience.rewards) for experience in experiences])
+    pairs = list(zip(experiences, verified, strict=True))
+    values = torch.cat([each.advantages[each.action_mask.bool() & rows[:, None]].double() for each, rows in pairs])
     if not len(values):
         return
     mean = values.mean()
     scale = values.var(correction=0).clamp(min=_LEAST_VARIANCE).rsqrt() if divide else 1.0
-    for experience, rows in zip(experiences, verified, strict=True):
+    for experience, rows in pairs:
         advantages = experience.advantages.double()
         experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(experience.advantages.dtype)
 
 
-def _log_prob_sums(experience: Experience) -> torch.Tensor:
-    """Return each response's log-prob (B,) by the engine, else by the trainer, else NaN."""
-    log_probs = experience.rollout_log_probs
-    if log_probs is None:
-        log_probs = experience.action_log_probs
+def _log_prob_sums(experience: Experience, corrects: bool) -> torch.Tensor:
+    """Return each response's log-prob (B,): the trainer's, else the engine's, or the reverse; NaN without any."""
+    known = [experience.action_log_probs, experience.rollout_log_probs][:: -1 if corrects else 1]
+    log_probs = next((each for each in known if each is not None), None)
     if log_probs is None:
         return torch.full((len(experience.sequences),), torch.nan)
     return (log_probs.double() * experience.action_mask).sum(dim=-1)
-
-
-def _of_info(experiences: list[Experience], name: str) -> Floats | None:
-    """Return the values (R,) under this name in ``info``; None if there are none."""
-    values = [experience.info[name] for experience in experiences if name in experience.info]
-    return torch.cat(values).double().numpy() if values else None
-
-
-def _prompts(experiences: list[Experience]) -> list[Key]:
-    return [(p, str(a)) for e in experiences for p, a in zip(e.prompts, e.labels, strict=True)]

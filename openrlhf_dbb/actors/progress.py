@@ -54,19 +54,14 @@ class Progress:
         if phase != self.phase:
             self.phase, self.since = phase, time.monotonic()
 
-    def troubles(
-        self, *, held_out_samples: int, max_new_tokens: int | None, learns_from_failures: bool
-    ) -> dict[str, str]:
-        """Return what is wrong with the run and what to do about it, one line each, by the kind of trouble.
-
-        An estimator ``learns_from_failures`` if it gives advantages to a group that all fails.
-        """
+    def troubles(self, *, held_out_samples: int, max_new_tokens: int | None, punishes_failures: bool) -> dict[str, str]:
+        """Return what is wrong with the run and what to do about it, one line each, by the kind of trouble."""
         rollouts, right, cut, missing = 0, 0.0, 0, 0
         for outcome in reversed(list(self.outcomes)):
             if rollouts < _LAST_ROLLOUTS:  # the last steps that together have enough
                 rollouts, right = rollouts + outcome.rollouts, right + outcome.right
                 cut, missing = cut + outcome.cut, missing + outcome.missing
-        lines: dict[str, str] = {}
+        lines = {}
         if self.difference > _DIFFERENCE:
             lines["weights"] = (
                 f"the log-probs of vLLM and of the policy differ by {self.difference:.2g} nats a token: vLLM may not "
@@ -74,7 +69,7 @@ class Progress:
             )
         if rollouts >= _LAST_ROLLOUTS and right < _RARE * rollouts:
             cure = "use easier prompts, a better start, or more rollouts a prompt"
-            if learns_from_failures:
+            if punishes_failures:
                 cure += "; where successes are this rare, --method centered or --estimator point keeps more of them"
             lines["rare"] = f"only {_percent(right / rollouts)} of the last {rollouts} rollouts were right: {cure}"
         if accuracy := dict(self.accuracy):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from openrlhf.trainer.ppo_utils.experience import Experience, remove_padding_in_sequences, split_experience_batch
 from torch.nn.utils.rnn import pad_sequence
 
+from openrlhf_dbb.actors.rollout_batch import Prompt, scores
 from openrlhf_dbb.core.replay_cache import CachedRollout, ReplayCache, highest, replay_advantages
 from openrlhf_dbb.core.step import Floats, Key
 
@@ -111,10 +112,11 @@ def padded(rollouts: Sequence[CachedRollout]) -> dict[str, torch.Tensor]:
 def remember(cache: ReplayCache, prompt_ids: Mapping[Key, int], experiences: Sequence[Experience]) -> None:
     """Put a step's rollouts into a cache, except those without a reward."""
     for experience in experiences:
-        scores = experience.scores if experience.scores is not None else experience.rewards
-        for row, rollout in enumerate(cached_rollouts(experience)):
-            if not torch.isnan(scores[row]):
-                cache.add(prompt_ids[experience.prompts[row], str(experience.labels[row])], rollout)
+        missing = np.isnan(np.asarray(scores([experience])))
+        prompts = map(Prompt, experience.prompts, experience.labels)
+        for prompt, rollout, unknown in zip(prompts, cached_rollouts(experience), missing, strict=True):
+            if not unknown:
+                cache.add(prompt_ids[prompt.key], rollout)
 
 
 def cached_rollouts(experience: Experience) -> list[CachedRollout]:

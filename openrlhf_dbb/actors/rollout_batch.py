@@ -1,62 +1,83 @@
-"""The rollouts of one step. The actor trains on some groups, the estimator observes all."""
+"""The rollouts of one step, from the draw of their prompts on. What is learnt later is a new value beside them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from openrlhf_dbb.core.step import Probes
+from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.strategies import Drawn
 
-# Keys of an experience's ``info``. OpenRLHF carries ``info`` along and needs no change for further keys.
-VERSION = "policy_version"
-"""Training steps that the policy had seen when the engines were asked; in async training."""
-INCLUSION, WEIGHT = "inclusion", "weight"
-"""See :class:`openrlhf_dbb.core.strategies.Drawn`; where the strategy chooses the prompts."""
 
-Prompt = tuple[str, Any, Any]
-"""Text, label, image."""
+class Prompt(NamedTuple):
+    """A row of the data."""
+
+    text: str
+    label: Any
+    image: Any = None
+
+    @property
+    def key(self) -> Key:
+        """What the store knows the prompt by: rows with the same text and label share a posterior."""
+        return self.text, str(self.label)
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)  # tensors do not compare
 class Group:
-    """A group of rollouts, from the draw of its prompt on."""
+    """A prompt that was drawn, and its rollouts."""
 
     prompt: Prompt
+    prompt_id: int
     drawn: Drawn | None = None  # how the strategy chose the prompt; None if it does not choose
-    version: int = 0  # of the policy when the engines were asked; only of use in async training
-    rollouts: list[Experience] = field(default_factory=list)  # the engines' answers
-    kept: bool = False  # to be trained on
+    version: int | None = None  # training steps that the engines' policy had seen; None: the policy of the step
+    rollouts: tuple[Experience, ...] = ()  # the engines' answers; none before they have answered
 
 
-@dataclass
+class Snapshot(NamedTuple):
+    """The generation right after a batch, for a checkpoint to continue from."""
+
+    state: dict[str, Any]
+    place: dict[str, Any]  # in the data, as a data loader tells it
+    ends_pass: bool  # a resume begins with the next pass over the data
+    metrics: dict[str, float]  # the strategy's, to be logged after the step
+    generated: int  # training rollouts so far, without those that a resume would ask for again
+
+
+@dataclass(frozen=True, eq=False)
 class RolloutBatch:
-    """The rollouts of one step; goes through OpenRLHF's loop in place of a list of rollouts."""
+    """The rollouts of one step. The actor trains on some groups, the estimator observes all."""
 
-    trained: list[Experience] = field(default_factory=list)  # to train on, group by group
-    filtered: list[Experience] = field(default_factory=list)  # observed, and not trained on
+    trained: tuple[Group, ...] = ()
+    filtered: tuple[Group, ...] = ()  # observed, and not trained on
     skipped: int = 0  # prompts that were drawn, and nothing was generated for them
-    compared: bool = False  # the log-probs of vLLM with the policy's; in the first batch
-    step: int = 0  # global step, 1 for the first; set by the trainer
-    probes: Probes | None = None  # further rollouts of some prompts, for their scores alone
-    metrics: dict[str, float] = field(default_factory=dict)  # to be logged; filled in by the experience maker
+    compared: bool = False  # the log-probs of vLLM with the policy's; in the first batch of a start
+    snapshot: Snapshot | None = None  # None of an empty batch
 
     def __len__(self) -> int:
         """Return the number of rollouts to train on. OpenRLHF's loop asks for it."""
-        return len(self.trained)
+        return len(rollouts_of(self.trained))
 
-    @property
-    def all(self) -> list[Experience]:
-        """Everything generated, the rollouts to train on first."""
-        return [*self.trained, *self.filtered]
+    def groups_of_each(self, places: Iterable[int]) -> list[Group]:
+        """Return the group of each rollout (R,): of those to train on at these places, then of the filtered ones."""
+        trained = [group for group in self.trained for _ in group.rollouts]
+        return [trained[place] for place in places] + [group for group in self.filtered for _ in group.rollouts]
 
-    def set_aside(self, groups: Sequence[Group]) -> None:
-        """Take groups that are observed, and not trained on."""
-        self.filtered += [rollout for group in groups for rollout in group.rollouts]
+
+def rollouts_of(groups: Iterable[Group]) -> list[Experience]:
+    """Return the rollouts of groups, side by side."""
+    return [rollout for group in groups for rollout in group.rollouts]
+
+
+def scores(rollouts: Sequence[Experience]) -> Floats | None:
+    """Return each rollout's score (R,), else its reward; NaN where missing. None if a reward model gives them later."""
+    values = [rollout.rewards if rollout.scores is None else rollout.scores for rollout in rollouts]
+    if not values:
+        return np.array([])
+    return None if any(value is None for value in values) else torch.cat([each.double() for each in values]).numpy()
 
 
 def one_update(args: SimpleNamespace) -> bool:
@@ -65,11 +86,3 @@ def one_update(args: SimpleNamespace) -> bool:
     one = args.train.batch_size == rollouts and args.train.max_epochs == 1
     needed = args.algo.kl.init_coef > 0 or args.critic.model_name_or_path or args.replay.samples
     return bool(one and not needed and args.algo.advantage.is_correction_level == "off")
-
-
-def scores(rollouts: Sequence[Experience]) -> NDArray[np.float64] | None:
-    """Return each rollout's score, else its reward; None if a reward model gives them later."""
-    values = [rollout.rewards if rollout.scores is None else rollout.scores for rollout in rollouts]
-    if any(value is None for value in values):
-        return None
-    return np.array([value.item() for value in values], dtype=np.float64)

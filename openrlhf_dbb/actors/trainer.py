@@ -10,34 +10,31 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from openrlhf.trainer.ppo_trainer import PPOTrainer, compute_eval_metrics
+from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from openrlhf_dbb import storage, upstream
+from openrlhf_dbb import upstream
 from openrlhf_dbb.actors import model_card
-from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged
+from openrlhf_dbb.actors.evaluation import Evaluator
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
-from openrlhf_dbb.actors.generation import BudgetSpent, DrawnPrompts, RolloutGenerator
+from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
-from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress, StepOutcome
+from openrlhf_dbb.actors.progress import GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.actors.replays import PolicyDrift, Replays
-from openrlhf_dbb.actors.rollout_batch import RolloutBatch, scores
+from openrlhf_dbb.actors.rollout_batch import Prompt, RolloutBatch, rollouts_of, scores
 from openrlhf_dbb.core import checkpoints, strategies
-from openrlhf_dbb.core.best_model import CARD, Best, BestModel
+from openrlhf_dbb.core.best_model import BestModel
+from openrlhf_dbb.core.choices import probed_prompts
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay_cache import ReplayCache
-from openrlhf_dbb.core.step import Probes, probed_prompts
+from openrlhf_dbb.core.step import Probes
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import FORMS
-from openrlhf_dbb.evaluation.answering import answer_once
-from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
-from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.storage.read import held_out, kept_rollouts
 
-MARK = "openrlhf_dbb"
-"""Key of our entry in OpenRLHF's checkpoint states."""
+MARK = "openrlhf_dbb"  # our entry in OpenRLHF's checkpoint states
 
 
 class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
@@ -45,6 +42,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     prompts_dataloader: Any
     eval_dataloader: Any
+    samples_generator: Any
     wandb_logger: Any
     tensorboard_logger: Any
 
@@ -70,16 +68,15 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         generate_kwargs["min_new_tokens"] = 0
         upstream.mask_trackers()
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
-        self._held_out, self._benchmarks = self.eval_dataloader, benchmarks
-        self.eval_dataloader = self._held_out or self._benchmarks  # upstream asks only whether there is any data
-        self._evaluates = bool(self.eval_dataloader) and self.args.eval.steps != float("inf")
+        self._held_out = self.eval_dataloader
+        self.eval_dataloader = None  # upstream's loop would evaluate held-out data only
+        self._evaluates = bool(self._held_out or benchmarks) and self.args.eval.steps != float("inf")
         self._checkpoint, self._folder = checkpoint, Path(self.args.ckpt.path)
         self._best = BestModel(self._folder, run_uuid)
         data = self.prompts_dataloader.dataset
-        labels = [str(label) for label in data.labels]
-        self._posteriors = Posteriors.resume(store_url, run_uuid, data.prompts, labels, sources=sources)
+        keys = [prompt.key for prompt in map(Prompt, data.prompts, data.labels, data.images)]
+        self._posteriors = Posteriors.resume(store_url, run_uuid, *map(list, zip(*keys, strict=True)), sources=sources)
         self._run = self._posteriors.run
-        keys = zip(data.prompts, labels, strict=True)
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         self._budget = self.args.train.max_rollouts
@@ -88,55 +85,51 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.total = planned // self._a_step
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
-        rollouts, loader = strategies.of(self.args), self.prompts_dataloader
-        self._sampler = sampler = rollouts.sampler(strategies.facts(self.args))
-        if rollouts.draws:
-            loader = DrawnPrompts(loader.dataset, sampler, self._posteriors.prompt_ids, self._posteriors.predictive)
-        self.prompts_dataloader = _Loader(loader)
-        generator = RolloutGenerator(
+            self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
+        rollouts = strategies.of(self.args)
+        self._sampler = rollouts.sampler(strategies.facts(self.args))
+        self._generator = RolloutGenerator(
             strategy,
-            loader,
+            self.prompts_dataloader,
             self._held_out,
             self.tokenizer,
             self.vllm_engines,
-            sampler=sampler,
+            sampler=self._sampler,
+            judges=rollouts.needs_scores,
+            predictive=self._posteriors.predictive if rollouts.draws else None,
             prompt_ids=self._posteriors.prompt_ids,
             max_rollouts=self._budget,
-            version=self._posteriors.step if self.args.train.async_enable else None,
         )
-        self._ahead = GenerationAhead(generator, self.args) if self.args.train.async_enable else None
-        self.samples_generator = self._ahead or generator
+        self.samples_generator = self.prompts_dataloader = self._generator
+        self._evaluator = Evaluator(
+            self._generator, self._posteriors, self._best, benchmarks, progress, self.actor_model_group, generate_kwargs
+        )
+        self._ahead: GenerationAhead | None = None
+        ids, reads_drift = self._posteriors.prompt_ids, self._posteriors.estimator.reads_drift
         self.experience_maker = PosteriorExperienceMaker(
-            self.actor_model_group,
-            self.critic_model_group,
-            self.reward_model_group,
-            self.reference_model_group,
+            *groups[:4],  # policy, critic, reward and reference model
             self.kl_ctl,
             strategy,
             self.tokenizer,
             posteriors=self._posteriors,
             progress=self.progress,
-            replays=Replays(self.args, self._posteriors.prompt_ids) if self.args.replay.samples else None,
-            drift=PolicyDrift(self._posteriors.prompt_ids) if self._posteriors.estimator.reads_drift else None,
+            replays=Replays(self.args, ids) if self.args.replay.samples else None,
+            drift=PolicyDrift(ids) if reads_drift else None,
         )
 
     def warnings(self) -> dict[str, str]:
         """Return what is wrong with the training so far, by kind; may be called while :meth:`fit` runs."""
-        estimator = self._posteriors.estimator
+        form, estimator = FORMS.get(self.args.algo.advantage.estimator), self._posteriors.estimator
         prompts_asked = len(self._held_out.dataset) if self._held_out else 0
         note = self._sampler.note
         return ({note: note} if note else {}) | self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
-            learns_from_failures=bool(estimator.state_fields)
-            and not estimator.fits_prior
-            and not FORMS.get(self.args.algo.advantage.estimator).sums_to_zero,
+            punishes_failures=bool(estimator.state_fields) and not estimator.fits_prior and not form.sums_to_zero,
         )
 
     def fit(self, global_step: int = 0) -> None:
         """Train to the end and evaluate the result."""
-        if self._budget is not None:
-            self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
         if not cpu.active():  # before an evaluation takes an hour
             self.progress.enter("trying the longest micro-batch")
             ray.get(self.actor_model_group.async_run_method(method_name="try_longest_micro_batch"))
@@ -150,19 +143,19 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 self._ahead.close()
         if not self.progress.step:
             raise RunError(
-                f"{self.samples_generator.generated} rollouts did not fill one batch of groups with different rewards; "
+                f"{self._generator.unused()} rollouts did not fill one batch of groups with different rewards; "
                 "the data is too easy or too hard for the model: use other data, or --rollout.strategy plain"
             )
         # The trackers are closed by now. If the last step is not a multiple of eval.steps, it is evaluated here.
         self.wandb_logger = self.tensorboard_logger = None
         if self._evaluates and self.progress.step not in self.progress.accuracy:
-            self.evaluate(self.progress.step)
+            self._evaluate(self.progress.step)
 
     def finish(self) -> Progress:
         """Describe the saved model, mark the run as finished, and close its database."""
         card = model_card.text(self._posteriors.store, self._run.record, self.progress.step)
         ray.get(self.actor_model_group.async_run_method(method_name="save_card", text=card))
-        self._posteriors.finish(self.samples_generator.unused())
+        self._posteriors.finish(self._generator.unused())
         self._best.settle(self.progress.step)
         self.progress.best, self.progress.best_folder = self._best.newest(), self._best.link
         self.progress.warnings = list(self.warnings().values())
@@ -173,7 +166,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Return the states of the loaded checkpoint, and take everything back to its step."""
         states: dict[str, Any] = {"episode": 0, "global_step": 0, "total_consumed_prompts": 0}
-        states["data_loader_state_dict"] = {}
         if self._checkpoint is not None:
             everywhere = ray.get(self.actor_model_group.async_run_method(method_name="get_checkpoint_states"))
             loaded = [(each.get("global_step"), each.get(MARK, {}).get("run")) for each in everywhere]
@@ -185,11 +177,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._best.roll_back(step)
         self.progress.step = step
         if mark:
-            self.samples_generator.load(mark["generation"])
+            self._generator.load(mark["generation"], states.pop("data_loader_state_dict"))
             for owner, file in self._cache_files(f"global_step{step}"):
                 owner.cache = ReplayCache.load(file, owner.cache.size)
-        if self._ahead is not None:
-            self._ahead.begin_at(states["episode"], step)
+        self._snapshot = self._generator.snapshot()
+        if self.args.train.async_enable:
+            self.samples_generator = self._ahead = GenerationAhead(self._generator, self.args, states["episode"], step)
         # Each episode gets its own shuffle, even if it starts from a fresh data loader.
         torch.manual_seed(self.args.train.seed + states["episode"])
         if self._evaluates:
@@ -200,41 +193,43 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             if step not in self.progress.accuracy and step % self.args.eval.steps == 0:
                 if step:
                     self.broadcast_to_vllm()
-                self.evaluate(step)
+                self._evaluate(step)
         self.progress.enter(GENERATING, self._a_step)
         self.progress.ends.append(time.monotonic())
-        return states
+        return states | {"data_loader_state_dict": {}}  # the generator has its place by now
 
     def train_step(self, rollout_samples: RolloutBatch, global_step: int) -> tuple[dict[str, Any], int]:
         """Train on one rollout batch: probes, posteriors, advantages, optimizer steps, weight sync.
 
         The posteriors are written at the same time. The step is reported, and may be saved, once they are stored.
         """
-        timings, began = {}, time.monotonic()
-        if self._probed:
-            rollout_samples.probes = self._probe(rollout_samples.all)
-            timings["timing/probe"] = time.monotonic() - began
-        rollout_samples.step = global_step + 1
-        status, step = super().train_step(rollout_samples, global_step)
+        batch, began = rollout_samples, time.monotonic()
+        probes = self._probe(batch) if self._probed else None
+        probed = time.monotonic()
+        experiences, logged = self.experience_maker.make(batch, global_step + 1, probes)
+        made = time.monotonic()
+        status, step = super().train_step(experiences, global_step)
         if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
-            raise RuntimeError(f"step {step} trained nothing: {len(rollout_samples)} rollouts fill no optimizer step")
-        status |= timings | rollout_samples.metrics | self.samples_generator.metrics()
-        status["rollout/generated"] = self.samples_generator.generated
+            raise RuntimeError(f"step {step} trained nothing: {len(batch)} rollouts fill no optimizer step")
+        assert batch.snapshot is not None
+        self._snapshot = batch.snapshot
+        status |= logged | batch.snapshot.metrics | {"rollout/generated": batch.snapshot.generated}
+        status |= {"timing/make_experience": made - probed} | ({"timing/probe": probed - began} if probes else {})
         began = time.monotonic()
         self.progress.enter("waiting for the store")  # visible only if it takes long
         self._posteriors.settle()
         status["timing/store_wait"] = time.monotonic() - began
-        verified = [r.rewards.item() for r in rollout_samples.trained if r.scores is not None and not r.scores.isnan()]
-        if verified:  # upstream's mean counts a missing reward as 0
-            status["rollout/reward_mean"] = sum(verified) / len(verified)
+        rewards = [r.rewards for r in rollouts_of(batch.trained) if r.scores is not None and not r.scores.isnan()]
+        if rewards:  # upstream's mean counts a missing reward as 0
+            status["rollout/reward_mean"] = torch.cat(rewards).double().mean().item()
         progress = self.progress
         if not progress.outcomes:  # later steps of an async training differ by their lag
             progress.difference = status.get(DIFFERENCE, 0.0)
         progress.step, progress.reward = step, status["rollout/reward_mean"]
         progress.zero_variance = status.get("estimator/zero_variance")
         if self._budget is not None:  # steps that discard rollouts are fewer
-            progress.total = max(step, self._budget * step // self.samples_generator.generated)
-        progress.outcomes.append(_outcome(rollout_samples.all))
+            progress.total = max(step, self._budget * step // batch.snapshot.generated)
+        progress.outcomes.append(_outcome(rollouts_of(batch.trained + batch.filtered)))
         progress.ends.append(time.monotonic())
         progress.enter(GENERATING, self._a_step)
         return status, step
@@ -250,22 +245,22 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         with contextlib.nullcontext() if self._ahead is None else self._ahead.updating():
             super().broadcast_to_vllm()
 
-    def _probe(self, rollouts: list[Any]) -> Probes:
+    def _probe(self, batch: RolloutBatch) -> Probes:
         """Return the scores of further rollouts of the batch's probed prompts."""
-        one_of_each = {(rollout.prompts[0], str(rollout.labels[0])): rollout for rollout in rollouts}
-        probed = {prompt: rollout for prompt, rollout in one_of_each.items() if prompt in self._probed}
+        prompts = {group.prompt.key: group.prompt for group in batch.trained + batch.filtered}
+        probed = [key for key in prompts if key in self._probed]
         self.progress.enter("probing")
-        samples = self.args.probe.samples
-        scores_Q_M = self.samples_generator.score_more(list(probed.values()), samples, **self.generate_kwargs)
-        return Probes(list(probed), scores_Q_M)
+        asked, samples = [prompts[key] for key in probed], self.args.probe.samples
+        return Probes(probed, self._generator.score_more(asked, samples, **self.generate_kwargs))
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
     ) -> None:
         """Log the step, and save a checkpoint with our state if one is due."""
         states = client_states if client_states is not None else {}
-        states[MARK] = {"run": self._run.record.uuid, "generation": self.samples_generator.state()}
-        states |= self.samples_generator.position(states["episode"])
+        states[MARK] = {"run": self._run.record.uuid, "generation": self._snapshot.state}
+        states["data_loader_state_dict"] = self._snapshot.place
+        states["episode"] += self._snapshot.ends_pass
         self._posteriors.record_metrics(global_step, {**(logs_dict or {}), "plan/steps": self.progress.total})
         tag, saves = f"global_step{global_step}", global_step % self.args.ckpt.save_steps == 0
         phase = self.progress.phase
@@ -281,15 +276,21 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 wandb.log({"train/rollouts": table, "train/global_step": global_step})
         if saves and not self.args.ckpt.disable_ds:
             for owner, file in self._cache_files(tag):
-                file.parent.mkdir(
-                    parents=True, exist_ok=True
-                )  # complete() says it if this host does not see the ranks'
+                # If this host does not see the ranks' folder, complete() says it.
+                file.parent.mkdir(parents=True, exist_ok=True)
                 owner.cache.save(file)
             # The checkpoint counts as whole only once the store is durable up to it.
             listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
             self._posteriors.checkpoint(global_step, tag)
             checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
             self._best.settle(global_step)
+        self.progress.enter(phase, self._a_step)
+        if self._evaluates and global_step % self.args.eval.steps == 0:
+            self._evaluate(global_step)
+
+    def _evaluate(self, step: int) -> None:
+        phase, trackers = self.progress.phase, [self.wandb_logger, self.tensorboard_logger]
+        self._evaluator.evaluate(step, self._snapshot.generated, [each for each in trackers if each])
         self.progress.enter(phase, self._a_step)
 
     def _cache_files(self, tag: str) -> list[tuple[Replays | PolicyDrift, Path]]:
@@ -298,101 +299,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         owners = {"replay.npz": maker.replays, "drift.npz": maker.drift}
         return [(owner, folder / name) for name, owner in owners.items() if owner]
 
-    def save_best_checkpoint(self, *args: Any) -> None:
-        """Skip upstream's second checkpoint: :meth:`evaluate` has already saved the best model."""
-
-    @torch.no_grad()
-    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict[str, float]:
-        """Evaluate on held-out data and benchmarks, keep the best model, and store each prompt's results.
-
-        The results come last: an evaluation that is stored is complete.
-        """
-        phase, began = self.progress.phase, time.monotonic()
-        generate_kwargs = self.generate_kwargs | {
-            "temperature": self.args.eval.temperature,
-            "top_p": self.args.eval.top_p,
-            "n_samples_per_prompt": self.args.eval.n_samples_per_prompt,
-        }
-        logs, results = self._measure(**generate_kwargs)
-        seconds = time.monotonic() - began
-        if not global_step:
-            self.progress.before = self.progress.after
-        self._keep_if_best(global_step, list(results), logs)
-        self._run.record_evaluation(
-            global_step,
-            storage.TRAINING,
-            [stored_rows(each, self._posteriors.store) for each in results.values()],
-            model=self.args.actor.model_name_or_path,
-            config={
-                "dataset": self.args.eval.dataset,
-                "benchmarks": {name: prompts.about() for name, prompts in self._benchmarks.items()},
-                "seconds": seconds,
-                **generate_kwargs,
-            },
-            generated_total=self.samples_generator.generated,
-        )
-        if (best := self._best.newest()) is not None and best.step == global_step:
-            card = model_card.text(self._posteriors.store, self._run.record, best.step, best.measure)
-            (self._best.link / CARD).write_text(card, encoding="utf-8")
-        rollouts = sum(each.scores_R_P_N.size for each in results.values())
-        cost = {"eval_rollouts": float(rollouts), "eval_seconds": seconds}
-        for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
-            tracker.log_eval(global_step, logs | cost)
-        self.progress.accuracy[global_step] = logs[f"eval_mean@{self.args.eval.n_samples_per_prompt}"]
-        self.progress.enter(phase, self._a_step)
-        return logs
-
-    def _measure(self, **generate_kwargs: Any) -> tuple[dict[str, float], dict[str, Results]]:
-        """Sample and verify; return the measures, upstream's among them, and the results."""
-        logs: dict[str, float] = {}
-        results: dict[str, Results] = {}
-        samples_each = generate_kwargs["n_samples_per_prompt"]
-        data = self._held_out.dataset if self._held_out else None
-        self.progress.enter(EVALUATING, samples_each * len(data) if data else 0)
-        if data:
-            samples = self.samples_generator.generate_eval_samples(**generate_kwargs)
-            results = collect(data, samples)
-            self.progress.after = answers(samples[::samples_each], self.tokenizer)
-            as_one_batch = [(data.datasources, data.prompts, None, None)]  # of the data loader
-            logs = compute_eval_metrics(as_one_batch, samples, samples_each)
-        if self._benchmarks:
-            sampling = {"n": samples_each} | {name: generate_kwargs[name] for name in ("temperature", "top_p")}
-            results |= answer_once(self._benchmarks, lambda requests: self.samples_generator.sample(requests, sampling))
-        return logs | logged(results), results
-
-    def _keep_if_best(self, step: int, evaluated: list[str], logs: dict[str, float]) -> None:
-        """Save the policy if it is the best so far; as it was before training it is there anyway."""
-        measure = best_measure(self.args.ckpt.best_metric_key, logs)
-        if measure is None or not step:
-            return
-        best = Best(self._run.record.uuid, step, measure, logs[measure], evaluated)
-        if self._best.wants(best):
-            self.progress.enter("saving the best model")
-            folder = str(self._best.begin())
-            listings = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
-            self._best.finish(best, listings)
-
-
-class _Loader:
-    """The data loader as OpenRLHF's loop sees it. The generator reads the real one."""
-
-    def __init__(self, loader: Any) -> None:
-        self.dataset, self.load_state_dict = loader.dataset, loader.load_state_dict
-        self._length = len(loader)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the checkpoint holds the generator's ``position`` instead."""
-        return {}
-
 
 def _outcome(rollouts: list[Any]) -> StepOutcome:
     """Return how the generated rollouts came out. Missing ones do not count."""
-    scores_R = scores(rollouts)
-    known = np.array([]) if scores_R is None else scores_R[~np.isnan(scores_R)]
+    scores_R = np.array([]) if (given := scores(rollouts)) is None else given
+    known = scores_R[~np.isnan(scores_R)]
     graded = ((known >= 0) & (known <= 1)).all()
     cut = sum(bool(rollout.truncated) for rollout in rollouts if rollout.truncated is not None)
-    missing = 0 if scores_R is None else len(scores_R) - len(known)
-    return StepOutcome(len(known), float(known.sum()) if graded else float("nan"), cut, missing)
+    return StepOutcome(len(known), float(known.sum()) if graded else np.nan, cut, len(scores_R) - len(known))

@@ -22,6 +22,9 @@ from openrlhf_dbb.platform.weights import Parameter
 from openrlhf_dbb.rewards.reward_file import RewardError, checked, scored
 from openrlhf_dbb.secrets import without_passwords
 
+_Prompt = tuple[str, Any, Any]  # text, label, images
+_Group = list[dict[str, Any]]  # the rollouts of a prompt in upstream's form
+
 
 class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
     """OpenRLHF's vLLM actor; without CUDA, with another engine and with engine arguments that suit it."""
@@ -65,27 +68,20 @@ class StrictRolloutActor(PlatformRolloutActor):
         return [answers(request.number, output) for request, output in zip(requests, outputs, strict=True)]
 
     async def generate_groups(
-        self, prompts: Sequence[tuple[str, Any, Any]], sampling: dict[str, Any], samples: int, max_length: int
-    ) -> list[list[dict[str, Any]]]:
-        """Return N responses to each prompt (text, label, images) in upstream's form.
+        self, prompts: Sequence[_Prompt], sampling: dict[str, Any], samples: int, max_length: int
+    ) -> list[_Group]:
+        """Return N responses (``samples``) to each prompt; raise RewardError if the reward function fails on one.
 
-        Args:
-            sampling: values of ``vllm.SamplingParams``, so that the caller need not import vllm.
-            samples: N.
-            max_length: tokens of prompt and response together.
-
-        Raises:
-            RewardError: the reward function failed on one of them.
+        ``sampling`` has values of ``vllm.SamplingParams``, so that the caller need not import vllm. Prompt and response
+        have at most ``max_length`` tokens together.
         """
         # An agent is a subclass with its own loop; only upstream's own class asks the engine once and then scores.
         group = self._group if type(self.executor) is SingleTurnAgentExecutor else self._group_of_agents
-        return await asyncio.gather(*(group(*prompt, sampling, samples, max_length) for prompt in prompts))
+        return await asyncio.gather(*(group(prompt, sampling, samples, max_length) for prompt in prompts))
 
-    async def _group(
-        self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], samples: int, max_length: int
-    ) -> list[dict[str, Any]]:
+    async def _group(self, row: _Prompt, sampling: dict[str, Any], samples: int, max_length: int) -> _Group:
         """Do what upstream's ``SingleTurnAgentExecutor.execute`` does, with one request instead of N."""
-        train_inputs, pictures = None, []
+        (prompt, label, images), train_inputs, pictures = row, None, []
         if images and hasattr(self._tokenizer, "image_processor"):  # a vision-language model
             from openrlhf.utils.vlm_utils import process_prompt_with_images
 
@@ -134,25 +130,13 @@ class StrictRolloutActor(PlatformRolloutActor):
         except (RewardError, RuntimeError) as error:  # the server's is a RuntimeError
             raise RewardError(without_passwords(f"{error}; on prompt {prompt[:80]!r}")) from None
         # The reward is averaged for the log and so has to be finite. The score says that it is missing.
-        numbers = {"reward": reward or 0.0, "scores": math.nan if score is None else score}
-        return {**numbers, "extra_logs": {**logs, "missing": float(reward is None)}}
+        return {"reward": reward or 0.0, "scores": math.nan if score is None else score, "extra_logs": logs}
 
-    async def _group_of_agents(
-        self, prompt: str, label: Any, images: Any, sampling: dict[str, Any], samples: int, max_length: int
-    ) -> list[dict[str, Any]]:
+    async def _group_of_agents(self, row: _Prompt, sampling: dict[str, Any], samples: int, max_length: int) -> _Group:
         """Return the rollouts of N agents; their turns differ, so each asks the engine by itself."""
-        agents = [
-            self.executor.execute(
-                prompt=prompt,
-                label=label,
-                sampling_params=SamplingParams(**sampling),
-                max_length=max_length,
-                hf_tokenizer=self._tokenizer,
-                llm_engine=self,
-                images=images,
-            )
-            for _ in range(samples)
-        ]
+        asked = dict(zip(("prompt", "label", "images"), row, strict=True)) | {"max_length": max_length}
+        execute = functools.partial(self.executor.execute, **asked, hf_tokenizer=self._tokenizer, llm_engine=self)
+        agents = (execute(sampling_params=SamplingParams(**sampling)) for _ in range(samples))
         return await asyncio.gather(*agents)
 
 

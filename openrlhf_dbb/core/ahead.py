@@ -78,7 +78,7 @@ class Ahead(Generic[_Batch]):
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed or self._may_begin())
+                    self._changed.wait_for(self._may_begin)
                     if self._closed:
                         return
                     self._slots -= 1  # take() gives the slot back
@@ -96,10 +96,9 @@ class Ahead(Generic[_Batch]):
             self._error = error
         finally:
             with self._changed:
-                self._making = False
-                self._ended = True
+                self._making, self._ended = False, True
                 self._changed.notify_all()
 
-    def _may_begin(self) -> bool:
+    def _may_begin(self) -> bool:  # or end
         fresh_enough = self._max_lag is None or self._step - 1 - self._version() <= self._max_lag
-        return self._slots > 0 and not self._updating and fresh_enough
+        return self._closed or (self._slots > 0 and not self._updating and fresh_enough)

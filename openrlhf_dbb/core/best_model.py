@@ -20,8 +20,7 @@ from typing import Any
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.errors import RunError
 
-NAME = "best"
-FILE = "best.json"
+NAME, FILE = "best", "best.json"
 CARD = "README.md"  # the model card
 
 
@@ -76,10 +75,7 @@ class BestModel:
         return self.unfinished
 
     def finish(self, best: Best, listings: Sequence[Mapping[str, int]]) -> None:
-        """Make the saved model the best one, also after a kill or a power failure.
-
-        ``listings`` are as for :func:`checkpoints.wait_for`, whose RunError is raised.
-        """
+        """Make the saved model the best one, also after a kill; ``listings`` as for :func:`checkpoints.wait_for`."""
         for name in checkpoints.wait_for(self.unfinished, f"the best model, of step {best.step}", listings):
             with (self.unfinished / name).open("rb") as file:
                 os.fsync(file.fileno())

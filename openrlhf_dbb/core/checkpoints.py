@@ -24,8 +24,7 @@ from openrlhf_dbb.errors import RunError
 MANIFEST = "manifest.json"
 WHOLE_BYTES = 64 * 2**20
 BLOCKS, BLOCK_BYTES = 64, 2**20
-SHARED_WAIT_S = 90.0
-"""How long a network file system may take to show the files of another host."""
+SHARED_WAIT_S = 90.0  # that a network file system may take to show the files of another host
 
 _TAG = re.compile(r"global_step\d+")
 
@@ -53,10 +52,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, int]]) -> None:
-    """Write the manifest. From here on the checkpoint of this run (a uuid) is whole, also after a power failure.
-
-    ``listings`` are as for :func:`wait_for`, whose RunError is raised.
-    """
+    """Write the manifest: the checkpoint of this run (a uuid) is whole now. ``listings`` as for :func:`wait_for`."""
     ranks = actor_folder(folder, tag)
     paths = {ranks / name for name in wait_for(ranks, f"checkpoint {tag}", listings)}
     paths |= set(ranks.glob("*.npz"))  # of this host: another one may not see them yet
@@ -91,12 +87,8 @@ def flush_folders(folders: Iterable[Path]) -> None:
 def wait_for(folder: Path, name: str, listings: Sequence[Mapping[str, int]]) -> list[str]:
     """Wait until this host sees the files that the other hosts see, and return their names.
 
-    Args:
-        name: of the files together, for the error.
-        listings: the files that the host of each rank sees, from :func:`sizes`.
-
-    Raises:
-        RunError: a file is missing after SHARED_WAIT_S seconds.
+    ``name`` is that of the files together, ``listings`` what the host of each rank sees, from :func:`sizes`. Raise
+    RunError if a file is missing after SHARED_WAIT_S seconds.
     """
     expected: dict[str, int] = {}
     for path, size in (item for seen in listings for item in seen.items()):

@@ -17,8 +17,10 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import step as steps
+from openrlhf_dbb.core.checks import Floats, Key, Positions, keys_of, known_pass_rates, named, whole
+from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.core.replayed_visits import can_copy, of_pass_rates, replay
-from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras
+from openrlhf_dbb.core.step import Groups, Rollouts, Scored, StepExtras
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_features import text_features
@@ -136,18 +138,18 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             ValueError: the estimator is unknown, or a parameter is out of range.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
-        steps.keys_of(prompts, labels)  # checks them
+        keys_of(prompts, labels)  # checks them
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
-        config = steps.named("config", {} if config is None else config)
-        known_P_2 = None if pass_rates is None else steps.known_pass_rates(pass_rates, len(prompts))
+        config = named("config", {} if config is None else config)
+        known_P_2 = None if pass_rates is None else known_pass_rates(pass_rates, len(prompts))
         if known_P_2 is not None and warm_start is not None:
             raise ValueError("pass_rates and warm_start both say what the posteriors begin with; give one of them")
-        estimator_name, estimator = estimator, as_estimator(estimator, parameters)
-        if not isinstance(estimator_name, str):  # the name by which estimators.build finds the class
+        name, estimator = estimator, as_estimator(estimator, parameters)
+        if not isinstance(name, str):  # the name by which estimators.build finds the class
             kind = type(estimator)
             known = estimators.available().get(kind.name) is kind
-            estimator_name = kind.name if known else f"{kind.__module__}:{kind.__qualname__}"
+            name = kind.name if known else f"{kind.__module__}:{kind.__qualname__}"
         with ExitStack() as sources, ExitStack() as undo:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
@@ -155,13 +157,13 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             names = itertools.chain([run_name], (f"{run_name}-{number}" for number in itertools.count(2)))
             run = opened.create_run(
                 next(name for name in names if if_exists == "error" or not opened.is_taken(name)),
-                estimator=estimator_name,
+                estimator=name,
                 estimator_version=estimator.belief.version,
                 parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
                 state_fields=estimator.belief.state_fields,
                 model=without_secrets(model),
                 dataset=without_secrets(dataset),
-                dataset_digest=steps.dataset_digest(prompts, labels),
+                dataset_digest=dataset_digest(prompts, labels),
                 reward=without_secrets(reward),
                 config=without_secrets(config),
                 method=method,
@@ -211,7 +213,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             storage.StoreError: the run does not exist, has finished, is owned by a living process, or has not reached
                 ``step``.
         """
-        steps.keys_of(prompts, labels)  # checks them
+        keys_of(prompts, labels)  # checks them
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
@@ -227,7 +229,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             run = opened.claim_run(record.run_id, take_over=take_over)
             undo.callback(run.release)
             if step is not None:
-                run.roll_back(steps.whole("step", step))
+                run.roll_back(whole("step", step))
             ids = opened.register_prompts(prompts, labels)
             closes = opened is not store
             posteriors = cls(estimator, opened, run, prompts, labels, ids, sources=sources, close_store=closes)
@@ -272,15 +274,15 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 score, or no rollout was verified. Nothing has changed then.
         """
         self.settle()
-        step = steps.whole("step", step)
+        step = whole("step", step)
         if step != self.step + 1:
             raise ValueError(
                 f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
                 f"not {step}; to do a step again, roll back first"
             )
-        rollouts = Rollouts.checked(prompts, labels, rewards, scores, steps.of_kind("extras", extras, StepExtras))
+        rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
-        probed_Q = None if extras.probes is None else self._positions(extras.probes.prompts)
+        probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
         advantage_form = FORMS.build(str(form))
         if advantage_form.leave_one_out and not self.estimator.can_leave_one_out():
             raise ValueError(
@@ -291,27 +293,23 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         # The estimator changes a copy, since whatever is refused below must change nothing.
         state = self._state | {field: self._state[field].copy() for field in self._belief.state_fields}
         expected = self._belief.predictive(state)
-        estimate, rows = self._update(state, step, rollouts, groups, advantage_form)
+        estimate, changed = self._update(state, step, rollouts, groups, advantage_form)
         scored = steps.score(rollouts, groups, estimate, advantage_form)
-        rows.form, ids_P = str(form), self._ids[groups.prompts_P]
-        rows.usage = steps.usage(rollouts, groups, scored, extras)
-        run_wide = {f"estimator/{name}": float(values[0]) for name, values in rows.shared.items() if len(values) == 1}
-        scored.metrics.update({"rollout/skipped": float(rows.usage.skipped)} | run_wide)
-        shares_V = rows.successes, rows.rollouts
+        usage, metrics = steps.usage(rollouts, groups, scored), steps.metrics(step, rollouts, groups, scored)
+        metrics |= {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
+        shares_V = changed.successes, changed.rollouts
         if self._sources is not None:
-            scored.metrics.update(steps.by_source(self._sources[groups.prompts_V], *shares_V))
+            metrics |= steps.by_source(self._sources[groups.prompts_V], *shares_V)
         if expected is not None:
             alpha, beta = expected
-            scored.metrics.update(steps.of_hardest(alpha / (alpha + beta), groups.prompts_V, *shares_V))
-        if rollouts.policy_versions is not None and rollouts.trained.any():
-            lag_R = step - 1 - rollouts.policy_versions[rollouts.trained]
-            scored.metrics.update({"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())})
-        if extras.probes is not None and probed_Q is not None:
-            rows.probes, errors = steps.measure(extras.probes, probed_Q, groups, rows)
-            scored.metrics.update(errors)
-        if extras.responses is not None:
-            rows.kept = steps.kept_rows(step, rollouts, groups, ids_P, extras.responses, scored)
+            metrics |= steps.of_hardest(alpha / (alpha + beta), groups.prompts_V, *shares_V)
+        probes = None
+        if rollouts.probes is not None:
+            probes, errors = steps.measure(rollouts.probes, probed_Q, groups, changed)
+            metrics |= errors
+        kept = steps.kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored)
         try:
+            rows = dataclasses.replace(changed, form=str(form), usage=usage, probes=probes, kept=kept)
             rows = rows.checked(len(self._belief.state_fields))
         except storage.StoreError as error:
             raise ValueError(f"step {step} is refused: {error}") from None
@@ -322,7 +320,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self._visited_at[groups.prompts_V] = step
         self.step: int = step
         self._writing = self._writer.submit(self.run.record_step, step, rows)
-        return scored
+        return dataclasses.replace(scored, metrics=metrics)
 
     def predictive(self) -> Predictive:
         """Return what the estimator expects of every prompt's next visit. Another thread may call this method."""
@@ -333,41 +331,39 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         return Predictive(self._ids, *expected)
 
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Begin to store what the trainer logged of an observed step (view ``steps``).
+        """Begin to store what the trainer logged of an observed step, numbers by name (view ``steps``).
 
-        Args:
-            metrics: numbers by name, such as losses and times; other values are left out. "plan/steps" is the last step
-                that the run is meant to have; ``openrlhf-dbb serve`` estimates the time left from it.
+        Other values are left out. ``openrlhf-dbb serve`` estimates the time left from "plan/steps", the last step of
+        the run.
         """
         self.settle()
-        values = steps.whole("step", step), steps.named("metrics", metrics)
+        values = whole("step", step), named("metrics", metrics)
         self._writing = self._writer.submit(self.run.record_metrics, *values)
 
     def settle(self) -> None:
         """Wait until the last step is stored. One transaction stores all of a step."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
+        writing, self._writing = self._writing, None
+        if writing is not None:
             writing.result()
 
     def checkpoint(self, step: int, tag: str) -> None:
         """Make every step up to ``step`` durable. Call it before the model checkpoint ``tag`` counts as saved."""
         self.settle()
-        self.run.record_checkpoint(steps.whole("step", step), tag)
+        self.run.record_checkpoint(whole("step", step), tag)
 
     def roll_back(self, step: int) -> None:
         """Undo every step after ``step``, bit for bit, to continue from a model checkpoint of that step."""
         self.settle()
-        self.run.roll_back(steps.whole("step", step))
+        self.run.roll_back(whole("step", step))
         self._load()
 
     def finish(self, unused_rollouts: int = 0) -> None:
-        """Mark the run as complete. A finished run can be the source of a warm start, but cannot be resumed.
+        """Mark the run as complete; it can be the source of a warm start, but cannot be resumed.
 
-        Args:
-            unused_rollouts: rollouts that were generated after the last step and belong to no step.
+        ``unused_rollouts`` were generated after the last step and belong to no step.
         """
         self.settle()
-        self.run.finish(steps.whole("unused_rollouts", unused_rollouts))
+        self.run.finish(whole("unused_rollouts", unused_rollouts))
 
     def close(self) -> None:
         """Wait for the last step and close the store if this object opened it. The run can be resumed."""
@@ -409,11 +405,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         previous_state, previous_step = self._columns(state, at_V), self._visited_at[at_V]
         previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
-        versions_R, lag_V = rollouts.policy_versions, np.zeros(len(at_V))
-        if versions_R is not None:
-            lag_V = step - 1 - np.nanmean(groups.matrix(versions_R), axis=1)
-        # All rollouts of a group have the same probability of being drawn.
-        inclusion_V = None if rollouts.inclusion is None else groups.matrix(rollouts.inclusion)[:, 0]
+        lag_V = np.zeros(len(at_V))
+        if rollouts.policy_versions is not None:
+            lag_V = step - 1 - np.nanmean(groups.matrix(rollouts.policy_versions), axis=1)
         try:
             estimate = self._estimated(state, rollouts, groups, lag_V, form)
         except RewardSupportError as error:
@@ -431,8 +425,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             previous_state=previous_state,
             previous_step=previous_step,
             shared={field: state[field] for field in self._belief.shared_fields},
-            policy_version=None if versions_R is None else step - 1 - lag_V,
-            inclusion=inclusion_V,
+            policy_version=None if rollouts.policy_versions is None else step - 1 - lag_V,
+            inclusion=groups.first(rollouts.inclusion),
         )
         return estimate, rows
 
@@ -446,8 +440,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
 
         at_V, belief = groups.prompts_V, self._belief
         if belief is self.estimator:
-            drift_V = None if rollouts.drift is None else groups.matrix(rollouts.drift)[:, 0]
-            options: dict[str, Any] = {"drift_P": drift_V, "leave_one_out": form.leave_one_out}
+            options: dict[str, Any] = {"drift_P": groups.first(rollouts.drift), "leave_one_out": form.leave_one_out}
             return belief.observe_at(state, at_V, seen_by(belief), lag_V, **options)
         # A memory beside the scores must not end a training: what it cannot take, such as a reward of 7, is unseen.
         seen_V_G = seen_by(belief)
@@ -465,7 +458,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
 def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
     """Return an estimator that is given by name and parameters, or as an object."""
     if isinstance(estimator, str):
-        return estimators.build(estimator, **steps.named("parameters", parameters or {}))
+        return estimators.build(estimator, **named("parameters", parameters or {}))
     if not isinstance(estimator, RewardEstimator):
         raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
     if parameters is not None:

@@ -4,28 +4,23 @@ Axes: R rollouts (rows) of the step; P distinct prompts among them; V of these p
 rollouts of the largest group; Q probed prompts with M samples each; K rollouts that are stored with their texts.
 """
 
-import hashlib
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
+from openrlhf_dbb.core.checks import Column, column, keys_of, numbers, of_kind, whole
+from openrlhf_dbb.core.checks import Floats as Floats
+from openrlhf_dbb.core.checks import Key as Key
+from openrlhf_dbb.core.checks import Positions as Positions
+from openrlhf_dbb.core.choices import rows_to_keep
 from openrlhf_dbb.estimators import Estimate, Form
 from openrlhf_dbb.estimators.probe_error import squared_errors
 from openrlhf_dbb.estimators.simple import PointEstimator
-
-Floats = NDArray[np.float64]
-Positions = NDArray[np.int64]
-
-Key = tuple[str, str]
-"""A prompt's text and its label."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,10 @@ class Probes:
     scores_Q_M: Floats
 
 
+# The intervals that the numbers of a column are checked to be in.
+_COUNT, _SHARE, _POSITIVE = ({"within": (0, highest)} for highest in (2**62, 1, np.inf))
+
+
 @dataclass(frozen=True)
 class StepExtras:
     """Holds the optional facts about a step; prompts, labels and rewards are passed beside it.
@@ -77,161 +76,61 @@ class StepExtras:
             estimator that reads it (``reads_drift``); None: 0.
     """
 
-    tokens: ArrayLike | None = None
-    trained: ArrayLike | None = None
+    tokens: Column = field(default=None, metadata=_COUNT)
+    trained: Column = field(default=None, metadata=_SHARE)
     replayed: tuple[int, int] = (0, 0)
     skipped: int = 0
     probes: Probes | None = None
     responses: Responses | None = None
-    policy_versions: ArrayLike | None = None
-    inclusion: ArrayLike | None = None
-    weights: ArrayLike | None = None
-    drift: ArrayLike | None = None
+    policy_versions: Column = field(default=None, metadata=_POSITIVE)
+    inclusion: Column = field(default=None, metadata=_SHARE)
+    weights: Column = field(default=None, metadata=_POSITIVE)
+    drift: Column = field(default=None, metadata=_POSITIVE)
 
 
-@dataclass(frozen=True)
-class Rollouts:
-    """The rollouts of a step as columns of equal length.
-
-    Attributes:
-        prompts: (prompt, label) of each rollout.
-        rewards, scores: (R,) the optimized values, and the verifier's scores before penalties; NaN where missing.
-        tokens, trained, policy_versions, inclusion, weights, drift: (R,) as in :class:`StepExtras`.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Rollouts(StepExtras):
+    """The rollouts of a step. The columns of the extras are arrays (R,) or None; tokens and trained are int64, bool."""
 
     prompts: list[Key]
-    rewards: Floats
-    scores: Floats
-    tokens: Positions
-    trained: NDArray[np.bool_]
-    policy_versions: Floats | None
-    inclusion: Floats | None
-    weights: Floats | None
-    drift: Floats | None
+    rewards: Floats  # (R,) the optimized values; NaN where missing
+    scores: Floats  # (R,) the verifier's before penalties; NaN where missing
 
     @classmethod
     def checked(
-        cls,
-        prompts: Sequence[str],
-        labels: Sequence[str],
-        rewards: ArrayLike,
-        scores: ArrayLike | None,
-        extras: StepExtras,
+        cls, prompts: Sequence[str], labels: Sequence[str], rewards: Column, scores: Column, extras: StepExtras
     ) -> "Rollouts":
-        """Return the arguments of :meth:`openrlhf_dbb.Posteriors.observe` as arrays.
-
-        Raises:
-            ValueError: the columns have different lengths or other values than numbers and texts, or no rollout was
-                verified.
-        """
+        """Return the arguments of :meth:`openrlhf_dbb.Posteriors.observe` as arrays; raise its ValueError."""
         keys, size = keys_of(prompts, labels), len(prompts)
+        given = vars(of_kind("extras", extras, StepExtras))
         for name, kind in (("responses", Responses), ("probes", Probes)):
-            if (value := getattr(extras, name)) is not None:
-                of_kind(name, value, kind)
-
-        def optional(name: str, highest: float = np.inf) -> Floats | None:
-            values = getattr(extras, name)
-            return None if values is None else _column(name, values, size, (0, highest))
-
+            if given[name] is not None:
+                of_kind(name, given[name], kind)
         if extras.responses is not None and not callable(extras.responses.texts):
             keys_of(prompts, extras.responses.texts, "response texts")
-        rewards_R = _column("rewards", rewards, size)
-        scores_R = rewards_R if scores is None else _column("scores", scores, size)
+        rewards_R = column("rewards", rewards, size)
+        scores_R = rewards_R if scores is None else column("scores", scores, size)
         # Without a reward a rollout gets no advantage, and without a score no posterior can learn from it.
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
         if missing_R.all():
             raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
-        tokens_R, trained_R = optional("tokens", 2**62), optional("trained", 1)
-        return cls(
-            prompts=keys,
-            rewards=np.where(missing_R, np.nan, rewards_R),
-            scores=np.where(missing_R, np.nan, scores_R),
-            tokens=np.zeros(size, dtype=np.int64) if tokens_R is None else tokens_R.astype(np.int64),
-            trained=np.ones(size, dtype=np.bool_) if trained_R is None else trained_R.astype(np.bool_),
-            policy_versions=optional("policy_versions"),
-            inclusion=optional("inclusion", 1),
-            weights=optional("weights"),
-            drift=optional("drift"),
-        )
-
-
-def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels") -> list[Key]:
-    """Return prompts with their labels; raise ValueError if their numbers differ, or are 0, or one is no text."""
-    for of, texts in (("prompts", prompts), (name, labels)):
-        if isinstance(texts, str) or not hasattr(texts, "__len__"):
-            raise ValueError(f"{of} = {texts!r:.80} is not a list; pass a list of str")
-    if len(prompts) != len(labels):
-        raise ValueError(f"there are {len(prompts)} prompts and {len(labels)} {name}; pass one for each prompt")
-    if not len(prompts):
-        raise ValueError("there are no prompts; pass all that will be trained on, with their labels")
-    for of, texts in (("prompts", prompts), (name, labels)):
-        if others := [text for text in texts if not isinstance(text, str)]:
-            raise ValueError(f"{of} hold {others[0]!r:.80}, which is no text; pass a str")
-    return list(zip(prompts, labels, strict=True))
-
-
-def numbers(name: str, values: Any) -> Floats:
-    """Return finite numbers as an array, NaN for None; raise ValueError for anything else."""
-    try:
-        array = np.array(values, dtype=np.float64)  # None becomes NaN, and "1" would become 1
-        refused = np.asarray(values).dtype.kind in "US" or np.isinf(array).any()
-    except (TypeError, ValueError, OverflowError):
-        refused = True
-    if refused:
-        found = " ".join(repr(values).split())
-        raise ValueError(f"{name} = {found:.200} holds other values than finite numbers, NaN and None; pass numbers")
-    return array
-
-
-def whole(name: str, value: Any) -> int:
-    """Return a whole number from 0 to 2**62 as an int; raise ValueError for anything else."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = -1
-    if not 0 <= number <= 2**62:
-        raise ValueError(f"{name} is {value!r:.80}; give a whole number from 0 to 2**62")
-    return number
-
-
-def of_kind(name: str, value: Any, kind: type[T]) -> T:
-    """Return a value of this kind; raise ValueError for anything else."""
-    if not isinstance(value, kind):
-        raise ValueError(f"{name} = {value!r:.80} is not a {kind.__name__}; pass one")
-    return value
-
-
-def named(name: str, values: Any) -> dict[str, Any]:
-    """Return values by name as a dict; raise ValueError for anything else."""
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise ValueError(f"{name} = {values!r:.80} is not a mapping with str keys; pass a dict")
-    return dict(values)
-
-
-def _column(name: str, values: Any, size: int, within: tuple[float, float] | None = None) -> Floats:
-    """Return a column of numbers; those of an interval are never missing."""
-    column = numbers(name, values)
-    if column.shape != (size,):
-        raise ValueError(f"{name} has shape {column.shape}; pass one value for each of the {size} rollouts")
-    if within and len(wrong := column[~((column >= within[0]) & (column <= within[1]))]):
-        raise ValueError(f"{name} holds {wrong[0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
-    return column
+        columns = {"tokens": np.zeros(size), "trained": np.ones(size)}
+        for each in fields(StepExtras):
+            if each.metadata and given[each.name] is not None:
+                columns[each.name] = column(each.name, given[each.name], size, each.metadata["within"])
+        columns |= {"tokens": columns["tokens"].astype(np.int64), "trained": columns["trained"].astype(np.bool_)}
+        columns |= {"rewards": np.where(missing_R, np.nan, rewards_R), "scores": np.where(missing_R, np.nan, scores_R)}
+        return cls(**given | columns, prompts=keys)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of a step: all rollouts of a prompt form one group, wherever they stand.
+    """The groups of a step: all rollouts of a prompt form one group, wherever they stand."""
 
-    Attributes:
-        prompts_P: the groups' prompts as positions in the run's prompts, ascending.
-        verified_P: whether any rollout of the group was verified.
-        group_R, slot_R: each rollout's group, and its place in the group.
-    """
-
-    prompts_P: Positions
-    verified_P: NDArray[np.bool_]
-    group_R: Positions
-    slot_R: Positions
+    prompts_P: Positions  # in the run's prompts, ascending
+    verified_P: NDArray[np.bool_]  # whether any rollout of the group was verified
+    group_R: Positions  # of each rollout
+    slot_R: Positions  # its place in the group
 
     @classmethod
     def by_prompt(cls, prompts_R: Positions, verified_R: NDArray[np.bool_]) -> "Groups":
@@ -249,6 +148,10 @@ class Groups:
         values_P_G = np.full((len(self.prompts_P), int(self.slot_R.max()) + 1), np.nan)
         values_P_G[self.group_R, self.slot_R] = values_R
         return values_P_G[self.verified_P]
+
+    def first(self, values_R: Floats | None) -> Floats | None:
+        """Return the value (V,) that all rollouts of a group share; None for None."""
+        return None if values_R is None else self.matrix(values_R)[:, 0]
 
     def rows(self, values_V: NDArray[Any]) -> Floats:
         """Return each rollout's value (R,) of values by group (V,) or by rollout of a group (V, G); 0 elsewhere."""
@@ -321,7 +224,7 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
     baseline_R = rollouts.rewards - groups.rows(advantages_V_G) * scale_R
     advantages_V_G = weights_V_G * advantages_V_G
     zero_variance_V = np.nanmin(rewards_V_G, axis=1) == np.nanmax(rewards_V_G, axis=1)
-    scored = Scored(
+    return Scored(
         advantages=groups.rows(advantages_V_G),
         mean=groups.rows(estimate.mean),
         variance=groups.rows(estimate.variance),
@@ -332,27 +235,30 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
         scale=np.where(trained_R, scale_R, np.nan),
         weight=np.where(trained_R, groups.rows(weights_V_G), np.nan),
     )
-    means = {
-        "mean": scored.mean,
-        "variance": scored.variance,
-        "abs_advantage": abs(scored.advantages),
-        "missing": np.isnan(rollouts.scores),
-    }
+
+
+def metrics(step: int, rollouts: Rollouts, groups: Groups, scored: Scored) -> dict[str, float]:
+    """Return what is logged of a step's rollouts, by name; see :class:`Scored`."""
+    means = {"mean": scored.mean, "variance": scored.variance, "missing": np.isnan(rollouts.scores)}
+    means["abs_advantage"] = abs(scored.advantages)
     if groups.slot_R.any():  # a single rollout always has zero variance
         means |= {"zero_variance": scored.zero_variance, "rescued": scored.rescued}
     trained_R = rollouts.trained
-    for name, values_R in means.items():
-        scored.metrics[f"estimator/{name}"] = float(values_R[trained_R].mean()) if trained_R.any() else 0.0
-    scored.metrics["rollout/filtered"] = float((~trained_R).mean())
-    return scored
+    none = not trained_R.any()
+    found = {f"estimator/{name}": 0.0 if none else float(each_R[trained_R].mean()) for name, each_R in means.items()}
+    found |= {"rollout/filtered": float((~trained_R).mean()), "rollout/skipped": float(rollouts.skipped)}
+    if rollouts.policy_versions is not None and not none:
+        lag_R = step - 1 - rollouts.policy_versions[trained_R]
+        found |= {"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())}
+    return found
 
 
-def usage(rollouts: Rollouts, groups: Groups, scored: Scored, extras: StepExtras) -> storage.Usage:
+def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
     """Count where the rollouts of a step went."""
     trained_R, zero_variance_R = rollouts.trained, scored.zero_variance > 0
     informative_P = np.bincount(groups.group_R, trained_R & (scored.advantages != 0)) > 0
     informative_R = trained_R & informative_P[groups.group_R]
-    replayed, replayed_tokens = of_kind("replayed", extras.replayed, tuple)
+    replayed, replayed_tokens = of_kind("replayed", rollouts.replayed, tuple)
     return storage.Usage(
         generated=len(trained_R),
         generated_tokens=int(rollouts.tokens.sum()),
@@ -363,27 +269,28 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored, extras: StepExtras
         rescued=int((informative_R & zero_variance_R).sum()),
         replayed=whole("replayed", replayed),
         replayed_tokens=whole("replayed", replayed_tokens),
-        skipped=whole("skipped", extras.skipped),
+        skipped=whole("skipped", rollouts.skipped),
         groups=len(groups.prompts_P),
         informative_groups=int(informative_P.sum()),
     )
 
 
 def kept_rows(
-    step: int, rollouts: Rollouts, groups: Groups, ids_P: Positions, responses: Responses, scored: Scored
+    step: int, rollouts: Rollouts, groups: Groups, ids_P: Positions, scored: Scored
 ) -> storage.RolloutRows | None:
     """Return the rollouts of a step that are stored with their texts; None if there are none.
 
     ``ids_P`` has the store's id of each group's prompt.
     """
-    rows_K = rows_to_keep(rollouts.prompts, step, responses.keep)
-    if not len(rows_K):
+    responses = rollouts.responses
+    rows_K = np.arange(0) if responses is None else rows_to_keep(rollouts.prompts, step, responses.keep)
+    if responses is None or not len(rows_K):
         return None
     size, versions_R = len(rollouts.prompts), rollouts.policy_versions
     text_of = responses.texts if callable(responses.texts) else responses.texts.__getitem__
     unknown_R = np.full(size, np.nan)
-    truncated_R = _column("truncated", unknown_R if responses.truncated is None else responses.truncated, size)
-    log_probs_R = _column("log_probs", unknown_R if responses.log_probs is None else responses.log_probs, size)
+    truncated_R = column("truncated", unknown_R if responses.truncated is None else responses.truncated, size)
+    log_probs_R = column("log_probs", unknown_R if responses.log_probs is None else responses.log_probs, size)
     return storage.RolloutRows(
         prompt_ids=ids_P[groups.group_R[rows_K]],
         sample=groups.slot_R[rows_K],
@@ -401,52 +308,12 @@ def kept_rows(
     )
 
 
-def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positions:
-    """Choose the rollouts that are stored with their texts, (K,) rows, ascending.
-
-    Half of the rows belong to the prompts with the lowest hash, which are the same in every epoch. The other half
-    belongs to the prompts with the lowest hash of prompt and step, so that every prompt is stored at some time. Groups
-    are stored whole, except for the last one of either half. A resume chooses the same rows. ``keep`` is
-    their number; None keeps all.
-    """
-    if keep is None or whole("keep", keep) >= len(prompts):
-        return np.arange(len(prompts))
-    # Hashes, not random numbers: a resume and another database must choose the same rows.
-    rows_of: dict[Key, list[int]] = {}
-    for row, prompt in enumerate(prompts):
-        rows_of.setdefault(prompt, []).append(row)
-    hashes = {prompt: storage.prompt_hash(*prompt) for prompt in rows_of}
-    followed = sorted(rows_of, key=lambda prompt: hashes[prompt])
-    drawn = sorted(rows_of, key=lambda prompt: hashlib.blake2b(hashes[prompt], key=str(step).encode()).digest())
-    chosen = [row for prompt in followed for row in rows_of[prompt]][: (keep + 1) // 2]
-    others = set(chosen)
-    chosen += [row for prompt in drawn for row in rows_of[prompt] if row not in others][: keep - len(chosen)]
-    return np.array(sorted(chosen), dtype=np.int64)
-
-
-def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Key]:
-    """Choose about ``fraction`` of the prompts to be probed.
-
-    The choice depends on the prompt and the seed alone, not on the order of the data. A larger fraction chooses the
-    same prompts and more.
-
-    Source: paper, section 5.3, probes a tenth of the prompts with M = 128.
-    """
-
-    def draw(prompt: Key) -> float:
-        digest = hashlib.blake2b(storage.prompt_hash(*prompt), digest_size=6, key=str(seed).encode()).digest()
-        return int.from_bytes(digest, "big") / 2**48
-
-    return {prompt for prompt in prompts if draw(prompt) < fraction}
-
-
 def measure(
     probes: Probes, positions_Q: Positions, groups: Groups, rows: storage.StepRows
 ) -> tuple[storage.ProbeRows, dict[str, float]]:
-    """Compare a step's estimates and group means with its probes. The probed prompts are at ``positions_Q``.
+    """Compare a step's estimates and group means with its probes, whose prompts are at ``positions_Q``.
 
-    Returns:
-        The probes to store: those with a score and an estimate; and the mean squared errors for the log.
+    Return the probes to store, those with a score and an estimate, and the mean squared errors for the log.
     """
     scores_Q_M = numbers("the probes' scores", probes.scores_Q_M)
     if scores_Q_M.ndim != 2 or len(scores_Q_M) != len(positions_Q):
@@ -461,12 +328,12 @@ def measure(
     )
     if not np.isfinite(measured.squares).all():
         raise ValueError("the sum of a probe's squared scores is not finite; use smaller scores")
-    metrics = {"probe/groups": float(len(at_Q))}
+    errors = {"probe/groups": float(len(at_Q))}
     if (measured.samples >= 2).any():  # the noise of a single sample is unknown
         for name, estimates_V in (("probe/mse", rows.mean), ("probe/mse_point", rows.successes / rows.rollouts)):
             errors_Q = squared_errors(estimates_V[at_Q], measured.samples, measured.successes, measured.squares)
-            metrics[name] = float(np.nanmean(errors_Q))
-    return measured, metrics
+            errors[name] = float(np.nanmean(errors_Q))
+    return measured, errors
 
 
 def by_source(sources_V: NDArray[np.str_], successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
@@ -496,19 +363,3 @@ def of_hardest(expected_P: Floats, at_V: Positions, successes_V: Floats, rollout
         for percent, among in hardest.items()
         if among.any()
     }
-
-
-def known_pass_rates(values: ArrayLike, prompts: int) -> Floats:
-    """Return successes and attempts of each prompt, (P, 2), if there is a rate in [0, 1], of 1 attempt or more."""
-    known_P_2 = numbers("pass_rates", values)
-    if known_P_2.shape != (prompts, 2):
-        raise ValueError(f"pass_rates have shape {known_P_2.shape}; pass successes and attempts of {prompts} prompts")
-    successes, attempts = known_P_2[~np.isnan(known_P_2).any(axis=1)].T
-    if not len(attempts) or not ((attempts >= 1) & (successes >= 0) & (successes <= attempts)).all():
-        raise ValueError("pass_rates need 0 <= successes <= attempts and 1 attempt or more, for one prompt at least")
-    return known_P_2
-
-
-def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:
-    """Return a hash of all prompts and labels in order, 32 hex digits."""
-    return hashlib.blake2b(b"".join(map(storage.prompt_hash, prompts, labels)), digest_size=16).hexdigest()

@@ -11,7 +11,7 @@ from typing import Any
 
 from openrlhf_dbb import __version__, methods, presets, storage
 from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.core.step import probed_prompts
+from openrlhf_dbb.core.choices import probed_prompts
 from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver import cpu_fit, gpu_fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings

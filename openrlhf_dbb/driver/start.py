@@ -11,8 +11,8 @@ from typing import Any
 
 from openrlhf_dbb import methods, storage
 from openrlhf_dbb.core import checkpoints
+from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import dataset_digest
 from openrlhf_dbb.data import Prompts
 from openrlhf_dbb.driver.arguments import Settings
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR

@@ -5,7 +5,8 @@
     greso      prompts whose groups had zero variance are skipped (GRESO)
     posterior  prompts are drawn by the variance that their posterior expects
 
-Prompts are ids, groups are arrays of scores. ``actors/generation.py`` carries out the decisions.
+Prompts are ids, groups are arrays of scores; only :func:`of` and :func:`facts` read OpenRLHF's arguments.
+``actors/generation.py`` carries out the decisions.
 """
 
 from types import SimpleNamespace
@@ -27,11 +28,9 @@ available, get = STRATEGIES.available, STRATEGIES.get
 
 def of(args: SimpleNamespace) -> RolloutStrategy:
     """Return the strategy that the arguments name; ValueError if a parameter is outside its range."""
-    name = args.rollout.strategy
-    cls = get(name)
-    return STRATEGIES.build(
-        name, **{field.name: getattr(getattr(args, cls.name), field.name) for field in parameter_fields(cls)}
-    )
+    cls = get(args.rollout.strategy)
+    given = {field.name: getattr(getattr(args, cls.name), field.name) for field in parameter_fields(cls)}
+    return STRATEGIES.build(args.rollout.strategy, **given)
 
 
 def facts(args: SimpleNamespace) -> RunFacts:

@@ -50,24 +50,19 @@ class Drawn:
 class Decision(Enum):
     """Tells the trainer what to do with a generated group. The estimator observes every group."""
 
-    TRAIN = auto()
-    DISCARD = auto()  # not trained on
+    TRAIN, DISCARD = auto(), auto()
     REPLACE = auto()  # not trained on, and another prompt takes its place in the same round
 
 
 class Sampler:
     """Decides during a training how rollout batches are filled. This base class takes every prompt and every group.
 
-    A step draws prompts in rounds of :meth:`round_size` and leaves out those that it :meth:`skips`. Each other
-    prompt gets a group, which :meth:`judge` judges. The step ends when enough groups for a batch are to be trained on;
-    surplus groups are discarded. If the strategy ``draws``, :meth:`next_prompt` chooses each prompt instead of the
-    order of the data, and a pass ends when as many prompts were drawn as there are.
-
-    Class attributes:
-        kept: names of the attributes that change during a training; every checkpoint holds them.
+    A step draws prompts in rounds, and asks the engines for a group of each prompt that it does not skip. It ends when
+    enough groups for a batch are to be trained on; surplus groups are discarded. If the strategy ``draws``, a pass ends
+    when as many prompts were drawn as there are.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ()
+    kept: ClassVar[tuple[str, ...]] = ()  # names of the attributes that change; every checkpoint holds them
 
     def __init__(self, facts: RunFacts) -> None:
         self.facts = facts
@@ -82,10 +77,7 @@ class Sampler:
         return False
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
-        """Return the next prompt to generate for; called only if the strategy ``draws``.
-
-        ``predictive`` returns the estimator's present forecast, in the time of a pass over all prompts.
-        """
+        """Return the next prompt, if the strategy ``draws``; a forecast takes the time of a pass over all prompts."""
         raise NotImplementedError
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
@@ -121,22 +113,14 @@ class RolloutStrategy:
 
     A strategy is a frozen dataclass whose fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, become
     the flags ``--NAME.FIELD``. The :class:`Sampler` holds what changes during the training.
-
-    Class attributes:
-        name: the registered name.
-        needs_scores: True if it judges groups by their scores, which must then be known at generation.
-        min_rollouts: the smallest group that it can use.
-        needs_budget: True if a pass over the prompts has no fixed cost, so that a number of rollouts ends the training.
-        draws: True if it chooses the prompts by the estimator's forecast; the estimator then needs a ``predictive``.
-        reads_score_range: True if it honours ``RunFacts.score_range``.
     """
 
-    name: ClassVar[str]
-    needs_scores: ClassVar[bool] = False
-    min_rollouts: ClassVar[int] = 1
-    needs_budget: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
-    reads_score_range: ClassVar[bool] = False
+    name: ClassVar[str]  # the registered one
+    needs_scores: ClassVar[bool] = False  # it judges groups by their scores, which must be known at generation
+    min_rollouts: ClassVar[int] = 1  # the smallest group that it can use
+    needs_budget: ClassVar[bool] = False  # a pass has no fixed cost, so that a number of rollouts ends the training
+    draws: ClassVar[bool] = False  # it chooses the prompts by the estimator's forecast (``predictive``)
+    reads_score_range: ClassVar[bool] = False  # it honours ``RunFacts.score_range``
 
     def __post_init__(self) -> None:
         check(self)

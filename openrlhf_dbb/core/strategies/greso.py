@@ -16,13 +16,11 @@ from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators.parameters import parameter
 
 # GRESO's published settings.
-INITIAL_P = 0.5
+INITIAL_P, LOWEST_P, HIGHEST_P = 0.5, 0.05, 0.95
 STEP = 0.01  # change of p_easy and p_hard after a training step
-LOWEST_P, HIGHEST_P = 0.05, 0.95
 SAFETY = 1.25  # factor on the number of prompts that a later round is expected to need
 
-MOST_IDLE_PASSES = 200
-"""Passes over the data in which every prompt was skipped, before the run is given up."""
+MOST_IDLE_PASSES = 200  # in which every prompt was skipped, before the run is given up
 
 
 @register
@@ -110,8 +108,7 @@ class GresoSampler(Sampler):
         self._rounds = [Counter()]
 
     def end_pass(self) -> None:
-        self._passes += 1
-        self._idle_passes += 1
+        self._passes, self._idle_passes = self._passes + 1, self._idle_passes + 1
         if self._idle_passes > MOST_IDLE_PASSES:
             raise RunError(
                 f"GRESO skipped every prompt in {MOST_IDLE_PASSES} passes over the data; raise greso.floor, or use "
@@ -119,12 +116,9 @@ class GresoSampler(Sampler):
             )
 
     def metrics(self) -> dict[str, float]:
-        return {
-            "greso/p_easy": self.p_easy,
-            "greso/p_hard": self.p_hard,
-            "greso/easy_share": self._shares[0],
-            "greso/hard_share": self._shares[1],
-        }
+        easy, hard = self._shares
+        probabilities = {"greso/p_easy": self.p_easy, "greso/p_hard": self.p_hard}
+        return probabilities | {"greso/easy_share": easy, "greso/hard_share": hard}
 
 
 def _moved(p: float, share: float, target: float) -> float:

@@ -40,9 +40,8 @@ class PosteriorSampling(RolloutStrategy):
     draws: ClassVar[bool] = True
 
     def describe(self) -> str:
-        weights = {0.0: "without weights (a curriculum)", 1.0: "with importance weights"}.get(
-            self.weight_power, f"with importance weights to the power {self.weight_power:g} (partly a curriculum)"
-        )
+        partly = f"with importance weights to the power {self.weight_power:g} (partly a curriculum)"
+        weights = {0.0: "without weights (a curriculum)", 1.0: "with importance weights"}.get(self.weight_power, partly)
         return f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}, {weights}"
 
     def plan(self, prompts: int, groups: int, steps: float) -> list[str]:
@@ -55,11 +54,7 @@ class PosteriorSampling(RolloutStrategy):
 
 
 class PosteriorSampler(Sampler):
-    """Draws a batch when the last one has been handed out: by the forecast, or evenly while that does not pay.
-
-    A pass's outcomes estimate how many mixed groups either way has (Horvitz and Thompson). A division by the sum of the
-    weights would multiply the ratio of the two by the mean weight, which is 1 on average, and noisy.
-    """
+    """Draws a batch when the last one has been handed out: by the forecast, or evenly while that does not pay."""
 
     kept: ClassVar[tuple[str, ...]] = ("_random", "_batch", "_metrics", "_passes", "_evenly", "note", "_outcomes")
 
@@ -104,6 +99,8 @@ class PosteriorSampler(Sampler):
             self._metrics |= {"posterior/mixed": mixed, "posterior/mixed_even": mixed_even}
 
     def end_pass(self) -> None:
+        # How many mixed groups either way has (Horvitz and Thompson). Divided by the sums of the weights their ratio
+        # would be that of the mean weights, too, which are 1 on average, and noisy.
         _, even, forecast = np.sum([(0.0, 0.0, 0.0), *self._outcomes], axis=0).tolist()
         self._passes, self._outcomes = self._passes + 1, []
         if even and (forecast < _LEAST_LIFT * even) != self._evenly:  # no mixed group tells nothing
