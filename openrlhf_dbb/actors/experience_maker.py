@@ -24,7 +24,6 @@ from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, StepExtras
 from openrlhf_dbb.estimators import FORMS
 
 DIFFERENCE = "vllm/log_prob_difference"  # the metric
-_LEAST_VARIANCE = 1e-8
 
 
 class PosteriorExperienceMaker(RemoteExperienceMaker):
@@ -128,7 +127,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             experience.info["return"] = reward.sum(dim=-1)
 
     def _send_replays(self, replayed: Chosen, experiences: list[Experience]) -> dict[str, float]:
-        """Send the replayed rollouts to the actor's ranks, beside the batch that OpenRLHF gives them."""
         if self.replays is None:
             return {}
         rows = self.replays.rows(replayed, experiences[0])
@@ -204,7 +202,7 @@ def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, 
     if not len(values):
         return
     mean = values.mean()
-    scale = values.var(correction=0).clamp(min=_LEAST_VARIANCE).rsqrt() if divide else 1.0
+    scale = values.var(correction=0).clamp(min=1e-8).rsqrt() if divide else 1.0
     for experience, rows in pairs:
         advantages = experience.advantages.double()
         experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(experience.advantages.dtype)

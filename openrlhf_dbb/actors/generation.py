@@ -180,14 +180,12 @@ class RolloutGenerator(SamplesGenerator):
         return {ref: [first + place for place in places] for ref, places in calls}
 
     def _rollout(self, response: dict[str, Any], **generate_kwargs: Any) -> Experience:
-        """Return a response as OpenRLHF trains on it."""
         rollout = self._process_response_into_experience(response, **generate_kwargs)
         if rollout.scores is not None:
             rollout.info["score"] = rollout.scores.nan_to_num()  # only logged: one missing score must not hide the mean
         return rollout
 
     def _groups_left(self) -> float:
-        """Return the number of groups that the budget still allows."""
         if self._max_rollouts is None:
             return float("inf")
         return (self._max_rollouts - self.generated) // self.args.rollout.n_samples_per_prompt
@@ -236,8 +234,6 @@ class RolloutGenerator(SamplesGenerator):
         """Return nothing: the place in the data is in each batch's snapshot."""
         return {}
 
-    # Samples that are not training rollouts.
-
     def score_more(self, prompts: Sequence[Prompt], samples: int, **generate_kwargs: Any) -> Floats:
         """Return scores (Q, M) of M further responses to Q prompts; NaN where missing."""
         scores_R = scores(self._sample_groups(prompts, **generate_kwargs | {"n_samples_per_prompt": samples}))
@@ -273,8 +269,6 @@ class RolloutGenerator(SamplesGenerator):
             while calls:
                 [ref], calls = ray.wait(calls, num_returns=1)
                 yield ray.get(ref)
-
-    # The engines.
 
     @contextlib.contextmanager
     def _engines_awake(self) -> Iterator[None]:

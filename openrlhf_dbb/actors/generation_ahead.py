@@ -17,8 +17,6 @@ _Result = tuple[RolloutBatch, float | None, int, bool]  # see RolloutGenerator.g
 
 
 class GenerationAhead:
-    """Hands out, in order, the batches that a :class:`RolloutGenerator` makes in a thread."""
-
     def __init__(self, generator: RolloutGenerator, args: Any, episode: int, step: int) -> None:
         """Start with this pass over the data, after ``step`` training steps."""
         self._generator, self._args, self._episode = generator, args, episode

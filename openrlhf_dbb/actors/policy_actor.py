@@ -21,10 +21,7 @@ from openrlhf_dbb.platform.weights import Parameter, buckets, pack
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
-    """OpenRLHF's policy actor with our training pass, with replays, and with fewer messages to vLLM."""
-
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Load the model, as upstream does, with our model wrapper and trainer."""
         upstream.replace(ppo_actor, "Actor", ResponseActor)
         upstream.replace(ppo_actor, "ActorPPOTrainer", PolicyTrainer)
         super().init_model_from_pretrained(strategy, *args, **kwargs)

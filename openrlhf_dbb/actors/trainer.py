@@ -129,7 +129,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         )
 
     def fit(self, global_step: int = 0) -> None:
-        """Train to the end and evaluate the result."""
         if not cpu.active():  # before an evaluation takes an hour
             self.progress.enter("trying the longest micro-batch")
             ray.get(self.actor_model_group.async_run_method(method_name="try_longest_micro_batch"))
@@ -235,7 +234,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return status, step
 
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
-        """Run upstream's optimizer steps."""
         self.progress.enter(TRAINING)
         return dict(super().ppo_train(global_steps))
 

@@ -1,12 +1,7 @@
 """Leaves out of the policy's passes what nobody reads; losses and gradients stay OpenRLHF's to rounding.
 
-- Logits, log-probs and entropy of tokens that are not part of a response.
-- Copies of the logits: they are in float32 a chunk at a time, and their gradient takes their place.
-- The pass that takes the old log-probs, where a step has one optimizer update: the training pass takes the same.
-- A prompt once more for each of its rollouts; see ``shared_prompts``.
-- Rows whose advantages are all 0, where no other term reads them. They count in the loss's mean all the same.
-
-Packed rows keep OpenRLHF's own pass.
+docs/machines.md lists what is left out. Rows whose advantages are all 0 count in the loss's mean all the same. Packed
+rows keep OpenRLHF's own pass.
 """
 
 import inspect
@@ -150,7 +145,6 @@ class StepLoss(torch.nn.Module):
         self.loss, self.length = loss, length
 
     def forward(self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **info: Any) -> Any:
-        """Return upstream's loss and metrics of one micro-batch."""
         # Upstream divides the sum over tokens by batch_num_tokens. global_batch_size counts the rows of the optimizer
         # step that have an action, divided by its number of micro-batches, which DeepSpeed divides the loss by.
         if self.length is not None:
@@ -188,7 +182,6 @@ class PolicyTrainer(ActorPPOTrainer):
         return status
 
     def training_step(self, experience: Experience, *args: Any, **kwargs: Any) -> Any:
-        """Train on one micro-batch, as upstream does."""
         # Entropy, KL and the balance of experts are terms of every row beside the policy loss. With old log-probs the
         # ratio and its metrics are of all rows.
         actor, kl_loss = self.args.actor, self.args.algo.kl.use_loss

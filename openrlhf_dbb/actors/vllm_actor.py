@@ -54,7 +54,6 @@ class StrictRolloutActor(PlatformRolloutActor):
         self._tokenizer: Any = None
 
     def use_tokenizer(self, tokenizer: Any) -> None:
-        """Keep the model's tokenizer."""
         # OpenRLHF sends the tokenizer with every prompt. Unpickling it takes longer than the prompt.
         self._tokenizer = tokenizer
 
@@ -114,7 +113,6 @@ class StrictRolloutActor(PlatformRolloutActor):
         return prompt + str(self._tokenizer.decode(list(response_tokens), skip_special_tokens=False))
 
     async def _reward(self, query: str, prompt: str, label: Any) -> dict[str, Any]:
-        """Return reward, score and logs of one response."""
         executor = self.executor
         if not executor.reward_endpoints:
             return {"reward": None, "scores": None, "extra_logs": {}}

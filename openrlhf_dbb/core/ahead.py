@@ -1,7 +1,6 @@
 """Generation ahead of the training: a thread makes the next batches while the trainer trains.
 
-The trainer gets the batches in the order of making. Policy version v is the policy after v training steps.
-The batch of step s is on-policy if version s - 1 made it. A batch that version v made for step s has lag s - 1 - v.
+The trainer gets the batches in the order of making. docs/async.md defines policy versions and lags.
 """
 
 import contextlib

@@ -35,7 +35,6 @@ def actor_folder(folder: Path, tag: str = "") -> Path:
 
 
 def step_of(tag: str) -> int:
-    """Return the step of a checkpoint."""
     return int(tag.removeprefix("global_step"))
 
 

@@ -264,8 +264,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             scores: (R,) the verifier's scores before length penalties and the like; by default the rewards. Estimators
                 of binary correctness see the scores, estimators of real rewards see the rewards.
             form: how a reward becomes an advantage, by name: "group_norm" or another of
-                :mod:`openrlhf_dbb.estimators.forms`. The trainer whitens the advantages of
-                "reinforce_baseline" over the tokens.
+                :mod:`openrlhf_dbb.estimators.forms`.
             extras: token counts, generated texts and other things that only some trainers have.
 
         Raises:
@@ -331,11 +330,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         return Predictive(self._ids, *expected)
 
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Begin to store what the trainer logged of an observed step, numbers by name (view ``steps``).
-
-        Other values are left out. ``openrlhf-dbb serve`` estimates the time left from "plan/steps", the last step of
-        the run.
-        """
+        """Begin to store the numbers of what the trainer logged of an observed step, by name (view ``steps``)."""
         self.settle()
         values = whole("step", step), named("metrics", metrics)
         self._writing = self._writer.submit(self.run.record_metrics, *values)
@@ -388,7 +383,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self._state |= self._features
 
     def _positions(self, prompts: Sequence[Key]) -> Positions:
-        """Return the positions of prompts among all prompts of the run."""
         try:
             return np.searchsorted(self._ids, [self.prompt_ids[prompt] for prompt in prompts])
         except KeyError as error:

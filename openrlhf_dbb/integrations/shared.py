@@ -96,19 +96,7 @@ def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """What an integration adds to its trainer's own settings, by the same names everywhere.
-
-    Attributes:
-        estimator, parameters, store, warm_start, warm_start_weight, warm_start_store: as in
-            :meth:`openrlhf_dbb.Posteriors.create`.
-        run_name: unique in the store; None: as the trainer calls its run.
-        take_over: continue a run whose owner is on another machine and known to be dead.
-        keep_rollouts: number of a step's rollouts that are stored with their texts; None stores all, 0 none.
-        form: how a reward becomes an advantage, by name (:mod:`openrlhf_dbb.estimators.forms`); None: by the trainer's
-            own setting.
-        strategy, strategy_parameters: "posterior" draws each batch by the posteriors as they are then; "plain" leaves
-            the prompts to the trainer.
-    """
+    """What an integration adds to its trainer's own settings, by the same names everywhere; see docs/trl.md."""
 
     estimator: str | RewardEstimator = "dbb"
     parameters: Mapping[str, Any] | None = None
@@ -261,7 +249,6 @@ class Steps:
 
 
 def _encoded(value: Any) -> dict[str, Any]:
-    """Return a value of a strategy's state as JSON has it."""
     if isinstance(value, deque):
         return {"deque": list(value)}
     if isinstance(value, Drawn):

@@ -1,13 +1,5 @@
 """TRL's ``GRPOTrainer`` with stored posteriors: advantages and draws from them, or a memory alone.
 
-    from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer
-
-    ours = {"estimator": "dbb", "store": "sqlite:///runs.db", "run_name": "first"}
-    trainer = PosteriorGRPOTrainer(model, reward, args=GRPOConfig(...), train_dataset=prompts, **ours)
-    trainer.train()
-
-:func:`remember` keeps the posteriors of any other ``GRPOTrainer`` and changes nothing else.
-
 A *step* is one generation batch. TRL's ``global_step`` counts optimizer steps, several of which may train on one
 generation batch.
 
@@ -70,15 +62,7 @@ class PosteriorGRPOConfig(GRPOConfig):
 
 @dataclass(frozen=True)
 class Settings(shared.Settings):
-    """The settings of a run of TRL.
-
-    Attributes:
-        resume: True continues that run with ``train(resume_from_checkpoint=...)``; "auto" continues the run if it
-            exists, so that the same command starts and restarts a job.
-        label_column: column of the data sets that is stored with a prompt and tells equal prompts apart.
-        verifier: name of the reward function whose 0 or 1 the estimator sees, if there are several. The other rewards
-            are centred by their group, as GRPO does. Estimators of real rewards see the weighted sum instead.
-    """
+    """The settings of a run of TRL; docs/trl.md explains them."""
 
     resume: bool | str = False
     label_column: str | None = None
@@ -87,10 +71,6 @@ class Settings(shared.Settings):
 
 class PosteriorGRPOTrainer(GRPOTrainer):
     """TRL's trainer. Of several processes, the first owns the run and computes the advantages of all.
-
-    ``scale_rewards`` keeps its meaning: "group" is (X - p) / sqrt(v), with mean p and variance v of the posterior.
-    "none" is X - p, minus its mean over the generation batch; "batch" divides that by the standard deviation of all
-    rewards of the generation batch. Without TRL's 0.0001 in the denominator, the advantage is 0 where v is 0.
 
     Args:
         *args, **options: TRL's, and :class:`Settings`. ``train_dataset`` must be a ``datasets.Dataset``, since every
@@ -199,7 +179,6 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Generate and score as TRL does; in training the advantages, and perhaps the prompts, are ours."""
         if self.model.training and self._strategy.draws:
             inputs = self._drawn(inputs)
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -232,8 +211,6 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         self._run.record_metrics(step, self._logged[1])
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save as TRL does, once the posteriors are durable up to the checkpoint."""
-
         def prepare() -> None:
             folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"  # TRL's name
             # transformers writes this file last. Without it an older checkpoint of this name is not whole.
@@ -300,7 +277,6 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         return None if folder is None else str(folder)
 
     def _check(self, folder: Path) -> None:
-        """Refuse a checkpoint that is not whole, or not of this run as it now is."""
         try:  # transformers writes this file after the model, the optimizer and the random state
             TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         except (OSError, ValueError, TypeError) as error:
@@ -349,7 +325,6 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         return advantages_R
 
     def _keep_samples(self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any]) -> None:
-        """Keep a batch of an evaluation until the evaluation ends."""
         self._logs["extra"]["posterior_mean"].extend([math.nan] * len(rewards_R_F))  # as long as TRL's own columns
         rewards, scores, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
         rows_B = zip(map(self._key, inputs), responses_B, strict=True)
@@ -378,9 +353,6 @@ class PosteriorGRPOTrainer(GRPOTrainer):
 
 def remember(trainer: GRPOTrainer, **ours: Any) -> None:
     """Let a ``GRPOTrainer`` keep posteriors of its prompts. It trains as before: the advantages stay TRL's.
-
-        trainer = GRPOTrainer(model, correct, args=..., train_dataset=...)
-        remember(trainer, store="sqlite:///runs.db", label_column="answer")
 
     Args:
         trainer: a ``GRPOTrainer``, also of a subclass, before ``train()``, which then is that of
@@ -452,7 +424,6 @@ def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], we
 
 
 def _text(completion: str | list[dict[str, Any]]) -> str:
-    """Return a completion as text; of messages, their contents."""
     if isinstance(completion, str):
         return completion
     return "\n".join(str(message.get("content") or "") for message in completion)

@@ -1,9 +1,5 @@
 """verl's trainers with advantages from stored posteriors.
 
-    export VERL_USE_EXTERNAL_MODULES=openrlhf_dbb.integrations.verl
-    python -m verl.trainer.main_ppo algorithm.adv_estimator=posterior \\
-        +algorithm.posterior.estimator=dbb +algorithm.posterior.store=sqlite:////data/runs.db ...
-
 verl imports this module in each of its processes. The module registers the advantage estimator ``posterior`` and
 replaces verl's three trainers (``sync``, ``colocate_async``, ``separate_async``) by subclasses. With another estimator
 the subclasses do what verl's trainers do. The trainer runs in one process, which owns the run.
@@ -47,10 +43,7 @@ _FIELDS = ["raw_prompt", "reward_model", "rm_scores", "response_mask", "response
 
 
 def read(config: DictConfig) -> Settings:
-    """Read our settings, ``algorithm.posterior``, from verl's configuration, before verl loads a model.
-
-    verl prints its configuration, so a URL with a password belongs into the environment variable of the default store.
-    """
+    """Read our settings, ``algorithm.posterior``, from verl's configuration, before verl loads a model."""
     given: Any = config.algorithm.get(NAME) or {}
     settings = Settings(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
     _, strategy = settings.built
@@ -144,10 +137,6 @@ def advantages(
 class WithPosteriors(PPOTrainer):
     """The base of our subclasses of verl's trainers.
 
-    ``algorithm.norm_adv_by_std_in_grpo`` keeps its meaning: True is (X - p) / sqrt(v), with mean p and variance v of
-    the posterior, False is X - p, minus its mean over the step. Without verl's 0.000001 in the denominator, the
-    advantage is 0 where v is 0.
-
     Attributes:
         posteriors: of the run; None with another estimator, with ``trainer.val_only`` and before verl has loaded its
             checkpoint.
@@ -177,7 +166,6 @@ class WithPosteriors(PPOTrainer):
         return buffer
 
     def _load_checkpoint(self) -> None:
-        """Load verl's checkpoint; then create the run, or take it back to the step of the checkpoint."""
         super()._load_checkpoint()
         if self._settings is not None and not self.config.trainer.get("val_only", False):
             self.posteriors = self._open(self._settings)
@@ -223,14 +211,12 @@ class WithPosteriors(PPOTrainer):
         return np.where(rollouts.rollout_R >= 0, scored.advantages[:count][rollouts.rollout_R], 0.0)
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **options: Any) -> None:
-        """Compute verl's metrics and store them in the row of the last step."""
         super()._compute_metrics(batch, metrics, *args, **options)
         if self.posteriors is not None and self.posteriors.step:
             planned = self.total_training_steps * self.posteriors.step / max(self.global_steps, 1)
             self.posteriors.record_metrics(self.posteriors.step, {**metrics, "plan/steps": round(planned)})
 
     def _save_checkpoint(self) -> None:
-        """Save as verl does, once every step up to here is durable."""
         if self.posteriors is not None:
             folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"  # verl's name
             self._steps.save(folder)

@@ -33,8 +33,6 @@ class DynamicSampling(RolloutStrategy):
 
 
 class DynamicSampler(Sampler):
-    """Rejects groups by their scores alone; keeps no state."""
-
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
         accepted = varies(scores_N)
         if accepted and self.facts.score_range is not None:
