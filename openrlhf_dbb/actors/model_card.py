@@ -52,7 +52,6 @@ def text(store: PosteriorStore, run: RunRecord, step: int, chosen_by: str = "") 
 
 
 def _accuracy(store: PosteriorStore, run: RunRecord, step: int) -> str:
-    """Return a table of the accuracies before the training and after ``step``."""
     if (found := held_out_difference(store, run, run, (0, step))) is None:
         return "Not measured."
     intervals = *found["intervals"], (found["low"], found["high"])

@@ -112,7 +112,6 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
             (Path(self.strategy.args.ckpt.output_dir) / best_model.CARD).write_text(text, encoding="utf-8")
 
     def checkpoint_files(self, tag: str) -> dict[str, int]:
-        """Return the files of a checkpoint that this rank's host sees; see ``core.checkpoints.sizes``."""
         return checkpoints.sizes(checkpoints.actor_folder(Path(self.strategy.args.ckpt.path), tag))
 
     def append_replays(self, experience: list[Experience]) -> None:

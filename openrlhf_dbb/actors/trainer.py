@@ -244,7 +244,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             super().broadcast_to_vllm()
 
     def _probe(self, batch: RolloutBatch) -> Probes:
-        """Return the scores of further rollouts of the batch's probed prompts."""
         prompts = {group.prompt.key: group.prompt for group in batch.trained + batch.filtered}
         probed = [key for key in prompts if key in self._probed]
         self.progress.enter("probing")
@@ -299,7 +298,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
 
 def _outcome(rollouts: list[Any]) -> StepOutcome:
-    """Return how the generated rollouts came out. Missing ones do not count."""
     scores_R = np.array([]) if (given := scores(rollouts)) is None else given
     known = scores_R[~np.isnan(scores_R)]
     graded = ((known >= 0) & (known <= 1)).all()

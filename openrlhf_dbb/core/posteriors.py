@@ -32,9 +32,6 @@ _NO_EXTRAS = StepExtras()
 class Posteriors(AbstractContextManager["Posteriors"]):
     """The posteriors of all prompts of a run, in memory and in the store.
 
-    Open a run with :meth:`create` or :meth:`resume`. Close it after use, or use it as a context manager. A thread
-    writes each step while the trainer goes on. A step is done once :meth:`settle` has returned.
-
     A method that writes or waits for the writing raises :class:`openrlhf_dbb.storage.StoreError` if the database
     fails, or if another process owns the run now. The training must not go on then.
 
@@ -118,17 +115,11 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         """Start a new run.
 
         Args:
-            store: an open store, its URL (``sqlite:///FILE``, ``postgresql://...``), or None for the default store.
-            run_name: unique in the store.
-            prompts, labels: every prompt of the training, as the model sees it, and its label. Equal pairs share one
-                posterior.
-            estimator: name, ``package.module:Class``, or an object.
+            store, run_name, prompts, labels, estimator, if_exists: as docs/posteriors.md explains under "Open a run".
             parameters: parameters of an estimator that is given by name.
-            if_exists: "error" refuses a name that is taken; "new" appends the first free number to it ("demo-2").
             warm_start: name, uuid or number of a run. This run begins with its final posteriors, matched by prompt and
                 label. If it has another estimator, its stored visits are replayed through this run's.
             warm_start_weight: in (0, 1], multiplies the imported counts.
-            warm_start_store: the store of the other run, if it is not ``store``.
             pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN
                 where unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
             model, dataset, reward, method, config: stored with the run; passwords, queries of URLs, and entries of

@@ -89,7 +89,6 @@ def _plain(value: Any) -> Any:
 
 
 def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
-    """Return whether the store has a run of this name."""
     with nullcontext(store) if isinstance(store, storage.PosteriorStore) else storage.open_store(store) as opened:
         return any(run.name == name for run in opened.runs())
 

@@ -48,8 +48,6 @@ class Greso(RolloutStrategy):
 
 
 class GresoSampler(Sampler):
-    """Holds each prompt's groups in a row of zero variance, and the probabilities that adapt."""
-
     kept: ClassVar[tuple[str, ...]] = ("p_easy", "p_hard", "_streak", "_passes", "_random")
 
     def __init__(self, strategy: Greso, facts: RunFacts) -> None:
