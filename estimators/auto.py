@@ -212,7 +212,6 @@ def _kept(state: State, visits: Floats | float, updates_P: Floats, discounts_X: 
 
 
 def _chosen(state: State, visits: Floats | float, updates_P: Floats) -> Floats:
-    """Return the weight that the chosen discount leaves, (P,)."""
     return _kept(state, visits, updates_P, state["discount"], state["timed"])[:, 0]
 
 

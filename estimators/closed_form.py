@@ -25,7 +25,6 @@ class Moments:
 
     @property
     def mse(self) -> Floats:
-        """Mean squared error, shape (Q, T)."""
         return np.asarray(self.bias**2 + self.variance)
 
 
@@ -88,7 +87,6 @@ def _weights(estimator: RewardEstimator, p_Q_T: Floats, rollouts: int) -> tuple[
 
 
 def _powers(discount: float, visits: int) -> Floats:
-    """Return ``discount ** (t - k)`` for k <= t, else 0; shape (visits, visits)."""
     t = np.arange(visits)
     return np.tril(discount ** np.abs(t[:, None] - t).astype(np.float64))
 

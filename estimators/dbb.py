@@ -1,5 +1,3 @@
-"""Discounted Beta-Bernoulli (DBB) estimator: the paper's."""
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -120,14 +118,12 @@ class DiscountedBetaBernoulli(BetaPosterior):
         return self._faded(np.where(_never(state), self.updates_per_epoch, seen_at - state["seen_at"]))
 
     def _faded(self, updates: Floats) -> Floats:
-        """Return discount ** (updates / updates_per_epoch), the remaining weight of a group."""
         if not self.updates_per_epoch:
             raise ValueError("updates_per_epoch is 0; give the number of policy updates in an epoch")
         return np.asarray(self.discount ** (updates / self.updates_per_epoch))
 
 
 def _never(state: State) -> NDArray[np.bool_]:
-    """Return which prompts have no group so far."""
     return np.asarray(state["seen_at"] < state["first_at"])
 
 

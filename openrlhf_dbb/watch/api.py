@@ -58,8 +58,6 @@ class NoSuchAnswer(StoreError):
 
 
 class Listed(NamedTuple):
-    """One run of the list."""
-
     record: RunRecord
     version: str  # changes when anything of the run changes
     numbers: dict[str, Any]  # everything the list shows, ready for JSON

@@ -1,5 +1,3 @@
-"""Put page.html, page.css and the scripts together; no other style or script may run in the page."""
-
 import base64
 import hashlib
 import html

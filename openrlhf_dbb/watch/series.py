@@ -20,7 +20,6 @@ from openrlhf_dbb.storage.url import bad_row
 from openrlhf_dbb.terminal import shown
 
 POINTS = 1000
-"""The most points of a curve."""
 
 _POINTS = f"""
     SELECT max(step) AS step, max(created_at) AS ended_at, CAST(sum(rollouts) AS BIGINT) AS rewards,
