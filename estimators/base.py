@@ -69,7 +69,6 @@ class RewardEstimator(ABC):
     never change their input.
 
     Class attributes:
-        name: the registered name.
         version: of the state's meaning; increase it when stored states are no longer valid.
         reads: "after" if ``estimate`` sees a state that holds the current group (DBB, Algorithm 1). "before" for a
             baseline that is independent of the rollouts it scores (as in SPO and RAE).
@@ -161,7 +160,6 @@ class RewardEstimator(ABC):
         return None
 
     def can_predict(self) -> bool:
-        """Return whether :meth:`predictive` gives a distribution."""
         return type(self).predictive is not RewardEstimator.predictive
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats | None:
@@ -188,7 +186,6 @@ class RewardEstimator(ABC):
         return np.divide(estimate.mean[:, None] - share * rewards_P_G, 1 - share, out=rest, where=seen & (share < 1))
 
     def can_leave_one_out(self) -> bool:
-        """Return whether :meth:`mean_without_each` gives a mean."""
         state, rewards_P_G = self.initial_state(1), np.array([[1.0, 0.0]])
         return self.mean_without_each(state, rewards_P_G, Estimate(np.ones(1), np.ones(1))) is not None
 
@@ -209,8 +206,6 @@ class RewardEstimator(ABC):
             lag_P: as in :meth:`update_late`. A fraction if several policies generated a group. None: all 0.
             drift_P: (P,) nats a token, >= 0, see ``reads_drift``; 0 on a first visit. None: all 0.
             leave_one_out: True to fill in the estimate's ``without_each``.
-
-        Returns the new state and the estimate to score these very groups with.
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).

@@ -22,11 +22,8 @@ class DiscountedBetaBernoulli(BetaPosterior):
 
     ``variance`` is that of ONE reward, > 0 even if all N rewards are equal.
 
-    With ``forgetting="updates"`` the past shrinks by ``discount ** (elapsed / updates_per_epoch)`` for the calls of
-    ``observe`` since the prompt's last visit. A prompt's first visit discounts the prior once.
-
-    With "visits" a late group is one more visit. With "updates" it counts as of update ``g = now - lag``; with first
-    and v the least and the greatest g of a prompt, and E updates per epoch::
+    With ``forgetting="updates"`` a group counts as of update ``g = now - lag``; with first and v the least and the
+    greatest g of a prompt, and E updates per epoch::
 
         alpha = prior_alpha * discount^(1 + (v - first)/E) + sum_k S_k * discount^((v - g_k)/E)
         beta  = prior_beta  * discount^(1 + (v - first)/E) + sum_k (N_k - S_k) * discount^((v - g_k)/E)

@@ -40,7 +40,7 @@ class Benchmark:
 
 
 def find_all(text: str) -> list[Benchmark]:
-    """Return the benchmarks of a list such as ``aime24,mine=data.jsonl``, as :func:`find` does."""
+    """Return the benchmarks of a list such as ``aime24,mine=data.jsonl``."""
     entries = [find(part) for part in text.split(",") if part]
     if not entries or len({entry.name for entry in entries}) < len(entries):
         raise UsageError(f"{text!r}: name one benchmark or more, none twice: {', '.join(NAMES)}; or NAME=FILE")
