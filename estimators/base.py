@@ -160,6 +160,7 @@ class RewardEstimator(ABC):
         return None
 
     def can_predict(self) -> bool:
+        """Return whether :meth:`predictive` gives a distribution."""
         return type(self).predictive is not RewardEstimator.predictive
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats | None:
@@ -186,6 +187,7 @@ class RewardEstimator(ABC):
         return np.divide(estimate.mean[:, None] - share * rewards_P_G, 1 - share, out=rest, where=seen & (share < 1))
 
     def can_leave_one_out(self) -> bool:
+        """Return whether :meth:`mean_without_each` gives a mean."""
         state, rewards_P_G = self.initial_state(1), np.array([[1.0, 0.0]])
         return self.mean_without_each(state, rewards_P_G, Estimate(np.ones(1), np.ones(1))) is not None
 

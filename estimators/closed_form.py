@@ -25,6 +25,7 @@ class Moments:
 
     @property
     def mse(self) -> Floats:
+        """Mean squared error, shape (Q, T)."""
         return np.asarray(self.bias**2 + self.variance)
 
 

@@ -34,6 +34,7 @@ class Registry(Generic[_Base]):
         return cls
 
     def available(self) -> dict[str, type[_Base]]:
+        """Return all named classes, by name: the package's and those of installed entry points."""
         package = importlib.import_module(self._package)
         for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
             importlib.import_module(f"{self._package}.{module.name}")
