@@ -35,8 +35,6 @@ TEXT_FILES = (".json", ".jsonl", ".csv")
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts that a run trains on."""
-
     texts: list[str]  # as the model sees them, with the template applied
     labels: list[str]  # all empty without ``--data.label_key``
     rows: list[int]  # their row numbers in the loaded data set, from 0
@@ -105,7 +103,6 @@ def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
 
 
 def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str) -> Any:
-    """Return one data set with the columns of ``load``, all of whose rows can be used."""
     from datasets import Dataset
 
     data, source = args.data, f"--{flag} {name}"
@@ -225,7 +222,6 @@ def _fault(prompt: Any, label: Any, kind: type | None) -> str | None:
 
 
 def _messages_fault(messages: list[Any]) -> str | None:
-    """Return why messages cannot be answered: all need a role and a text, and the user's come last."""
     roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
     for number, (role, message) in enumerate(zip(roles, messages, strict=True), 1):
         if role not in _ROLES:
@@ -295,7 +291,6 @@ def _prompt_key(prompt: str | list[dict[str, Any]]) -> str:
 
 
 def _refuse(bad: dict[str, str], total: int, source: str) -> None:
-    """Raise UsageError if there are bad rows, by place and fault."""
     if bad:
         shown = "; ".join(f"{place}: {fault}" for place, fault in islice(bad.items(), _SHOWN))
         more = "; ..." * (len(bad) > _SHOWN)
@@ -303,7 +298,6 @@ def _refuse(bad: dict[str, str], total: int, source: str) -> None:
 
 
 def _left_out(file: str | None, pairs: list[tuple[str, str]]) -> set[int]:
-    """Return the places of the prompts and labels that a file names; refuse a file that names none of them."""
     if file is None:
         return set()
     source = f"--data.leave_out {file}"

@@ -159,7 +159,6 @@ def print_line(text: str = "", style: str = "") -> None:
 
 
 def print_title(text: str) -> None:
-    """Print an empty line, then the title of what follows."""
     print_line()
     print_line(text, "bold")
 

@@ -47,7 +47,6 @@ Derived = Iterator[tuple[str, Any, str]]
 
 
 def _named(flag: str) -> Any:
-    """Return a property of :class:`Settings`: the name that a flag gives."""
     return property(lambda settings: settings.values[flag])
 
 
@@ -74,7 +73,6 @@ class Settings:
         )
 
     def given(self, flag: str) -> bool:
-        """Return whether the command line sets a flag."""
         return self.origin.get(flag) == COMMAND_LINE
 
     @cached_property
@@ -170,7 +168,6 @@ def _command(given: Mapping[str, Any]) -> str:
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of a command line that gives these flags."""
     for flag, value in flags.items():
         yield f"--no-{flag}" if value is False else f"--{flag}"
         yield from [] if isinstance(value, bool) else map(str, value if isinstance(value, list) else [value])
@@ -207,7 +204,6 @@ def _layers(
     preset: presets.Preset,
     ranks_on_cpu: int | None,
 ) -> Iterator[cuda.Layer]:
-    """Yield the layers of values and their origins, the lowest first."""
     method, estimator = named["method"], named["estimator"]
     if estimator != NO_ESTIMATOR:
         yield "--estimator", {"algo.advantage.estimator": "group_norm"}
@@ -256,7 +252,6 @@ def _use_all_gpus(values: dict[str, Any], gpus: Mapping[str, Any]) -> None:
 
 
 def _fill_in(values: dict[str, Any], origin: Mapping[str, str]) -> None:
-    """Fill in the run's name and placeholders in braces; make the output folders absolute."""
     values["local_rank"] = -1  # the launcher's value would select a device that an actor cannot see
     values["store.url"] = values["store.url"] or None
     if values["run_name"] is None:
@@ -278,7 +273,6 @@ def _fill_in(values: dict[str, Any], origin: Mapping[str, str]) -> None:
 
 
 def _reward(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
-    """Yield the label key and the reward of a task, and the file of a reward of ours."""
     if tasks.is_spec(values["data.prompt_dataset"] or ""):
         for flag, value in (("data.label_key", "label"), ("reward.remote_url", "reasoning_gym")):
             if origin.get(flag) != COMMAND_LINE:
@@ -295,7 +289,6 @@ def _reward(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
 
 
 def _others(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
-    """Yield the other values that follow from flags."""
     if values["estimator"] == NO_ESTIMATOR:  # OpenRLHF has neither flag
         for flag in ("eval.benchmarks", "eval.top_p"):
             if origin.get(flag) not in (None, COMMAND_LINE):

@@ -113,7 +113,6 @@ def apply_template(prepared: Prepared) -> None:
 
 
 def choose_prompts(prepared: Prepared) -> None:
-    """Choose the prompts to train on."""
     args, loaded = prepared.settings.openrlhf_args(), prepared.loaded
     with upstream.quiet():
         backend = LightBackend(args, on_cpu=prepared.settings.on_cpu)
@@ -133,7 +132,6 @@ def try_reward(prepared: Prepared) -> None:
 
 
 def find_control_tokens(prepared: Prepared) -> None:
-    """Warn of questions that contain control tokens of the model."""
     applied = prepared.settings.args.data.apply_chat_template
     for flag in prepared.loaded:
         found = control_tokens(f"--{flag}", prepared.questions(flag), prepared.tokenizer, applied)

@@ -50,7 +50,6 @@ def plan(settings: Settings, start: Start | None) -> str:
 
 
 def _run(settings: Settings, start: Start) -> list[str]:
-    """Return the lines about data, costs, run and store."""
     args, warm = settings.args, start.warm_start
     chosen = start.prepared.prompts
     prompts, group, episodes = len(chosen.texts), args.rollout.n_samples_per_prompt, args.train.num_episodes
@@ -141,7 +140,6 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
 
 
 def _look(start: Start, command: str = "serve") -> str:
-    """Return a command that looks into the run's database."""
     elsewhere = start.location != parse_url(choose_url(None)).location
     return f"openrlhf-dbb {command}{f' --store.url {start.location}' * elsewhere}"
 

@@ -84,7 +84,6 @@ def begin(prepared: Prepared) -> Start | None:
 def _create(
     settings: Settings, store: storage.PosteriorStore, prompts: Prompts
 ) -> tuple[storage.RunRecord, storage.WarmStart | None, list[str]]:
-    """Create a run, warm-started if asked for; return it, its warm start, and warnings of what differs there."""
     args, identity = settings.args, _identity(settings)
     posteriors = Posteriors.create(
         store,
@@ -130,7 +129,6 @@ def _open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
 
 
 def _to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunRecord | None:
-    """Return the run to continue, or None for a new run. Raise UsageError if it has finished or there is none."""
     resume, folder = settings.args.resume, settings.args.ckpt.path
     if resume:
         record = store.find_run(resume)

@@ -33,7 +33,6 @@ def is_piece(flag: str, strategy: RolloutStrategy) -> bool:
 
 
 def names() -> list[str]:
-    """Return the methods that can be asked for by name."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != _COMMON)
 
 

@@ -68,11 +68,9 @@ class MergedModel:
         self.config, self.dtype = self.base.config, self.base.dtype
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the merged weights."""
         return dict(self._weights)
 
     _consolidated_16bit_state_dict = state_dict  # what ``save_model`` asks instead under ZeRO 3
 
     def save_pretrained(self, folder: str, **options: Any) -> None:
-        """Save as a plain model."""
         self.base.save_pretrained(folder, **options)

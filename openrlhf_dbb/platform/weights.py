@@ -50,12 +50,10 @@ def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any]) -> torch.Tenso
 
 
 def empty(bucket: Sequence[Parameter], device: Any) -> torch.Tensor:
-    """Return a buffer for the bytes of a bucket."""
     return torch.empty(sum(parameter.space for parameter in bucket), dtype=torch.uint8, device=device)
 
 
 def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and weight of each parameter."""
     for parameter, part in zip(bucket, packed.split([parameter.space for parameter in bucket]), strict=True):
         # A copy, since a view of a dtype has to begin at a multiple of the dtype's size.
         yield parameter.name, part.clone().view(parameter.dtype).view(tuple(parameter.shape))
