@@ -1,7 +1,4 @@
-"""Loads the training prompts and the held-out prompts, and chooses the prompts that a run trains on.
-
-A row that cannot be used is an error that names its file and line. Prompts that are left out are counted.
-"""
+"""Loads the training prompts and the held-out prompts, and chooses the prompts that a run trains on."""
 
 import codecs
 import csv
@@ -29,8 +26,7 @@ TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name da
 _RATE, _SOURCE = "known pass rate", "source of the prompt"  # columns that are added to the training data
 _SHOWN = 5  # bad rows that an error names
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-TEXT_FILES = (".json", ".jsonl", ".csv")
-"""Suffixes of the files that :func:`records` reads."""
+TEXT_FILES = (".json", ".jsonl", ".csv")  # suffixes of the files that records() reads
 
 
 @dataclass(frozen=True)
@@ -48,9 +44,7 @@ def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
 
     Columns are ``--data.input_key`` and ``--data.label_key``, of training data also rate and source; dots in
     a key reach into nested columns. ``backend`` is OpenRLHF's DeepSpeed strategy, or what its loader takes for one.
-
-    Raises:
-        UsageError: a row cannot be used, a column is missing, or the reward needs a label key.
+    Raise UsageError if a row cannot be used, a column is missing, or the reward needs a label key.
     """
     rows = _load(args, backend, flag)
     if args.reward.remote_url and Path(args.reward.remote_url[0]) == MATH_FILE:
@@ -163,8 +157,7 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str)
 def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[str, Any]]:
     """Return the first rows of a JSON lines, JSON or CSV file by place ("line 4"), with numbers as they are written.
 
-    Raises:
-        UsageError: the file or a row is broken.
+    Raise UsageError if the file or a row is broken.
     """
     # 2.50 and 1e-5 are answers as they stand, and 23 digits are too many for a column of numbers.
     load = functools.partial(json.loads, parse_float=str, parse_int=str)
@@ -320,9 +313,7 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
 
     Rows with an earlier row's prompt are dropped with ``--data.drop_duplicates``; too long and empty prompts always;
     prompts of the loaded held-out data if the training data are tasks, whose two seeds may give the same problem.
-
-    Raises:
-        UsageError: fewer prompts are left than one rollout batch has, or messages have no chat template.
+    Raise UsageError if fewer prompts are left than one rollout batch has, or messages have no chat template.
     """
     from jinja2 import TemplateError
     from openrlhf.datasets import PromptDataset, prompts_dataset

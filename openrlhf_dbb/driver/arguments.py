@@ -1,8 +1,7 @@
 """Turns a command line into settings: the frozen values of all flags, each with its origin.
 
 The layers, from the bottom: OpenRLHF's defaults, the machine, the preset, the method, the command line. Values that
-follow from other flags come last. Without ``--preset``, a command that names a model uses preset ``default``, or none
-with ``--estimator none``. A command that names no model uses ``smollm2`` without CUDA and ``qwen3-1.7b`` with CUDA.
+follow from other flags come last.
 """
 
 import argparse
@@ -154,17 +153,13 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         for flag, value, why in derive(values, origin):
             values[flag], origin[flag] = value, why
     _fill_in(values, origin)
-    settings = Settings(values, origin, on_cpu, machine.look(), _command(given))
+    command = shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
+    settings = Settings(values, origin, on_cpu, machine.look(), command)
     _ = settings.parameters, settings.strategy  # checks them
     args = upstream.finish_arguments(
         argparse.Namespace(**settings.values), group_baseline=settings.estimator == NO_ESTIMATOR
     )
     return dataclasses.replace(settings, values={flag: attrgetter(flag)(args) for flag in settings.values})
-
-
-def _command(given: Mapping[str, Any]) -> str:
-    """Return the command line that gives these flags, without secrets."""
-    return shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

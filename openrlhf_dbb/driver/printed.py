@@ -89,10 +89,7 @@ def _run(settings: Settings, start: Start) -> list[str]:
 
 
 def configuration(settings: Settings) -> str:
-    """Return a line for each value that is not OpenRLHF's default or not the paper's.
-
-    It has a star if it differs from the paper, the value, its origin, and the paper's value.
-    """
+    """Return a line for each value that is not OpenRLHF's default or not the paper's."""
     # Flags alone are compared with the paper's own method.
     recipe = methods.recipe("grpo" if settings.method == methods.NONE else settings.method, settings.estimator)
     paper = presets.paper(settings.estimator) | recipe

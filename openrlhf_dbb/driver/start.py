@@ -207,10 +207,7 @@ def _changed(settings: Settings, record: storage.RunRecord) -> dict[str, tuple[A
 
 
 def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.RunRecord) -> tuple[str | None, list[str]]:
-    """Return the newest whole checkpoint, or None to start over, and notes on those that are passed over.
-
-    Raises UsageError if checkpoints were made and none can be used.
-    """
+    """Return the newest whole checkpoint, or None to start over, and notes on those that are passed over."""
     newest, passed = checkpoints.newest_whole(folder, record.uuid, record.last_step)
     if newest is not None:
         return newest, [f"note: {why}; continuing from {newest}" for why in passed]

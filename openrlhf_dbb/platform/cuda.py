@@ -31,14 +31,13 @@ ALL_GPUS = "actor.num_gpus_per_node", "vllm.num_engines"  # flags for which a pr
 PACKING = _PACKING, _DYNAMIC = "ds.packing_samples", "train.dynamic_batch_enable"
 _ATTENTION = "ds.attn_implementation"
 
-Layer = tuple[str, Mapping[str, Any]]
-"""The reason for some flag values, and the values."""
+Layer = tuple[str, Mapping[str, Any]]  # the reason for some flag values, and the values
 
+# Replaces values of a preset, which lets DeepSpeed and vLLM take turns on the same GPUs.
 APART: Layer = (
     "--train.async_enable: the engines have GPUs of their own",
     {"vllm.enable_sleep": False, "ds.enable_sleep": False},
 )
-"""Replaces values of a preset, which lets DeepSpeed and vLLM take turns on the same GPUs."""
 
 
 def check_machine() -> None:

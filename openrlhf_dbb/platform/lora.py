@@ -53,10 +53,7 @@ def _plain(name: str) -> str:
 
 
 class MergedModel:
-    """A policy with adapters, as OpenRLHF's ``save_model`` reads a model without.
-
-    All ranks have to make it; its weights are only on rank 0.
-    """
+    """A policy with adapters, as ``save_model`` reads one without. All ranks make it; rank 0 has its weights."""
 
     def __init__(self, model: PeftModel, *, keep: bool) -> None:
         self._weights = {}
