@@ -223,7 +223,6 @@ def _layers(
 
 
 def _parsed(parser: argparse.ArgumentParser, flags: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return a preset's values as the command line would give them, or raise UsageError."""
     parsed: dict[str, Any] = {}
     for flag, value in flags.items():
         try:

@@ -197,7 +197,6 @@ def _new_run(record: storage.RunRecord) -> str:
 
 
 def _changed(settings: Settings, record: storage.RunRecord) -> dict[str, tuple[Any, Any]]:
-    """Return the flags, and the number of ranks, that differ from the first start, each with both values."""
     now = _plain(settings.flags)
     changed = {f"--{flag}": (record.config[flag], value) for flag, value in now.items() if flag in record.config}
     if set(_RANKS) <= record.config.keys():

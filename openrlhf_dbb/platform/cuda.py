@@ -54,7 +54,6 @@ def check_machine() -> None:
 
 
 def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str]:
-    """Yield an error line for each flag that needs something that these GPUs or this host do not have."""
     ds, attention, leave = args.ds, args.ds.attn_implementation, "install it, or leave it out"
     no_kernels, other = unavailable(attention, gpus), f"use {choose_attention(gpus)[0]}, or leave it out"
     old = [gpu.name for gpu in gpus if gpu.capability < LEAST_CAPABILITY]

@@ -27,7 +27,6 @@ class Parameter(NamedTuple):
 
     @property
     def space(self) -> int:
-        """Bytes that the parameter takes in a bucket."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
