@@ -182,6 +182,12 @@ def mask_trackers() -> None:
     WandbLogger.__init__ = masked
 
 
+def forget_logged(tensorboard: Any, step: int) -> None:
+    """Let TensorBoard leave out what an earlier start of the run has logged after ``step``."""
+    tensorboard.writer.close()
+    tensorboard.writer.purge_step = step + 1  # read when the writer opens again, at its next event
+
+
 class InThisProcess:
     """Poses as a Ray actor class and as its actor, for an object in this process.
 
