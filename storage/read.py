@@ -27,8 +27,7 @@ Rows = list[dict[str, Any]]
 TRAINING = "training"
 """Name of the evaluations that are made during training."""
 
-COUNTED = f"{' + '.join(TOTALS)} IS NOT NULL"
-"""SQL condition: all counts of a step are known."""
+COUNTED = f"{' + '.join(TOTALS)} IS NOT NULL"  # SQL condition: all counts of a step are known
 
 # The sum of big integers is a decimal on PostgreSQL.
 SUMS = ", ".join(
@@ -227,12 +226,9 @@ def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int
 
 
 def find_prompts(store: PosteriorStore, run: RunRecord, ref: str) -> Rows:
-    """Return prompt_id, prompt and label of ten prompts at most of a run.
+    """Return prompt_id, prompt and label of ten prompts at most of a run; raise StoreError if there is none.
 
     First the one with the id ``ref``, then those with ``ref`` in their prompt (case-insensitive), lowest id first.
-
-    Raises:
-        StoreError: no such prompt.
     """
     prompt, posterior = schema.prompt.c, schema.posterior.c
     named = cast(prompt.prompt_id, Text) == ref.lstrip("0")
@@ -279,9 +275,8 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
 
 def prompt_rates(store: PosteriorStore, run: RunRecord) -> dict[str, NDArray[Any]]:
     """Return the columns of the view ``prompt_rates`` of a run, (P,) each, ascending by prompt_id."""
-    query = """SELECT prompt_id, visits, rollouts, flips, successes, best, last FROM prompt_rates
-               WHERE run_id = :run ORDER BY prompt_id"""
     names = ("prompt_id", "visits", "rollouts", "flips", "successes", "best", "last")
+    query = f"SELECT {', '.join(names)} FROM prompt_rates WHERE run_id = :run ORDER BY prompt_id"
     return dict(zip(names, _columns(store, query, integer=4, run=run.run_id), strict=True))
 
 

@@ -35,7 +35,6 @@ class RunRecord:
     Attributes:
         parent: the run that the run was warm-started from: name, uuid, step, weight, database; None if there is none.
         heartbeat_at: last write of its owner, as of when this was read; UTC, ISO 8601.
-        owner: the process that may write the run.
     """
 
     run_id: int
@@ -400,7 +399,6 @@ def storable(string: str) -> str:
 def _columns(
     rows: Any, shape: tuple[int, ...], integer: Sequence[str], real: Sequence[str], where: str = ""
 ) -> dict[str, Any]:
-    """Return these attributes as arrays of int64 and float64; raise StoreError if a shape differs."""
     columns = {}
     for name in (*integer, *real):
         values = np.asarray(getattr(rows, name))
@@ -411,7 +409,6 @@ def _columns(
 
 
 def _sorted_ids(name: str, values: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return prompt ids in ascending order, and the positions that they came from; both (P,)."""
     ids = np.ravel(values).astype(np.int64, casting="safe")
     order = np.argsort(ids)
     ids = ids[order]
@@ -437,7 +434,6 @@ def _check_finite(name: str, values: NDArray[np.float64], ids: NDArray[np.int64]
 
 
 def _add(digest: hashlib.blake2b, value: Any) -> None:
-    """Let the digest stand for a value, and for everything in it."""
     if is_dataclass(value):
         value = vars(value)
     if isinstance(value, Mapping):

@@ -351,7 +351,6 @@ def _create(connection: Connection, database: Database) -> None:
 
 
 def _check_version(connection: Connection, database: Database) -> bool:
-    """Return whether there are tables; raise StoreError if they are of another version."""
     if not inspect(connection).has_table(schema_version.name):
         return False
     stored, library = connection.execute(schema_version.select()).one()
