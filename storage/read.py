@@ -54,10 +54,7 @@ class StepLog:
 
 @dataclass(frozen=True)
 class ProbeLog:
-    """The probes of a run, ordered by step, then prompt_id; each column has shape (V,).
-
-    A probe is of the policy of its step.
-    """
+    """The probes of a run, of each step's policy, ordered by step, then prompt_id; each column has shape (V,)."""
 
     step: Integers  # step and prompt_id as in StepLog
     prompt_id: Integers
@@ -131,11 +128,9 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
 
 
 def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats]]:
-    """Return held-out accuracy after a step, prompt by prompt.
+    """Return held-out accuracy after a step by benchmark: (P,) prompt ids, ascending, and (P,) the accuracy of each.
 
-    Returns:
-        By benchmark: (P,) prompt ids, ascending, and (P,) the accuracy of each in [0, 1] for scores of 0 and 1;
-        prompts without a verified response are left out.
+    It is in [0, 1] for scores of 0 and 1. Prompts without a verified response are left out.
     """
     query = """SELECT benchmark, prompt_id, avg(successes / verified) AS accuracy FROM evaluation_results
                WHERE run_id = :run AND name = :name AND step = :step AND verified > 0

@@ -30,12 +30,7 @@ _COLUMN_FIELDS = ("alpha", "beta")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One training run, as stored in the columns of these names of ``dbb_run``.
-
-    Attributes:
-        parent: the run that the run was warm-started from: name, uuid, step, weight, database; None if there is none.
-        heartbeat_at: last write of its owner, as of when this was read; UTC, ISO 8601.
-    """
+    """One training run, as stored in the columns of these names of ``dbb_run``."""
 
     run_id: int
     uuid: str
@@ -53,8 +48,8 @@ class RunRecord:
     config: dict[str, Any]
     method: str
     created_at: str
-    parent: dict[str, Any] | None
-    heartbeat_at: str = field(compare=False)
+    parent: dict[str, Any] | None  # the run it was warm-started from: name, uuid, step, weight, database
+    heartbeat_at: str = field(compare=False)  # last write of its owner, as of when this was read; UTC, ISO 8601
     owner: Owner = field(compare=False)
 
 
@@ -69,17 +64,11 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Posteriors that another estimator would have after the stored visits of a run.
+    """Posteriors that another estimator would have after the stored visits of a run."""
 
-    Attributes:
-        prompt_ids: (P,) int64, ascending, in the database of the run.
-        state: (P, F) float64.
-        shared: the run-wide vectors.
-    """
-
-    prompt_ids: NDArray[np.int64]
-    state: NDArray[np.float64]
-    shared: SharedState
+    prompt_ids: NDArray[np.int64]  # (P,) ascending, in the database of the run
+    state: NDArray[np.float64]  # (P, F)
+    shared: SharedState  # the run-wide vectors
 
 
 @dataclass(frozen=True)
@@ -225,8 +214,7 @@ class StepRows:
     def checked(self, num_fields: int) -> "StepRows":
         """Return a copy with exact types, sorted by prompt id.
 
-        Raises:
-            StoreError: a shape differs, a prompt is there twice, or a value that an estimate needs is not finite.
+        Raise StoreError if a shape differs, a prompt is there twice, or a value that an estimate needs is not finite.
         """
         ids, order = _sorted_ids("prompt_ids", self.prompt_ids)
         known = [name for name in ("policy_version", "inclusion") if getattr(self, name) is not None]

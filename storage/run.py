@@ -260,7 +260,6 @@ class Run:
         return self._check_not_taken(connection)
 
     def _check_not_taken(self, connection: Connection) -> Row[Any]:
-        """Return the run's row, finished or not; raise StoreError if the run is no longer this owner's."""
         stored = connection.execute(schema.run.select().where(schema.run.c.run_id == self.record.run_id)).one_or_none()
         name = self.record.name
         if stored is None:

@@ -313,8 +313,7 @@ _CREATION_LOCK = int.from_bytes(b"orlhfdbb", "big")
 def prepare(database: Database, *, create: bool) -> None:
     """Check the tables, or create them; any number of processes may do so at once.
 
-    Raises:
-        StoreError: the tables are of another version or of another program, or there are none and ``create`` is False.
+    Raise StoreError if the tables are of another version or program, or there are none and ``create`` is False.
     """
     with database.transaction() as connection:
         exists = _check_version(connection, database)

@@ -96,13 +96,10 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
 
     @retried
     def register_prompts(self, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
-        """Return the ids of P prompts with their labels, in the order given; new prompts are stored.
+        """Return the (P,) ids of prompts with their labels, in the order given; new prompts are stored.
 
-        Returns:
-            (P,) int64; the same prompt and label have the same id in every run of this database.
-
-        Raises:
-            StoreError: the numbers of labels and of prompts differ.
+        The same prompt and label have the same id in every run of this database. Raise StoreError if the numbers of
+        labels and of prompts differ.
         """
         return prompt_ids.register(self.database, prompts, labels)
 
