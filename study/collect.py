@@ -129,13 +129,13 @@ def collect(store_url: str, folder: Path) -> None:
 
 
 def _gate(store_url: str, run: StudyRun) -> list[Row]:
-    """Return the rows of gate.csv; the last line of a prompt is its problem."""
+    """Return the rows of gate.csv; a prompt ends with its problem."""
     query = """SELECT p.prompt, h.rollouts AS samples, h.successes FROM posterior_history h
                JOIN prompts p ON p.prompt_id = h.prompt_id WHERE h.run_id = :run ORDER BY h.prompt_id"""
     with storage.open_store(store_url, create=False) as store:
         found = store.query(query, run=run.record.run_id)
     return [
-        {"run": run.record.name, "prompt": row.prompt.splitlines()[-1], "samples": row.samples}
+        {"run": run.record.name, "prompt": row.prompt.rpartition(": ")[2], "samples": row.samples}
         | {"successes": round(row.successes)}
         for row in found
     ]

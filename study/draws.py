@@ -35,9 +35,9 @@ def report(folder: Path, drawn: Path) -> list[Table]:
     for frame in (study.runs, study.epochs):  # the arms without weights came as an experiment of their own
         frame.experiment = NAME
     tables = [_gate(study.gate), _arms(study), _tests(study)]
-    figure = _curves(study)
-    figure.savefig(drawn / "draws.png", dpi=150)
-    print(drawn / "draws.png")
+    if set(COMPARED[0] + COMPARED[1]) <= set(study.runs.arm):  # before, single seeds would look like a result
+        _curves(study).savefig(drawn / "draws.png", dpi=150)
+        print(drawn / "draws.png")
     return tables
 
 
@@ -67,7 +67,7 @@ def _gate(gate: Any) -> Table:
         prompts=("run", "size"), right=("successes", "sum"), asked=("samples", "sum"), mixed=("mixed", "mean")
     )
     made = [
-        [str(digits), str(terms), str(row.prompts), f"{100 * row.right / row.asked:.1f}", f"{100 * row.mixed:.0f}"]
+        [str(digits), str(terms), f"{row.prompts:.0f}", f"{100 * row.right / row.asked:.1f}", f"{100 * row.mixed:.0f}"]
         for (digits, terms), row in means.iterrows()
     ]
     samples = int(gate.samples.max())

@@ -240,3 +240,32 @@ def test_another_openrlhf_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(upstream, "CHECKED_VERSIONS", ("0.0.1",))
     with pytest.raises(UsageError, match=r"openrlhf 0.11.2 is installed, but openrlhf_dbb was checked on 0.0.1 only"):
         parse()
+
+
+GPUS = {
+    "actor.num_gpus_per_node": 4,
+    "vllm.num_engines": 4,
+    "train.colocate_all": True,
+    "vllm.enable_sleep": True,
+    "ds.enable_sleep": True,
+}
+OWN_MODEL = MODEL[:4]
+
+
+def test_with_cuda_all_gpus_are_shared_unless_the_command_line_places_the_models(pretend_gpus):
+    pretend_gpus(4)
+    values = parse(*OWN_MODEL).flags
+    assert {flag: values[flag] for flag in GPUS} == GPUS
+    values = parse(*OWN_MODEL, "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2").flags
+    assert [values[flag] for flag in GPUS] == [2, 2, False, False, False]
+    values = parse("--preset", "qwen3-1.7b", "--vllm.num_engines", "2", "--actor.num_gpus_per_node", "2").flags
+    assert [values[flag] for flag in GPUS] == [2, 2, True, True, True]
+
+
+def test_the_command_line_wins_over_the_preset():
+    settings = parse("--preset", "tiny", "--actor.adam.lr", "0.5", "--dbb.discount", "0.9", "--no-data.drop_duplicates")
+    assert settings.args.actor.adam.lr == 0.5
+    assert settings.parameters["discount"] == 0.9
+    assert settings.args.data.drop_duplicates is False
+    assert settings.origin["actor.adam.lr"] == settings.origin["dbb.discount"] == "command line"
+    assert settings.origin["rollout.batch_size"] == "preset tiny"

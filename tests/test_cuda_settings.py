@@ -1,5 +1,8 @@
 """The settings that a command line gets on a machine with GPUs: packing, batches, and the places of the models."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from openrlhf_dbb.driver import arguments, checks
@@ -148,3 +151,23 @@ def test_expandable_segments_are_refused_where_vllm_reads_weights_on_the_same_gp
     with pytest.raises(UsageError, match=f"^{name}: expandable_segments:True .*; unset it"):
         parse(*MODEL)
     parse(*ALONE_ASYNC, gpus=2)
+
+
+def test_without_flash_attention_samples_are_packed_only_on_request(parse):
+    assert batches(parse(*MODEL)) == ["sdpa", False, False, *OPENRLHFS, True]
+    asked = parse(*MODEL, "--ds.packing_samples", "--train.dynamic_batch_enable")
+    assert batches(asked)[:4] == ["sdpa", True, True, 4 * 2048]
+
+
+def test_the_slurm_example_uses_all_gpus_of_both_hosts(parse, monkeypatch):
+    script = (Path(__file__).parents[1] / "examples/cluster/slurm.sh").read_text()
+    [line] = [line for line in script.splitlines() if line.startswith("#   sbatch --nodes 2 --gpus-per-node 8 ")]
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    flags = shlex.split(line.partition("slurm.sh ")[2])
+    args = parse(*flags, "--algo.kl.init_coef", "0.1", gpus=8).args
+    for part in (args.actor, args.ref):
+        assert (part.num_nodes, part.num_gpus_per_node) == (2, 8)
+    assert args.vllm.num_engines == checks.gpus_needed(args) == 16
+    apart = parse(*flags, *ALONE_ASYNC, gpus=8).args
+    assert (apart.actor.num_gpus_per_node, apart.vllm.num_engines, checks.gpus_needed(apart)) == (4, 8, 16)
+    assert parse(*flags, "--vllm.tensor_parallel_size", "4", gpus=8).args.vllm.num_engines == 4

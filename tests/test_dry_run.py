@@ -200,3 +200,12 @@ def test_a_warm_start_is_tried_out(dry_run, own, tmp_path):
     lines = dry_run(*own, "--estimator", "dbb", "--warm_start", "before", "--train.num_episodes", "1")
     assert "warm start 3 prompts from before, weight 1; 61 start from the prior" in lines
     assert not [line for line in warnings(lines) if "visited" in line]
+
+
+def test_a_name_is_free_again_if_its_run_ended_before_the_first_step(dry_run, own):
+    settings = arguments.parse([*own, "--run_name", "mine"])
+    start.begin(prepare.prepare(settings, None))  # creates the run and releases it
+    assert dry_run(*own, "--run_name", "mine")[-1].startswith("dry run: all checks passed")
+    with storage.open_store("openrlhf_dbb.db") as store:
+        store.claim_run(1)
+    assert dry_run(*own, "--run_name", "mine")[0].startswith("error: --run_name mine: there is such a run in ")

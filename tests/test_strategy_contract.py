@@ -12,9 +12,10 @@ import pytest
 
 from openrlhf_dbb import methods
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.core.strategies import Decision, Predictive, RunFacts
+from openrlhf_dbb.core.strategies import Decision, Predictive, RolloutStrategy, RunFacts
 from openrlhf_dbb.driver import arguments, checks, flags
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators.registry import Registry
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 OTHERS = "their_strategies:Rest"
@@ -116,3 +117,14 @@ def test_groups_that_vary_are_trained_on_and_a_checkpoint_continues_with_the_sam
 def test_what_is_no_strategy_is_refused():
     with pytest.raises(UsageError, match=r"^--rollout.strategy: .*math:sqrt.* not a subclass"):
         parse("math:sqrt")
+
+
+def test_an_installed_package_declares_a_strategy(tmp_path, monkeypatch):
+    package = tmp_path / "theirs-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[openrlhf_dbb.strategies]\nrest = {OTHERS}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # Not our registry, which would keep it.
+    registry = Registry("rollout strategy", RolloutStrategy, "openrlhf_dbb.core.strategies", "openrlhf_dbb.strategies")
+    assert registry.get("rest") is strategies.get(OTHERS)
