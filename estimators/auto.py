@@ -41,27 +41,21 @@ _RECENT = tuple(f"{kind}_{k}" for kind in (*_COUNTED, "seen") for k in (1, 2))
 class SelfTuningBetaBernoulli(BetaPosterior):
     """DBB whose prior, prior weight and discount follow the data, and whose forecasts read the prompt's text.
 
-    All prompts share a Beta(a, b) prior, fitted to their recent groups as in ``empirical_bayes``. With A and B the
-    discounted successes and failures of a prompt's earlier visits k, of age u_k::
+    With A and B the discounted successes and failures of a prompt's earlier visits k, of age u_k::
 
         A = sum_k discount^u_k S_k          alpha = weight * a + A + S       mean     = alpha / (alpha + beta)
         B = sum_k discount^u_k (N_k - S_k)  beta  = weight * b + B + N - S   variance = mean * (1 - mean)
 
     and ``alpha = a + S``, ``beta = b + N - S`` on a first visit. ``variance`` is that of ONE reward, > 0.
 
-    Ages are in visits (1, 2, ... ago) or in passes over the prompts. Every call of ``observe`` is an update. A pass has
-    as many updates as it takes, at the mean number of groups per update so far, to observe as many groups as prompts
-    have been seen. A late group is of the update that generated it.
-
-    ``(weight, discount)`` is the pair, from a 5 x 21 grid for each way to count ages, whose means had the least squared
-    error so far (docs/estimators.md).
+    Ages are in visits (1, 2, ... ago) or in passes over the prompts. A pass has as many updates as it takes, at the
+    mean number of groups per update so far, to observe as many groups as prompts have been seen.
 
     :meth:`predictive` forecasts the next visit by the above without S and N, or from the prompt's text::
 
         alpha = w m + A        beta = w (1 - m) + B        w = 2 or 6, discount = 0.005, 0.05, 0.3 or 0.85 a pass
 
-    with m predicted by a regression for each discount (:mod:`openrlhf_dbb.estimators.text_prior`). It takes the one
-    with the highest log score so far. Without ``state["features"]`` no text is read; the estimates never read it.
+    with m predicted by a regression for each discount (:mod:`openrlhf_dbb.estimators.text_prior`).
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.
@@ -212,12 +206,10 @@ def _kept(state: State, visits: Floats | float, updates_P: Floats, discounts_X: 
 
 
 def _chosen(state: State, visits: Floats | float, updates_P: Floats) -> Floats:
-    """Return the weight that the chosen discount leaves, (P,)."""
     return _kept(state, visits, updates_P, state["discount"], state["timed"])[:, 0]
 
 
 def _past(state: State, visits: int, at_P: Floats, discounts_X: Floats, timed_X: Floats) -> tuple[Floats, Floats]:
-    """Return successes and rollouts of all earlier visits, discounted to update ``at_P``; each (P, X)."""
     latest, older = (_kept(state, visits + k - 1, at_P - state[f"seen_{k}"], discounts_X, timed_X) for k in (1, 2))
     successes, rollouts = (
         latest * state[f"{kind}_1"][:, None] + older * (state[f"{kind}_2"] + state[f"{kind}_old"])[:, None]

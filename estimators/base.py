@@ -69,7 +69,6 @@ class RewardEstimator(ABC):
     never change their input.
 
     Class attributes:
-        name: the registered name.
         version: of the state's meaning; increase it when stored states are no longer valid.
         reads: "after" if ``estimate`` sees a state that holds the current group (DBB, Algorithm 1). "before" for a
             baseline that is independent of the rollouts it scores (as in SPO and RAE).
@@ -209,8 +208,6 @@ class RewardEstimator(ABC):
             lag_P: as in :meth:`update_late`. A fraction if several policies generated a group. None: all 0.
             drift_P: (P,) nats a token, >= 0, see ``reads_drift``; 0 on a first visit. None: all 0.
             leave_one_out: True to fill in the estimate's ``without_each``.
-
-        Returns the new state and the estimate to score these very groups with.
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).

@@ -88,7 +88,6 @@ def _weights(estimator: RewardEstimator, p_Q_T: Floats, rollouts: int) -> tuple[
 
 
 def _powers(discount: float, visits: int) -> Floats:
-    """Return ``discount ** (t - k)`` for k <= t, else 0; shape (visits, visits)."""
     t = np.arange(visits)
     return np.tril(discount ** np.abs(t[:, None] - t).astype(np.float64))
 

@@ -1,5 +1,3 @@
-"""Discounted Beta-Bernoulli (DBB) estimator: the paper's."""
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,11 +22,8 @@ class DiscountedBetaBernoulli(BetaPosterior):
 
     ``variance`` is that of ONE reward, > 0 even if all N rewards are equal.
 
-    With ``forgetting="updates"`` the past shrinks by ``discount ** (elapsed / updates_per_epoch)`` for the calls of
-    ``observe`` since the prompt's last visit. A prompt's first visit discounts the prior once.
-
-    With "visits" a late group is one more visit. With "updates" it counts as of update ``g = now - lag``; with first
-    and v the least and the greatest g of a prompt, and E updates per epoch::
+    With ``forgetting="updates"`` a group counts as of update ``g = now - lag``; with first and v the least and the
+    greatest g of a prompt, and E updates per epoch::
 
         alpha = prior_alpha * discount^(1 + (v - first)/E) + sum_k S_k * discount^((v - g_k)/E)
         beta  = prior_beta  * discount^(1 + (v - first)/E) + sum_k (N_k - S_k) * discount^((v - g_k)/E)
@@ -120,14 +115,12 @@ class DiscountedBetaBernoulli(BetaPosterior):
         return self._faded(np.where(_never(state), self.updates_per_epoch, seen_at - state["seen_at"]))
 
     def _faded(self, updates: Floats) -> Floats:
-        """Return discount ** (updates / updates_per_epoch), the remaining weight of a group."""
         if not self.updates_per_epoch:
             raise ValueError("updates_per_epoch is 0; give the number of policy updates in an epoch")
         return np.asarray(self.discount ** (updates / self.updates_per_epoch))
 
 
 def _never(state: State) -> NDArray[np.bool_]:
-    """Return which prompts have no group so far."""
     return np.asarray(state["seen_at"] < state["first_at"])
 
 

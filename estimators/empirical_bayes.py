@@ -1,5 +1,3 @@
-"""Empirical Bayes: one Beta prior for all prompts, fitted online."""
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -207,7 +207,6 @@ class Bnpo(Form):
 
 
 def _inverse_density(p: Floats) -> Floats:
-    """Return BNPO's weight of each of P groups, (P,)."""
     if len(p) < 2 or np.ptp(p) < 1e-6:  # nor would lgamma have enough digits
         return np.ones(len(p))
     mean = p.mean()

@@ -1,5 +1,3 @@
-"""Discounted Normal-inverse-gamma estimator: DBB's guarantees for any real reward."""
-
 from dataclasses import dataclass
 from typing import ClassVar
 

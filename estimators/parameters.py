@@ -1,5 +1,3 @@
-"""Parameters of estimators and rollout strategies: dataclass fields that say which values they allow."""
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,5 +1,3 @@
-"""Classes by name: ours by decorator, others by entry point or ``module:Class``."""
-
 import importlib
 import pkgutil
 import sys

@@ -1,5 +1,3 @@
-"""Estimators to compare with: the current group alone, and a moving average."""
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -130,5 +128,4 @@ class MovingAverage(RewardEstimator):
         return np.where(rollouts > 1, estimate.mean[:, None] - weight * moved, rest)
 
     def _weight(self, visits: Floats) -> Floats:
-        """Return the weight of the latest of ``visits`` groups."""
         return np.where(visits == 1, 1.0, 1 - self.discount)

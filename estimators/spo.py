@@ -1,5 +1,3 @@
-"""SPO's value tracker: a Beta posterior that forgets by how far the policy has moved."""
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

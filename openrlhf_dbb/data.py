@@ -1,7 +1,4 @@
-"""Loads the training prompts and the held-out prompts, and chooses the prompts that a run trains on.
-
-A row that cannot be used is an error that names its file and line. Prompts that are left out are counted.
-"""
+"""Loads the training prompts and the held-out prompts, and chooses the prompts that a run trains on."""
 
 import codecs
 import csv
@@ -29,14 +26,11 @@ TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name da
 _RATE, _SOURCE = "known pass rate", "source of the prompt"  # columns that are added to the training data
 _SHOWN = 5  # bad rows that an error names
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-TEXT_FILES = (".json", ".jsonl", ".csv")
-"""Suffixes of the files that :func:`records` reads."""
+TEXT_FILES = (".json", ".jsonl", ".csv")  # suffixes of the files that records() reads
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts that a run trains on."""
-
     texts: list[str]  # as the model sees them, with the template applied
     labels: list[str]  # all empty without ``--data.label_key``
     rows: list[int]  # their row numbers in the loaded data set, from 0
@@ -50,9 +44,7 @@ def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
 
     Columns are ``--data.input_key`` and ``--data.label_key``, of training data also rate and source; dots in
     a key reach into nested columns. ``backend`` is OpenRLHF's DeepSpeed strategy, or what its loader takes for one.
-
-    Raises:
-        UsageError: a row cannot be used, a column is missing, or the reward needs a label key.
+    Raise UsageError if a row cannot be used, a column is missing, or the reward needs a label key.
     """
     rows = _load(args, backend, flag)
     if args.reward.remote_url and Path(args.reward.remote_url[0]) == MATH_FILE:
@@ -105,7 +97,6 @@ def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
 
 
 def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str) -> Any:
-    """Return one data set with the columns of ``load``, all of whose rows can be used."""
     from datasets import Dataset
 
     data, source = args.data, f"--{flag} {name}"
@@ -166,8 +157,7 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str)
 def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[str, Any]]:
     """Return the first rows of a JSON lines, JSON or CSV file by place ("line 4"), with numbers as they are written.
 
-    Raises:
-        UsageError: the file or a row is broken.
+    Raise UsageError if the file or a row is broken.
     """
     # 2.50 and 1e-5 are answers as they stand, and 23 digits are too many for a column of numbers.
     load = functools.partial(json.loads, parse_float=str, parse_int=str)
@@ -225,7 +215,6 @@ def _fault(prompt: Any, label: Any, kind: type | None) -> str | None:
 
 
 def _messages_fault(messages: list[Any]) -> str | None:
-    """Return why messages cannot be answered: all need a role and a text, and the user's come last."""
     roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
     for number, (role, message) in enumerate(zip(roles, messages, strict=True), 1):
         if role not in _ROLES:
@@ -295,7 +284,6 @@ def _prompt_key(prompt: str | list[dict[str, Any]]) -> str:
 
 
 def _refuse(bad: dict[str, str], total: int, source: str) -> None:
-    """Raise UsageError if there are bad rows, by place and fault."""
     if bad:
         shown = "; ".join(f"{place}: {fault}" for place, fault in islice(bad.items(), _SHOWN))
         more = "; ..." * (len(bad) > _SHOWN)
@@ -303,7 +291,6 @@ def _refuse(bad: dict[str, str], total: int, source: str) -> None:
 
 
 def _left_out(file: str | None, pairs: list[tuple[str, str]]) -> set[int]:
-    """Return the places of the prompts and labels that a file names; refuse a file that names none of them."""
     if file is None:
         return set()
     source = f"--data.leave_out {file}"
@@ -326,9 +313,7 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
 
     Rows with an earlier row's prompt are dropped with ``--data.drop_duplicates``; too long and empty prompts always;
     prompts of the loaded held-out data if the training data are tasks, whose two seeds may give the same problem.
-
-    Raises:
-        UsageError: fewer prompts are left than one rollout batch has, or messages have no chat template.
+    Raise UsageError if fewer prompts are left than one rollout batch has, or messages have no chat template.
     """
     from jinja2 import TemplateError
     from openrlhf.datasets import PromptDataset, prompts_dataset

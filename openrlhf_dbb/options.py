@@ -68,7 +68,6 @@ def require_stack(command: str) -> None:
 
 
 def add_run(parser: argparse._ActionsContainer) -> None:
-    """Add ``RUN``, which :func:`chosen` reads."""
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
 
 
@@ -93,11 +92,9 @@ def add_store(parser: argparse._ActionsContainer) -> None:
 
 
 def add_trust(parser: argparse._ActionsContainer) -> None:
-    """Add ``--trust_remote_code``."""
     text = "run the code that a model brings along; without this flag such a model is refused"
     parser.add_argument("--trust_remote_code", action="store_true", help=text)
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:
-    """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print one JSON document; what is not known is null")

@@ -31,7 +31,6 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def is_spec(name: str) -> bool:
-    """Return whether a data set is a task, by its name."""
     return name.startswith(PREFIX)
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 from openrlhf_dbb.secrets import without_passwords
 
-TEXT_WIDTH = 60
-"""The most characters of a text, such as a prompt, in a table."""
-
+TEXT_WIDTH = 60  # the most characters of a text, such as a prompt, in a table
 _LEAST = 12  # no text is cut to less to make a table fit
 _WIDEST = 10_000  # characters; wider than any table
 _GAP = 2
@@ -159,7 +157,6 @@ def print_line(text: str = "", style: str = "") -> None:
 
 
 def print_title(text: str) -> None:
-    """Print an empty line, then the title of what follows."""
     print_line()
     print_line(text, "bold")
 

@@ -1,7 +1,4 @@
-"""Transactions on SQLite and PostgreSQL: settings, locks, repeats after an outage, large results in parts.
-
-Every error of a database or its driver becomes a StoreError of one line.
-"""
+"""Transactions on SQLite and PostgreSQL: settings, locks, repeats after an outage, large results in parts."""
 
 import logging
 import os
@@ -23,15 +20,9 @@ from sqlalchemy.pool import QueuePool
 
 from openrlhf_dbb.storage.url import Address, StoreError, bad_row
 
-BUSY_TIMEOUT_S = 30.0
-"""How long a SQLite writer waits for another one, in seconds."""
-
-RETRY_LIMIT_S = 120.0
-"""How long a transaction is repeated after its first failure, in seconds."""
-
-CHUNK = 50_000
-"""Rows fetched at a time; bounds the memory of large results."""
-
+BUSY_TIMEOUT_S = 30.0  # that a SQLite writer waits for another one
+RETRY_LIMIT_S = 120.0  # that a transaction is repeated after its first failure
+CHUNK = 50_000  # rows fetched at a time; bounds the memory of large results
 NETWORK_FS_VARIABLE = "OPENRLHF_DBB_ALLOW_NETWORK_FS"
 
 _READER_TIMEOUT_S = 2.0
@@ -199,7 +190,6 @@ class Database:
         return kind(f"{self.location}: {message}")
 
     def _is_transient(self, cause: Any, message: str) -> bool:
-        """Return whether the same transaction may succeed when it is repeated."""
         if self.is_sqlite:
             return "database is locked" in message
         state = getattr(cause, "sqlstate", None)

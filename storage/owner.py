@@ -43,11 +43,8 @@ class Owner:
         return f"process {self.pid} on {self.host}"
 
 
-NOBODY = Owner("", 0, None)
-"""Owner of a released run: anyone may claim it at once."""
-
-SILENT_S = 3600.0
-"""How long an owner that cannot be looked up may go without a write before it counts as ended, in seconds."""
+NOBODY = Owner("", 0, None)  # of a released run: anyone may claim it at once
+SILENT_S = 3600.0  # without a write, after which an owner that cannot be looked up counts as ended
 
 
 def _system_of(started: str | None) -> str:

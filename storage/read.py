@@ -27,8 +27,7 @@ Rows = list[dict[str, Any]]
 TRAINING = "training"
 """Name of the evaluations that are made during training."""
 
-COUNTED = f"{' + '.join(TOTALS)} IS NOT NULL"
-"""SQL condition: all counts of a step are known."""
+COUNTED = f"{' + '.join(TOTALS)} IS NOT NULL"  # SQL condition: all counts of a step are known
 
 # The sum of big integers is a decimal on PostgreSQL.
 SUMS = ", ".join(
@@ -55,10 +54,7 @@ class StepLog:
 
 @dataclass(frozen=True)
 class ProbeLog:
-    """The probes of a run, ordered by step, then prompt_id; each column has shape (V,).
-
-    A probe is of the policy of its step.
-    """
+    """The probes of a run, of each step's policy, ordered by step, then prompt_id; each column has shape (V,)."""
 
     step: Integers  # step and prompt_id as in StepLog
     prompt_id: Integers
@@ -132,11 +128,9 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
 
 
 def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats]]:
-    """Return held-out accuracy after a step, prompt by prompt.
+    """Return held-out accuracy after a step by benchmark: (P,) prompt ids, ascending, and (P,) the accuracy of each.
 
-    Returns:
-        By benchmark: (P,) prompt ids, ascending, and (P,) the accuracy of each in [0, 1] for scores of 0 and 1;
-        prompts without a verified response are left out.
+    It is in [0, 1] for scores of 0 and 1. Prompts without a verified response are left out.
     """
     query = """SELECT benchmark, prompt_id, avg(successes / verified) AS accuracy FROM evaluation_results
                WHERE run_id = :run AND name = :name AND step = :step AND verified > 0
@@ -227,12 +221,9 @@ def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int
 
 
 def find_prompts(store: PosteriorStore, run: RunRecord, ref: str) -> Rows:
-    """Return prompt_id, prompt and label of ten prompts at most of a run.
+    """Return prompt_id, prompt and label of ten prompts at most of a run; raise StoreError if there is none.
 
     First the one with the id ``ref``, then those with ``ref`` in their prompt (case-insensitive), lowest id first.
-
-    Raises:
-        StoreError: no such prompt.
     """
     prompt, posterior = schema.prompt.c, schema.posterior.c
     named = cast(prompt.prompt_id, Text) == ref.lstrip("0")
@@ -279,9 +270,8 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
 
 def prompt_rates(store: PosteriorStore, run: RunRecord) -> dict[str, NDArray[Any]]:
     """Return the columns of the view ``prompt_rates`` of a run, (P,) each, ascending by prompt_id."""
-    query = """SELECT prompt_id, visits, rollouts, flips, successes, best, last FROM prompt_rates
-               WHERE run_id = :run ORDER BY prompt_id"""
     names = ("prompt_id", "visits", "rollouts", "flips", "successes", "best", "last")
+    query = f"SELECT {', '.join(names)} FROM prompt_rates WHERE run_id = :run ORDER BY prompt_id"
     return dict(zip(names, _columns(store, query, integer=4, run=run.run_id), strict=True))
 
 

@@ -30,13 +30,7 @@ _COLUMN_FIELDS = ("alpha", "beta")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One training run, as stored in the columns of these names of ``dbb_run``.
-
-    Attributes:
-        parent: the run that the run was warm-started from: name, uuid, step, weight, database; None if there is none.
-        heartbeat_at: last write of its owner, as of when this was read; UTC, ISO 8601.
-        owner: the process that may write the run.
-    """
+    """One training run, as stored in the columns of these names of ``dbb_run``."""
 
     run_id: int
     uuid: str
@@ -54,8 +48,8 @@ class RunRecord:
     config: dict[str, Any]
     method: str
     created_at: str
-    parent: dict[str, Any] | None
-    heartbeat_at: str = field(compare=False)
+    parent: dict[str, Any] | None  # the run it was warm-started from: name, uuid, step, weight, database
+    heartbeat_at: str = field(compare=False)  # last write of its owner, as of when this was read; UTC, ISO 8601
     owner: Owner = field(compare=False)
 
 
@@ -70,17 +64,11 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Posteriors that another estimator would have after the stored visits of a run.
+    """Posteriors that another estimator would have after the stored visits of a run."""
 
-    Attributes:
-        prompt_ids: (P,) int64, ascending, in the database of the run.
-        state: (P, F) float64.
-        shared: the run-wide vectors.
-    """
-
-    prompt_ids: NDArray[np.int64]
-    state: NDArray[np.float64]
-    shared: SharedState
+    prompt_ids: NDArray[np.int64]  # (P,) ascending, in the database of the run
+    state: NDArray[np.float64]  # (P, F)
+    shared: SharedState  # the run-wide vectors
 
 
 @dataclass(frozen=True)
@@ -226,8 +214,7 @@ class StepRows:
     def checked(self, num_fields: int) -> "StepRows":
         """Return a copy with exact types, sorted by prompt id.
 
-        Raises:
-            StoreError: a shape differs, a prompt is there twice, or a value that an estimate needs is not finite.
+        Raise StoreError if a shape differs, a prompt is there twice, or a value that an estimate needs is not finite.
         """
         ids, order = _sorted_ids("prompt_ids", self.prompt_ids)
         known = [name for name in ("policy_version", "inclusion") if getattr(self, name) is not None]
@@ -400,7 +387,6 @@ def storable(string: str) -> str:
 def _columns(
     rows: Any, shape: tuple[int, ...], integer: Sequence[str], real: Sequence[str], where: str = ""
 ) -> dict[str, Any]:
-    """Return these attributes as arrays of int64 and float64; raise StoreError if a shape differs."""
     columns = {}
     for name in (*integer, *real):
         values = np.asarray(getattr(rows, name))
@@ -411,7 +397,6 @@ def _columns(
 
 
 def _sorted_ids(name: str, values: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return prompt ids in ascending order, and the positions that they came from; both (P,)."""
     ids = np.ravel(values).astype(np.int64, casting="safe")
     order = np.argsort(ids)
     ids = ids[order]
@@ -437,7 +422,6 @@ def _check_finite(name: str, values: NDArray[np.float64], ids: NDArray[np.int64]
 
 
 def _add(digest: hashlib.blake2b, value: Any) -> None:
-    """Let the digest stand for a value, and for everything in it."""
     if is_dataclass(value):
         value = vars(value)
     if isinstance(value, Mapping):

@@ -97,7 +97,6 @@ class Run:
         self.record = replace(self.record, last_step=last_step)
 
     def _accept_repeat(self, connection: Connection, step: int, digest: bytes) -> int:
-        """Return the run's last step; raise StoreError unless ``step`` is recorded with this content."""
         last_step = self._hold(connection)
         name = self.record.name
         if not 1 <= step <= last_step:
@@ -189,7 +188,6 @@ class Run:
 
         Args:
             source_store: the store of the source; may be this run's own.
-            source: the run to copy from; it is not changed.
             prompt_ids: (P,) prompts of this run.
             weight: factor in (0, 1] on alpha and beta: how much the source's rollouts still count.
             replayed: posteriors to begin with in place of a copy, for a source of another estimator.
@@ -231,8 +229,7 @@ class Run:
     def finish(self, unused_rollouts: int = 0) -> None:
         """Mark the run as finished: nothing can be written to it any more. Repeating the call is harmless.
 
-        Args:
-            unused_rollouts: rollouts generated after the last step that belong to no step (an incomplete last batch).
+        ``unused_rollouts`` were generated after the last step and belong to no step (an incomplete last batch).
         """
         unused = {"unused_rollouts": unused_rollouts} if unused_rollouts else {}
         key = {"run": self.record.run_id}
@@ -263,7 +260,6 @@ class Run:
         return self._check_not_taken(connection)
 
     def _check_not_taken(self, connection: Connection) -> Row[Any]:
-        """Return the run's row, finished or not; raise StoreError if the run is no longer this owner's."""
         stored = connection.execute(schema.run.select().where(schema.run.c.run_id == self.record.run_id)).one_or_none()
         name = self.record.name
         if stored is None:
@@ -298,5 +294,4 @@ def ownership(owner: Owner) -> dict[str, Any]:
 
 
 def finished_text(name: str, last_step: int) -> str:
-    """Return why a finished run cannot be written."""
     return f"run {name!r} finished at step {last_step}; start a new run, which may begin from its posteriors"

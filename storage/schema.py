@@ -313,8 +313,7 @@ _CREATION_LOCK = int.from_bytes(b"orlhfdbb", "big")
 def prepare(database: Database, *, create: bool) -> None:
     """Check the tables, or create them; any number of processes may do so at once.
 
-    Raises:
-        StoreError: the tables are of another version or of another program, or there are none and ``create`` is False.
+    Raise StoreError if the tables are of another version or program, or there are none and ``create`` is False.
     """
     with database.transaction() as connection:
         exists = _check_version(connection, database)
@@ -351,7 +350,6 @@ def _create(connection: Connection, database: Database) -> None:
 
 
 def _check_version(connection: Connection, database: Database) -> bool:
-    """Return whether there are tables; raise StoreError if they are of another version."""
     if not inspect(connection).has_table(schema_version.name):
         return False
     stored, library = connection.execute(schema_version.select()).one()

@@ -86,8 +86,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
     def query(self, sql: str, **parameters: Any) -> list[Row[Any]]:
         """Return all rows of a SELECT from the views; ``:name`` in the SQL stands for a parameter.
 
-        Raises:
-            BadRow: a value cannot be of the column of its name; SQLite stores text in a column of numbers.
+        Raise BadRow for a value that cannot be of the column of its name.
         """
         with self.database.transaction() as connection:
             rows = list(connection.execute(text(sql), parameters))
@@ -97,13 +96,10 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
 
     @retried
     def register_prompts(self, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
-        """Return the ids of P prompts with their labels, in the order given; new prompts are stored.
+        """Return the (P,) ids of prompts with their labels, in the order given; new prompts are stored.
 
-        Returns:
-            (P,) int64; the same prompt and label have the same id in every run of this database.
-
-        Raises:
-            StoreError: the numbers of labels and of prompts differ.
+        The same prompt and label have the same id in every run of this database. Raise StoreError if the numbers of
+        labels and of prompts differ.
         """
         return prompt_ids.register(self.database, prompts, labels)
 
@@ -118,20 +114,16 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         run: RunRecord,
         step: int | None = None,
     ) -> int:
-        """Store an evaluation of the model that a run has trained; one of the same run, step and name is replaced.
+        """Store an evaluation of the model that a run has trained, and return its id in this database.
 
-        During training the owner calls :meth:`openrlhf_dbb.storage.Run.record_evaluation` instead, which refuses
-        former owners.
+        One of the same run, step and name is replaced. During training the owner calls
+        :meth:`openrlhf_dbb.storage.Run.record_evaluation` instead, which refuses former owners.
 
         Args:
-            name: of the evaluation.
             rows: one for each benchmark, at least one; their prompts must be registered.
             model, config: the model, and how it was evaluated; must not contain secrets.
             run: of this store.
             step: the training step after which it was evaluated, 0 to the run's last one; None if unknown.
-
-        Returns:
-            The evaluation's id in this database.
 
         Raises:
             StoreError: there is no such run, it has not reached the step, or a benchmark has no results.
@@ -143,8 +135,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
     def delete_run(self, run: RunRecord) -> None:
         """Delete a run with all that belongs to it; its name is free again. Prompts stay.
 
-        Raises:
-            StoreError: there is no such run, or another process may be writing it.
+        Raise StoreError if there is no such run, or another process may be writing it.
         """
         with self.database.transaction(write=True) as connection:
             stored = self._locked(connection, run)
@@ -154,7 +145,6 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             write.delete_run(connection, run.run_id)
 
     def _locked(self, connection: Connection, run: RunRecord) -> Row[Any]:
-        """Return a run's row, which nobody else may change in this transaction."""
         row = schema.run.select().where(schema.run.c.run_id == run.run_id, schema.run.c.uuid == run.uuid)
         stored = connection.execute(row.with_for_update()).one_or_none()
         if stored is None:
@@ -341,7 +331,6 @@ def _holder(row: Row[Any]) -> Owner | None:
 
 
 def _never_trained(connection: Connection, row: Row[Any]) -> bool:
-    """Return whether a run has ended before its first step and evaluation."""
     evaluated = text("SELECT 1 FROM dbb_evaluation WHERE run_id = :run LIMIT 1")
     unused = row.status != "finished" and not row.last_step and _owner(row).is_gone
     return unused and connection.scalar(evaluated, {"run": row.run_id}) is None
@@ -360,7 +349,6 @@ def _is_held(row: Row[Any], holder: Owner) -> StoreError:
 
 
 def _check_row(row: Row[Any], table: str, run: object) -> None:
-    """Raise BadRow for a value that cannot be of the column of its name."""
     for name, value in row._mapping.items():
         wanted = ""
         if isinstance(value, bytes if name in _TEXTS else (bytes, str)) and name in _TEXTS | _NUMBERS:
@@ -374,7 +362,6 @@ def _check_row(row: Row[Any], table: str, run: object) -> None:
 
 
 def _record(row: Row[Any]) -> RunRecord:
-    """Return the record of a row; raise BadRow if the row was edited."""
     _check_row(row, "dbb_run", row.name)
     columns, fields = row._mapping, parsed(row.state_fields)
     parent = {name: columns[f"parent_{name}"] for name in ("name", "uuid", "step", "weight", "database")}

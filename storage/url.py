@@ -53,9 +53,8 @@ def choose_url(url: str | None) -> str:
 def parse_url(text: str) -> Address:
     """Read a store URL, or the name of a SQLite file.
 
-    Raises:
-        StoreError: the text is neither, the database is not supported, SQLite is in memory, or the password holds
-            characters that must be encoded.
+    Raise StoreError if the text is neither, the database is not supported, SQLite is in memory, or the password holds
+    characters that must be encoded.
     """
     # A mistyped address may hold a password, so that only these texts are taken for file names.
     is_file_name = text.endswith((".db", ".sqlite", ".sqlite3")) and not any(character in text for character in ":@?")

@@ -111,13 +111,7 @@ def begin(
     ids: NDArray[np.int64],
     weight: float,
 ) -> tuple[dict[str, Any], WarmStart]:
-    """Warm-start run ``own`` in this transaction, which has locked it.
-
-    Raises as :meth:`openrlhf_dbb.storage.Run.warm_start`.
-
-    Returns:
-        The new parent, as ``RunRecord.parent``, and the outcome.
-    """
+    """Warm-start run ``own``, which the transaction has locked; return its ``RunRecord.parent`` and the outcome."""
     source = posteriors.source
     check_new(connection, own)
     query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"

@@ -53,8 +53,7 @@ _UNDO_NEW = text("""DELETE FROM dbb_posterior WHERE run_id = :run AND prompt_id 
 def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, digest: bytes) -> None:
     """Write checked rows as a step of the run, which the transaction has advanced to it.
 
-    Raises:
-        StoreError: the rows do not start from the stored posteriors.
+    Raise StoreError if the rows do not start from the stored posteriors.
     """
     of_step: dict[str, Any] = {"run_id": run.run_id, "step": number}
     totals: dict[str, Any] = {
@@ -131,10 +130,7 @@ def evaluation(
     config: Mapping[str, Any],
     generated_total: int | None,
 ) -> int:
-    """Write an evaluation, and return its id; nobody else may write it meanwhile.
-
-    An evaluation of the same run, step and name is replaced and keeps its id.
-    """
+    """Write an evaluation, or replace that of the same run, step and name; return its id. The run must be locked."""
     key = {"run_id": run_id, "step": step, "name": name}
     values = {
         "model": records.storable(model),
@@ -209,7 +205,6 @@ def insert(connection: Connection, table: str, columns: Columns) -> None:
 
 
 def _values(column: Any, size: int) -> list[Any]:
-    """Return the column as ``size`` Python values, None for NULL."""
     if not isinstance(column, np.ndarray):
         return [column] * size
     if column.dtype.kind != "f":

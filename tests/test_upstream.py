@@ -120,3 +120,19 @@ def test_an_actor_class_gets_more_options_and_arguments_than_openrlhf_gives():
     more = upstream.with_more(actor, {"runtime_env": "e"}, {"dtype": "float32"})
     made = more.options(num_cpus=1).remote(model="m", dtype="auto")
     assert made == ({"num_cpus": 1, "runtime_env": "e"}, {"model": "m", "dtype": "float32"})
+
+
+def test_a_resume_logs_no_step_twice_to_tensorboard(tmp_path):
+    from openrlhf.utils.logging_utils import TensorboardLogger
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    args = SimpleNamespace(logger=SimpleNamespace(tensorboard_dir=str(tmp_path), wandb=SimpleNamespace(run_name="run")))
+    for done, steps in ((0, [1, 2, 3, 4]), (2, [3, 4, 5])):  # killed after step 4, resumed at step 2
+        logger = TensorboardLogger(args)
+        upstream.forget_logged(logger, done)
+        for step in steps:
+            logger.log_train(step, {"loss": 10.0 * done + step})
+        logger.close()
+    accumulator = EventAccumulator(str(tmp_path / "run")).Reload()
+    shown = [(event.step, event.value) for event in accumulator.Scalars("train/loss")]
+    assert shown == [(1, 1), (2, 2), (3, 23), (4, 24), (5, 25)]

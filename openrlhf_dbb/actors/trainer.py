@@ -1,6 +1,7 @@
 """OpenRLHF's trainer with a posterior store behind it: start, resume, step, checkpoint, evaluation."""
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -67,6 +68,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         # sampled is never corrected: where advantages do not sum to zero, all-wrong groups push probability to it.
         generate_kwargs["min_new_tokens"] = 0
         upstream.mask_trackers()
+        os.environ.setdefault("WANDB_RUN_ID", run_uuid)  # so that a resume continues the run at W&B
+        os.environ.setdefault("WANDB_RESUME", "allow")
         super().__init__(pretrain, strategy, *groups, **generate_kwargs)
         self._held_out = self.eval_dataloader
         self.eval_dataloader = None  # upstream's loop would evaluate held-out data only
@@ -77,6 +80,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         keys = [prompt.key for prompt in map(Prompt, data.prompts, data.labels, data.images)]
         self._posteriors = Posteriors.resume(store_url, run_uuid, *map(list, zip(*keys, strict=True)), sources=sources)
         self._run = self._posteriors.run
+        if self.tensorboard_logger:
+            upstream.forget_logged(self.tensorboard_logger, self._run.record.last_step)
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         self._budget = self.args.train.max_rollouts

@@ -1,8 +1,4 @@
-"""The command evaluate: a model on benchmarks; ``compare`` shows differences and needs no torch.
-
-openrlhf-dbb evaluate --model runs/my-run --benchmarks math500,minerva
-openrlhf-dbb evaluate compare my-run other-run
-"""
+"""The command evaluate: a model on benchmarks; ``compare`` shows differences and needs no torch."""
 
 import argparse
 import warnings
@@ -15,7 +11,6 @@ from openrlhf_dbb.evaluation import benchmarks, compare, results
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.main``."""
     parser = add("evaluate", evaluate, opens_store=False)
     parser.usage = "%(prog)s --model MODEL --benchmarks NAME,... [flags]\n       %(prog)s compare ..."
     parser.epilog = "Repeat a stopped evaluation to continue it."
@@ -42,7 +37,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``evaluate``."""
     run = "folder of a run (its best model by validation, else its last)"
     parser.add_argument("--model", help=f"{run}, of a model (runs/RUN/model: the last), or a model on the hub")
     names = ", ".join(benchmarks.NAMES)

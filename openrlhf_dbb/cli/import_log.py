@@ -1,8 +1,4 @@
-"""The command import makes a finished run of another trainer's log of rollouts.
-
-It reads JSON lines (verl's ``trainer.rollout_data_dir``), CSV, Parquet (TRL's folder ``completions``), and JSON: a list
-of rows, or a table as Weights & Biases has it.
-"""
+"""The command import makes a finished run of another trainer's log of rollouts."""
 
 import argparse
 import math
@@ -31,7 +27,6 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is the function of ``cli.main``."""
     parser = add("import", import_log, opens_store=False)
     parser.add_argument("log", metavar="LOG", nargs="+", type=Path, help=f"files ({', '.join(SUFFIXES)}), or folders")
     parser.add_argument("--run_name", required=True, metavar="NAME", help="name of the new run")
@@ -102,7 +97,6 @@ def _number(file: Path) -> int | None:
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the rows of a file by place."""
     if file.suffix != ".parquet":
         rows = records(file, str(file))
         table = next(iter(rows.values()), {})

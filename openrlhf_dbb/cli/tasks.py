@@ -1,8 +1,4 @@
-"""The command tasks: lists the tasks of reasoning-gym, or measures which of them a model can learn.
-
-openrlhf-dbb tasks
-openrlhf-dbb tasks --model smollm2 --tasks chain_sum?max_terms=2,products
-"""
+"""The command tasks: lists the tasks of reasoning-gym, or measures which of them a model can learn."""
 
 import argparse
 from datetime import datetime
@@ -21,7 +17,6 @@ _SMOLLM2 = "smollm2"
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is that of ``cli.main``."""
     parser = add("tasks", command, opens_store=False)
     parser.add_argument("--model", help=f"try this model on them: a folder, one on the hub, or {_SMOLLM2}")
     add_trust(parser)
@@ -34,7 +29,6 @@ def add_commands(add: Any) -> None:
 
 
 def command(arguments: argparse.Namespace) -> None:
-    """List the tasks with an example each, or try a model on them."""
     if arguments.model is None:
         rows = tasks.examples(arguments.tasks and arguments.tasks.split(","))
         print_table(("task", "answer", "question"), [(name, shown(a, 20), shown(q)) for name, a, q in rows])

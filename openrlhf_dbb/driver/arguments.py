@@ -1,8 +1,7 @@
 """Turns a command line into settings: the frozen values of all flags, each with its origin.
 
 The layers, from the bottom: OpenRLHF's defaults, the machine, the preset, the method, the command line. Values that
-follow from other flags come last. Without ``--preset``, a command that names a model uses preset ``default``, or none
-with ``--estimator none``. A command that names no model uses ``smollm2`` without CUDA and ``qwen3-1.7b`` with CUDA.
+follow from other flags come last.
 """
 
 import argparse
@@ -47,7 +46,6 @@ Derived = Iterator[tuple[str, Any, str]]
 
 
 def _named(flag: str) -> Any:
-    """Return a property of :class:`Settings`: the name that a flag gives."""
     return property(lambda settings: settings.values[flag])
 
 
@@ -74,7 +72,6 @@ class Settings:
         )
 
     def given(self, flag: str) -> bool:
-        """Return whether the command line sets a flag."""
         return self.origin.get(flag) == COMMAND_LINE
 
     @cached_property
@@ -156,7 +153,8 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         for flag, value, why in derive(values, origin):
             values[flag], origin[flag] = value, why
     _fill_in(values, origin)
-    settings = Settings(values, origin, on_cpu, machine.look(), _command(given))
+    command = shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
+    settings = Settings(values, origin, on_cpu, machine.look(), command)
     _ = settings.parameters, settings.strategy  # checks them
     args = upstream.finish_arguments(
         argparse.Namespace(**settings.values), group_baseline=settings.estimator == NO_ESTIMATOR
@@ -164,13 +162,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     return dataclasses.replace(settings, values={flag: attrgetter(flag)(args) for flag in settings.values})
 
 
-def _command(given: Mapping[str, Any]) -> str:
-    """Return the command line that gives these flags, without secrets."""
-    return shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
-
-
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of a command line that gives these flags."""
     for flag, value in flags.items():
         yield f"--no-{flag}" if value is False else f"--{flag}"
         yield from [] if isinstance(value, bool) else map(str, value if isinstance(value, list) else [value])
@@ -207,7 +199,6 @@ def _layers(
     preset: presets.Preset,
     ranks_on_cpu: int | None,
 ) -> Iterator[cuda.Layer]:
-    """Yield the layers of values and their origins, the lowest first."""
     method, estimator = named["method"], named["estimator"]
     if estimator != NO_ESTIMATOR:
         yield "--estimator", {"algo.advantage.estimator": "group_norm"}
@@ -232,7 +223,6 @@ def _layers(
 
 
 def _parsed(parser: argparse.ArgumentParser, flags: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return a preset's values as the command line would give them, or raise UsageError."""
     parsed: dict[str, Any] = {}
     for flag, value in flags.items():
         try:
@@ -256,7 +246,6 @@ def _use_all_gpus(values: dict[str, Any], gpus: Mapping[str, Any]) -> None:
 
 
 def _fill_in(values: dict[str, Any], origin: Mapping[str, str]) -> None:
-    """Fill in the run's name and placeholders in braces; make the output folders absolute."""
     values["local_rank"] = -1  # the launcher's value would select a device that an actor cannot see
     values["store.url"] = values["store.url"] or None
     if values["run_name"] is None:
@@ -278,7 +267,6 @@ def _fill_in(values: dict[str, Any], origin: Mapping[str, str]) -> None:
 
 
 def _reward(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
-    """Yield the label key and the reward of a task, and the file of a reward of ours."""
     if tasks.is_spec(values["data.prompt_dataset"] or ""):
         for flag, value in (("data.label_key", "label"), ("reward.remote_url", "reasoning_gym")):
             if origin.get(flag) != COMMAND_LINE:
@@ -295,7 +283,6 @@ def _reward(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
 
 
 def _others(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
-    """Yield the other values that follow from flags."""
     if values["estimator"] == NO_ESTIMATOR:  # OpenRLHF has neither flag
         for flag in ("eval.benchmarks", "eval.top_p"):
             if origin.get(flag) not in (None, COMMAND_LINE):

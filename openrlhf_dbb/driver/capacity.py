@@ -13,8 +13,6 @@ WEIGHT, OPTIMIZER = 2, 12  # bytes a parameter: bfloat16, as its gradient; in 32
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a dense model."""
-
     parameters: int
     layers: int
     hidden: int

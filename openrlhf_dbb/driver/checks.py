@@ -93,7 +93,6 @@ def _placement(settings: Settings) -> Iterator[str]:
 
 
 def _pairs(settings: Settings) -> Iterator[str]:
-    """Flags that do not work together."""
     args, values = settings.args, settings.values
     lora, replays, form = "ds.lora.rank", "replay.samples", values[_FORM]
     alone, corrects = args.estimator == NO_ESTIMATOR, args.algo.advantage.is_correction_level != "off"

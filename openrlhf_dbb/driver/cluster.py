@@ -134,7 +134,6 @@ def _host(node: dict[str, Any]) -> str:
 
 
 def _check_seen(token: Path) -> None:
-    """Raise UsageError if a host with GPUs does not see a file."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

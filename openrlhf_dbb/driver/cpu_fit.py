@@ -26,11 +26,7 @@ _SAVED = 80  # bytes that a backward pass keeps for each token, layer and hidden
 
 
 def fitted(settings: Settings) -> Settings:
-    """Return the settings with the flags that fit the model; a small one keeps them.
-
-    Raises:
-        UsageError: the run needs more memory than is free.
-    """
+    """Return the settings with the flags that fit the model; a small one keeps them. UsageError if memory is short."""
     if not memory(settings):
         return settings
     short = settings.args.data.max_len <= _SHORT
@@ -84,9 +80,7 @@ def threads(settings: Settings) -> int:
 def memory(settings: Settings, *, longest: bool = True) -> float:
     """Return an estimate of the bytes of all processes of a run on one host; 0 for a small model.
 
-    Args:
-        longest: with micro-batches of the longest rollouts allowed, most of which are shorter. Without, the estimate
-            is what the run needs in any case.
+    ``longest`` counts micro-batches of the longest rollouts allowed too; without, only what is needed in any case.
     """
     args, shape = settings.args, settings.shape
     if shape is None or shape.parameters < SMALL:

@@ -150,7 +150,6 @@ def _add_pieces(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_choice(parser: argparse.ArgumentParser, flag: str, choice: str, text: str) -> None:
-    """Allow a value for a flag of OpenRLHF, and say what it means."""
     action = next(action for action in parser._actions if action.dest == flag)
     action.choices = list(dict.fromkeys([*(action.choices or ()), choice]))
     if action.help != argparse.SUPPRESS:

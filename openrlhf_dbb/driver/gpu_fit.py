@@ -25,8 +25,7 @@ _USABLE = 0.95  # of a GPU's memory: torch's allocator leaves holes
 def fitted(settings: Settings) -> Settings:
     """Return the settings with the largest micro-batches, up to the present ones, that fit; at least one row.
 
-    Raises:
-        UsageError: weights, gradients and Adam's states alone need more memory than a GPU has.
+    Raise UsageError if weights, gradients and Adam's states alone need more memory than a GPU has.
     """
     card, least = min(gpu.memory for gpu in settings.machine.gpus), memory(settings)[0]
     if least > card:

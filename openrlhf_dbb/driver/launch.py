@@ -79,7 +79,6 @@ def train(settings: Settings, start: Start, trainer_class: Any, rollout_actor: A
 
 
 def _environment(settings: Settings) -> dict[str, Any]:
-    """Return options of a Ray actor that set the OpenMP threads of its process; none on CUDA."""
     if not settings.on_cpu:
         return {}
     return {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(cpu_fit.threads(settings))}}}

@@ -78,6 +78,7 @@ def read_data(prepared: Prepared) -> None:
 
 def read_model(prepared: Prepared) -> None:
     """Load the model's configuration and tokenizer, and fit the settings to its size."""
+    from openrlhf.utils import get_tokenizer
     from transformers import AutoConfig
 
     args, name = prepared.settings.args, prepared.settings.args.actor.model_name_or_path
@@ -86,7 +87,8 @@ def read_model(prepared: Prepared) -> None:
             if model := getattr(args, section).model_name_or_path:  # OpenRLHF would run its code without a question
                 refuse_code(f"--{section}.model_name_or_path", model)
         config = AutoConfig.from_pretrained(name, trust_remote_code=args.trust_remote_code)
-        prepared.tokenizer = upstream.tokenizer(name, fast=not args.data.disable_fast_tokenizer)
+        # as OpenRLHF's trainer makes it
+        prepared.tokenizer = get_tokenizer(name, None, "left", None, use_fast=not args.data.disable_fast_tokenizer)
     except (OSError, ValueError) as error:
         raise _cannot_be_loaded(f"--actor.model_name_or_path {name}", error) from error
     shape = capacity.Shape.of(config)
@@ -113,7 +115,6 @@ def apply_template(prepared: Prepared) -> None:
 
 
 def choose_prompts(prepared: Prepared) -> None:
-    """Choose the prompts to train on."""
     args, loaded = prepared.settings.openrlhf_args(), prepared.loaded
     with upstream.quiet():
         backend = LightBackend(args, on_cpu=prepared.settings.on_cpu)
@@ -133,7 +134,6 @@ def try_reward(prepared: Prepared) -> None:
 
 
 def find_control_tokens(prepared: Prepared) -> None:
-    """Warn of questions that contain control tokens of the model."""
     applied = prepared.settings.args.data.apply_chat_template
     for flag in prepared.loaded:
         found = control_tokens(f"--{flag}", prepared.questions(flag), prepared.tokenizer, applied)
@@ -170,13 +170,7 @@ def read_benchmarks(prepared: Prepared) -> None:
 
 
 def complete(prepared: Prepared) -> None:
-    """Set the values that follow from the store and the data. Nothing changes the settings afterwards.
-
-    - A resumed run continues in its own folders, unless the command line names others.
-    - An estimator that forgets by policy updates learns how many updates make one pass over the prompts.
-    - Where a pass has no fixed cost, the training ends after as many rollouts as its episodes would cost.
-    - With a preset, a run evaluates and saves ten times where no interval is given, and saves at most every 10 steps.
-    """
+    """Set the values that follow from the store and the data. Nothing changes the settings afterwards."""
     settings, resumed, number = prepared.settings, prepared.resumed, len(prepared.prompts.texts)
     if resumed is not None:
         places = {flag: resumed.config[flag] for flag in _PLACES if flag in resumed.config and not settings.given(flag)}

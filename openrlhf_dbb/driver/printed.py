@@ -50,7 +50,6 @@ def plan(settings: Settings, start: Start | None) -> str:
 
 
 def _run(settings: Settings, start: Start) -> list[str]:
-    """Return the lines about data, costs, run and store."""
     args, warm = settings.args, start.warm_start
     chosen = start.prepared.prompts
     prompts, group, episodes = len(chosen.texts), args.rollout.n_samples_per_prompt, args.train.num_episodes
@@ -90,10 +89,7 @@ def _run(settings: Settings, start: Start) -> list[str]:
 
 
 def configuration(settings: Settings) -> str:
-    """Return a line for each value that is not OpenRLHF's default or not the paper's.
-
-    It has a star if it differs from the paper, the value, its origin, and the paper's value.
-    """
+    """Return a line for each value that is not OpenRLHF's default or not the paper's."""
     # Flags alone are compared with the paper's own method.
     recipe = methods.recipe("grpo" if settings.method == methods.NONE else settings.method, settings.estimator)
     paper = presets.paper(settings.estimator) | recipe
@@ -141,7 +137,6 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
 
 
 def _look(start: Start, command: str = "serve") -> str:
-    """Return a command that looks into the run's database."""
     elsewhere = start.location != parse_url(choose_url(None)).location
     return f"openrlhf-dbb {command}{f' --store.url {start.location}' * elsewhere}"
 

@@ -103,7 +103,6 @@ class ProgressLine:
         self._write(f"warning: {warning}\n")
 
     def clear(self) -> None:
-        """Remove the line from a terminal."""
         self._write("\r\x1b[K" * self.in_place)
         self._shown = ""
 

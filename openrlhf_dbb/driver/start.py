@@ -84,7 +84,6 @@ def begin(prepared: Prepared) -> Start | None:
 def _create(
     settings: Settings, store: storage.PosteriorStore, prompts: Prompts
 ) -> tuple[storage.RunRecord, storage.WarmStart | None, list[str]]:
-    """Create a run, warm-started if asked for; return it, its warm start, and warnings of what differs there."""
     args, identity = settings.args, _identity(settings)
     posteriors = Posteriors.create(
         store,
@@ -130,7 +129,6 @@ def _open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
 
 
 def _to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunRecord | None:
-    """Return the run to continue, or None for a new run. Raise UsageError if it has finished or there is none."""
     resume, folder = settings.args.resume, settings.args.ckpt.path
     if resume:
         record = store.find_run(resume)
@@ -199,7 +197,6 @@ def _new_run(record: storage.RunRecord) -> str:
 
 
 def _changed(settings: Settings, record: storage.RunRecord) -> dict[str, tuple[Any, Any]]:
-    """Return the flags, and the number of ranks, that differ from the first start, each with both values."""
     now = _plain(settings.flags)
     changed = {f"--{flag}": (record.config[flag], value) for flag, value in now.items() if flag in record.config}
     if set(_RANKS) <= record.config.keys():
@@ -209,10 +206,7 @@ def _changed(settings: Settings, record: storage.RunRecord) -> dict[str, tuple[A
 
 
 def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.RunRecord) -> tuple[str | None, list[str]]:
-    """Return the newest whole checkpoint, or None to start over, and notes on those that are passed over.
-
-    Raises UsageError if checkpoints were made and none can be used.
-    """
+    """Return the newest whole checkpoint, or None to start over, and notes on those that are passed over."""
     newest, passed = checkpoints.newest_whole(folder, record.uuid, record.last_step)
     if newest is not None:
         return newest, [f"note: {why}; continuing from {newest}" for why in passed]

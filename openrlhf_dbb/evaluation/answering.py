@@ -1,5 +1,3 @@
-"""Engines answer the prompts of benchmarks, and each benchmark's verifier judges the responses."""
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

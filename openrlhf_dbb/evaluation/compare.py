@@ -34,7 +34,6 @@ class Shared(NamedTuple):
 
 
 def add_command(commands: Any) -> None:
-    """Add ``compare`` to the sub-parsers of the evaluate command."""
     summary = "test whether differences between evaluations are real, by paired t-tests over prompts"
     parser = commands.add_parser("compare", help=summary, description=summary)
     parser.set_defaults(command=compare)
@@ -44,7 +43,6 @@ def add_command(commands: Any) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Print the differences between evaluations as tables or JSON."""
     read = [results.read_evaluation(results.find(name)) for name in arguments.evaluations]
     first, *others = dict.fromkeys(evaluation.name for evaluation in read)
     if len(others) + 1 < len(read) or not others:
@@ -138,7 +136,6 @@ def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> l
 
 
 def as_text(tested: Sequence[dict[str, Any]], remarks: Sequence[str]) -> str:
-    """Return a table for each pair of models, explanations, and the notes."""
     tables: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     for row in tested:
         cells = (

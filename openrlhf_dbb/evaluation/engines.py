@@ -1,5 +1,3 @@
-"""vLLM engines in Ray actors, which answer the requests of all benchmarks and runs one after another."""
-
 import math
 import os
 import time
@@ -41,7 +39,6 @@ def sampling_params(sampling: dict[str, Any], request: Request) -> Any:
 
 
 def answers(number: int, output: Any) -> Finished:
-    """Return vLLM's answer to the request of this number."""
     samples = [(each.text, len(each.token_ids), each.finish_reason == "length") for each in output.outputs]
     responses, tokens, truncated = map(list, zip(*samples, strict=True))
     return Finished(number, responses, tokens, truncated)

@@ -1,5 +1,3 @@
-"""The model to be evaluated, located and checked before an engine starts."""
-
 import hashlib
 import itertools
 import json
@@ -13,9 +11,7 @@ from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
 
 LAST = "model"
-"""Folder of the trained model in the folder of its run."""
 ADAPTER = "adapter_config.json"
-"""PEFT's file in the folder of an adapter."""
 _MAY_NAME_CODE = (
     "config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json",
     "video_preprocessor_config.json",

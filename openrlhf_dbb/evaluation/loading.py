@@ -1,5 +1,3 @@
-"""The questions of a benchmark as prompts with labels, loaded from the hub or a file by ``datasets``."""
-
 import hashlib
 import re
 from collections.abc import Iterator

@@ -13,8 +13,7 @@ import numpy as np
 
 from openrlhf_dbb.estimators.base import Floats
 
-ALPHA = 0.05
-"""Level of the tests."""
+ALPHA = 0.05  # level of the tests
 
 _DECIMALS = 12  # differences of accuracies that are equal on paper may differ beyond
 

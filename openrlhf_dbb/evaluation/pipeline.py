@@ -1,5 +1,3 @@
-"""The command evaluate, from its arguments to files on disk; repeated after a kill, it continues the evaluation."""
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -62,7 +60,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def settings_of(arguments: argparse.Namespace, model: Model, asked: dict[str, BenchmarkPrompts]) -> dict[str, Any]:
-    """Return the content of ``evaluation.json``."""
     return {
         **{"model": model.name, "revision": model.revision, "fingerprint": model.fingerprint},
         **{name: getattr(arguments, name) for name in ("n", "temperature", "top_p", "runs", "seed")},
@@ -91,7 +88,6 @@ Asked = dict[str, BenchmarkPrompts]
 def _generate(
     arguments: argparse.Namespace, settings: dict[str, Any], asked: Asked, keys: Sequence[Key], responses: Responses
 ) -> None:
-    """Start the engines, and write the rows of ``keys`` as they are verified."""
     from tqdm import tqdm
 
     done, n, trusted = len(responses.keys), settings["n"], arguments.trust_remote_code

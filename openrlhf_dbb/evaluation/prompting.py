@@ -1,8 +1,3 @@
-"""A benchmark's prompts as the model sees them: chat template applied, tokenized, checked for length.
-
-Axes: P prompts of a benchmark.
-"""
-
 import hashlib
 import json
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from openrlhf_dbb.errors import UsageError
 
 FOLDER = Path("evaluations")
-"""Folder in which ``compare`` looks for evaluations by name."""
-
 SETTINGS = "evaluation.json"
 RESPONSES = "responses.jsonl"
 
@@ -95,7 +93,6 @@ class Responses:
         self.keys.add(row.key)
 
     def close(self) -> None:
-        """Let other processes append rows."""
         self._file.close()
 
 
@@ -119,7 +116,6 @@ def find(name: str) -> Path:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the content of ``evaluation.json``."""
     return dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
 
 

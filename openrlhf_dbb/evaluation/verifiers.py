@@ -1,5 +1,3 @@
-"""Verifiers of responses: whether a response is correct, and its answer. They read answers as the rewards do."""
-
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,8 +19,6 @@ _SIGNS = {
 
 
 class Verdict(NamedTuple):
-    """A verifier's verdict on a response."""
-
     score: float | None  # 1.0 correct; 0.0 wrong, or no answer; None not verified (missing, not wrong)
     answer: str | None  # normalized, so that majority votes can compare texts; None if there is none
 

@@ -27,7 +27,6 @@ _COSTS = (
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is the function of ``cli.main``."""
     parser = add("compare", compare)
     for name in _WHICH:
         parser.add_argument(name, metavar="RUN", help="name, number or uuid")
@@ -101,7 +100,6 @@ def _described(run: RunRecord) -> str:
 
 
 def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: Mapping[str, Any] | None) -> None:
-    """Print the accuracy of both at the start, the best and the last, then the paired difference."""
     if not any(numbers):
         print_line("not measured in either")
         return

@@ -13,7 +13,6 @@ from openrlhf_dbb.terminal import json_text, print_facts, print_table, shown
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is the function of ``cli.main``."""
     parser = add("explain", explain)
     parser.add_argument("run", metavar="RUN", help="name, number or uuid")
     parser.add_argument("step", metavar="STEP", type=int, help="training step, from 1")
@@ -57,7 +56,6 @@ def explain(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 
 
 def _before(group: Mapping[str, Any]) -> str:
-    """Return what was known of the prompt before the group."""
     if group["prev_step"] < 0:
         return "nothing but the prior"
     since = f"since step {group['prev_step']}" if group["prev_step"] else "from the warm start"

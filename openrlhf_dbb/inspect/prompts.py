@@ -33,7 +33,6 @@ _BLOCK = 256  # prompts whose distances to all others are in memory at once
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is the function of ``cli.main``."""
     parser = add("prompts", prompts)
     add_run(parser)
     text = f"write the prompts that are {' or '.join(LEFT_OUT)} solved, for train --data.leave_out FILE"
@@ -64,9 +63,7 @@ def judged(store: PosteriorStore, run: RunRecord) -> list[dict[str, Any]]:
 
     ``rate`` is successes / rollouts over all visits, ``low`` to ``high`` its 95 % interval (Clopper and Pearson),
     ``similar`` the mean rate of the 20 prompts with the nearest texts, ``last`` the rate of the last visit.
-
-    Raises:
-        StoreError: a score is not in [0, 1], so that no rollout is right or wrong.
+    Raise StoreError if a score is not in [0, 1].
     """
     found = prompt_rates(store, run)
     rollouts, successes, visits = found["rollouts"], found["successes"], found["visits"]

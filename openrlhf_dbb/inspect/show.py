@@ -21,7 +21,6 @@ LONGEST = 200
 
 
 def add_commands(add: Any) -> None:
-    """Declare the commands; ``add`` is the function of ``cli.main``."""
     add_json(add("runs", list_runs))
     parser = add("show", show_run)
     add_run(parser)
@@ -128,7 +127,6 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
 
 
 def _held_out(numbers: Mapping[str, Any] | None) -> str:
-    """Return accuracy at the start, the best and the last, with every step once."""
     if numbers is None:
         return "not measured"
     at = {numbers[f"{name}_step"]: numbers[name] for name in ("start", "best", "last")}

@@ -11,7 +11,6 @@ from typing import Any
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command ``lab``; ``add`` is the function of ``cli.main``."""
     from openrlhf_dbb.lab import mse, replay
 
     parser: Any = add("lab", lambda _: parser.print_help(), opens_store=False)

@@ -27,7 +27,6 @@ _SWEPT = ("estimator", "discount", "mse")
 
 
 def add_command(commands: Any) -> None:
-    """Add ``mse`` to the laboratory's commands."""
     text = "closed-form bias, variance and mean squared error for known success probabilities"
     parser = commands.add_parser("mse", help=text, description=text)
     source = parser.add_mutually_exclusive_group()

@@ -137,7 +137,6 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
 
 
 def _probed_visits(log: StepLog, probes: ProbeLog) -> ProbedVisits | None:
-    """Return the probes whose noise can be measured, with their rows of the log."""
     # One number for each pair of step and prompt, so that a binary search finds the pair.
     width = max(log.prompt_id.max(), probes.prompt_id.max(initial=0)) + 1
     logged, wanted = log.step * width + log.prompt_id, probes.step * width + probes.prompt_id

@@ -19,7 +19,6 @@ _FEW_PROMPTS = 30
 
 
 def add_command(commands: Any) -> None:
-    """Add ``replay`` to the laboratory's commands."""
     text = "how other estimators would have done on the recorded successes of a run, and which one to use"
     parser = commands.add_parser("replay", help=text, description=text)
     options.add_run(parser)
@@ -120,7 +119,6 @@ def _measures(outcome: Outcome) -> dict[str, Any]:
 
 
 def _candidates(ranking: Ranking, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return every candidate with all its numbers, ready for JSON."""
     names = ("excess over best", "excess low", "excess high")
     excess_C_3 = np.stack(ranking.excess(), axis=1).tolist()
     excess = {o.label: values for o, values in zip(ranking.candidates, records(names, excess_C_3), strict=True)}

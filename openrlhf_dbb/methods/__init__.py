@@ -33,7 +33,6 @@ def is_piece(flag: str, strategy: RolloutStrategy) -> bool:
 
 
 def names() -> list[str]:
-    """Return the methods that can be asked for by name."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != _COMMON)
 
 
@@ -59,10 +58,7 @@ def recipe(name: str, estimator: str) -> dict[str, Any]:
 
 
 def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, int]:
-    """Return the prompts of a step and passes over the data with which a method keeps a preset's rollouts.
-
-    Empty if the method's ``flags`` do not set the size of a group.
-    """
+    """Return the prompts of a step and passes over the data with which a method keeps a preset's rollouts."""
     if _GROUP not in flags or _GROUP not in preset:
         return {}
     scaled = ("rollout.batch_size", "train.num_episodes")

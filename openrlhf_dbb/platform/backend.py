@@ -92,11 +92,7 @@ class Backend(DeepspeedStrategy):
 
 
 class _CpuDevice(str):
-    """The result of ``torch.cuda.current_device()`` on CPU.
-
-    OpenRLHF passes it to ``tensor.to()``, so it is a device name. OpenRLHF also builds ``f"cuda:{...}"`` from it, so it
-    formats as an index.
-    """
+    """A device name for OpenRLHF's ``tensor.to()``, which formats as an index in its ``f"cuda:{...}"``."""
 
     def __format__(self, spec: str) -> str:
         return "0"

@@ -48,7 +48,6 @@ class InProcessEngine:
 
     @classmethod
     def from_engine_args(cls, arguments: EngineArgs) -> "InProcessEngine":
-        """Make an engine, as vLLM's class does."""
         return cls(arguments)
 
     @property
@@ -84,7 +83,6 @@ class InProcessEngine:
         return await self._call(self._engine.reset_prefix_cache)
 
     async def is_sleeping(self) -> bool:
-        """Return whether generation is paused."""
         return await self._call(self._engine.is_sleeping)
 
     async def pause_generation(self, *, mode: str) -> None:
@@ -93,7 +91,6 @@ class InProcessEngine:
         await self._call(self._pause)
 
     async def resume_generation(self) -> None:
-        """Continue with the waiting requests."""
         await self._call(self._resume)
 
     async def _call(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:

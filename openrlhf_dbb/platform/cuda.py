@@ -31,14 +31,13 @@ ALL_GPUS = "actor.num_gpus_per_node", "vllm.num_engines"  # flags for which a pr
 PACKING = _PACKING, _DYNAMIC = "ds.packing_samples", "train.dynamic_batch_enable"
 _ATTENTION = "ds.attn_implementation"
 
-Layer = tuple[str, Mapping[str, Any]]
-"""The reason for some flag values, and the values."""
+Layer = tuple[str, Mapping[str, Any]]  # the reason for some flag values, and the values
 
+# Replaces values of a preset, which lets DeepSpeed and vLLM take turns on the same GPUs.
 APART: Layer = (
     "--train.async_enable: the engines have GPUs of their own",
     {"vllm.enable_sleep": False, "ds.enable_sleep": False},
 )
-"""Replaces values of a preset, which lets DeepSpeed and vLLM take turns on the same GPUs."""
 
 
 def check_machine() -> None:
@@ -55,7 +54,6 @@ def check_machine() -> None:
 
 
 def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str]:
-    """Yield an error line for each flag that needs something that these GPUs or this host do not have."""
     ds, attention, leave = args.ds, args.ds.attn_implementation, "install it, or leave it out"
     no_kernels, other = unavailable(attention, gpus), f"use {choose_attention(gpus)[0]}, or leave it out"
     old = [gpu.name for gpu in gpus if gpu.capability < LEAST_CAPABILITY]

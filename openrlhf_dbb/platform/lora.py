@@ -53,10 +53,7 @@ def _plain(name: str) -> str:
 
 
 class MergedModel:
-    """A policy with adapters, as OpenRLHF's ``save_model`` reads a model without.
-
-    All ranks have to make it; its weights are only on rank 0.
-    """
+    """A policy with adapters, as ``save_model`` reads one without. All ranks make it; rank 0 has its weights."""
 
     def __init__(self, model: PeftModel, *, keep: bool) -> None:
         self._weights = {}
@@ -68,11 +65,9 @@ class MergedModel:
         self.config, self.dtype = self.base.config, self.base.dtype
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the merged weights."""
         return dict(self._weights)
 
     _consolidated_16bit_state_dict = state_dict  # what ``save_model`` asks instead under ZeRO 3
 
     def save_pretrained(self, folder: str, **options: Any) -> None:
-        """Save as a plain model."""
         self.base.save_pretrained(folder, **options)

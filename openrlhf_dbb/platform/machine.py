@@ -138,10 +138,7 @@ def is_real(module: str) -> bool:
 
 
 def ray_cluster() -> str | None:
-    """Return the address of the Ray cluster that a run joins; None if the run starts Ray by itself.
-
-    The address is RAY_ADDRESS, or the one that ``ray start`` has noted on this host.
-    """
+    """Return the Ray cluster to join, of RAY_ADDRESS or noted by ``ray start``; None if a run starts Ray itself."""
     address = os.environ.get("RAY_ADDRESS")
     if address:
         return None if address == ALONE else address

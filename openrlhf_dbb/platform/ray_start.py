@@ -75,7 +75,6 @@ def busyness() -> str:
 
 
 def _node_with_ports(rays_node: Any) -> Any:
-    """Return a subclass of Ray's ``Node`` that chooses the ports of its agents before it starts them."""
     raylet: Any = importlib.import_module("ray._raylet")
 
     class Node(rays_node):

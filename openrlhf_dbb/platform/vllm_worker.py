@@ -34,7 +34,6 @@ else:
             self._model_update_group = GlooCommunicator(master_address, master_port, rank, world_size)
 
         def update_weight(self, name: str, dtype: torch.dtype, shape: torch.Size, empty_cache: bool = False) -> None:
-            """Receive one parameter and load it into the model."""
             weight = torch.empty(shape, dtype=dtype)
             self._model_update_group.broadcast(weight, src=0)
             self.load([(name, weight)])  # type: ignore[attr-defined]

@@ -27,7 +27,6 @@ class Parameter(NamedTuple):
 
     @property
     def space(self) -> int:
-        """Bytes that the parameter takes in a bucket."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -50,12 +49,10 @@ def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any]) -> torch.Tenso
 
 
 def empty(bucket: Sequence[Parameter], device: Any) -> torch.Tensor:
-    """Return a buffer for the bytes of a bucket."""
     return torch.empty(sum(parameter.space for parameter in bucket), dtype=torch.uint8, device=device)
 
 
 def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the name and weight of each parameter."""
     for parameter, part in zip(bucket, packed.split([parameter.space for parameter in bucket]), strict=True):
         # A copy, since a view of a dtype has to begin at a multiple of the dtype's size.
         yield parameter.name, part.clone().view(parameter.dtype).view(tuple(parameter.shape))
@@ -67,13 +64,9 @@ class Receiver:
     _known: frozenset[str] = frozenset()  # parameters of the policy that vLLM's model has loaded once
 
     def receive_weights(self, bucket: Sequence[Sequence[Any]]) -> None:
-        """Receive the parameters of a bucket in one broadcast, and load them into the model.
+        """Receive a bucket, the values of each :class:`Parameter`, in one broadcast, and load it into the model.
 
-        Args:
-            bucket: the values of each :class:`Parameter`; vLLM's messages do not keep their type.
-
-        Raises:
-            RuntimeError: the model has no such parameter, so it would keep an old weight.
+        Raise RuntimeError if the model has no such parameter, so that it would keep an old weight.
         """
         parameters = [Parameter(*values) for values in bucket]
         packed = empty(parameters, self.device)  # type: ignore[attr-defined]
@@ -107,10 +100,7 @@ class Receiver:
 
 
 class GlooCommunicator:
-    """A process group beside the default one, over gloo, with the one operation that OpenRLHF uses.
-
-    It stands in for OpenRLHF's ``stateless_init_process_group``, which needs NCCL, and takes the same arguments.
-    """
+    """Stands in for OpenRLHF's ``stateless_init_process_group``, which needs NCCL; takes the same arguments."""
 
     def __init__(self, host: str, port: int, rank: int, world_size: int, device: Any = None) -> None:
         store = dist.TCPStore(host, port, world_size, is_master=rank == 0, timeout=GLOO_TIMEOUT)

@@ -37,7 +37,6 @@ class Preset:
 
 
 def names() -> list[str]:
-    """Return the presets that have a name."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != _PAPER)
 
 
@@ -76,12 +75,10 @@ def paper(estimator: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _table(name: str) -> dict[str, Any]:
-    """Return the content of a preset's file, or raise UsageError."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in names():
         known = [*names(), NONE]

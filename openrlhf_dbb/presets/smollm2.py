@@ -23,7 +23,6 @@ _PROMPT = "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{sum} 
 
 
 def default_folder() -> Path:
-    """Return the folder of the preset's files."""
     return made.cache("smollm2")
 
 

@@ -10,4 +10,3 @@ reward_file    a reward file tried before a training
 from pathlib import Path
 
 MATH_FILE = Path(__file__).with_name("math_answer.py")
-"""The file of the reward function for mathematics."""

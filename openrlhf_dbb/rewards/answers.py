@@ -146,14 +146,12 @@ def _is_denied(text: str, start: int) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Return a text without Markdown, markers of lists and remarks in parentheses."""
     text = _MARKDOWN.sub("", plain_signs(text)).replace("</answer>", "\n")
     text = _FORMULA.sub(lambda found: found[0].replace("\n", " "), text)
     return _REMARK.sub("", _MARKER.sub("", text))
 
 
 def _values(text: str, like: Value, *, last_first: bool = False) -> Iterator[Value]:
-    """Yield the values that are of the label's kind and stand for themselves."""
     step = -1 if last_first else 1
     for sentence in _SENTENCE.split(text)[::step]:
         if isinstance(like, Number):

@@ -64,7 +64,6 @@ def last_line(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text without fonts, dollars and Markdown emphasis."""
     while (bare := FONT.sub(r"\2", text)) != text:  # \textbf{\text{B}}
         text = bare
     return _MARKUP.sub("", _LATEX_SPACE.sub(" ", text))

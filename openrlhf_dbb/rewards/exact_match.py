@@ -1,7 +1,4 @@
-"""Reward function for answers with one way of writing: 1.0 if the whole response is the label, else 0.0.
-
-Give OpenRLHF the path of this file (``--reward.remote_url .../exact_match.py``).
-"""
+"""Reward function for answers with one way of writing: 1.0 if the whole response is the label, else 0.0."""
 
 from collections.abc import Sequence
 from typing import Any

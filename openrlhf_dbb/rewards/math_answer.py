@@ -1,7 +1,6 @@
 r"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not verified.
 
-Give OpenRLHF the path of this file (``--reward.remote_url .../math_answer.py``). ``answers`` finds the answer,
-``values`` reads and compares it, and Math-Verify compares formulas. Answer and label are read by the same code.
+``answers`` finds the answer, ``values`` reads and compares it, and Math-Verify compares formulas.
 """
 
 import functools

@@ -110,7 +110,6 @@ def squeezed(text: str) -> str:
 
 
 def latex(text: str) -> str:
-    """Return a normal text as LaTeX."""
     return re.sub(rf"{UPRIGHT}([A-Za-z]*)", r"\\text{\1}", squeezed(text))
 
 
@@ -132,5 +131,4 @@ def split(text: str, at: str = "(?!)") -> tuple[list[str], list[str]]:
 
 
 def stripped(text: str) -> str:
-    """Return a text without spaces and punctuation around it."""
     return text.lstrip().rstrip(" .,;:")

@@ -67,7 +67,6 @@ def _number(value: Any) -> float | None:
 
 
 def _failure(error: BaseException, file: str) -> str:
-    """Return an exception in one line, with the last line of the file that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)]
     where = f" ({Path(file).name}, line {lines[-1]})" if lines else ""

@@ -137,7 +137,6 @@ def _sum(large: Value, *rest: Value) -> Value | None:
 
 
 def _each(pieces: list[str], read_one: Callable[[str, bool], Value | None]) -> list[Value]:
-    """Return the values of all pieces; none if one cannot be read, or if there are too many."""
     values = [read_one(piece, False) for piece in pieces] if len(pieces) <= MOST_ITEMS else []
     known = [value for value in values if value is not None]
     return known if len(known) == len(values) else []
@@ -250,7 +249,6 @@ def _number(text: str, numeric: bool) -> Number | None:
 
 
 def _size(found: re.Match[str]) -> Fraction | None:
-    """Return what the digits say, without the sign; None if they say nothing."""
     if found["base"]:
         return Fraction(int(found["digits"]))
     if found["below"]:

@@ -52,7 +52,6 @@ class TinyAssets:
 
 
 def default_folder() -> Path:
-    """Return the folder of the tiny preset's files."""
     return made.cache("tiny")
 
 

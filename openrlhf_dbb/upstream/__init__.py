@@ -119,13 +119,6 @@ def nested(values: Mapping[str, Any]) -> SimpleNamespace:
     return nest(SimpleNamespace(**values))
 
 
-def tokenizer(model: str, *, fast: bool) -> Any:
-    """Return the tokenizer with which OpenRLHF's trainer reads prompts; raises OSError or ValueError."""
-    from openrlhf.utils import get_tokenizer
-
-    return get_tokenizer(model, None, "left", None, use_fast=fast)
-
-
 def data_parallel_ranks(args: SimpleNamespace) -> int:
     """Return the number of ranks that train on different rows."""
     ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
@@ -187,6 +180,12 @@ def mask_trackers() -> None:
         begin(logger, without_secrets(args))
 
     WandbLogger.__init__ = masked
+
+
+def forget_logged(tensorboard: Any, step: int) -> None:
+    """Let TensorBoard leave out what an earlier start of the run has logged after ``step``."""
+    tensorboard.writer.close()
+    tensorboard.writer.purge_step = step + 1  # read when the writer opens again, at its next event
 
 
 class InThisProcess:

@@ -25,7 +25,6 @@ class Row(NamedTuple):
 
 @functools.cache
 def table() -> tuple[Row, ...]:
-    """Return the rows of the table."""
     lists = read_toml(Path(__file__).with_name("table.toml"))
     rows = [(how, *row) for how, of_a_kind in lists.items() for row in of_a_kind]
     return tuple(Row(how, name, seen, why, *source or [name]) for how, name, seen, why, *source in rows)

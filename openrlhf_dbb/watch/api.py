@@ -1,8 +1,3 @@
-"""Answer the questions of the page; a server and a file give the same answers.
-
-An answer is a dict for ``page.encoded``.
-"""
-
 import re
 import threading
 import time
@@ -58,8 +53,6 @@ class NoSuchAnswer(StoreError):
 
 
 class Listed(NamedTuple):
-    """One run of the list."""
-
     record: RunRecord
     version: str  # changes when anything of the run changes
     numbers: dict[str, Any]  # everything the list shows, ready for JSON
@@ -75,8 +68,7 @@ class Cache:
     def get(self, key: Hashable, version: Hashable, make: Callable[[], Any], *, rest: float = 0.0) -> Any:
         """Return the answer of this version: the kept one, or a new one that ``make`` returns.
 
-        Args:
-            rest: an answer of an older version is still returned until this multiple of its making time has passed.
+        An answer of an older version is still returned until ``rest`` times its making time has passed.
         """
         with self._lock:
             new = SimpleNamespace(lock=threading.Lock(), version=None, content=None, rests_until=0.0)
@@ -93,17 +85,13 @@ class Cache:
 
 
 class Api:
-    """Answers questions about the runs of a store, in any number of threads.
-
-    Attributes:
-        runs: newest first, as :meth:`refresh` read them last.
-    """
+    """Answers questions about the runs of a store, in any number of threads."""
 
     def __init__(self, store: PosteriorStore, *, live: bool) -> None:
         self._store = store
         self._live = live
         self._cache = Cache()
-        self.runs: list[Listed] = []
+        self.runs: list[Listed] = []  # newest first
 
     def refresh(self) -> None:
         """Read the list of runs, unless that was done a moment ago; raise StoreError if it cannot be read."""
@@ -147,14 +135,9 @@ class Api:
         return bytes(self._cache.get((path, prompt), version, lambda: page.encoded(self.answer(path, prompt))))
 
     def answer(self, path: str, prompt: str | None = None) -> dict[str, Any]:
-        """Return the answer to a path, such as ``runs/3/series``.
+        """Return the answer to a path such as ``runs/3/series``; ``prompt``: id of one, for its rollouts in a step.
 
-        Args:
-            prompt: id of the prompt, for its rollouts in a step.
-
-        Raises:
-            NoSuchAnswer: nothing has this path.
-            StoreError: the store cannot be read.
+        Raise NoSuchAnswer if nothing has this path, StoreError if the store cannot be read.
         """
         match path.split("/"):
             case ["state"]:

@@ -1,5 +1,3 @@
-"""Put page.html, page.css and the scripts together; no other style or script may run in the page."""
-
 import base64
 import hashlib
 import html
@@ -19,12 +17,7 @@ _SCRIPTS = ("base.js", "charts.js", "curves.js", "pool.js", "run.js", "rollouts.
 
 
 def render(title: str, data: dict[str, Any]) -> str:
-    """Return the page.
-
-    Args:
-        title: shown in the browser's tab until the page's script has run.
-        data: ``{"live": True}``, or ``{"answers": {path: answer}}`` for a file that needs no server.
-    """
+    """Return the page; ``data``: ``{"live": True}``, or ``{"answers": {path: answer}}`` for a file without a server."""
     parts = {
         "TITLE": html.escape(shown(title)),
         "POLICY": policy(live=bool(data.get("live"))),

@@ -1,5 +1,3 @@
-"""The command report writes the page about some runs into one file that opens offline."""
-
 import argparse
 from collections.abc import Iterable
 from itertools import combinations
@@ -21,7 +19,6 @@ _STEPS = "SELECT DISTINCT step FROM dbb_rollout WHERE run_id = :run ORDER BY ste
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is the function of ``cli.main``."""
     parser = add("report", report)
     parser.add_argument("runs", nargs="*", metavar="RUN", help=RUN_HELP)
     text = "file to write (default: report.html)"

@@ -20,7 +20,6 @@ from openrlhf_dbb.storage.url import bad_row
 from openrlhf_dbb.terminal import shown
 
 POINTS = 1000
-"""The most points of a curve."""
 
 _POINTS = f"""
     SELECT max(step) AS step, max(created_at) AS ended_at, CAST(sum(rollouts) AS BIGINT) AS rewards,
@@ -30,11 +29,7 @@ _METRICS = "SELECT step, metrics FROM dbb_step WHERE run_id = :run AND step <= :
 
 
 def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[str, Any]:
-    """Return the curves of a run, in at most ``points`` points.
-
-    Returns:
-        "curves": by name, (K,) each; "width", of a point; "first", "last", steps of the run; "held_out", "totals".
-    """
+    """Return the "curves" of a run by name, (K,) each, in at most ``points`` points, and its totals."""
     # Powers of two: when a run grows, two old points merge into one, and no other point moves.
     width = 1
     while points * width < run.last_step:

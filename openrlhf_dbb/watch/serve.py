@@ -1,5 +1,3 @@
-"""The command serve shows a live page about all runs in the browser."""
-
 import argparse
 import contextlib
 import re
@@ -19,7 +17,6 @@ _GRACE_S = 1  # for answers under way when the server is to end
 
 
 def add_commands(add: Any) -> None:
-    """Declare the command; ``add`` is the function of ``cli.main``."""
     parser = add("serve", serve, opens_store=False)
     add_store(parser)
     text = "address to listen at; whoever reaches it can read all runs (default: 127.0.0.1, this machine alone)"

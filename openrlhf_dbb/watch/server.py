@@ -1,5 +1,3 @@
-"""Build the web server's application: it serves the page and its answers, and refuses other sites."""
-
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any

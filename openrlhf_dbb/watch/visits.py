@@ -36,8 +36,6 @@ _VISITS = """
 
 @dataclass(frozen=True)
 class Visits:
-    """The states of the prompts of a run."""
-
     last: int  # the last step that was read, 0 if there is none
     prompt_id: Integers  # (P,) the prompts that have a posterior, ascending
     visits: Integers  # (P,) steps that trained on the prompt

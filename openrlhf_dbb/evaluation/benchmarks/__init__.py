@@ -10,7 +10,6 @@ from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 from openrlhf_dbb.presets import read_toml
 
 FILES = (*data.TEXT_FILES, ".parquet")
-"""Suffixes of data files."""
 
 NAMES = ("math500", "minerva", "aime24", "aime25", "amc24", "olympiad", "mmlu_pro", "gpqa_diamond", "bbh")
 """The columns of the paper's Table 1, in its order."""
@@ -18,8 +17,6 @@ NAMES = ("math500", "minerva", "aime24", "aime25", "amc24", "olympiad", "mmlu_pr
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark: where its questions are, the columns of the data set, the prompt, and the verifier."""
-
     name: str  # on the command line, and of its results
     title: str  # heading in tables
     group: str = ""  # is averaged: "ID" (in distribution in the paper), "OOD" (out of distribution), or another
@@ -43,7 +40,7 @@ class Benchmark:
 
 
 def find_all(text: str) -> list[Benchmark]:
-    """Return the benchmarks of a list such as ``aime24,mine=data.jsonl``, as :func:`find` does."""
+    """Return the benchmarks of a list such as ``aime24,mine=data.jsonl``."""
     entries = [find(part) for part in text.split(",") if part]
     if not entries or len({entry.name for entry in entries}) < len(entries):
         raise UsageError(f"{text!r}: name one benchmark or more, none twice: {', '.join(NAMES)}; or NAME=FILE")
