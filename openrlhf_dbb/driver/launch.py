@@ -72,7 +72,7 @@ def train(settings: Settings, start: Start, trainer_class: Any, rollout_actor: A
             )
             return watch.trainer.finish()
     except ray.exceptions.RayError as error:
-        died = find_dead(watch.parts, LOOK_S if isinstance(error, ray.exceptions.RayActorError) else 0)
+        died = find_dead(watch.parts)
         if died is None:
             raise
         raise PartDied(died) from error
@@ -96,26 +96,31 @@ def _engines(rollout_actor: Any, settings: Settings) -> Any:
 
 
 def find_dead(parts: Mapping[str, Any], wait_s: float = LOOK_S) -> str | None:
-    """Return a line about the actors that have died, which Ray may notice a moment later than their callers.
+    """Return a line about the actors that have died.
 
     None if none has died, and if one could not be made: its exception says more.
     """
     import ray
     from ray._private.state import actors  # what Ray documents needs its dashboard
 
-    dead, end = dict[str, Any](), time.monotonic() + wait_s
-    while not dead:
-        known = {name: actors(actor._actor_id.hex()) for name, actor in parts.items()}
-        dead = {name: about for name, about in known.items() if about["State"] == "DEAD"}
-        if time.monotonic() >= end:
-            break
-        time.sleep(POLL_S / 5)
-    if not dead or any(about["DeathCause"].HasField("creation_task_failure_context") for about in dead.values()):
-        return None
+    # A lost host shows sooner by asking than in Ray's list of actors. A busy rank answers nothing in that time.
+    calls = {actor.__ray_ready__.remote(): name for name, actor in parts.items()}
+    answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=wait_s) if calls else ([], [])
+    dead = []
+    for call in answered:
+        try:
+            ray.get(call)
+        except ray.exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):
+                return None
+            dead.append(calls[call])
     hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    places = {name: (about["Address"], about["Pid"]) for name, about in dead.items()}
+    known = {name: actors(parts[name]._actor_id.hex()) for name in dead}
+    places = {name: (about["Address"], about["Pid"]) for name, about in known.items()}
     named = [f"{name} (process {process} on host {hosts[place['NodeID']]} ({place['IPAddress']}))"
              for name, (place, process) in places.items()]  # fmt: skip
+    if not named:
+        return None
     return f"{' and '.join(named)} has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
 
 
