@@ -48,7 +48,7 @@ def ours(question: str, response: str, label: str) -> float | None:
 
 
 def math_verify(question: str, response: str, label: str) -> float:
-    """As its documentation shows."""
+    """Call Math-Verify as its documentation does."""
     from math_verify import parse, verify
 
     bare = not any(sign in label for sign in ("$", r"\boxed", r"\("))

@@ -196,6 +196,12 @@ def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) ->
             yield from rows
 
 
+def whole_prompts(store: PosteriorStore, prompt_ids: Integers) -> list[tuple[str, str]]:
+    """Return text and label of each prompt; both are empty where its row is gone."""
+    found = {row[0]: row[1:3] for row in prompt_texts(store, prompt_ids, length=2**31 - 1)}
+    return [found.get(prompt_id, ("", "")) for prompt_id in prompt_ids.tolist()]
+
+
 def kept_rollouts(store: PosteriorStore, run: RunRecord, step: int, *, limit: int) -> Rows:
     """Return kept rollouts of the run's last step, with the posterior after and before it (None at a first visit)."""
     query = """

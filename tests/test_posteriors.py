@@ -182,7 +182,7 @@ BAD = [
     ((1, *group(0, [None, math.nan])), "none of the 2 rollouts of the step could be verified; fix the verifier"),
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as dbb needs; with partial_credit"),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
-    ((1, [None], ["2"], [1]), "prompts hold None, which is no text"),
+    ((1, [None], ["2"], [1]), "prompts hold None, which is not a str"),
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
     ((1, None, ["2"], [1]), "prompts = None is not a list"),
     ((1, *group(0, [1, 0]), {"extras": None}), "extras = None is not a StepExtras; pass one"),
@@ -233,7 +233,7 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url, estimator):
     ("arguments", "message"),
     [
         ({"prompts": [], "labels": []}, "there are no prompts"),
-        ({"labels": [2, 4, 6]}, "labels hold 2, which is no text"),
+        ({"labels": [2, 4, 6]}, "labels hold 2, which is not a str"),
         ({"labels": ["2"]}, "there are 3 prompts and 1 labels"),
         ({"estimator": DiscountedBetaBernoulli}, "is no estimator; give a name, or an object"),
         ({"parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
@@ -365,3 +365,14 @@ def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source
         found = new.predictive()
     assert found.alpha[:2].tolist() == expected.alpha[:2].tolist()
     assert found.beta[:2].tolist() == expected.beta[:2].tolist()
+
+
+def test_visits_of_a_prompt_whose_row_is_gone_are_replayed_without_its_text(new_url):
+    url = new_url("sqlite")
+    with Posteriors.create(url, "old", *DATA, estimator="dbb") as old:
+        old.observe(1, *batch([[1, 1], [0, 1], [0, 0]]))
+    with open_store(url) as store, store.database.transaction(write=True) as connection:
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
+        connection.exec_driver_sql("DELETE FROM dbb_prompt WHERE prompt = '2+2='")
+    with Posteriors.create(url, "new", *DATA, estimator="auto", warm_start="old") as new:
+        assert (new.warm_start.matched, new.warm_start.unmatched) == (2, 1)

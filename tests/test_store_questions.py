@@ -213,7 +213,7 @@ REFUSED = {
         '{"prompt": "p", "step": 1}',
         r"b.jsonl, line 1 has no column score or reward; give --reward_key of prompt",
     ),
-    "c.jsonl": ('{"prompt": "p", "reward": "good", "step": 1}', "line 1: reward 'good' or step '1' is no number"),
+    "c.jsonl": ('{"prompt": "p", "reward": "good", "step": 1}', "line 1: reward 'good' or step '1' is not a number"),
     "d.jsonl": (
         '{"prompt": "p", "reward": 1}',
         "line 1 has no column step or global_step; give --step_key of prompt, reward",

@@ -22,7 +22,7 @@ class Prompt(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What the store knows the prompt by: rows with the same text and label share a posterior."""
+        """Text and label. The store keeps one posterior for all rows that share both."""
         return self.text, str(self.label)
 
 

@@ -127,7 +127,7 @@ def _rollout(row: dict[str, Any], place: str, named: int | None, keys: dict[str,
         step = named if found["step"] is None else int(float(value["step"]))
     except (TypeError, ValueError):
         raise UsageError(
-            f"{place}: reward {value['reward']!r:.40} or step {value['step']!r:.40} is no number"
+            f"{place}: reward {value['reward']!r:.40} or step {value['step']!r:.40} is not a number"
         ) from None
     if not value["prompt"]:
         raise UsageError(f"{place} has no prompt in {found['prompt']!r}; fix or drop the row")

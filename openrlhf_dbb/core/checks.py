@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels") -> list[Key]:
-    """Return prompts with their labels; raise ValueError if their numbers differ, or are 0, or one is no text."""
+    """Return prompts with their labels; raise ValueError if their numbers differ, or are 0, or one is not a str."""
     for of, texts in (("prompts", prompts), (name, labels)):
         if isinstance(texts, str) or not hasattr(texts, "__len__"):
             raise ValueError(f"{of} = {texts!r:.80} is not a list; pass a list of str")
         if others := [text for text in texts if not isinstance(text, str)]:
-            raise ValueError(f"{of} hold {others[0]!r:.80}, which is no text; pass a str")
+            raise ValueError(f"{of} hold {others[0]!r:.80}, which is not a str; pass texts")
     if len(prompts) != len(labels):
         raise ValueError(f"there are {len(prompts)} prompts and {len(labels)} {name}; pass one for each prompt")
     if not len(prompts):

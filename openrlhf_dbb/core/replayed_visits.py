@@ -1,4 +1,4 @@
-"""What an estimator would know after visits of another run, or after pass rates that were measured before."""
+"""Posteriors from another run's visits, replayed through this run's estimator, and from known pass rates."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from openrlhf_dbb import storage
 from openrlhf_dbb.core.step import Floats, Positions, rewards_of
 from openrlhf_dbb.estimators import RewardEstimator, State
 from openrlhf_dbb.estimators.text_features import text_features
-from openrlhf_dbb.storage.read import prompt_texts, read_log
+from openrlhf_dbb.storage.read import read_log, whole_prompts
 
 
 def can_copy(source: storage.RunRecord, own: storage.RunRecord) -> bool:
@@ -43,8 +43,7 @@ def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: Reward
     prompt_ids, prompt_V = np.unique(log.prompt_id, return_inverse=True)
     state = belief.initial_state(len(prompt_ids))
     if belief.reads_texts:
-        texts = [text for _, text, _, _ in prompt_texts(store, prompt_ids, length=2**31 - 1)]
-        state["features"] = text_features(texts)
+        state["features"] = text_features([text for text, _ in whole_prompts(store, prompt_ids)])
     rewards_V_G = rewards_of(log.rollouts, log.successes)
     rewards_V_G = np.where(belief.supports(rewards_V_G), rewards_V_G, np.nan)
     some_V = np.asarray(~np.isnan(rewards_V_G).all(axis=1))

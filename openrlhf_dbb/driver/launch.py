@@ -103,7 +103,7 @@ def find_dead(parts: Mapping[str, Any], wait_s: float = LOOK_S) -> str | None:
     import ray
     from ray._private.state import actors  # what Ray documents needs its dashboard
 
-    # A lost host shows sooner by asking than in Ray's list of actors. A busy rank answers nothing in that time.
+    # Ray's list of actors learns of a lost host too late, so each actor is asked. A busy rank answers after ``wait_s``.
     calls = {actor.__ray_ready__.remote(): name for name, actor in parts.items()}
     answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=wait_s) if calls else ([], [])
     dead = []
@@ -114,13 +114,13 @@ def find_dead(parts: Mapping[str, Any], wait_s: float = LOOK_S) -> str | None:
             if getattr(error, "actor_init_failed", False):
                 return None
             dead.append(calls[call])
-    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
-    known = {name: actors(parts[name]._actor_id.hex()) for name in dead}
-    places = {name: (about["Address"], about["Pid"]) for name, about in known.items()}
-    named = [f"{name} (process {process} on host {hosts[place['NodeID']]} ({place['IPAddress']}))"
-             for name, (place, process) in places.items()]  # fmt: skip
-    if not named:
+    if not dead:
         return None
+    hosts, named = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}, []
+    for name in dead:
+        about = actors(parts[name]._actor_id.hex())
+        host, address = hosts[about["Address"]["NodeID"]], about["Address"]["IPAddress"]
+        named.append(f"{name} (process {about['Pid']} on host {host} ({address}))")
     return f"{' and '.join(named)} has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
 
 

@@ -28,7 +28,7 @@ LEAST_STEPS_A_CHECKPOINT = 10
 
 @dataclass
 class Prepared:
-    """What the steps of :func:`prepare` have found out so far, each from what the steps before it left here."""
+    """The results of the steps of :func:`prepare`. Each step reads the results of earlier steps and adds its own."""
 
     settings: Settings
     resumed: storage.RunRecord | None  # the run to continue, if any
@@ -55,7 +55,7 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
 
 
 def read_data(prepared: Prepared) -> None:
-    """Load the data sets. A preset's model and data are made here, after files of one's own have been read."""
+    """Load the data sets. The user's files come first; then missing files of the preset are made."""
     from datasets import disable_progress_bars
     from datasets.exceptions import DatasetsError
 

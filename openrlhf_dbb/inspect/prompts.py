@@ -16,7 +16,7 @@ from openrlhf_dbb.estimators.text_features import text_features
 from openrlhf_dbb.inspect.show import print_prompts
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.read import prompt_rates, prompt_texts
+from openrlhf_dbb.storage.read import prompt_rates, whole_prompts
 from openrlhf_dbb.terminal import json_text, print_facts
 
 CLASSES = {
@@ -69,8 +69,7 @@ def judged(store: PosteriorStore, run: RunRecord) -> list[dict[str, Any]]:
     rollouts, successes, visits = found["rollouts"], found["successes"], found["visits"]
     if ((successes < 0) | (successes > rollouts)).any():
         raise StoreError(f"scores of run {run.name!r} are not in [0, 1]; prompts can only be judged where 1 is right")
-    stored = {row[0]: row[1:3] for row in prompt_texts(store, found["prompt_id"], length=2**31 - 1)}
-    texts = [stored.get(prompt, ("", "")) for prompt in found["prompt_id"].tolist()]
+    texts = whole_prompts(store, found["prompt_id"])
     rate, (low, high) = successes / np.maximum(rollouts, 1), interval(successes, rollouts)
     similar = similar_rates([text for text, _ in texts], rate, successes == 0)
     group = rollouts / np.maximum(visits, 1)

@@ -18,7 +18,7 @@ from openrlhf_dbb.estimators.text_features import text_features
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.options import chosen
 from openrlhf_dbb.storage import RunRecord, open_store
-from openrlhf_dbb.storage.read import Integers, ProbeLog, StepLog, prompt_texts, read_log, read_probes
+from openrlhf_dbb.storage.read import Integers, ProbeLog, StepLog, read_log, read_probes, whole_prompts
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,7 @@ def read(store_url: str | None, ref: str | None) -> RecordedRun:
     with open_store(store_url, create=False) as store:
         record = chosen(store, ref)
         log, probe_log = read_log(store, record), read_probes(store, record)
-        whole = 2**31 - 1  # characters of a prompt
-        ids = np.unique(log.prompt_id)
-        known = {prompt_id: prompt for prompt_id, prompt, *_ in prompt_texts(store, ids, length=whole)}
-        texts = [known.get(prompt_id, "") for prompt_id in ids.tolist()]
+        texts = [text for text, _ in whole_prompts(store, np.unique(log.prompt_id))]
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
     return RecordedRun(record, visits(log, texts), _probed_visits(log, probe_log))

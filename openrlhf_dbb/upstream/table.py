@@ -1,7 +1,4 @@
-"""Reads ``table.toml``: what of OpenRLHF this package relies on beyond its interface, and which of it has changed.
-
-Usage: python -m openrlhf_dbb.upstream.table    prints the rows whose source has another digest now, with that digest
-"""
+"""Reads ``table.toml``: what of OpenRLHF this package relies on beyond its interface, and which of it has changed."""
 
 import ast
 import functools
@@ -48,9 +45,3 @@ def digest(name: str) -> str:
         return "gone"
     segment = ast.get_source_segment(text, node) if path else text
     return hashlib.sha256((segment or "").encode()).hexdigest()[:8]
-
-
-if __name__ == "__main__":
-    for row in table():
-        if (now := digest(row.source)) != row.digest:
-            print(f"{now} was {row.digest}  {row.source}: {row.name} is {row.how}, {row.why}")
