@@ -102,6 +102,7 @@ class Policy(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.log_probs = torch.nn.Parameter(torch.zeros(TOKENS))
+        self.model = SimpleNamespace(skipped_steps=0)
 
     def forward(self, sequences, action_mask, **_):
         return self.log_probs[sequences[:, 1:]] * action_mask, SimpleNamespace()

@@ -143,6 +143,7 @@ def test_a_policy_that_sleeps_between_its_steps_trains_the_same_in_every_zero_st
 
 
 TRIAL = """
+import math
 from openrlhf_dbb.errors import RunError
 
 def state(policy):
@@ -169,11 +170,20 @@ for policy in (tried, other):
         torch.manual_seed(2)
         policy.fit()
 found["trained"] = [equal(state(tried), state(other)), not equal(before[:-2], state(tried)[:-2])]
+def line(call):
+    try:
+        call()
+    except RunError as error:
+        return str(error)
+
+poison = tried.actor.model.module.get_input_embeddings().register_forward_hook(lambda _, __, made: made * math.nan)
+found["nan"] = [line(tried.try_longest_micro_batch)]
+poison.remove()
+tried.append(rollouts(tried, 8, math.nan))
+found["nan"].append(line(tried.fit))
 tried.actor.model.module.forward = no_memory
-try:
-    tried.try_longest_micro_batch()
-except RunError as error:
-    print(json.dumps({**found, "line": str(error)}))
+found["line"] = line(tried.try_longest_micro_batch)
+print(json.dumps(found))
 """
 
 
@@ -181,7 +191,11 @@ except RunError as error:
 @pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
 @pytest.mark.parametrize(
     ("ranks", "more"),
-    [(2, ["--ds.zero_stage", "2"]), (2, ["--ds.zero_stage", "3"]), (1, ["--ds.lora.rank", "2"])],
+    [
+        (2, ["--ds.zero_stage", "2", "--ds.param_dtype", "bf16"]),
+        (2, ["--ds.zero_stage", "3"]),
+        (1, ["--ds.lora.rank", "2"]),
+    ],
 )
 def test_the_longest_micro_batch_is_tried_without_a_trace(two_ranks, tmp_path, ranks, more):
     arguments = rank_arguments(
@@ -193,3 +207,4 @@ def test_the_longest_micro_batch_is_tried_without_a_trace(two_ranks, tmp_path, r
         assert (found["same"], found["trained"]) == (True, [True, True])
         assert found["longest"] == [2, 32, True]  # --train.micro_batch_size rows of --data.max_len tokens
         assert found["line"].startswith("--train.micro_batch_size 2: 2 rows of 32 tokens do not fit into ")
+        assert [(line or "")[:45] for line in found["nan"]] == ["a gradient of the policy is infinite or NaN; "] * 2

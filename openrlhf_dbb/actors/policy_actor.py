@@ -13,7 +13,7 @@ from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors.training_pass import PolicyTrainer, ResponseActor
+from openrlhf_dbb.actors.training_pass import NOT_FINITE, PolicyTrainer, ResponseActor
 from openrlhf_dbb.core import best_model, checkpoints
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.platform import cuda, lora, machine
@@ -30,7 +30,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         """Take a micro-batch of the longest rollouts forward and backward on every rank; it leaves no trace.
 
         Raises:
-            RunError: it does not fit into the GPU's memory.
+            RunError: it does not fit into the GPU's memory, or its gradient is not finite.
         """
         args, policy, engine = self.strategy.args, self.actor, self.actor.model
         rows, length, embedded = cuda.rows(args, "train"), args.data.max_len, list[torch.Tensor]()
@@ -53,7 +53,9 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
                     tokens, actions, tokens, return_output=True, ring_attn_group=ring, return_entropy=entropy
                 )
                 # Down to the embeddings and not to the weights, whose gradients DeepSpeed would add up.
-                torch.autograd.grad(log_probs.mean(), embedded)
+                (gradient,) = torch.autograd.grad(log_probs.mean(), embedded)
+            if not gradient.isfinite().all():
+                raise RunError(f"{NOT_FINITE}, of {rows} rows of {length} tokens with untrained weights")
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"--train.micro_batch_size {args.train.micro_batch_size}: {rows} rows of {length} tokens do not fit "
@@ -62,7 +64,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         finally:
             hook.remove()
             policy.model, policy.longest_shared = engine, longest_shared
-        del later, log_probs, output
+        del later, log_probs, output, gradient
         torch.cuda.empty_cache()
         if args.ds.enable_sleep:
             self.offload_states()

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-SPAN = 400  # tokens of a sequence at which eager attention keeps as much memory as the rest of a layer
+# Tokens of a sequence at which attention costs as much as the rest of a layer: eager attention's memory on a processor,
+# the seconds of sdpa with a mask on an H100.
+SPAN = {"cpu": 400, "cuda": 2500}
+LEAST = {"cpu": 0, "cuda": 8192}  # tokens of a micro-batch; with fewer an H100 waits for launches and gains nothing
 _ATTENTION = ("eager", "sdpa")  # these take any mask
 _LAYERS = {"full_attention", "sliding_attention"}
 
@@ -43,9 +46,10 @@ def laid_out(
     rows[0] |= not len(columns)  # every rank needs a pass
     places = torch.arange(wanted.numel(), device=wanted.device).view_as(wanted)
     plain = places[rows, :end]
-    if dtype is not None and len(columns):
+    if dtype is not None and len(columns) and plain.numel() >= LEAST[places.device.type]:
         shared, width = _by_prompt(sequences, attention, wanted, places)
-        if shared.numel() * (shared.shape[1] + SPAN) < plain.numel() * (plain.shape[1] + SPAN):
+        span = SPAN[places.device.type]
+        if shared.numel() * (shared.shape[1] + span) < plain.numel() * (plain.shape[1] + span):
             column, row = torch.arange(shared.shape[1], device=places.device), shared // wanted.shape[1]
             seen = (column < width) | (row[:, :, None] == row[:, None, :])
             seen &= (shared >= 0)[:, None, :] & (column <= column[:, None])

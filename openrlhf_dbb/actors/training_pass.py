@@ -20,11 +20,12 @@ from peft.tuners.lora import LoraLayer
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.shared_prompts import laid_out, longest_row, prompt_of
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
 
 # Logits that are in float32 at a time: 16 MiB, which a processor's cache holds; more to keep a GPU busy.
 CHUNK = {"cpu": 2**22, "cuda": 2**25}
+NOT_FINITE = "a gradient of the policy is infinite or NaN; try --ds.attn_implementation eager or a lower learning rate"
 
 
 class LogProbs(torch.autograd.Function):
@@ -177,7 +178,13 @@ class PolicyTrainer(ActorPPOTrainer):
             return iter_grad_accum_global_norm(of_prompts, strategy, accumulated, *args)
 
         upstream.replace(ppo_actor, "iter_grad_accum_global_norm", updates)
+        engine = self.actor.model
+        skipped = engine.skipped_steps
         status = super().ppo_train(kl_ctl)
+        # In bf16 with ZeRO 1 and 2 DeepSpeed leaves such an update out in silence, else it makes the weights NaN.
+        weights = [getattr(weight, "ds_tensor", weight) for weight in self.actor.parameters() if weight.requires_grad]
+        if engine.skipped_steps > skipped or not torch.nn.utils.get_total_norm(weights).isfinite():
+            raise RunError(f"{NOT_FINITE}, from the last checkpoint (--resume)")
         self.replays.clear()
         return status
 

@@ -106,9 +106,11 @@ def start(settings: Settings) -> None:
     options: dict[str, Any] = {}
     if settings.on_cpu and machine.ray_cluster() is None:
         # A rank or an engine takes one logical GPU. With too few, OpenRLHF would wait for ever.
-        options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed, "include_dashboard": False}
+        options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed}
     elif machine.ray_cluster() is None:
         options = {"num_cpus": ray_start.cores(len(settings.machine.gpus))}
+    if options:
+        options["include_dashboard"] = False  # a dashboard that does not start holds up Ray for as long as Ray may take
     unless_set = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
     environment = {name: os.environ.get(name, value) for name, value in unless_set.items()}
     environment |= (cpu if settings.on_cpu else cuda).worker_environment()

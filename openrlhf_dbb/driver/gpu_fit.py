@@ -1,4 +1,4 @@
-"""Chooses micro-batches that fit the GPUs' memory, by an estimate that no run has confirmed; flags win.
+"""Chooses micro-batches that fit the GPUs' memory, by an estimate 10 % above the one case measured; flags win.
 
 A trial at the start finds out where the estimate is wrong (``PolicyActor.try_longest_micro_batch``). The estimate
 leaves out a reference model, and an engine that does not sleep.

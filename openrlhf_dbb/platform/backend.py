@@ -19,6 +19,11 @@ from openrlhf_dbb.platform.weights import GlooCommunicator
 class Backend(DeepspeedStrategy):
     """OpenRLHF's strategy with torch's Adam, and with dynamic batches that train on all of their micro-batches."""
 
+    def setup_distributed(self, *args: Any, **kwargs: Any) -> None:
+        # On Hopper torch prefers cuDNN's attention, whose gradients are NaN at some lengths (pytorch issue 196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        super().setup_distributed(*args, **kwargs)
+
     def prepare(self, *models: Any) -> Any:
         """Prepare models as upstream does, a reward model with the mean and deviation of its configuration."""
         for entry in models:

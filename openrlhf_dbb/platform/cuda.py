@@ -1,6 +1,6 @@
 """Flag values, refusals and environment of a machine with CUDA.
 
-docs/machines.md says which parts of this have been run on a GPU.
+docs/machines.md says what has been run on a GPU.
 """
 
 import math
