@@ -1,6 +1,5 @@
 """Makes texts of a store safe to show, and prints tables, with colour on a terminal."""
 
-import io
 import json
 import os
 import re
@@ -77,37 +76,43 @@ class Styled(str):
         return styled
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None = TEXT_WIDTH) -> str:
-    """Return aligned text: numbers with 4 digits at the right, None and NaN as "-", texts cut to ``width``.
+def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, cut: Collection[str] = ()) -> None:
+    """Print aligned columns: numbers with 4 digits at the right, None and NaN as "-".
+
+    A terminal that is too narrow cuts the texts of the columns in ``cut``.
 
     Example:
-        >>> print(table(("name", "mse"), [("point", 0.0116), ("dbb 0.4", 0.00833333), ("auto", None)]))
+        >>> print_table(("name", "mse"), [("point", 0.0116), ("dbb 0.4", 0.00833333), ("auto", None)])
         name          mse
         point      0.0116
         dbb 0.4  0.008333
         auto            -
     """
-    return _plain(_grid(header, rows, width))
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
 
-
-def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, cut: Collection[str] = ()) -> None:
-    """Print a :func:`table`, in colour on a terminal; one too narrow cuts the texts of the columns in ``cut``."""
-    from rich.console import Console
-
-    console, grid = Console(highlight=False), _grid(header, rows, None, cut)
-    if not console.is_terminal:
-        print(_plain(grid))
-        return
+    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    cells = [[Text(_cell(value), getattr(value, "style", ""), no_wrap=True, overflow="ellipsis") for value in row]
+             for row in rows]  # fmt: skip
+    leasts = []  # widths
+    for place, name in enumerate(header):
+        longest = max(map(cell_len, (*name.split(), *(row[place].plain for row in cells))), default=0)
+        justify: Any = "left" if any(isinstance(row[place], str) for row in rows) else "right"
+        leasts.append(min(longest, _LEAST) if name in cut else longest)
+        grid.add_column(Text(name), min_width=leasts[-1], justify=justify, vertical="bottom")
+    for row in cells:
+        grid.add_row(*row)
+    console = _console()
     if console.measure(grid, options=console.options.update(width=_WIDEST)).maximum > console.width:
-        for name, column in zip(header, grid.columns, strict=True):  # a header may take several lines
-            column.width = None if name in cut else column.min_width
-    console.width = max(console.width, sum(column.min_width + _GAP for column in grid.columns) - _GAP)
-    console.print(grid)
+        for name, column, least in zip(header, grid.columns, leasts, strict=True):  # a header may take several lines
+            column.width = None if name in cut else least
+        console.width = max(console.width, sum(leasts) + _GAP * (len(leasts) - 1))
+    _print(console, grid)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print names with their values; on a terminal, values longer than a line go on below themselves."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -116,44 +121,32 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     grid.add_column(overflow="fold")
     for name, value in facts:
         grid.add_row(f"{name}:", Text(shown(value, None), getattr(value, "style", "")))
-    console = Console(highlight=False)
-    console.print(grid) if console.is_terminal else print(_plain(grid))
+    _print(_console(), grid)
 
 
-def _grid(header: Sequence[str], rows: Sequence[Sequence[Any]], width: int | None, cut: Collection[str] = ()) -> Any:
-    from rich.cells import cell_len
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    cells = [[Text(_cell(value, width), getattr(value, "style", ""), no_wrap=True, overflow="ellipsis")
-              for value in row] for row in rows]  # fmt: skip
-    for place, name in enumerate(header):
-        longest = max(map(cell_len, (*name.split(), *(row[place].plain for row in cells))), default=0)
-        justify: Any = "left" if any(isinstance(row[place], str) for row in rows) else "right"
-        least = min(longest, _LEAST) if name in cut else longest
-        grid.add_column(Text(name), min_width=least, justify=justify, vertical="bottom")
-    for row in cells:
-        grid.add_row(*row)
-    return grid
-
-
-def _plain(grid: Any) -> str:
-    """Return a grid as text of any width, without colour and without spaces at the ends of lines."""
+def _console() -> Any:
     from rich.console import Console
 
-    console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
-    console.print(grid)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a pipe gets whole texts
+        console.width = _WIDEST
+    return console
+
+
+def _print(console: Any, grid: Any) -> None:
+    if console.is_terminal:
+        console.print(grid)
+        return
+    with console.capture() as printed:
+        console.print(grid)
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))  # rich fills the last column up
 
 
 def print_line(text: str = "", style: str = "") -> None:
     """Print a line, in one of rich's styles on a terminal with colour."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
-    console.print(Text(shown(text, None), style), soft_wrap=not console.is_terminal)
+    _console().print(Text(shown(text, None), style))
 
 
 def print_title(text: str) -> None:
@@ -171,7 +164,7 @@ def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[s
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def _cell(value: Any, width: int | None) -> str:
+def _cell(value: Any) -> str:
     if value is None or value != value:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else shown(value, width)
+    return f"{value:.4g}" if isinstance(value, float) else shown(value, None)

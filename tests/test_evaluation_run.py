@@ -21,9 +21,8 @@ from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.engines import Finished
 from openrlhf_dbb.evaluation.evaluated_model import Model
-from openrlhf_dbb.evaluation.loading import Loaded
+from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, Loaded, prepare
 from openrlhf_dbb.evaluation.pipeline import continued, engine_seed, settings_of
-from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts, prepare
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
 
 
@@ -154,8 +153,9 @@ def evaluation(tmp_path):
     return read_evaluation(folder)
 
 
-def test_the_summary_has_means_and_deviations_over_runs(evaluation):
-    lines = [" ".join(line.split()) for line in pipeline.summary(evaluation).splitlines()]
+def test_the_summary_has_means_and_deviations_over_runs(evaluation, capsys):
+    pipeline.print_summary(evaluation)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "3 samples per prompt, mean and standard deviation over 2 runs" in lines[0]
     # Accuracies of the runs: (2/3 + 1/2) / 2 and 0; best 1 and 0; majority (1 + 1/2) / 2 and 0; 66 tokens of 12.
     # Of the 4 groups only 0 0 0 has equal scores: a missing score equals no other.

@@ -6,7 +6,8 @@ from typing import Any
 
 from openrlhf_dbb import tasks
 from openrlhf_dbb.cli import evaluate
-from openrlhf_dbb.options import Parser, add_trust
+from openrlhf_dbb.evaluation.order import Order
+from openrlhf_dbb.options import add_trust
 from openrlhf_dbb.terminal import print_table, shown
 
 _FIRST = (
@@ -40,14 +41,15 @@ def command(arguments: argparse.Namespace) -> None:
         smollm2.prepare(smollm2.default_folder())
         model = str(smollm2.default_folder() / "model")
     specs = [tasks.PREFIX + tasks.sized(task, arguments.problems) for task in (arguments.tasks or _FIRST).split(",")]
-    parser = Parser()
-    evaluate.add_arguments(parser)
-    parser.set_defaults(
-        model=model,
-        benchmarks=",".join(specs),
+    order = Order(  # groups as in training
+        model,
+        ",".join(specs),
+        n=8,
+        runs=1,
+        temperature=1.0,
+        top_p=1.0,
         max_new_tokens=arguments.max_new_tokens,
         name=f"tasks-{name.rstrip('/').rpartition('/')[2]}-{datetime.now():%Y%m%d-%H%M%S}",
         trust_remote_code=arguments.trust_remote_code,
-        **{"n": 8, "runs": 1, "temperature": 1.0, "top_p": 1.0},  # groups as in training
     )
-    evaluate.evaluate(parser.parse_args([]))
+    evaluate.run(order)

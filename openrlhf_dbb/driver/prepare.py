@@ -12,9 +12,9 @@ from openrlhf_dbb.driver.arguments import OUTPUTS, Settings
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, loading, prompting
+from openrlhf_dbb.evaluation import benchmarks, loading
 from openrlhf_dbb.evaluation.evaluated_model import Model, refuse_code
-from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
+from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
@@ -156,7 +156,7 @@ def read_benchmarks(prepared: Prepared) -> None:
         for entry in benchmarks.find_all(args.eval.benchmarks):
             with upstream.quiet():
                 loaded = loading.load(entry)
-            asked = prompting.prepare(loaded, model, chat_template=None, max_new_tokens=response)
+            asked = loading.prepare(loaded, model, chat_template=None, max_new_tokens=response)
             longest = max(map(len, asked.tokens))
             if longest + (response or 1) > limit:
                 raise UsageError(

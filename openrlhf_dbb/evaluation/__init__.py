@@ -1,10 +1,10 @@
 """Evaluation: models on benchmarks, measured and compared; comparing needs no torch.
 
-pipeline     the command evaluate: from its arguments to files on disk; repeated, it continues where it stopped
+order        what an evaluation is to do
+pipeline     the command evaluate: from its order to files on disk; repeated, it continues where it stopped
   benchmarks/       the benchmarks, one TOML file each
-  loading           the questions of a benchmark, from the hub or a file
+  loading           the questions of a benchmark, from the hub or a file, and as the model sees them
   evaluated_model   the model, located and checked
-  prompting         prompts as the model sees them
   engines           vLLM in Ray actors
   answering         engines answer prompts, verifiers judge the responses
   verifiers         scores and answers of responses

@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from openrlhf_dbb.evaluation.engines import Finished, Request
-from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
+from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Key, Results, Row, as_results
 from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 

@@ -14,7 +14,7 @@ from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import paired_tests, results
 from openrlhf_dbb.evaluation.metrics import accuracy, percent
 from openrlhf_dbb.evaluation.results import Evaluation
-from openrlhf_dbb.terminal import json_text, shown, table
+from openrlhf_dbb.terminal import json_text, print_table, shown
 
 _SETTINGS = ("n", "runs", "temperature", "top_p")
 _SETTINGS_OF_BENCHMARK = ("verifier", "max_new_tokens", "chat_template", "digest")
@@ -50,7 +50,12 @@ def compare(arguments: argparse.Namespace) -> None:
     benchmarks = shared(read)
     tested = differences(list(benchmarks.values()), [(other, first) for other in others])
     remarks = notes(read, benchmarks)
-    print(json_text({"differences": tested, "notes": remarks}) if arguments.json else as_text(tested, remarks))
+    if arguments.json:
+        print(json_text({"differences": tested, "notes": remarks}))
+        return
+    for pair in dict.fromkeys((row["model"], row["baseline"]) for row in tested):
+        _print_pair(pair, [row for row in tested if (row["model"], row["baseline"]) == pair])
+    print("\n".join([_EXPLAINED, *(f"note: {shown(remark, width=None)}" for remark in remarks)]))
 
 
 def shared(evaluations: Sequence[Evaluation]) -> dict[str, Shared]:
@@ -135,10 +140,9 @@ def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> l
     return lines
 
 
-def as_text(tested: Sequence[dict[str, Any]], remarks: Sequence[str]) -> str:
-    tables: dict[tuple[str, str], list[tuple[str, ...]]] = {}
-    for row in tested:
-        cells = (
+def _print_pair(pair: tuple[str, str], tested: Sequence[dict[str, Any]]) -> None:
+    rows = [
+        (
             row["benchmark"],
             str(row["prompts"]),
             *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
@@ -147,7 +151,8 @@ def as_text(tested: Sequence[dict[str, Any]], remarks: Sequence[str]) -> str:
             *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
             *(str(row[name]) for name in ("better", "worse")),
         )
-        tables.setdefault((row["model"], row["baseline"]), []).append(cells)
-    columns = ("difference", "95 % interval", "p", "p (Holm)", "better", "worse")
-    parts = [f"{' - '.join(pair)}\n{table(('', 'prompts', *pair, *columns), rows)}" for pair, rows in tables.items()]
-    return "\n\n".join([*parts, "\n".join([_EXPLAINED, *(f"note: {shown(remark, width=None)}" for remark in remarks)])])
+        for row in tested
+    ]
+    print(" - ".join(pair))
+    print_table(("", "prompts", *pair, "difference", "95 % interval", "p", "p (Holm)", "better", "worse"), rows)
+    print()

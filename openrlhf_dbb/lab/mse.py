@@ -18,7 +18,7 @@ from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.estimators.closed_form import moments
 from openrlhf_dbb.lab import recorded, specs
 from openrlhf_dbb.lab.recorded import RecordedRun
-from openrlhf_dbb.terminal import json_text, records, table
+from openrlhf_dbb.terminal import json_text, print_table, records
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes")
 
@@ -64,10 +64,10 @@ def _command(arguments: argparse.Namespace) -> None:
         print(json_text({"of": name, "rollouts": rollouts, "prompts": len(p_Q_T)} | tables))
         return
     print(f"{name}, N = {rollouts}: mean over {len(p_Q_T)} prompts\n")
-    print(table(_MOMENTS, by_visit))
+    print_table(_MOMENTS, by_visit)
     print("\nleast error of each estimator over its discount (or smoothing)\n")
     best = [min((row for row in rows if row[0] == family), key=lambda row: row[2]) for family in families]
-    print(table(_SWEPT, best))
+    print_table(_SWEPT, best)
 
 
 def _given(texts: Sequence[str]) -> Floats:

@@ -11,7 +11,7 @@ from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.lab import recorded, scores, specs
 from openrlhf_dbb.lab.recorded import RecordedRun, Visits
 from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking
-from openrlhf_dbb.terminal import json_text, records, table
+from openrlhf_dbb.terminal import json_text, print_table, records
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")  # the paper's, and auto
 
@@ -46,7 +46,8 @@ def _command(arguments: argparse.Namespace) -> None:
     shown = [ranking.candidates[at] for at in ranking.best_of_each()]
     shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]  # those that cannot be ranked
     rows = [(outcome.label, *_measures(outcome).values()) for outcome in shown]
-    print(f"\n{table(('best of each', *_measures(shown[0])), rows)}")
+    print()
+    print_table(("best of each", *_measures(shown[0])), rows)
     print(f"{len(outcomes)} candidates; --json prints them all\n")
     print("\n".join(advice))
 
