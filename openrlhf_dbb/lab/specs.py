@@ -36,7 +36,7 @@ def parse(text: str) -> RewardEstimator:
             try:
                 parameters[parameter] = msgspec.convert(value, kind, strict=False)
             except msgspec.ValidationError as error:
-                raise ValueError(f"{parameter} = {value!r}: {error}") from error
+                raise ValueError(f"{parameter} = {value!r} is not of type {kind.__name__}") from error
         return estimators.build(name, **parameters)
     except ValueError as error:
         raise UsageError(str(error) if repr(text) in str(error) else f"estimator {text!r}: {error}") from error
