@@ -5,8 +5,13 @@ The questions are made up; columns, types, files and configurations are the hub'
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
+import threading
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -14,7 +19,6 @@ pytest.importorskip("datasets")
 pytest.importorskip("math_verify")
 
 import datasets
-from datasets.exceptions import DatasetNotFoundError
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading, verifiers
@@ -87,9 +91,17 @@ MMLU = {"question_id": 70, "question": "Which is prime?", "options": ["4", "6", 
             "test/1.json", "What is $1+1$?" + BOXED, "\\frac{4}{2}",
         ),
         (
+            "aime24", {"aime_2024_problems.parquet": [{"ID": "2024-II-4", "Problem": "Find $n$.", "Answer": 33}]}, {},
+            "2024-II-4", "Find $n$." + BOXED, "33",
+        ),
+        (
             "aime25", {f"aime2025-{part}.jsonl": [{"question": "Find $a$.", "answer": "70"}] for part in ("I", "II")},
             {"AIME2025_dash_I": "aime2025-I.jsonl", "AIME2025_dash_II": "aime2025-II.jsonl"},
             "AIME2025-I/0", "Find $a$." + BOXED, "70",
+        ),
+        (
+            "amc24", {"amc12-2024.jsonl": [{"exam": "12A", "problem": "Which point?", "answer": "(0, 1)"}]}, {},
+            "0", "Which point?" + BOXED, "(0, 1)",
         ),
         (
             "olympiad", {"OE_TO_maths_en_COMP/1.parquet": [OLYMPIAD]},
@@ -217,20 +229,32 @@ def test_what_is_wrong_with_the_data_is_told_with_the_row(tmp_path, content, mes
         loading.load(benchmarks.find(f"mine={tmp_path}/bad.jsonl"))
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (
-            DatasetNotFoundError("Dataset 'x' is a gated dataset on the Hub."),
-            "Idavidrein/gpqa is gated: accept its terms",
-        ),
-        (ConnectionError("Couldn't reach it"), "give the data as gpqa_diamond=FILE"),
-    ],
-)
-def test_a_data_set_that_cannot_be_had_says_what_to_do(monkeypatch, error, message):
-    def refuse(**_):
-        raise error
+class GatingHub(BaseHTTPRequestHandler):
+    """A hub that refuses everything, with the status and code that the real one has for a gated data set."""
 
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(UsageError, match=message):
-        loading.load(benchmarks.find("gpqa_diamond"))
+    def do_GET(self):
+        self.send_response(403)
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_gated_data_set_is_one_line_that_says_what_to_do(tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), GatingHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    code = (  # in a process of its own: the hub's address is read once
+        "from openrlhf_dbb.errors import UsageError\n"
+        "from openrlhf_dbb.evaluation import benchmarks, loading\n"
+        "try: loading.load(benchmarks.find('gpqa_diamond'))\n"
+        "except UsageError as error: print(error)"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+    (line,) = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True).splitlines()
+    server.shutdown()
+    page = "https://huggingface.co/datasets/Idavidrein/gpqa"
+    assert line.startswith(f"benchmark gpqa_diamond: Idavidrein/gpqa is gated: accept its terms at {page}")

@@ -1,7 +1,10 @@
 """Benchmarks during training: their prompts are those of the command evaluate, and what cannot work is one line."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -58,6 +61,19 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
 def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made():
     with pytest.raises(UsageError, match=r"longest prompt of mine \(6 tokens\) .* do not fit into --data.max_len 15"):
         prepared("--eval.benchmarks", "mine=mine.jsonl", "--data.max_len", "15")
+
+
+def test_a_data_set_that_is_out_of_reach_says_what_to_do(tmp_path):
+    code = (
+        "import sys\nfrom openrlhf_dbb.cli import train_grpo\n"
+        "sys.exit(train_grpo.main(['--dry_run', '--preset', 'tiny', '--eval.benchmarks', 'aime24']))"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: --eval.benchmarks: benchmark aime24: Couldn't reach 'Maxwell-Jia/AIME_2024'")
+    assert "give the data as aime24=FILE (.json" in line
 
 
 def test_top_p_is_that_of_the_training_unless_given():

@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-
-import msgspec
+from typing import Any
 
 from openrlhf_dbb import estimators
 from openrlhf_dbb.errors import UsageError
@@ -13,6 +12,7 @@ from openrlhf_dbb.estimators.parameters import parameter_fields
 DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))  # tried by default
 
 _KNOBS = ("discount", "smoothing")
+_SWITCH = {"true": True, "false": False}
 
 
 def parse(text: str) -> RewardEstimator:
@@ -32,11 +32,7 @@ def parse(text: str) -> RewardEstimator:
         for item in last.split(",") if last else ():
             parameter, _, value = item.partition("=")
             # An unknown parameter stays text: build() refuses it and names the known ones.
-            kind = type(defaults.get(parameter, ""))
-            try:
-                parameters[parameter] = msgspec.convert(value, kind, strict=False)
-            except msgspec.ValidationError as error:
-                raise ValueError(f"{parameter} = {value!r} is not of type {kind.__name__}") from error
+            parameters[parameter] = _value(parameter, value, defaults[parameter]) if parameter in defaults else value
         return estimators.build(name, **parameters)
     except ValueError as error:
         raise UsageError(str(error) if repr(text) in str(error) else f"estimator {text!r}: {error}") from error
@@ -114,3 +110,12 @@ def flags(estimator: RewardEstimator) -> str:
         elif value != field.default or field.name in _KNOBS:
             parts.append(f"--{flag} {value}")
     return " ".join(parts)
+
+
+def _value(parameter: str, text: str, default: Any) -> Any:
+    kind = type(default)
+    try:
+        return _SWITCH[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError) as error:
+        allowed = "true or false" if kind is bool else f"of type {kind.__name__}"
+        raise ValueError(f"{parameter} = {text!r} is not {allowed}") from error

@@ -122,12 +122,13 @@ class Api:
         return runs
 
     def ask(self, path: str, prompt: str | None = None) -> bytes:
-        """Return an answer as JSON: the kept one if no run has changed. Raises as :meth:`answer`."""
+        """Return an answer as JSON: the kept one if its run has not changed. Raises as :meth:`answer`."""
         self.refresh()
         if path == "state":  # it tells the age of each run, so it is never the same twice
             return page.encoded(self.answer(path))
-        version: tuple[Any, ...] = tuple(run.version for run in self.runs)
         _, *ids = path.split("/")
+        compared = ids[2:3] if ids[1:2] == ["compare"] else []
+        version: tuple[Any, ...] = tuple(self._run(name).version for name in (*ids[:1], *compared))
         if ids[1:] in (["pool"], ["prompts"]):
             # The state of the prompts may be older than the run: an answer made from it must not outlive it.
             version += (self.visits(self._run(ids[0])).last,)
@@ -190,10 +191,10 @@ class Api:
         raise NoSuchAnswer(f"there is no answer {path[:80]!r}; there are: state, runs/3/series and the like")
 
     def _run(self, name: str) -> Listed:
-        found = next((run for run in self.runs if str(run.record.run_id) == name), None)
-        if found is None:
-            raise NoSuchAnswer(f"there is no run {name[:80]!r} in {self._store.location}; state lists them")
-        return found
+        for run in self.runs:
+            if str(run.record.run_id) == name:
+                return run
+        raise NoSuchAnswer(f"there is no run {name[:80]!r} in {self._store.location}; state lists them")
 
     def visits(self, run: Listed) -> Visits:
         """Return the state of the prompts of a run; of a large run, the state of a few steps ago."""
@@ -217,8 +218,10 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
     seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None
     numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
-    has_posterior = {"alpha", "beta"} <= set(run.state_fields)
-    mean_name = "posterior mean" if has_posterior else "estimated mean" if run.state_fields else "group mean"
+    # Only some estimators have a posterior.
+    mean_name = "estimated mean" if run.state_fields else "group mean"
+    if {"alpha", "beta"} <= set(run.state_fields):
+        mean_name = "posterior mean"
     return numbers | {
         "id": run.run_id,
         "method": safe(method(run)),
