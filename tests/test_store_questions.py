@@ -199,7 +199,8 @@ def test_rewards_that_are_missing_partial_or_of_any_size(open_new, capsys, tmp_p
         ("partial", [0.5, 1, None], "dbb", {"partial_credit": True}), ("any", [-3, 7, float("nan")], "gaussian", {}),
     ):  # fmt: skip
         file.write_text("".join(json.dumps({"prompt": "p", "step": 1, "reward": reward}) + "\n" for reward in rewards))
-        assert ran(capsys, "import", file, "--run_name", name, "--store.url", store.url)[0] == 0
+        code, out = ran(capsys, "import", file, "--run_name", name, "--store.url", store.url)
+        assert code == 0 and out == f"run '{name}': 1 step, 1 prompt, 3 rollouts, estimator {estimator}\n"
         run = store.find_run(name)
         assert run.estimator == estimator and parameters.items() <= run.parameters.items()
         assert store.query("SELECT rollouts FROM steps WHERE run_id = :run", run=run.run_id) == [(2,)]
