@@ -205,7 +205,7 @@ def whole_prompts(store: PosteriorStore, prompt_ids: Integers) -> list[tuple[str
 def kept_rollouts(store: PosteriorStore, run: RunRecord, step: int, *, limit: int) -> Rows:
     """Return kept rollouts of the run's last step, with the posterior after and before it (None at a first visit)."""
     query = """
-        SELECT p.prompt, p.label, r.text AS response, r.score, r.reward, r.advantage, q.visits,
+        SELECT p.prompt, p.label, r.text AS response, r.read, r.score, r.reward, r.advantage, q.visits,
                h.prev_alpha AS alpha_before, h.prev_beta AS beta_before,
                h.prev_alpha / nullif(h.prev_alpha + h.prev_beta, 0) AS mean_before,
                h.alpha, h.beta, coalesce(h.alpha / nullif(h.alpha + h.beta, 0), h.mean) AS mean
@@ -289,7 +289,7 @@ def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int)
         FROM dbb_history h JOIN dbb_step s USING (run_id, step)
         WHERE h.run_id = :run AND h.step = :step AND h.prompt_id = :prompt"""
     rollouts = """
-        SELECT sample, reward, score, baseline, scale, weight, advantage, text AS response FROM rollouts
+        SELECT sample, reward, score, read, baseline, scale, weight, advantage, text AS response FROM rollouts
         WHERE run_id = :run AND step = :step AND prompt_id = :prompt ORDER BY sample"""
     found, kept = (_rows(store, query, run=run.run_id, step=step, prompt=prompt_id) for query in (group, rollouts))
     return found, kept

@@ -197,6 +197,7 @@ BAD = [
             ("inclusion", [1, 1.5], "inclusion holds 1.5"),
             ("weights", [math.nan, 1], "weights holds nan"),
             ("responses", Responses(["a", 1]), "response texts hold 1"),
+            ("read", ["a"], "there are 2 prompts and 1 texts that were read"),
             ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
             ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),
             ("probes", [("1+1=", "2")], "probes = .* is not a Probes; pass one"),
