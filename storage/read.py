@@ -127,21 +127,21 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
     return HeldOut(step, accuracy, int(benchmarks[-1]), int(prompts[-1]), int(samples[-1]))
 
 
-def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats]]:
-    """Return held-out accuracy after a step by benchmark: (P,) prompt ids, ascending, and (P,) the accuracy of each.
+def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats, Floats]]:
+    """Return held-out accuracy after a step by benchmark: (P,) prompt ids, ascending, (P,) the accuracy of each, (P, 2)
+    its verified responses and the sum of their scores.
 
-    It is in [0, 1] for scores of 0 and 1. Prompts without a verified response are left out.
+    Accuracy is in [0, 1] for scores of 0 and 1. Prompts without a verified response are left out.
     """
-    query = """SELECT benchmark, prompt_id, avg(successes / verified) AS accuracy FROM evaluation_results
+    query = """SELECT benchmark, prompt_id, avg(successes / verified) AS accuracy,
+                      CAST(sum(verified) AS BIGINT) AS verified, sum(successes) AS successes FROM evaluation_results
                WHERE run_id = :run AND name = :name AND step = :step AND verified > 0
                GROUP BY benchmark, prompt_id ORDER BY benchmark, prompt_id"""
-    accuracies: dict[str, list[tuple[int, float]]] = {}
+    found: dict[str, list[tuple[Any, ...]]] = {}
     for row in store.query(query, run=run.run_id, name=TRAINING, step=step):
-        accuracies.setdefault(row.benchmark, []).append((row.prompt_id, row.accuracy))
-    return {
-        benchmark: (np.array([ids for ids, _ in rows]), np.array([accuracy for _, accuracy in rows]))
-        for benchmark, rows in accuracies.items()
-    }
+        found.setdefault(row.benchmark, []).append(tuple(row[1:]))
+    columns_of = {benchmark: tuple(map(np.array, zip(*rows, strict=True))) for benchmark, rows in found.items()}
+    return {name: (ids, accuracy, np.stack(counts, axis=1)) for name, (ids, accuracy, *counts) in columns_of.items()}
 
 
 def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
