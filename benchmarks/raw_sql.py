@@ -71,7 +71,7 @@ class RawSQLite:
         self.connection.execute(ADVANCE.format("?"), (step, now, run, step - 1))
         self.connection.execute(RECORD.format("?"), totals)
         self.connection.executemany(f"INSERT INTO dbb_history VALUES ({', '.join('?' * 16)})", history)
-        self.connection.executemany(f"INSERT INTO dbb_rollout VALUES ({', '.join('?' * 15)})", rollouts)
+        self.connection.executemany(f"INSERT INTO dbb_rollout VALUES ({', '.join('?' * 16)})", rollouts)
         self.connection.execute(APPLY.format("?"), (run, step))
         self.connection.execute("COMMIT")
 

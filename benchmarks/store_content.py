@@ -111,7 +111,7 @@ class Trainer:
 def _rollouts(run: int, step: int, rows: RolloutRows) -> list[tuple[Any, ...]]:
     numbers = (rows.prompt_ids, rows.sample, rows.reward, rows.score, rows.advantage, rows.length)
     columns = (*(each.tolist() for each in numbers), rows.truncated.astype(int).tolist(), rows.log_prob.tolist())
-    return [(run, step, *row, *[None] * 4) for row in zip(*columns, rows.text, strict=True)]
+    return [(run, step, *row, *[None] * 5) for row in zip(*columns, rows.text, strict=True)]
 
 
 def _columns(state_P_F: np.ndarray[Any, Any], others: bool) -> list[list[Any]]:

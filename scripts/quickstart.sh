@@ -18,6 +18,6 @@ status=0
 python -m openrlhf_dbb train --preset smollm2 "$@" || status=$?
 echo "quickstart: $SECONDS s in all, exit status $status"
 if [ "$status" = 0 ]; then
-    echo "before the next commands: source $OPENRLHF_DBB_VENV/bin/activate; with your own data: $repo/docs/tutorial.md"
+    echo "the page: source $OPENRLHF_DBB_VENV/bin/activate; openrlhf-dbb serve (your own data: $repo/docs/tutorial.md)"
 fi
 exit "$status"

@@ -127,21 +127,21 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
     return HeldOut(step, accuracy, int(benchmarks[-1]), int(prompts[-1]), int(samples[-1]))
 
 
-def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats]]:
-    """Return held-out accuracy after a step by benchmark: (P,) prompt ids, ascending, and (P,) the accuracy of each.
+def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats, Floats]]:
+    """Return held-out accuracy after a step by benchmark: (P,) prompt ids, ascending, (P,) the accuracy of each, (P, 2)
+    its verified responses and the sum of their scores.
 
-    It is in [0, 1] for scores of 0 and 1. Prompts without a verified response are left out.
+    Accuracy is in [0, 1] for scores of 0 and 1. Prompts without a verified response are left out.
     """
-    query = """SELECT benchmark, prompt_id, avg(successes / verified) AS accuracy FROM evaluation_results
+    query = """SELECT benchmark, prompt_id, avg(successes / verified) AS accuracy,
+                      CAST(sum(verified) AS BIGINT) AS verified, sum(successes) AS successes FROM evaluation_results
                WHERE run_id = :run AND name = :name AND step = :step AND verified > 0
                GROUP BY benchmark, prompt_id ORDER BY benchmark, prompt_id"""
-    accuracies: dict[str, list[tuple[int, float]]] = {}
+    found: dict[str, list[tuple[Any, ...]]] = {}
     for row in store.query(query, run=run.run_id, name=TRAINING, step=step):
-        accuracies.setdefault(row.benchmark, []).append((row.prompt_id, row.accuracy))
-    return {
-        benchmark: (np.array([ids for ids, _ in rows]), np.array([accuracy for _, accuracy in rows]))
-        for benchmark, rows in accuracies.items()
-    }
+        found.setdefault(row.benchmark, []).append(tuple(row[1:]))
+    columns_of = {benchmark: tuple(map(np.array, zip(*rows, strict=True))) for benchmark, rows in found.items()}
+    return {name: (ids, accuracy, np.stack(counts, axis=1)) for name, (ids, accuracy, *counts) in columns_of.items()}
 
 
 def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def whole_prompts(store: PosteriorStore, prompt_ids: Integers) -> list[tuple[str
 def kept_rollouts(store: PosteriorStore, run: RunRecord, step: int, *, limit: int) -> Rows:
     """Return kept rollouts of the run's last step, with the posterior after and before it (None at a first visit)."""
     query = """
-        SELECT p.prompt, p.label, r.text AS response, r.score, r.reward, r.advantage, q.visits,
+        SELECT p.prompt, p.label, r.text AS response, r.read, r.score, r.reward, r.advantage, q.visits,
                h.prev_alpha AS alpha_before, h.prev_beta AS beta_before,
                h.prev_alpha / nullif(h.prev_alpha + h.prev_beta, 0) AS mean_before,
                h.alpha, h.beta, coalesce(h.alpha / nullif(h.alpha + h.beta, 0), h.mean) AS mean
@@ -289,7 +289,7 @@ def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int)
         FROM dbb_history h JOIN dbb_step s USING (run_id, step)
         WHERE h.run_id = :run AND h.step = :step AND h.prompt_id = :prompt"""
     rollouts = """
-        SELECT sample, reward, score, baseline, scale, weight, advantage, text AS response FROM rollouts
+        SELECT sample, reward, score, read, baseline, scale, weight, advantage, text AS response FROM rollouts
         WHERE run_id = :run AND step = :step AND prompt_id = :prompt ORDER BY sample"""
     found, kept = (_rows(store, query, run=run.run_id, step=step, prompt=prompt_id) for query in (group, rollouts))
     return found, kept

@@ -145,6 +145,7 @@ class RolloutRows:
         policy_version: (K,) float, training steps that the policy had seen that wrote the response; NaN or None:
             step - 1, the step's own policy.
         baseline, scale, weight: (K,) float, of the advantage; NaN where the rollout is not trained on, None: not known.
+        read: (K,) what the verifier read as the answer, or why it could read none; None: not told.
     """
 
     prompt_ids: NDArray[np.int64]
@@ -160,6 +161,7 @@ class RolloutRows:
     baseline: NDArray[np.float64] | None = None
     scale: NDArray[np.float64] | None = None
     weight: NDArray[np.float64] | None = None
+    read: Sequence[str | None] | None = None
 
     def checked(self) -> "RolloutRows":
         """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
@@ -169,7 +171,9 @@ class RolloutRows:
         real += [name for name in optional if getattr(self, name) is not None]
         columns = _columns(self, np.shape(self.prompt_ids), integer, real, "rollouts.")
         texts = [storable(self.text[at]) for at in order.tolist()]
-        return RolloutRows(**{name: values[order] for name, values in columns.items()}, text=texts)
+        told = self.read and [self.read[at] for at in order.tolist()]
+        read = told and [None if each is None else storable(each) for each in told]
+        return RolloutRows(**{name: values[order] for name, values in columns.items()}, text=texts, read=read)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from openrlhf_dbb.storage.engine import Database, retried
 from openrlhf_dbb.storage.records import TOTALS
 from openrlhf_dbb.storage.url import StoreError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 metadata = MetaData()
 
@@ -144,6 +144,7 @@ rollout = Table(
     Column("baseline", Double, comment="advantage = weight * (reward - baseline) / scale; NULL if not trained on"),
     Column("scale", Double, comment="the advantage is 0 where it is 0; NULL if not trained on"),
     Column("weight", Double, comment="importance weight of the strategy, 1 without; NULL if not trained on"),
+    Column("read", Text, comment="what the verifier read, or 'no answer' and why; NULL if it does not tell"),
     comment="Some rollouts of every step",
 )
 
@@ -263,7 +264,7 @@ VIEWS = {
         FROM dbb_probe""",
     "rollouts": f"""
         SELECT run_id, step, prompt_id, sample, reward, score, advantage, baseline, scale, weight, length, truncated,
-               CASE WHEN score IS NULL THEN 1 ELSE 0 END AS missing, log_prob, text,
+               CASE WHEN score IS NULL THEN 1 ELSE 0 END AS missing, log_prob, text, read,
                {_VERSION} AS policy_version, step - 1 - {_VERSION} AS lag
         FROM dbb_rollout""",
     # The sum of big integers is a decimal on PostgreSQL.

@@ -90,7 +90,8 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
     if rows.kept is not None:
         kept, unknown = vars(rows.kept).copy(), np.isnan(rows.kept.truncated)
         cut = np.where(unknown, 0, rows.kept.truncated).astype(np.int64)
-        kept |= {"truncated": np.ma.array(cut, mask=unknown), "text": np.array(rows.kept.text, dtype=object)}  # type: ignore[no-untyped-call]
+        kept["truncated"] = np.ma.array(cut, mask=unknown)  # type: ignore[no-untyped-call]
+        kept |= {name: np.array(kept[name], dtype=object) for name in ("text", "read") if kept[name] is not None}
         insert(connection, "dbb_rollout", of_step | {"prompt_id": kept.pop("prompt_ids")} | kept)
     stale = connection.execute(_STALE, of_step).first()
     if stale is not None:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,16 +74,17 @@ def maker(cls, args, kl=0.0, **options):
     return cls(None, None, None, None, SimpleNamespace(value=kl), SimpleNamespace(args=args), TOKENIZER, **options)
 
 
-def group(prompt, rollouts, version=None):
-    return Group(Prompt(PROMPTS[prompt], str(prompt + 1)), prompt, version=version, rollouts=tuple(rollouts))
+def group(prompt, rollouts, version=None, read=()):
+    return Group(Prompt(PROMPTS[prompt], str(prompt + 1)), prompt, None, version, tuple(rollouts), read)
 
 
-def advantages(made, batch, step=1, *, filtered=(), skipped=0, versions=None):
+def advantages(made, batch, step=1, *, filtered=(), skipped=0, versions=None, read=None):
     """The batch with the advantages of a step, and what is logged of it; each row is a group for itself."""
     rows = [pair for experience in batch for pair in zip(experience.index, experience.prompts, strict=True)]
     prompts = [PROMPTS.index(prompt) for _, prompt in sorted(rows)]
-    versions = versions or [None] * len(prompts)
-    trained = tuple(group(prompt, [None], version) for prompt, version in zip(prompts, versions, strict=True))
+    versions, told = versions or [None] * len(prompts), [(text,) for text in read] if read else [()] * len(prompts)
+    rows = zip(prompts, versions, told, strict=True)
+    trained = tuple(group(prompt, [None], version, text) for prompt, version, text in rows)
     return batch, made.add_advantages(batch, RolloutBatch(trained, tuple(filtered), skipped), step)
 
 
@@ -275,15 +277,18 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
     batch.sequences = torch.tensor([[*said[:4], eos, 1], [*said, 1]])
     batch.action_mask = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 1, 1]])  # of the token that comes next
     batch.action_log_probs, batch.truncated = torch.full((2, 5), -0.5), torch.tensor([False, True])
-    advantages(mine, [batch], filtered=[filtered_group(1, [1.0], length=2)])
-    columns = "prompt, sample, reward, score, length, truncated, missing, log_prob, text"
+    batch.index = [1, 0]  # a dynamic batch sorts the rollouts by length
+    filtered = replace(filtered_group(1, [1.0], length=2), read=("3",))
+    _, metrics = advantages(mine, [batch], filtered=[filtered], read=["no answer: no number", "1"])
+    assert metrics["rollout/unreadable"] == pytest.approx(1 / 3)
+    columns = "prompt, sample, reward, score, length, truncated, missing, log_prob, text, read"
     sql = f"SELECT {columns} FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample"
     one = TOKENIZER.decode([1])
     # The token that ended the first response is left out. The filtered one comes without log-probs.
     assert stored(mine, store, sql) == [
-        (PROMPTS[0], 0, 1.0, 1.0, 5, 0, 0, -1.0, "="),
-        (PROMPTS[0], 1, None, None, 3, 1, 1, -1.0, "2" + one),
-        (PROMPTS[1], 0, 1.0, 1.0, 2, 0, 0, None, 2 * one),
+        (PROMPTS[0], 0, 1.0, 1.0, 5, 0, 0, -1.0, "=", "1"),
+        (PROMPTS[0], 1, None, None, 3, 1, 1, -1.0, "2" + one, "no answer: no number"),
+        (PROMPTS[1], 0, 1.0, 1.0, 2, 0, 0, None, 2 * one, "3"),
     ]
 
 

@@ -62,7 +62,7 @@ def shared_engines(ray_node):
                 "prompt": prompt, "label": label, "observation_tokens": [1, 2, 3, 4], "action_ranges": [(1, 4)],
                 "reward": 9.0, "rollout_log_probs": [0.0, -1.0, -2.0, -3.0] if logprobs else None, "extra_logs": {},
             }  # fmt: skip
-            return [response | {"scores": SCORES[label[i]]} for i in range(num_samples)]
+            return [response | {"scores": SCORES[label[i]], "read": label[i]} for i in range(num_samples)]
 
         async def sample(self, requests, sampling):
             self.sizes.append(len(requests))
@@ -138,6 +138,7 @@ def draw(made):
     made.last_batch, _, consumed, exhausted = made.generate_samples()
     groups = made.last_batch.trained
     assert all([rollout.prompts for rollout in group.rollouts] == [[group.prompt.text]] * GROUP for group in groups)
+    assert all(group.read == tuple(group.prompt.label[:GROUP]) for group in groups)
     return texts(groups), consumed, exhausted
 
 

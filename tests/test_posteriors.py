@@ -1,13 +1,18 @@
 """The public Posteriors on both databases, without a training framework: text in, advantages out."""
 
+import contextlib
 import math
+import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pytest
+import test_kill_resume
 from store_invariants import check
+from trainings import change
 
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
@@ -197,6 +202,7 @@ BAD = [
             ("inclusion", [1, 1.5], "inclusion holds 1.5"),
             ("weights", [math.nan, 1], "weights holds nan"),
             ("responses", Responses(["a", 1]), "response texts hold 1"),
+            ("read", ["a"], "there are 2 prompts and 1 texts that were read"),
             ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
             ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),
             ("probes", [("1+1=", "2")], "probes = .* is not a Probes; pass one"),
@@ -376,3 +382,51 @@ def test_visits_of_a_prompt_whose_row_is_gone_are_replayed_without_its_text(new_
         connection.exec_driver_sql("DELETE FROM dbb_prompt WHERE prompt = '2+2='")
     with Posteriors.create(url, "new", *DATA, estimator="auto", warm_start="old") as new:
         assert (new.warm_start.matched, new.warm_start.unmatched) == (2, 1)
+
+
+# ---- what a resume restores
+
+
+@pytest.mark.parametrize("broken", [None, "alpha = alpha * (1 + 1e-10)", "beta = beta + 1", "alpha = 1, beta = 1"])
+def test_a_broken_restore_is_caught(tmp_path, broken):
+    """The negative control of the tests that kill: what they check after a resume notices a changed posterior."""
+    case, url = test_kill_resume.CASES["dapo-dbb"], f"sqlite:///{tmp_path}/openrlhf_dbb.db"
+    with Posteriors.create(url, "run", *DATA, parameters={"discount": test_kill_resume.DISCOUNT}) as run:
+        for step in (1, 2):
+            run.observe(step, *batch([[1, 0], [0, 0], [1, 1]]))
+    if broken:
+        change(tmp_path, f"UPDATE dbb_posterior SET {broken} WHERE prompt_id = 2")
+    with Posteriors.resume(url, "run", *DATA) as run:
+        run.observe(3, *batch([[1, 0], [0, 1], [1, 1]]))
+    with open_store(url) as store:
+        violated = {sentence for sentence, _ in check(store)}
+    assert violated == ({"the state before a visit is the state after the visit before"} if broken else set())
+    with pytest.raises(AssertionError) if broken else contextlib.nullcontext():
+        test_kill_resume.check_posteriors(tmp_path, case)
+
+
+STEPS = """
+import sys
+from openrlhf_dbb import Posteriors
+with Posteriors.create(sys.argv[1], "run", ["p", "q"], ["", ""]) as run:
+    for step in range(1, 1_000_000):
+        run.observe(step, ["p", "p", "q"], [""] * 3, [step % 2, 1, 0])
+        print(step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_a_loop_of_ones_own_may_be_interrupted_or_killed(tmp_path, sent):
+    url = f"sqlite:///{tmp_path}/runs.db"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen([sys.executable, "-c", STEPS, url], **pipes) as process:
+        said = [process.stdout.readline() for _ in range(20)]
+        process.send_signal(sent)
+        said += process.stdout.readlines()
+    assert process.returncode == -sent
+    with Posteriors.resume(url, "run", ["p", "q"], ["", ""]) as run:
+        seen = int(said[-1])
+        assert seen - 1 <= run.step <= seen + 1  # a step is stored while the next is prepared
+        run.observe(run.step + 1, ["p"], [""], [1])
+    with open_store(url) as store:
+        assert check(store) == []

@@ -42,6 +42,9 @@ def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_a
     assert lines["groups"].endswith("; 100% of these were given an advantage")
     assert lines["drawn"] == "62% of the groups were mixed, with even draws about 18%"  # 0.625, 0.175
     elsewhere = f"--store.url {store.location}"
+    # 4.5 / 5 after 4 of 4; then four times 0 of 4 with discount 0.5: 2.25 / 6.5, 1.125 / 7.25, ...
+    told = "posterior mean 0.90, 0.35, 0.16, 0.07, 0.04 after steps 1, 2, 3, 4, 5"
+    assert lines["one"] == f"prompt   prompt 3  {told}: openrlhf-dbb history {ids[3]} {elsewhere}"
     assert lines["next"].startswith(f"openrlhf-dbb serve {elsewhere} ")
     # What it advises is possible, so a run with a reward of 0.5 is not to be replayed.
     replay = f"openrlhf-dbb lab replay {run.record.name} {elsewhere} "

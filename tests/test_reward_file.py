@@ -24,6 +24,7 @@ def returning(value):
         {"rewards": ["1.0"]}, {"rewards": "1"}, {"rewards": [[1.0]]}, {"rewards": torch.ones(1, 1)}, {"rewards": [1j]},
         {"rewards": np.ones(3)}, {"rewards": {1.0}}, {"rewards": [math.nan]}, {"rewards": -math.inf},
         {"rewards": [10**400]}, {"rewards": 1, "scores": []}, {"rewards": 1, "extra_logs": [1]},
+        {"rewards": 1, "read": ["a", "b"]}, {"rewards": 1, "read": 7},
     ],
 )  # fmt: skip
 def test_what_is_no_reward_is_refused_in_the_same_words(value):
@@ -35,9 +36,10 @@ def test_what_is_no_reward_is_refused_in_the_same_words(value):
 
 @pytest.mark.parametrize("one", [1, [1.0], (True,), torch.tensor(1), [np.float32(1)], np.array([True])])
 def test_a_reward_may_be_a_number_or_hold_one(one):
-    assert reward_file.checked({"rewards": one, "scores": None}, "mine") == (1.0, 1.0, {})
-    assert reward_file.checked({"rewards": [-7.5], "scores": one, "extra_logs": {"a": 1}}, "") == (-7.5, 1.0, {"a": 1})
-    assert reward_file.checked({"rewards": [None], "scores": one}, "mine") == (None, None, {})
+    assert reward_file.checked({"rewards": one, "scores": None}, "mine") == (1.0, 1.0, {}, None)
+    given = {"rewards": [-7.5], "scores": one, "extra_logs": {"a": 1}, "read": ["seven"]}
+    assert reward_file.checked(given, "") == (-7.5, 1.0, {"a": 1}, "seven")
+    assert reward_file.checked({"rewards": [None], "scores": one, "read": "?"}, "mine") == (None, None, {}, "?")
 
 
 @pytest.fixture

@@ -123,17 +123,16 @@ def test_label_that_cannot_be_read_is_an_error_that_names_it(reward):
 
 
 @pytest.mark.parametrize(
-    ("response", "label", "question", "read", "reason"),
+    ("question", "label", "response", "read"),
     [
-        (r"So \boxed{2\frac12}.", "2.5", "", r"\frac{5}{2}", r"equals the label, read as 2.5\times 10^{0}"),
-        (r"\boxed{x+1}", "x+2", "", "x+1", "differs from the label, read as x+2"),
-        (r"\boxed{\sqrt{12}}", r"2\sqrt{3}", SIMPLIFY, r"\sqrt{12}", "no answer: a calculation of the question"),
-        ("It is not 5.", "5", "", "",
-         "no answer: nothing in a box, after 'answer is' or at the end is of the label's kind"),
+        ("Compute.", "2.5", r"So \boxed{2\frac12}.", r"\frac{5}{2}"),
+        ("Compute.", "x+2", r"\boxed{x+1}", "x+1"),
+        (SIMPLIFY, r"2\sqrt{3}", r"\boxed{\sqrt{12}}", r"no answer: the question's \sqrt{12}"),
+        ("Compute.", "5", "It is not 5.", "no answer of the label's kind in a box, after 'answer is' or at the end"),
     ],
 )  # fmt: skip
-def test_a_verdict_is_explained(module, response, label, question, read, reason):
-    assert module.explain(response, label, question) == (read, reason)
+def test_what_was_read_stands_beside_the_reward(module, question, label, response, read):
+    assert module.reward_func([question + response], [question], [label])["read"] == [read]
 
 
 def test_a_response_that_never_ends_is_wrong_and_a_verifier_that_is_broken_is_missing(module, reward, monkeypatch):
@@ -146,13 +145,19 @@ def test_a_response_that_never_ends_is_wrong_and_a_verifier_that_is_broken_is_mi
     assert reward(r"\boxed{\sqrt{3}}", r"\sqrt{2}") is None
     assert reward(r"\boxed{5}", "5") == 1.0
     monkeypatch.setattr(module.answers, "find", None)  # a fault of this package
-    assert reward(r"\boxed{5}", "5") is None
+    broken = module.reward_func([r"?\boxed{5}"], ["?"], ["5"])
+    assert broken["rewards"] == broken["read"] == [None]
 
 
 def test_batch_keeps_its_order_and_lengths_must_agree(module):
     prompts = ["a=", "b=", "c="]
     result = module.reward_func(["a=1", "b=2", r"c=\boxed{3.0}"], prompts, ["1", "1", "3"])
-    assert result == {"rewards": [1.0, 0.0, 1.0], "scores": [1.0, 0.0, 1.0], "extra_logs": {}}
+    assert result == {
+        "rewards": [1.0, 0.0, 1.0],
+        "scores": [1.0, 0.0, 1.0],
+        "extra_logs": {},
+        "read": ["1", "2", "3.0"],
+    }
     with pytest.raises(ValueError, match="shorter"):
         module.reward_func(["a=1"], ["a="], [])
 

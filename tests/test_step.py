@@ -116,6 +116,17 @@ def test_only_stored_texts_are_decoded(create):
     assert set(query(ours, sql)) < everything and len(asked) == 3
 
 
+def test_what_was_read_is_stored_and_the_unreadable_are_counted(create):
+    ours, read = create(), ["7", None, "no answer: no tag", "nothing"]
+    responses = Responses(["a", "b", "c", "d"], keep=None)
+    scored, _ = observe(ours, 1, (0, True, [1, 0]), (1, True, [0, 1]), responses=responses, read=read)
+    assert scored.metrics["rollout/unreadable"] == pytest.approx(1 / 3)  # of those that tell
+    assert set(query(ours, "SELECT text, read FROM rollouts")) == set(zip("abcd", read, strict=True))
+    scored, _ = observe(ours, 2, (0, True, [1, 0]), responses=Responses(["a", "b"]))
+    assert "rollout/unreadable" not in scored.metrics
+    assert query(ours, "SELECT DISTINCT read FROM rollouts WHERE step = 2") == [(None,)]
+
+
 # Probes
 
 MANY = [(f"{i}+1=", str(i + 1)) for i in range(10_000)]

@@ -241,6 +241,22 @@ def test_compare_pairs_the_prompts_that_both_answered(two, fill, capsys):
     assert tested["p"] == pytest.approx(stats.ttest_1samp([1 / 4, 0, -1 / 8], 0).pvalue)
 
 
+def test_compare_has_unbiased_pass_at_k_with_its_interval(two, fill, capsys):
+    # 1 - C(4 - c, k) / C(4, k): of "a" c is 0, 1, 1, 2, 2, 0; of "b" 2, 4, 3, 4, 4, 3
+    first, second = np.array([0, 1 / 2, 1 / 2, 5 / 6, 5 / 6, 0]), np.array([5 / 6, 1, 1, 1, 1, 1])
+    found = json.loads(printed(capsys, two, "compare", "a", "b", "--json")[0])["held_out"]["pass_at_k"]
+    assert [row["k"] for row in found] == [2, 4]
+    assert [found[0][name] for name in ("first", "second")] == pytest.approx([first.mean(), second.mean()])
+    assert [found[1][name] for name in ("first", "second")] == pytest.approx([4 / 6, 1])
+    interval = stats.ttest_1samp(second - first, 0).confidence_interval()
+    assert [found[0][name] for name in ("low", "high")] == pytest.approx(list(interval))
+    lines = printed(capsys, two, "compare", "a", "b")[1]
+    at = lines.index("held-out pass@k, %: last evaluations, prompts of both")
+    assert lines[at + 2].split()[:4] == ["2", "44.4", "97.2", "+52.8"]
+    evaluated(two, fill, "partial", {2: [0.5, 1, 3, 4, 4, 4]})
+    assert "pass@k" not in printed(capsys, two, "compare", "b", "partial")[0]
+
+
 def test_compare_of_runs_without_evaluations(store, fill, capsys):
     for name, prompt in zip("ab", fill.prompts(store, 2), strict=True):
         fill.step(fill.run(store, name), 1, [prompt], [1])

@@ -191,6 +191,10 @@ def test_held_out_accuracy_of_each_prompt(store, fill, run, ids):
     _evaluate(run, 2, [fill.evaluation(ids, [0, 0, 0])])
     found = held_out_prompts(store, run.record, 1)
     assert list(found) == ["logic", "sums"]
-    by_prompt = {name: (ids.tolist(), accuracy.tolist()) for name, (ids, accuracy) in found.items()}
-    assert by_prompt["sums"] == ([ids[0], ids[2]], [4 / 8, (4 + 2 + 0 + 0) / 16])
-    assert by_prompt["logic"] == ([ids[0]], [1 / 2])  # of the verified ones; nothing verified of the other prompt
+    by_prompt = {name: [column.tolist() for column in columns] for name, columns in found.items()}
+    assert by_prompt["sums"] == [[ids[0], ids[2]], [4 / 8, (4 + 2 + 0 + 0) / 16], [[8, 4], [16, 6]]]
+    assert by_prompt["logic"] == [
+        [ids[0]],
+        [1 / 2],
+        [[2, 1]],
+    ]  # of the verified ones; nothing verified of the other prompt

@@ -25,7 +25,10 @@ def trained(url, groups, **options):
             rows = [(prompt, reward) for prompt, of in rewards.items() for reward in of]
             texts = [f"{prompt} {reward}" for prompt, reward in rows]
             names, values = zip(*rows, strict=True)
-            extras = StepExtras(responses=Responses(texts, keep=options.get("keep")), weights=options.get("weights"))
+            read = [f"read {reward}" for _, reward in rows] if options.get("reads") else None
+            extras = StepExtras(
+                responses=Responses(texts, keep=options.get("keep")), weights=options.get("weights"), read=read
+            )
             labels = [name.upper() for name in names]
             posteriors.observe(step, names, labels, values, extras=extras, form=options.get("form", "group_norm"))
         posteriors.finish()
@@ -53,6 +56,12 @@ def test_the_printed_arithmetic_is_the_stored_advantage(url, capsys):
         again = float(weight) * (float(reward) - float(baseline)) / float(scale)
         assert again == pytest.approx(row["advantage"], abs=2e-5) == pytest.approx(float(advantage), abs=2e-5)
         assert row["weight"] * (row["reward"] - row["baseline"]) / row["scale"] == pytest.approx(row["advantage"])
+
+
+def test_explain_shows_what_the_verifier_read(url, capsys):
+    trained(url, [{"p": [1, 0]}], reads=True)
+    lines = ran(capsys, "explain", "run", 1, "p", "--store.url", url)[1].splitlines()
+    assert [line[-6:] for line in lines[-3:]] == ["  read", "read 1", "read 0"]
 
 
 def test_what_explain_cannot_show_it_says(url, capsys):
@@ -199,7 +208,8 @@ def test_rewards_that_are_missing_partial_or_of_any_size(open_new, capsys, tmp_p
         ("partial", [0.5, 1, None], "dbb", {"partial_credit": True}), ("any", [-3, 7, float("nan")], "gaussian", {}),
     ):  # fmt: skip
         file.write_text("".join(json.dumps({"prompt": "p", "step": 1, "reward": reward}) + "\n" for reward in rewards))
-        assert ran(capsys, "import", file, "--run_name", name, "--store.url", store.url)[0] == 0
+        code, out = ran(capsys, "import", file, "--run_name", name, "--store.url", store.url)
+        assert code == 0 and out == f"run '{name}': 1 step, 1 prompt, 3 rollouts, estimator {estimator}\n"
         run = store.find_run(name)
         assert run.estimator == estimator and parameters.items() <= run.parameters.items()
         assert store.query("SELECT rollouts FROM steps WHERE run_id = :run", run=run.run_id) == [(2,)]

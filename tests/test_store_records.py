@@ -38,6 +38,7 @@ def _kept(ids):
         truncated=np.array([1.0, NAN, 0.0]),
         log_prob=np.array([-3.5, NAN, -2.25]),
         text=["long", "", HOSTILE],
+        read=["7", None, HOSTILE],
     )
 
 
@@ -119,6 +120,7 @@ def test_kept_rollouts_are_read_as_written(store, run, ids, fill):
         (ids[1], 3, 0.5, 1.0, -0.25, 7, 1, 0, -3.5, 1.0),
     ]
     assert [row["text"] for row in found] == ["", HOSTILE.replace("\0", "\ufffd"), "long"]
+    assert [row["read"] for row in found] == [None, HOSTILE.replace("\0", "\ufffd"), "7"]
 
 
 def test_kept_rollouts_come_with_the_posterior_before_and_after(store, run, ids, fill):
@@ -126,12 +128,13 @@ def test_kept_rollouts_come_with_the_posterior_before_and_after(store, run, ids,
     fill.step(run, 2, ids[:2], [2, 0], kept=fill.rollouts(ids[:2], [1, 0]))  # (4.25, 2.25), (0.5, 4.5)
     rows = kept_rollouts(store, run.record, 2, limit=3)
     assert list(rows[0]) == [
-        "prompt", "label", "response", "score", "reward", "advantage", "visits", "alpha_before", "beta_before",
+        "prompt", "label", "response", "read", "score", "reward", "advantage", "visits", "alpha_before", "beta_before",
         "mean_before", "alpha", "beta", "mean",
     ]  # fmt: skip
     again, first = (2, 4.5, 0.5, 0.9, 4.25, 2.25, 4.25 / 6.5), (1, None, None, None, 0.5, 4.5, 0.1)
     assert [tuple(row.values())[2:] for row in rows] == [
-        ("answer 0", 1, 1, 0.5, *again), ("answer 1", 0, 0, -0.5, *again), ("answer 0", 0, 0, -0.5, *first),
+        ("answer 0", None, 1, 1, 0.5, *again), ("answer 1", None, 0, 0, -0.5, *again),
+        ("answer 0", None, 0, 0, -0.5, *first),
     ]  # fmt: skip
 
 

@@ -76,6 +76,7 @@ def execute(tmp_path, source):
 def test_a_reward_is_also_the_score_unless_there_is_another(tmp_path):
     output = execute(tmp_path, 'return {"rewards": torch.tensor([1.0]), "scores": [0.5], "extra_logs": {"a": 2}}')
     assert (output["reward"], output["scores"], output["extra_logs"]) == (1.0, 0.5, {"a": 2})
+    assert execute(tmp_path, 'return {"rewards": [0], "read": ["no answer: no tag"]}')["read"] == "no answer: no tag"
     assert execute(tmp_path, 'return {"rewards": float(queries[0] == "6*7=0")}')["scores"] == 1.0
 
 

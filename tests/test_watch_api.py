@@ -302,7 +302,7 @@ def keep(fill, ids, texts):
     rows = fill.rollouts(ids, [1] * len(ids))
     for missing in (rows.reward, rows.score, rows.log_prob):
         missing[1::2] = np.nan
-    return replace(rows, text=texts)
+    return replace(rows, text=texts, read=["\x07", None] * len(ids))
 
 
 def test_kept_rollouts(store, fill):
@@ -316,10 +316,11 @@ def test_kept_rollouts(store, fill):
     assert (found["step"], found["steps"], list(found["prompts"])) == (2, [1, 2], [str(each) for each in ids])
     assert found["rollouts"][0] == {
         "prompt_id": ids[0], "sample": 0, "reward": 1, "score": 1, "advantage": 0.5, "length": 10, "truncated": 0,
-        "missing": 0, "log_prob": -1.5, "lag": 0, "text": "2 a", "cut": 0,
+        "missing": 0, "log_prob": -1.5, "lag": 0, "read": "\\x07", "text": "2 a", "cut": 0,
     }  # fmt: skip
     assert found["rollouts"][1] == found["rollouts"][0] | {
-        "sample": 1, "reward": None, "score": None, "advantage": -0.5, "missing": 1, "log_prob": None, "text": "b\\x1b",
+        "sample": 1, "reward": None, "score": None, "advantage": -0.5, "missing": 1, "log_prob": None, "read": "",
+        "text": "b\\x1b",
     }  # fmt: skip
     one = asked("rollouts/1", str(ids[1]))
     assert [each["text"] for each in one["rollouts"]] == ["c", "d"] and one["step"] == 1

@@ -65,7 +65,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         The stored and logged advantages are those of the form, before they are spread over tokens and whitened.
         """
         # In the order of the experiences, since a dynamic batch sorts the rollouts by length.
-        groups_R = batch.groups_of_each([place for experience in experiences for place in experience.index])
+        of_each = batch.groups_of_each([place for experience in experiences for place in experience.index])
+        groups_R, read_R = zip(*of_each, strict=True)
         keys_R, trained = [group.prompt.key for group in groups_R], len(batch)
         filtered = [replace(rollout, rewards=rollout.rewards.clone()) for rollout in rollouts_of(batch.filtered)]
         generated = [*experiences, *filtered]
@@ -86,6 +87,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             inclusion=[group.drawn.inclusion for group in groups_R if group.drawn] or None,
             weights=[group.drawn.weight for group in groups_R if group.drawn] or None,
             drift=drift_R,
+            read=read_R,
         )
         prompts, labels = zip(*keys_R, strict=True)
         form = self.advantage_estimator

@@ -157,7 +157,8 @@ class RolloutGenerator(SamplesGenerator):
         while pending:
             [ref], _ = ray.wait(list(pending), num_returns=1)
             for place, answers in zip(pending.pop(ref), ray.get(ref), strict=True):
-                group = replace(sent[place], rollouts=tuple(self._rollout(each, **generate_kwargs) for each in answers))
+                rollouts = tuple(self._rollout(each, **generate_kwargs) for each in answers)
+                group = replace(sent[place], rollouts=rollouts, read=tuple(each.get("read") for each in answers))
                 scores_N, decision = scores(group.rollouts), Decision.TRAIN
                 if scores_N is not None:
                     decision = self.sampler.judge(group.prompt_id, scores_N)

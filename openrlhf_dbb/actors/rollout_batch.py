@@ -35,6 +35,7 @@ class Group:
     drawn: Drawn | None = None  # how the strategy chose the prompt; None if it does not choose
     version: int | None = None  # training steps that the engines' policy had seen; None: the policy of the step
     rollouts: tuple[Experience, ...] = ()  # the engines' answers; none before they have answered
+    read: tuple[str | None, ...] = ()  # what the verifier read in each rollout; empty: it does not tell
 
 
 class Snapshot(NamedTuple):
@@ -61,10 +62,16 @@ class RolloutBatch:
         """Return the number of rollouts to train on. OpenRLHF's loop asks for it."""
         return len(rollouts_of(self.trained))
 
-    def groups_of_each(self, places: Iterable[int]) -> list[Group]:
-        """Return the group of each rollout (R,): of those to train on at these places, then of the filtered ones."""
-        trained = [group for group in self.trained for _ in group.rollouts]
-        return [trained[place] for place in places] + [group for group in self.filtered for _ in group.rollouts]
+    def groups_of_each(self, places: Iterable[int]) -> list[tuple[Group, str | None]]:
+        """Return the group of each rollout (R,), and what the verifier read in it.
+
+        First of the rollouts to train on, at these places, then of the filtered ones.
+        """
+        trained, filtered = (
+            [(group, read) for group in groups for read in group.read or [None] * len(group.rollouts)]
+            for groups in (self.trained, self.filtered)
+        )
+        return [trained[place] for place in places] + filtered
 
 
 def rollouts_of(groups: Iterable[Group]) -> list[Experience]:

@@ -115,20 +115,21 @@ class StrictRolloutActor(PlatformRolloutActor):
     async def _reward(self, query: str, prompt: str, label: Any) -> dict[str, Any]:
         executor = self.executor
         if not executor.reward_endpoints:
-            return {"reward": None, "scores": None, "extra_logs": {}}
+            return {"reward": None, "scores": None, "extra_logs": {}, "read": None}
         call = functools.partial(scored, executor.reward_func, executor.reward_endpoints[0], query, prompt, label)
         try:  # upstream's executor would log an error and go on without a reward
             if getattr(executor.reward_func, "quick", False):
-                reward, score, logs = call()  # a thread switch would take longer
+                reward, score, logs, read = call()  # a thread switch would take longer
             elif executor.reward_func:
-                reward, score, logs = await asyncio.to_thread(call)
+                reward, score, logs, read = await asyncio.to_thread(call)
             else:
                 [result] = await executor._fetch_rewards_via_http([query], [prompt], [label])
-                reward, score, logs = checked(result, "the reward server")
+                reward, score, logs, read = checked(result, "the reward server")
         except (RewardError, RuntimeError) as error:  # the server's is a RuntimeError
             raise RewardError(without_passwords(f"{error}; on prompt {prompt[:80]!r}")) from None
         # The reward is averaged for the log and so has to be finite. The score says that it is missing.
-        return {"reward": reward or 0.0, "scores": math.nan if score is None else score, "extra_logs": logs}
+        score = math.nan if score is None else score
+        return {"reward": reward or 0.0, "scores": score, "extra_logs": logs, "read": read}
 
     async def _group_of_agents(self, row: _Prompt, sampling: dict[str, Any], samples: int, max_length: int) -> _Group:
         """Return the rollouts of N agents; their turns differ, so each asks the engine by itself."""

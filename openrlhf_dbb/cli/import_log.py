@@ -71,7 +71,8 @@ def import_log(arguments: argparse.Namespace) -> None:
             except BaseException:
                 posteriors.store.delete_run(posteriors.run.record)
                 raise
-            counted = f"{posteriors.step} steps, {len(posteriors.prompt_ids)} prompts, {len(rows)} rollouts"
+            counts = {"step": posteriors.step, "prompt": len(posteriors.prompt_ids), "rollout": len(rows)}
+            counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
             print(f"run {arguments.run_name!r}: {counted}, estimator {estimator}")
     except ValueError as error:
         raise UsageError(f"the log cannot be imported: {error}") from error

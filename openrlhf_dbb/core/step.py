@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core import KEEP
+from openrlhf_dbb.core import KEEP, NO_ANSWER
 from openrlhf_dbb.core.checks import Column, column, keys_of, numbers, of_kind, whole
 from openrlhf_dbb.core.checks import Floats as Floats
 from openrlhf_dbb.core.checks import Key as Key
@@ -74,6 +74,7 @@ class StepExtras:
         weights: (R,) > 0, importance weights that multiply the advantages.
         drift: (R,) nats a token, how far the policy has moved since the last visit of the rollout's prompt, for an
             estimator that reads it (``reads_drift``); None: 0.
+        read: (R,) what the verifier read as a response's answer, or "no answer" and why; None where it does not tell.
     """
 
     tokens: Column = field(default=None, metadata=_COUNT)
@@ -86,6 +87,7 @@ class StepExtras:
     inclusion: Column = field(default=None, metadata=_SHARE)
     weights: Column = field(default=None, metadata=_POSITIVE)
     drift: Column = field(default=None, metadata=_POSITIVE)
+    read: Sequence[str | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,8 @@ class Rollouts(StepExtras):
                 of_kind(name, given[name], kind)
         if extras.responses is not None and not callable(extras.responses.texts):
             keys_of(prompts, extras.responses.texts, "response texts")
+        if extras.read is not None:
+            keys_of(prompts, [text or "" for text in extras.read], "texts that were read")
         rewards_R = column("rewards", rewards, size)
         scores_R = rewards_R if scores is None else column("scores", scores, size)
         # Without a reward a rollout gets no advantage, and without a score no posterior can learn from it.
@@ -247,6 +251,8 @@ def metrics(step: int, rollouts: Rollouts, groups: Groups, scored: Scored) -> di
     none = not trained_R.any()
     found = {f"estimator/{name}": 0.0 if none else float(each_R[trained_R].mean()) for name, each_R in means.items()}
     found |= {"rollout/filtered": float((~trained_R).mean()), "rollout/skipped": float(rollouts.skipped)}
+    if told := [text for text in rollouts.read or () if text is not None]:
+        found["rollout/unreadable"] = sum(text.startswith(NO_ANSWER) for text in told) / len(told)
     if rollouts.policy_versions is not None and not none:
         lag_R = step - 1 - rollouts.policy_versions[trained_R]
         found |= {"async/lag": float(lag_R.mean()), "async/lag_max": float(lag_R.max())}
@@ -305,6 +311,7 @@ def kept_rows(
         log_prob=log_probs_R[rows_K],
         policy_version=None if versions_R is None else versions_R[rows_K],
         text=[text_of(row) for row in rows_K.tolist()],
+        read=None if rollouts.read is None else [rollouts.read[row] for row in rows_K.tolist()],
     )
 
 

@@ -41,7 +41,7 @@ _MOST_USED = {
     "actor.num_gpus_per_node": "GPUs of a host that train the policy",
     "vllm.num_engines": "vLLM engines, which generate",
     "train.colocate_all": "all models share the same GPUs",
-    "logger.wandb.key": "key of Weights & Biases, which then logs the run",
+    "logger.wandb.key": "key of Weights & Biases, which then logs the run; trackio: trackio logs it here",
 }
 
 

@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from openrlhf_dbb import __version__, methods, presets, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.choices import probed_prompts
@@ -23,7 +25,10 @@ from openrlhf_dbb.lab import recorded
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
 from openrlhf_dbb.storage.url import choose_url, parse_url
-from openrlhf_dbb.terminal import shown
+from openrlhf_dbb.terminal import shown, template_of
+from openrlhf_dbb.watch.serve import PORT
+
+_TOLD = 8  # visits of the prompt that the summary tells of
 
 
 def plan(settings: Settings, start: Start | None) -> str:
@@ -113,7 +118,8 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         change = None
         if len(evaluated := sorted(progress.accuracy)) > 1:
             change = held_out_difference(store, start.run, start.run, (evaluated[0], evaluated[-1]))
-        replays = not recorded.unreplayable(read.read_log(store, start.run)).any()
+        log = read.read_log(store, start.run)
+        replays, story = not recorded.unreplayable(log).any(), _story(start, store, log)
     minutes, rest = divmod(round(seconds), 60)
     lines = ["", f"run {start.run.name} finished in {minutes:02d}:{rest:02d} min"]
     if change is not None:
@@ -129,11 +135,32 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         lines.append(f"  best model   step {best.step}, {best.measure} {best.value:.3f}: {progress.best_folder}")
     lines += [
         f"  database     {start.location}",
-        f"  next         {_look(start)}   a live page: curves, posteriors, what the model wrote",
+        *[f"  one prompt   {story}"] * bool(story),
+        f"  next         {_look(start)}   a live page, http://127.0.0.1:{PORT}/: all prompts, curves, responses",
         *[f"               {_look(start, f'lab replay {start.run.name}')}   what a memory would have said"] * replays,
         *(f"warning: {warning}" for warning in progress.warnings),
     ]
     return "\n".join(lines)
+
+
+def _story(start: Start, store: storage.PosteriorStore, log: read.StepLog) -> str:
+    """Return in words how the posterior moved that moved most; "" if no prompt was visited twice."""
+    mean_V = np.where(np.isnan(log.alpha), log.mean, log.alpha / (log.alpha + log.beta))
+    by_prompt = np.argsort(log.prompt_id, kind="stable")  # and by step
+    ids_P, first_P, visits_P = np.unique(log.prompt_id[by_prompt], return_index=True, return_counts=True)
+    last_P = first_P + visits_P - 1
+    moved_P = np.abs(mean_V[by_prompt[last_P]] - mean_V[by_prompt[first_P]])
+    if not moved_P.any():
+        return ""
+    most = int(moved_P.argmax())
+    places = np.linspace(first_P[most], last_P[most], min(visits_P[most], _TOLD))
+    told = by_prompt[places.round().astype(int)]
+    texts = [text for text, _ in read.whole_prompts(store, np.array([ids_P[most], *ids_P[:_TOLD]]))]
+    opening, ending = template_of(texts)
+    question = shown(texts[0].removeprefix(opening).removesuffix(ending).strip())
+    means = ", ".join(f"{mean:.2f}" for mean in mean_V[told])
+    steps = ", ".join(map(str, log.step[told]))
+    return f"{question}  posterior mean {means} after steps {steps}: {_look(start, f'history {ids_P[most]}')}"
 
 
 def _look(start: Start, command: str = "serve") -> str:

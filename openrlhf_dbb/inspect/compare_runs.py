@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from openrlhf_dbb.core.step import rewards_of
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import paired_tests
+from openrlhf_dbb.evaluation.metrics import pass_at_k
 from openrlhf_dbb.inspect.overview import overview, parameters, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
@@ -20,6 +23,7 @@ ONE_PAIR = "One run of each: this tells about these two models, not about the me
 
 _WHICH = ("first", "second")
 _PLACES = ("start", "best", "last")
+_CHANGE = ("difference", "low", "high")
 _COSTS = (
     "name", "method", "estimator", "rollouts", "filtered", "mixed_groups", "rollouts_per_mixed_group",
     "zero_variance_share", "given_advantage_share",
@@ -63,19 +67,21 @@ def held_out_difference(
         difference: second minus first, in [-1, 1]; low, high: its 95 % interval over prompts, NaN for a single prompt.
         p: of the paired t-test over prompts, two-sided; NaN for a single prompt.
         verdict: the result of the test in words.
+        pass_at_k: the same for each k, see :func:`_pass_at_k`.
     """
     measured, other_measured = held_out(store, first), held_out(store, second)
     if measured is None or other_measured is None:
         return None
     steps = steps or (int(measured.step[-1]), int(other_measured.step[-1]))
     mine, other = held_out_prompts(store, first, steps[0]), held_out_prompts(store, second, steps[1])
-    pairs = []
+    pairs, counts = [], []
     # Only prompts that both runs answered make a pair; a benchmark may have grown in between.
     for benchmark in sorted(mine.keys() & other.keys()):
-        (ids, accuracy_P), (other_ids, other_P) = mine[benchmark], other[benchmark]
+        (ids, accuracy_P, counts_P), (other_ids, other_P, other_counts_P) = mine[benchmark], other[benchmark]
         _, at, at_other = np.intersect1d(ids, other_ids, assume_unique=True, return_indices=True)
         if len(at):
             pairs.append((accuracy_P[at], other_P[at_other]))
+            counts.append((counts_P[at], other_counts_P[at_other]))
     if not pairs:
         return None
     columns = zip(*((first_P, second_P, second_P - first_P) for first_P, second_P in pairs), strict=True)
@@ -88,9 +94,29 @@ def held_out_difference(
         "steps": steps,
         "samples": (measured.samples, other_measured.samples),
         "prompts": sum(len(first_P) for first_P, _ in pairs),
-        **{name: getattr(test, name) for name in ("difference", "low", "high", "p")},
+        **{name: getattr(test, name) for name in (*_CHANGE, "p")},
         "verdict": higher if test.p < paired_tests.ALPHA else "no difference shown",
+        "pass_at_k": _pass_at_k(counts),
     }
+
+
+def _pass_at_k(counts: Sequence[tuple[Floats, Floats]]) -> list[dict[str, Any]]:
+    """Return pass@k of two models for k = 2, 4, 8, ..., with the difference, its interval and p as of the accuracy.
+
+    ``counts`` has for each benchmark the verified responses to each prompt and the sum of their scores, (P, 2), of
+    either model. k ends at the fewest responses to any prompt. Scores other than 0 and 1 have no pass@k.
+    """
+    rows: list[dict[str, Any]] = []
+    every = np.concatenate([counts_P for pair in counts for counts_P in pair])
+    if (every % 1).any():
+        return rows
+    for k in (2**power for power in range(1, int(every[:, 0].min()).bit_length())):
+        passed = [[pass_at_k(rewards_of(of[:, 0].astype(int), of[:, 1]), k) for of in pair] for pair in counts]
+        means = np.mean([[of.mean() for of in pair] for pair in passed], axis=0)
+        test = paired_tests.stratified_t([second - first for first, second in passed], two_sided=True)
+        tested = {name: getattr(test, name) for name in (*_CHANGE, "p")}
+        rows.append({"k": k, "first": float(means[0]), "second": float(means[1]), **tested})
+    return rows
 
 
 def _described(run: RunRecord) -> str:
@@ -114,10 +140,17 @@ def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: Mappi
     print_line(f"second - first, last evaluations: {difference_in_words(accuracy)}")
     print_line(accuracy["verdict"], "bold")
     print_line(ONE_PAIR)
+    if accuracy["pass_at_k"]:
+        print_title("held-out pass@k, %: last evaluations, prompts of both")
+        cells = [
+            (row["k"], *(f"{100 * row[name]:.1f}" for name in _WHICH), *(f"{100 * row[name]:+.1f}" for name in _CHANGE))
+            for row in accuracy["pass_at_k"]
+        ]
+        print_table(("k", *_WHICH, "difference", "95 % from", "to"), cells)
 
 
 def difference_in_words(accuracy: Mapping[str, Any]) -> str:
     """Return what :func:`held_out_difference` found, with its interval."""
-    change, low, high = (f"{100 * accuracy[name]:+.1f}" for name in ("difference", "low", "high"))
+    change, low, high = (f"{100 * accuracy[name]:+.1f}" for name in _CHANGE)
     samples = " and ".join(map(str, dict.fromkeys(accuracy["samples"])))
     return f"{change} points, 95 % interval {low} to {high} ({accuracy['prompts']} prompts x {samples} samples)"

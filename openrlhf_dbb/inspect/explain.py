@@ -49,8 +49,10 @@ def explain(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         ]
     )
     if rollouts:
-        names = ("sample", "reward", "score", "baseline", "scale", "weight", "advantage")
-        print_table((*names, "arithmetic"), [(*(row[name] for name in names), _arithmetic(row)) for row in rollouts])
+        names = ["sample", "reward", "score", "baseline", "scale", "weight", "advantage", "arithmetic"]
+        names += ["read"] if any(row["read"] for row in rollouts) else []
+        rows = [row | {"arithmetic": _arithmetic(row)} for row in rollouts]
+        print_table(names, [[row[name] for name in names] for row in rows], cut=["read"])
     else:
         print("none of its rollouts is kept; train with a greater --rollouts.keep to see each advantage")
 

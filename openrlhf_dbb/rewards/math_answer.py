@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 # OpenRLHF runs this file outside its package, so imports are absolute.
+from openrlhf_dbb.core import NO_ANSWER
 from openrlhf_dbb.rewards import answers, choices, values
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
@@ -28,16 +29,19 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         labels: (B,) right answers: LaTeX with or without box or dollars, a number, a letter or words.
 
     Returns:
-        ``rewards`` and ``scores``: (B,) each 1.0, 0.0 or None (missing: the verifier is broken).
+        ``rewards`` and ``scores``: (B,) each 1.0, 0.0 or None (missing: the verifier is broken); ``read``: (B,) each
+        the answer that was read as LaTeX, or "no answer" and why.
 
     Raises:
         ValueError: lengths differ, a query does not start with its prompt, or the grammar cannot read a label.
     """
-    rewards = []
+    rewards, read = [], []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         text = answers.label_text(label, prompt)
-        rewards.append(judge(answers.response_text(query, prompt), text, prompt)[0])
-    return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}}
+        verdict = judge(answers.response_text(query, prompt), text, prompt)
+        rewards.append(verdict[0])
+        read.append(_read(verdict, text, prompt))
+    return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}, "read": read}
 
 
 def judge(response: str, label: str, question: str = "") -> tuple[float | None, values.Value | None]:
@@ -58,16 +62,15 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
         return None, None
 
 
-def explain(response: str, label: str, question: str = "") -> tuple[str, str]:
-    """Return the answer that was read as LaTeX ("" for none), and the reason of the verdict."""
-    (score, answer), right = judge(response, label, question), _read_label(label)
-    if score is None:
-        return answer.text if answer else "", "not verified: no reply, or one that does not tell"
-    if answer is None or right is None:
-        return "", "no answer: nothing in a box, after 'answer is' or at the end is of the label's kind"
-    if question and values.is_copied(answer, right, _spelled(question)):
-        return answer.text, "no answer: a calculation of the question"
-    return answer.text, f"{'equals' if score else 'differs from'} the label, read as {right.text}"
+def _read(verdict: tuple[float | None, values.Value | None], label: str, question: str) -> str | None:
+    """Return the answer as LaTeX, or why there is none; None if the verifier is broken."""
+    score, answer = verdict
+    if answer is None:
+        return None if score is None else f"{NO_ANSWER} of the label's kind in a box, after 'answer is' or at the end"
+    right = _read_label(label)
+    is_copied = score == 0 and right is not None and question and values.is_copied(answer, right, _spelled(question))
+    text = answer.text.removesuffix(r"\times 10^{0}")
+    return f"{NO_ANSWER}: the question's {text}" if is_copied else text
 
 
 def _answer(response: str, right: values.Value) -> values.Value | None:

@@ -27,7 +27,7 @@ from openrlhf_dbb.rewards.verifier_pool import VerifierPool, serve
 LIMIT_S = 120.0  # for the import and the first verdicts
 TRIED_PROMPTS = 16
 _SCORING_S = 30.0  # a slow function is tried on fewer prompts
-Scored = tuple[float | None, float | None, dict[str, Any]]
+Scored = tuple[float | None, float | None, dict[str, Any], str | None]
 
 
 class RewardError(RunError):
@@ -45,16 +45,18 @@ def scored(reward_func: Callable[..., Any], file: str, query: str, prompt: str, 
 
 
 def checked(result: Any, source: str) -> Scored:
-    """Return reward, score and logs of one response; reward and score are finite, or both None for a missing one.
+    """Return reward, score, logs and what was read of one response; reward and score are both None if it is missing.
 
     Raise RewardError unless ``source`` gave a dictionary with one finite number or None as "rewards" (and "scores").
     """
     is_form = isinstance(result, dict) and "rewards" in result and isinstance(result.get("extra_logs"), dict | None)
     reward, score = (_number(result.get(key)) for key in ("rewards", "scores")) if is_form else (math.nan, None)
-    if math.nan in (reward, score):
+    read = result.get("read") if is_form else None
+    read = read[0] if isinstance(read, (list, tuple)) and len(read) == 1 else read
+    if math.nan in (reward, score) or not isinstance(read, str | None):
         shown = " ".join(repr(result)[:200].split())[:80]
         raise RewardError(f'{source} returned {shown}; return {{"rewards": [one number or None for each response]}}')
-    return reward, reward if reward is None or score is None else score, result.get("extra_logs") or {}
+    return reward, reward if reward is None or score is None else score, result.get("extra_logs") or {}, read
 
 
 def _number(value: Any) -> float | None:
@@ -115,7 +117,7 @@ def try_file(file: str, rows: Sequence[Sequence[str]]) -> dict[str, Any]:
             raise RewardError(f"{file} has no reward_func; define reward_func(queries, prompts, labels, **kwargs)")
         for prompt, label in rows:
             tried = [scored(reward_func, file, prompt + text, prompt, label) for text in (prompt, label, "")]
-            scores += [score for _, score, _ in tried if score is not None]
+            scores += [score for _, score, *_ in tried if score is not None]
             paid, prompts = paid + ((tried[0][0] or 0) >= 1), prompts + 1
             if time.monotonic() - began > _SCORING_S:
                 break

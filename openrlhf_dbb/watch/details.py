@@ -31,7 +31,7 @@ _EXTENT = """
     SELECT (SELECT min(step) FROM dbb_rollout WHERE run_id = :run) AS first,
            (SELECT max(step) FROM dbb_rollout WHERE run_id = :run) AS last"""
 _ROLLOUTS = """
-    SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, lag,
+    SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, lag, read,
            substr(text, 1, :longest) AS text, CASE WHEN length(text) > :longest THEN length(text) ELSE 0 END AS cut
     FROM rollouts WHERE run_id = :run AND step = :step {of_prompt} ORDER BY prompt_id, sample"""
 
@@ -89,7 +89,7 @@ def rollouts(store: PosteriorStore, run: RunRecord, step: int | None, prompt_id:
     return {
         "step": step,
         "steps": None if extent.last is None else [extent.first, extent.last],
-        "rollouts": [row | {"text": readable(row["text"])} for row in rows],
+        "rollouts": [row | {name: readable(row[name] or "") for name in ("text", "read")} for row in rows],
         "prompts": {str(key): {"text": readable(text), "label": readable(label)} for key, text, label, _ in texts},
     }
 

@@ -35,6 +35,7 @@ function card(rollout) {
       ...(rollout.truncated ? [" ", element("span", { class: "flag" }, "truncated")] : []),
       element("span", { class: "figures" }, ` ${numbers.join(" \u00b7 ")}`)),
     textBox(rollout.text || "(no text)", `Rollout ${rollout.sample}, ${word}`),
+    ...(rollout.read ? [element("p", { class: "note" }, "Verifier read: ", element("bdi", {}, rollout.read))] : []),
     ...(rollout.cut ? [element("p", { class: "note" }, `Cut here: it has ${whole(rollout.cut)} characters in all.`)] : []));
 }
 
