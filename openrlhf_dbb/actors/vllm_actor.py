@@ -58,7 +58,6 @@ class StrictRolloutActor(PlatformRolloutActor):
         self._tokenizer = tokenizer
 
     async def receive_weights(self, bucket: list[Parameter]) -> None:
-        """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.platform.weights.Receiver`."""
         await self.llm.collective_rpc("receive_weights", args=(bucket,))
 
     async def sample(self, requests: Sequence[Request], sampling: dict[str, Any]) -> list[Finished]:
@@ -139,7 +138,6 @@ class StrictRolloutActor(PlatformRolloutActor):
 
 
 def _rollout(prompt: list[int], response: Any) -> dict[str, Any]:
-    """Return tokens and log-probs of one response in upstream's form."""
     generated = list(response.token_ids)
     log_probs = None
     if response.logprobs is not None:
