@@ -2,15 +2,12 @@
 
 import functools
 import os
-import re
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from openrlhf_dbb import storage
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, checks, cluster
 from openrlhf_dbb.errors import UsageError
@@ -158,22 +155,3 @@ def test_the_part_that_has_died_is_named():
         f"rank 1 of the policy (process PID on host HOST (ADDRESS)) {crashed}",
         "None",  # the exception of its constructor says more
     ]
-
-
-def test_the_role_that_the_page_makes_can_keep_a_store(new_url):
-    import psycopg
-
-    page = (Path(__file__).parents[1] / "docs/machines.md").read_text()
-    statements = re.findall(r'-c "([^"]+)"', page)
-    assert [statement.split()[0] for statement in statements] == ["CREATE", "GRANT"]
-    url = new_url("postgresql")
-    with psycopg.connect(url, autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        try:
-            with storage.open_store(url.replace("postgres:@", "trainer:...@")) as store:
-                assert store.runs() == []
-                assert store.query("SELECT current_user")[0][0] == "trainer"
-        finally:
-            connection.execute("DROP OWNED BY trainer")
-            connection.execute("DROP ROLE trainer")

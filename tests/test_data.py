@@ -8,7 +8,6 @@ import pytest
 from tokenizers import AddedToken
 
 from openrlhf_dbb import data
-from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.rewards import MATH_FILE
@@ -83,10 +82,8 @@ GOOD = row("good")
 @pytest.mark.parametrize(
     ("bad", "fault"),
     [
-        ({"input": "a"}, "no label"),
         (row("a", float("nan")), "no label"),
         (row("a", ["5"]), "its label is a list"),
-        ({"label": "1"}, "no prompt"),
         (row(messages("a")), "its prompt is a list; all have to be texts"),
         (row([]), "no prompt"),
         ('{"input": "a", label: 1}', "broken JSON: Expecting property name enclosed in double quotes"),
@@ -300,12 +297,9 @@ def test_the_schema_of_dapo_math_17k(choose):
     ("prompt", "fault"),
     [
         ([*messages("a"), said("assistant", "b")], "its last message is of role assistant; end with the user's"),
-        ([said("tool", "a")], "its last message is of role tool"),
         ([said("User", "a")], "its message 1 has the role 'User'; allowed: system, developer, user, assistant, tool"),
         (["a"], "its message 1 has the role None"),
         (messages("a", None), "its message 2 has no text as content"),
-        (messages(" "), "its message 1 has no text as content"),
-        (messages([{"type": "text", "text": "a"}]), "its message 1 has no text as content"),
     ],
 )
 def test_messages_that_a_model_cannot_answer_are_refused_with_their_row(load, prompt, fault):
@@ -317,14 +311,6 @@ def test_messages_that_a_model_cannot_answer_are_refused_with_their_row(load, pr
 def test_messages_need_a_chat_template(choose):
     with pytest.raises(UsageError, match=r"the prompts are messages; give --data.apply_chat_template"):
         choose(row(messages("a")), row(messages("b")))
-
-
-def test_the_digest_depends_on_text_label_and_order(choose):
-    a, b = row("a"), row("b")
-    chosen = [choose(*rows) for rows in ([a, b], [b, a], [a, row("b", "2")], [row("ab"), b], [a, b])]
-    first, *others, again = [dataset_digest(prompts.texts, prompts.labels) for prompts in chosen]
-    assert len({first, *others}) == 4
-    assert again == first
 
 
 RATES = [0.25, "5/8", None, "", "0/4", 1]

@@ -61,16 +61,8 @@ def dry_run(tmp_path, capsys):
 def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path):
     lines = dry_run("--preset", "tiny", "--run_name", "mine")
     assert "   --rollout.n_samples_per_prompt 8  [preset tiny]" in lines
-    version, model, machine, method, *rest, _ = lines[-10:]
-    assert "- preset tiny: a small transformer that adds" in version
-    assert [line.split()[0] for line in (model, machine, method)] == ["model", "machine", "method"]
-    assert rest == [
-        f"data       512 of 512 prompts ({tiny.default_folder()}/train.jsonl)",
-        "budget     16384 rollouts: 512 prompts x 8 samples x 4 episodes",
-        f"held-out   128 prompts ({tiny.default_folder()}/heldout.jsonl): 8 samples a prompt, every 16 steps",
-        f"run        mine (is new) in {tmp_path}/openrlhf_dbb.db",
-        "look       openrlhf-dbb serve; --dry_run shows every value",
-    ]
+    assert "budget     16384 rollouts: 512 prompts x 8 samples x 4 episodes" in lines
+    assert f"run        mine (is new) in {tmp_path}/openrlhf_dbb.db" in lines
 
 
 def test_a_dry_run_refuses_what_a_run_would_refuse(dry_run, own, tmp_path):
@@ -146,9 +138,8 @@ def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_pat
         assert store.find_run("mine").owner.host == "elsewhere"
 
 
-@pytest.mark.parametrize("estimator", ["point", "dbb"])
-def test_a_finished_run_is_advised_as_a_warm_start(dry_run, own, estimator):
-    with Posteriors.create("openrlhf_dbb.db", "mine", ["1+1="], ["2"], estimator=estimator) as posteriors:
+def test_a_finished_run_is_advised_as_a_warm_start(dry_run, own):
+    with Posteriors.create("openrlhf_dbb.db", "mine", ["1+1="], ["2"]) as posteriors:
         posteriors.finish()
     [line] = dry_run(*own, "--resume", "mine")
     advice = "start a new run, with --warm_start mine from its posteriors"
@@ -172,12 +163,6 @@ def warnings(lines):
 def test_a_plan_with_hardly_any_history_is_warned_about_once(dry_run, own, argv, visits):
     said = f"warning: a prompt is visited {visits} times on average, so that history hardly matters"
     assert warnings(dry_run(*own, "--estimator", "dbb", *argv)) == ([said] if visits else [])
-
-
-def test_a_plan_that_measures_no_held_out_accuracy_is_warned_about(dry_run, own):
-    at, said = own.index("--eval.dataset"), "warning: held-out accuracy is not measured, so that no run can be compared"
-    assert warnings(dry_run(*own[:at], *own[at + 2 :])) == [f"{said}: give --eval.dataset"]
-    assert warnings(dry_run(*own, "--eval.steps", "-1")) == [f"{said}: give --eval.dataset and --eval.steps"]
 
 
 def test_the_models_chat_template_is_applied_unless_told_otherwise(dry_run, own, tmp_path):

@@ -1,14 +1,10 @@
 """Warnings about a run that learns nothing or gets worse."""
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("ray")
 
-from openrlhf_dbb import estimators, upstream
 from openrlhf_dbb.actors.progress import Progress, StepOutcome
-from openrlhf_dbb.platform import machine
 
 
 def warned(outcomes=(), accuracy=None, samples=512, difference=0.0):
@@ -23,28 +19,6 @@ def warned(outcomes=(), accuracy=None, samples=512, difference=0.0):
 def test_rare_successes_among_the_last_rollouts_are_named(right, kinds):
     # Of the last 512 rollouts 0 are right, or 12 (2.3 %), above the 2 % of the rule. Other rewards say nothing.
     assert warned([StepOutcome(512, count, 0) for count in right]).keys() == kinds
-
-
-@pytest.mark.parametrize(
-    ("estimator", "form", "advised"),
-    [("dbb", "group_norm", True), ("point", "group_norm", False), ("auto", "group_norm", False),
-     ("dbb", "batch_centered", False), ("dbb", "batch_mean", False)],
-)  # fmt: skip
-def test_another_method_is_advised_where_the_advantages_of_a_step_do_not_sum_to_0(estimator, form, advised):
-    machine.add_shims()
-    with upstream.imports_for_driver():
-        from openrlhf_dbb.actors.trainer import PosteriorTrainer
-    args = {"algo": SimpleNamespace(advantage=SimpleNamespace(estimator=form)),
-            "eval": SimpleNamespace(n_samples_per_prompt=1), "rollout": SimpleNamespace(max_new_tokens=24)}  # fmt: skip
-    run = SimpleNamespace(
-        _posteriors=SimpleNamespace(estimator=estimators.build(estimator)),
-        _held_out=None,
-        args=SimpleNamespace(**args),
-        progress=Progress(outcomes=[StepOutcome(512, 0, 0)]),
-        _sampler=SimpleNamespace(note="drawn evenly"),
-    )
-    said = PosteriorTrainer.warnings(run)
-    assert ("--method centered" in said["rare"], "drawn evenly" in said.values()) == (advised, True)
 
 
 def test_too_few_rollouts_say_nothing_and_several_steps_count_together():
