@@ -75,7 +75,6 @@ ALONE_ASYNC = ["--estimator", "none", "--train.async_enable"]
     [
         (8, [*MODEL, "--vllm.tensor_parallel_size", "4"], [8, 2, 4]),
         (2, ALONE_ASYNC, [1, 1, 1]),
-        (3, ALONE_ASYNC, [1, 2, 1]),
         (6, [*ALONE_ASYNC, "--vllm.tensor_parallel_size", "4"], [2, 1, 4]),
         (8, [*ALONE_ASYNC, "--preset", "tiny"], [1, 1, 1]),  # the tiny preset never takes more
         (8, [*ALONE_ASYNC, "--actor.num_gpus_per_node", "6", "--vllm.num_engines", "2"], [6, 2, 1]),

@@ -11,7 +11,6 @@ from openrlhf_dbb import data
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.rewards import MATH_FILE
-from openrlhf_dbb.tiny.model import build_tokenizer
 
 cpu.prepare_driver()
 
@@ -127,7 +126,6 @@ def test_a_float_of_parquet_is_the_shortest_decimal(tmp_path, kind):
     ("content", "fault"),
     [
         ("input,label\na,1,2\nb,1\n", "1 of 2 rows cannot be used: row 1: it has more fields than the header"),
-        ("input,label\na\nb,1\nc,\n", "2 of 3 rows cannot be used: row 1: no label; row 3: no label"),
         ('input,label\n"a,1\n', "is broken: unexpected end of data"),
         ("input,label\n\xff,1\n", "is broken: 'utf-8' codec can't decode"),
         ("", "has no rows"),
@@ -263,12 +261,6 @@ def test_long_prompts_and_those_without_a_token_are_dropped(choose):
         choose(row("a"), row(long))
 
 
-def test_prompts_with_characters_that_the_model_does_not_know_are_counted(load, tmp_path):
-    args, rows = arguments(tmp_path / "data.jsonl"), load(row("1+2="), row("max(12)="), row("1*2="))
-    kept = data.choose(rows, args, strategy(args), build_tokenizer())
-    assert kept.report == "3 of 3 prompts; 2 with characters that the model does not know"
-
-
 def test_control_tokens_in_questions_are_counted_with_their_first_row():
     token = SimpleNamespace(added_tokens_decoder={1: AddedToken("<end>", special=True), 2: AddedToken("<b>")})
     form = [f"<user>{text}<end>" for text in ("a", "b")]
@@ -308,11 +300,6 @@ def test_messages_that_a_model_cannot_answer_are_refused_with_their_row(load, pr
         load(row(fine), row(prompt))
 
 
-def test_messages_need_a_chat_template(choose):
-    with pytest.raises(UsageError, match=r"the prompts are messages; give --data.apply_chat_template"):
-        choose(row(messages("a")), row(messages("b")))
-
-
 RATES = [0.25, "5/8", None, "", "0/4", 1]
 
 
@@ -329,7 +316,6 @@ def test_pass_rates_are_successes_and_attempts(load):
     ("rate", "fault"),
     [
         (1.5, "its pass rate is '1.5'; it has to be in [0, 1], of 1 attempt or more"),
-        ("9/8", "its pass rate is '9/8'; it has to be in [0, 1], of 1 attempt or more"),
         ("0/0", "its pass rate is '0/0'; it has to be in [0, 1], of 1 attempt or more"),
         ("often", "its pass rate is 'often'; write a number in [0, 1], or successes/attempts"),
         (0.5, "its pass rate has no number of attempts; give --data.pass_rate_attempts"),

@@ -83,9 +83,7 @@ def test_a_dry_run_refuses_what_a_run_would_refuse(dry_run, own, tmp_path):
     ("file", "values"),
     [
         ("config.json", {"auto_map": {"AutoConfig": "brought.Config"}}),
-        ("config.json", {"text_config": {"auto_map": {"AutoModel": "theirs/model--brought.Model"}}}),
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["brought.Slow", None]}}),
-        ("processor_config.json", {"auto_map": {"AutoProcessor": "brought.Processor"}}),
         ("custom_generate/generate.py", {}),
         ("base/config.json", {"auto_map": {"AutoModelForCausalLM": "brought.Model"}}),
     ],

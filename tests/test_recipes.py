@@ -63,14 +63,6 @@ RECIPES = {
         "--rollout.batch_size 1024 --rollout.n_samples_per_prompt 1 --train.batch_size 128 --train.max_epochs 1",
         "--train.dynamic_batch_enable --train.max_tokens_per_gpu 16384 --data.max_len 2048 --data.max_samples 100000",
     ],
-    "train_ppo_with_reward_fn": [
-        on(2, 2, 2, ("ref", "critic", "actor")), ZERO, PACKED, MESSAGES, "--train.colocate_actor_ref",
-        "--reward.remote_url reward.py --reward.normalize_enable --ckpt.output_dir out",
-        "--algo.kl.init_coef 0.01 --actor.adam.lr 5e-7 --critic.adam.lr 9e-6 --ds.adam_offload",
-        "--ds.attn_implementation flash_attention_2 --rollout.batch_size 1024 --rollout.micro_batch_size 16",
-        "--train.batch_size 128 --train.micro_batch_size 8 --train.max_epochs 1",
-        "--data.max_len 2048 --data.max_samples 100000 --logger.wandb.key KEY",
-    ],
     "train_vlm_math_hybrid_engine": [
         on(4, 4, 1), TOGETHER, ZERO, SAVED, QUESTIONS, "--vllm.gpu_memory_utilization 0.7",
         "--algo.advantage.estimator reinforce_baseline --algo.advantage.gamma 1.0 --actor.adam.lr 2e-6",

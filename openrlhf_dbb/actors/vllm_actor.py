@@ -27,19 +27,15 @@ _Group = list[dict[str, Any]]  # the rollouts of a prompt in upstream's form
 
 
 class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
-    """OpenRLHF's vLLM actor; without CUDA, with another engine and with engine arguments that suit it."""
+    """OpenRLHF's vLLM actor; without CUDA with another engine."""
 
-    async def __init__(self, *args: Any, param_dtype: str = "bf16", **kwargs: Any) -> None:  # type: ignore[misc]
-        """Start the engine; Ray awaits this. Without CUDA, ``param_dtype`` "fp32" gives a float32 engine."""
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         use_rays_interface()
         if cpu.active():
             from openrlhf_dbb.platform.cpu_engine import InProcessEngine
 
             used = {"__version__": vllm.__version__, "AsyncEngineArgs": vllm.AsyncEngineArgs}
             upstream.replace(vllm_engine, "vllm", SimpleNamespace(**used, AsyncLLMEngine=InProcessEngine))
-            kwargs = cpu.engine_arguments(kwargs)
-            if param_dtype == "fp32":
-                kwargs["dtype"] = "float32"
         await super().__init__(*args, **kwargs)
 
 

@@ -99,14 +99,16 @@ def _environment(settings: Settings) -> dict[str, Any]:
 
 
 def _engines(rollout_actor: Any, settings: Settings) -> Any:
-    """Return the actor class of the engines with vLLM's limits, which OpenRLHF does not set."""
+    """Return the actor class of the engines with vLLM's arguments, which OpenRLHF does not set."""
     args = settings.args
+    arguments: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
     if cpu.active():
-        limits = cpu_fit.engine_arguments(settings)
-    else:
-        limits = {} if settings.preset == presets.NONE else cuda.engine_limits(args)
-    ours = {"param_dtype": args.ds.param_dtype, "trust_remote_code": args.trust_remote_code}
-    return upstream.with_more(rollout_actor, _environment(settings), ours | limits)
+        arguments |= cpu.engine_arguments(cpu_fit.engine_arguments(settings))
+        if args.ds.param_dtype == "fp32":
+            arguments["dtype"] = "float32"
+    elif settings.preset != presets.NONE:
+        arguments |= cuda.engine_limits(args)
+    return upstream.with_more(rollout_actor, _environment(settings), arguments)
 
 
 def find_dead(parts: Mapping[str, Any], wait_s: float = LOOK_S) -> str | None:
