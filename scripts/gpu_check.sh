@@ -6,8 +6,6 @@
 #   bash scripts/gpu_check.sh                            everything: an hour, we expect
 #   bash scripts/gpu_check.sh --no-setup                 with the environment as it is, for a machine without network
 #   bash scripts/gpu_check.sh --no-setup -k "machine or eager"    some of it
-#
-# OPENRLHF_DBB_REHEARSE=1 tries the script itself where there is no CUDA.
 set -euo pipefail
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

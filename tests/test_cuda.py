@@ -1,8 +1,7 @@
 """Checks a machine with CUDA: attention kernels, each way to train, resume, the commands, TRL.
 
 ``bash scripts/gpu_check.sh`` runs this file; its report has the figures that the tests record. Without CUDA the tests
-are skipped. With ``OPENRLHF_DBB_REHEARSE=1`` each way to train then gets a dry run with pretended GPUs, and what the
-CPU can do is done there, which tries the tests themselves.
+are skipped.
 """
 
 import contextlib
@@ -76,8 +75,6 @@ WAYS = {
     "ahead": (2, on_gpus(1, 1, APART, "--train.async_enable", "--train.partial_rollout_enable")),
     "tensor_parallel": (2, on_gpus(2, 1, TOGETHER, "--vllm.tensor_parallel_size", "2")),
 }
-NOT_ON_A_CPU = ("compiled", "sleep_probes_top_p", "sleep_zero_3", "tensor_parallel")
-
 # The longest rows of preset qwen3-0.6b, in a model of its shape with random weights, which seldom ends a response.
 LONGEST = 5088  # tokens; 32 of --data.max_len are left for the prompt
 SHAPE = {
@@ -101,14 +98,10 @@ def look():
     return SimpleNamespace(**json.loads(done.stdout.splitlines()[-1]), said=tail(done.stderr))
 
 
-def rehearsing():
-    return os.environ.get("OPENRLHF_DBB_REHEARSE") == "1" and not look().gpus
-
-
 @pytest.fixture(scope="module")
 def gpus():
-    """The GPUs as (name, bytes), none in a rehearsal; skips where there is neither."""
-    if not look().gpus and not rehearsing():
+    """The GPUs as (name, bytes); skips where there are none."""
+    if not look().gpus:
         pytest.skip("needs CUDA")
     return look().gpus
 
@@ -127,21 +120,6 @@ def peak(tmp_path, record_property):
         used_mib = [int(line) for line in seen if line.strip().isdigit()]
     if used_mib:
         record_property("peak", f"{max(used_mib) * 2**20 / 1e9:.1f}")
-
-
-@pytest.fixture
-def rehearse(gpus, pretend_gpus, monkeypatch, tmp_path):
-    """Function: in a rehearsal, parse and check a command line as on a machine with GPUs."""
-
-    def dry_run(number, flags):
-        if not gpus:
-            from openrlhf_dbb.cli import train_grpo
-
-            pretend_gpus(number)
-            monkeypatch.chdir(tmp_path)
-            assert train_grpo.main(["--dry_run", *flags]) == 0
-
-    return dry_run
 
 
 def tail(*outputs):
@@ -188,12 +166,9 @@ def machine():
 def test_machine(record_property):
     for name, value in machine().items():
         record_property(name, "none" if value is None else value)
-    if rehearsing():
-        record_property("rehearsal", "without CUDA")
-    elif look().cuda is None and line_of("nvidia-smi", "-L", having="GPU ") is None:
+    if look().cuda is None and line_of("nvidia-smi", "-L", having="GPU ") is None:
         pytest.skip("needs CUDA")
-    else:
-        assert look().gpus, f"torch, built for CUDA {look().cuda}, finds no GPU: {look().said}"
+    assert look().gpus, f"torch, built for CUDA {look().cuda}, finds no GPU: {look().said}"
     assert [package for package in NEEDED if version(package) is None] == []
 
 
@@ -204,7 +179,7 @@ import copy, sys, torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 from openrlhf_dbb.platform import machine
 machine.add_shims()
-device, lengths = ("cuda" if torch.cuda.is_available() else "cpu"), (7, 64, 130, 33)
+device, lengths = "cuda", (7, 64, 130, 33)
 config = Qwen3Config(num_hidden_layers=2, vocab_size=256, hidden_size=512, intermediate_size=512, head_dim=128,
                      num_attention_heads=4, num_key_value_heads=2, use_cache=False, initializer_range=0.1)
 row = torch.arange(sum(lengths), device=device)[None] * 37 % 256
@@ -226,8 +201,6 @@ for name in (sys.argv[1], "sdpa"):
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "sdpa"])
 def test_attention(name, gpus, record_property):
-    if name != "sdpa" and not gpus:
-        pytest.skip("rehearsal: its kernels need a GPU")
     from openrlhf_dbb.platform import cuda
     from openrlhf_dbb.platform import machine as host
 
@@ -288,13 +261,10 @@ def check_weights(divergence, record_property, most_kl):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_training(way, gpus, train, rehearse, tmp_path, record_property):
+def test_training(way, gpus, train, tmp_path, record_property):
     number, flags = WAYS[way]
-    if gpus and len(gpus) < number:
+    if len(gpus) < number:
         pytest.skip(f"needs {number} GPUs, here is {len(gpus)}")
-    rehearse(number, [*TRAINING, *SMALL, *flags])
-    if not gpus and way in NOT_ON_A_CPU:
-        pytest.skip("rehearsal: the dry run passed; a training needs CUDA")
     done = run(train, tmp_path, *SMALL, *flags)
     FOLDERS[way] = tmp_path
     check(tmp_path, done, record_property, 0.05 if "--train.async_enable" in flags else 0.005)
@@ -345,14 +315,13 @@ def test_evaluate(gpus, tmp_path, record_property):
     check_groups([row["responses"] for row in rows], 32)
 
 
-def test_real_vocabulary_at_full_length(gpus, train, rehearse, tmp_path, record_property):
-    """One step; a rehearsal has narrow layers and short rows."""
+def test_real_vocabulary_at_full_length(gpus, train, tmp_path, record_property):
+    """One step."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     model, made = tmp_path / "model", tiny.prepare(tiny.default_folder())
     shutil.copytree(made.model, model)  # of it the tokenizer
-    config = Qwen3Config(**SHAPE | ({} if gpus else {"num_hidden_layers": 2, "hidden_size": 64}))
-    Qwen3ForCausalLM(config).bfloat16().save_pretrained(model)
+    Qwen3ForCausalLM(Qwen3Config(**SHAPE)).bfloat16().save_pretrained(model)
     flags = [
         "--actor.model_name_or_path", str(model), "--data.prompt_dataset", str(made.train), "--data.input_key", "input",
         "--data.label_key", "label", "--no-data.apply_chat_template", "--eval.steps", "-1", "--ckpt.save_steps", "-1",
@@ -361,12 +330,10 @@ def test_real_vocabulary_at_full_length(gpus, train, rehearse, tmp_path, record_
     ]  # fmt: skip
     one = ["--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1"]
     full = ["--preset", "qwen3-0.6b", *flags, *one, "--rollout.max_new_tokens", str(LONGEST)]
-    rehearse(1, [*TRAINING, *full])
-    short = ["--preset", "default", *flags, "--data.max_len", "64", "--rollout.max_new_tokens", "32"]
-    done = run(train, tmp_path, *(full if gpus else short))
+    done = run(train, tmp_path, *full)
     assert done.returncode == 0, tail(done.stdout, done.stderr)
     lengths = [length for (length,) in query(tmp_path, "SELECT length FROM rollouts")]
-    assert (len(lengths), np.median(lengths)) == (64, LONGEST if gpus else 32)
+    assert (len(lengths), np.median(lengths)) == (64, LONGEST)
     (difference,) = logged(tmp_path / LOGS)["train/vllm/log_prob_difference"].values()
     record_property("log-prob difference", f"{difference:.2g}")
     assert difference < 0.05

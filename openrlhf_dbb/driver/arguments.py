@@ -87,25 +87,22 @@ class Settings:
         first = {flag: self.values[flag] for flag in _SHOWN}
         return dict(without_secrets(first | {k: value for k, value in self.values.items() if k not in _HIDDEN}))
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The estimator's parameters. Raises UsageError if one is outside its range."""
-        if self.estimator == NO_ESTIMATOR:
-            return {}
-        cls = named_class(ESTIMATOR, estimators, self.estimator)
-        # A parameter that a trainer fills in is no flag.
-        parameters = {
-            field.name: self.values.get(f"{cls.name}.{field.name}", field.default) for field in parameter_fields(cls)
-        }
-        with _flag_named():
-            cls(**parameters)
-        return parameters
-
     @cached_property
     def built_estimator(self) -> estimators.RewardEstimator:
-        """The estimator with its parameters; for ``--estimator none`` one that takes any number."""
-        name = "point" if self.estimator == NO_ESTIMATOR else self.estimator
-        return estimators.build(name, **self.parameters)
+        """The estimator; point for ``--estimator none``. Raises UsageError if a parameter is outside its range."""
+        if self.estimator == NO_ESTIMATOR:
+            return estimators.build("point")
+        cls = named_class(ESTIMATOR, estimators, self.estimator)
+        # A parameter that a trainer fills in is no flag.
+        names = {field.name: f"{cls.name}.{field.name}" for field in parameter_fields(cls)}
+        with _flag_named():
+            return cls(**{name: self.values[flag] for name, flag in names.items() if flag in self.values})
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The estimator's parameters, none for ``--estimator none``."""
+        fields = parameter_fields(type(self.built_estimator)) if self.estimator != NO_ESTIMATOR else ()
+        return {field.name: getattr(self.built_estimator, field.name) for field in fields}
 
     @property
     def strategy(self) -> strategies.RolloutStrategy:
@@ -152,7 +149,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     _fill_in(values, origin)
     command = shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
     settings = Settings(values, origin, command)
-    _ = settings.parameters, settings.strategy  # checks them
+    _ = settings.built_estimator, settings.strategy  # checks them
     args = upstream.finish_arguments(
         argparse.Namespace(**settings.values), group_baseline=settings.estimator == NO_ESTIMATOR
     )
