@@ -107,7 +107,16 @@ def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():
     ("argv", "line"),
     [
         (
-            ["--method", "dapo", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64"],
+            [
+                "--method",
+                "dapo",
+                "--rollout.n_samples_per_prompt",
+                "1",
+                "--train.batch_size",
+                "64",
+                "--estimator",
+                "dbb",
+            ],
             "--rollout.strategy dynamic looks for groups with different rewards, and a group of 1 never has them",
         ),
         (
