@@ -103,20 +103,14 @@ def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():
     assert decided(parse(*wider), scores) is Decision.TRAIN
 
 
+ONE = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64", "--estimator", "dbb"]
+
+
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
         (
-            [
-                "--method",
-                "dapo",
-                "--rollout.n_samples_per_prompt",
-                "1",
-                "--train.batch_size",
-                "64",
-                "--estimator",
-                "dbb",
-            ],
+            ["--method", "dapo", *ONE],
             "--rollout.strategy dynamic looks for groups with different rewards, and a group of 1 never has them",
         ),
         (
