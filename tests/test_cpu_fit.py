@@ -90,25 +90,6 @@ def test_the_engine_holds_a_step_of_rollouts():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("flags", "shared"),
-    [
-        ([], True),
-        (["--rollout.n_samples_per_prompt", "1"], False),
-        (["--ds.packing_samples"], False),
-        (["--estimator", "none"], False),
-    ],
-)
-def test_the_start_says_that_prompts_are_computed_once(flags, shared):
-    assert ("a group's prompt once" in cpu_fit.describe(fitted(*flags))[0]) == shared
-
-
-def test_emulated_bfloat16_is_said(machine):
-    machine(bf16=False)
-    [line, warning] = cpu_fit.describe(fitted("--ds.param_dtype", "bf16"))
-    assert "OMP_NUM_THREADS=2," in line and warning.startswith("warning: ") and "--ds.param_dtype bf16" in warning
-
-
 def test_the_shape_of_the_packaged_model():
     from transformers import LlamaConfig
 

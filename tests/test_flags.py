@@ -24,17 +24,13 @@ MODEL = ["--actor.model_name_or_path", "m"]
         (["--preset", "none"], "--actor.model_name_or_path is missing"),
         *(
             ([f"--run_name={name}"], "names folders: use letters, digits and . _ + - only, not only dots")
-            for name in ("a/b", ".", "..", "...", "-x", "a b", "a\n", "x" * 201, "\u6f22" * 67)
+            for name in ("a/b", "..", "-x", "a\n", "\u6f22" * 67)
         ),
         (["--resume", "--warm_start", "x"], "--resume continues a run, --warm_start begins a new one"),
-        (["--ckpt.max_num", "1"], "--ckpt.max_num 1 does not work: OpenRLHF deletes an old checkpoint"),
         (["--ds.lora.rank", "8", "--estimator", "none"], "--ds.lora.rank 8 does not go with --estimator none"),
-        (["--ds.lora.rank", "8", "--ds.param_dtype", "bf16", "--ds.tensor_parallel_size", "2"],
-         "--ds.lora.rank 8 does not go with --ds.tensor_parallel_size 2"),
         (["--vllm.num_engines", "2"], "--train.colocate_all: the policy has 1 GPUs"),
         *((["--estimator", "none", *flag], f"{flag[0]} ") for flag in (
-            ["--rollout.strategy", "dynamic"], ["--replay.samples", "2"], ["--train.max_rollouts", "512"],
-            ["--probe.fraction", "0.1"], ["--warm_start", "x"],
+            ["--rollout.strategy", "dynamic"], ["--probe.fraction", "0.1"], ["--warm_start", "x"],
         )),
         (["--algo.advantage.estimator", "gae"], "--algo.advantage.estimator gae has no place for an estimator"),
         (["--algo.advantage.estimator", "reinforce_baseline", "--method", "repo"],

@@ -50,10 +50,8 @@ def test_the_estimate_by_hand(fit):
     ("preset", "gib", "flags", "gpus", "expected"),
     [
         ("qwen3-0.6b", 24, [], 1, (2, 8)),
-        ("qwen3-1.7b", 40, [], 1, (2, 8)),
         ("qwen3-1.7b", 40, ["--method", "repo"], 1, (1, 8)),  # a row is replayed for each fresh one
         ("qwen3-1.7b", 24, ["--ds.lora.rank", "64"], 1, (4, 4)),
-        ("qwen3-8b", 40, [], 8, (1, 4)),
         ("qwen3-8b", 80, [], 4, (4, 8)),
     ],
 )

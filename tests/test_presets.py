@@ -2,8 +2,7 @@
 
 import pytest
 
-from openrlhf_dbb import presets
-from openrlhf_dbb.driver import arguments, flags
+from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.errors import UsageError
 
 OWN_MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer"]
@@ -11,14 +10,6 @@ OWN_MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", 
 
 def parse(*argv):
     return arguments.parse(list(argv))
-
-
-def test_every_preset_sets_only_flags_that_exist():
-    known = {action.dest for action in flags.build_parser()._actions}
-    for name in presets.names():
-        for estimator in ("dbb", "auto", "point"):
-            preset = presets.load(name, estimator)
-            assert {*preset.flags, *preset.gpus} <= known
 
 
 OWN = """
@@ -54,8 +45,6 @@ def test_a_preset_of_ones_own_is_a_file(tmp_path):
         ("[flags]\nactor.adam.lr = ", r"cannot be read: Invalid value \(at "),
         ("[flag]\nactor.adam.lr = 1e-6", r"has 'flag'; allowed: description, extends, needs_cuda, expects, flags, "),
         ("[flags]\nactor.adm.lr = 1e-6", r"sets --actor.adm.lr to 1e-06: .*, did you mean --actor.adam.lr\?"),
-        ("[flags]\ntrain.colocate_all = 1", r"sets --train.colocate_all to 1: unrecognized arguments: 1"),
-        ("[flags]\nactor.adam.betas = 0.9", r"sets --actor.adam.betas to 0.9: .* expected 2 arguments"),
         ("[flags]\nactor.optim = 'adm'", r"sets --actor.optim to 'adm': .* invalid choice: 'adm' \(choose from"),
     ],
 )

@@ -169,7 +169,7 @@ def plain(values):
     ppo_actor.iter_grad_accum_global_norm = in_our_order
     made = PolicyActor(ranks, rank, "127.0.0.1", port)
     args = settings.with_values(values, "the test").openrlhf_args()
-    super(PolicyActor, made).init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
+    super(PolicyActor, made).init_model_from_pretrained(strategy(args), model, max_steps=10)
     return made
 
 def train(policy, ours):

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ pytest.importorskip("openrlhf")
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.platform import cpu
-from openrlhf_dbb.upstream.table import digest, source_file, table
+from openrlhf_dbb.upstream import source_file
 
 if not cpu.active():
     pytest.skip("imports the actors without CUDA", allow_module_level=True)
@@ -67,6 +68,7 @@ def test_a_name_that_a_module_no_longer_has_is_not_replaced():
 ROOT = Path(__file__).parents[1]
 TREES = {path: ast.parse(path.read_text()) for path in (ROOT / "openrlhf_dbb").rglob("*.py")}
 THEIRS = source_file("utils.config").parents[1]
+TABLE = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts/openrlhf_changes.py")))
 
 
 def imported(tree):
@@ -79,13 +81,16 @@ def imported(tree):
 
 
 def test_the_sources_that_the_table_relies_on_are_those_that_it_was_checked_with():
-    assert {row.source: digest(row.source) for row in table()} == {row.source: row.digest for row in table()}
-    assert digest("utils.config:no_such_name") == "gone"
+    rows = TABLE.table()
+    assert {row.source: TABLE.digest(row.source) for row in rows} == {row.source: row.digest for row in rows}
+    assert TABLE.digest("utils.config:no_such_name") == "gone"
 
 
 def test_the_table_has_all_that_is_replaced_subclassed_or_read_privately():
-    rows = {kind: {row.name.replace(":", ".") for row in table() if row.how == kind} for kind in ("replaced", "read")}
-    subclassed = {row.name.rpartition(":")[2] for row in table() if row.how == "subclassed"}
+    rows = TABLE.table()
+    replaced = {row.name.replace(":", ".") for row in rows if row.how == "replaced"}
+    subclassed = {row.name.rpartition(":")[2] for row in rows if row.how == "subclassed"}
+    read = {row.name.rpartition(".")[2] for row in rows if row.how == "read"}
     theirs = [node for path in THEIRS.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     private = {n.name for n in theirs if isinstance(n, ast.FunctionDef) and n.name.startswith("_") and n.name[1] != "_"}
     found = set()
@@ -100,10 +105,10 @@ def test_the_table_has_all_that_is_replaced_subclassed_or_read_privately():
             elif isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "replace" and len(node.args) == 3:
                 module, name = node.args[:2]
                 if isinstance(module, ast.Name) and module.id in names:
-                    assert f"{names[module.id]}.{name.value}" in rows["replaced"], path
+                    assert f"{names[module.id]}.{name.value}" in replaced, path
                     found.add(name.value)
             elif isinstance(node, ast.Attribute) and node.attr in private - own:
-                assert node.attr in {name.rpartition(".")[2] for name in rows["read"]}, (path, node.attr)
+                assert node.attr in read, (path, node.attr)
                 found.add(node.attr)
     assert {"PPOTrainer", "DeepspeedStrategy", "ActorPPOTrainer", "blending_datasets", "_dispatch_forward"} <= found
 

@@ -101,7 +101,7 @@ from openrlhf_dbb.actors.policy_actor import PolicyActor
 def actor(values={}):
     args = settings.with_values(values, "the test").openrlhf_args()
     made = PolicyActor(ranks, rank, "127.0.0.1", port)
-    made.init_model_from_pretrained(strategy(args, on_cpu=True), model, max_steps=10)
+    made.init_model_from_pretrained(strategy(args), model, max_steps=10)
     return made
 """
 

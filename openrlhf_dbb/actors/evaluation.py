@@ -28,8 +28,6 @@ from openrlhf_dbb.evaluation.results import Results
 
 
 class Evaluator:
-    """Evaluates the policy, keeps the best model, and stores each prompt's results."""
-
     def __init__(
         self,
         generator: RolloutGenerator,
@@ -77,7 +75,6 @@ class Evaluator:
         self._progress.accuracy[step] = logs[f"eval_mean@{self._sampling['n_samples_per_prompt']}"]
 
     def _measure(self, samples_each: int) -> tuple[dict[str, float], dict[str, Results]]:
-        """Sample and verify; return the measures, upstream's among them, and the results."""
         from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # imports vLLM
 
         logs, results = {}, {}

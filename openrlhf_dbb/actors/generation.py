@@ -109,7 +109,6 @@ class RolloutGenerator(SamplesGenerator):
         return batch, 100 * len(taken) / (len(taken) + len(filtered)), consumed, over
 
     def _loaded(self, rows: Iterator[Any]) -> Iterator[Group]:
-        """Yield the prompts of a pass as groups without rollouts, in the order of the data loader."""
         for _, texts, labels, images in rows:  # lists of one
             yield from (self._group(prompt) for prompt in zip(texts, labels, images, strict=True))
 
@@ -173,7 +172,6 @@ class RolloutGenerator(SamplesGenerator):
         return len(sent)
 
     def _send(self, drawn: list[Group], sent: list[Group], **options: Any) -> dict[Any, list[int]]:
-        """Ask the engines for groups, which count as generated now; return the calls, each with its places in sent."""
         first = len(sent)
         sent += [replace(group, version=self.version) for group in drawn]
         self.generated += len(drawn) * self.args.rollout.n_samples_per_prompt
@@ -192,7 +190,6 @@ class RolloutGenerator(SamplesGenerator):
         return (self._max_rollouts - self.generated) // self.args.rollout.n_samples_per_prompt
 
     def drop_stale(self, oldest: int) -> None:
-        """Set aside the waiting groups of policies before version ``oldest``."""
         waiting, self._kept = self._kept, []
         for group in waiting:
             (self._filtered if (group.version or 0) < oldest else self._kept).append(group)
@@ -217,7 +214,6 @@ class RolloutGenerator(SamplesGenerator):
         return Snapshot(state, place, over and not self._kept, self.sampler.metrics(), generated)
 
     def load(self, state: dict[str, Any], place: dict[str, Any]) -> None:
-        """Continue from a snapshot."""
         self.generated = state["generated"]
         self.sampler.load(state["sampling"])
         self._again = deque(self._group(*drawn) for drawn in state["again"])
@@ -282,7 +278,6 @@ class RolloutGenerator(SamplesGenerator):
                 ray.get([engine.sleep.remote() for engine in self.vllm_engines])
 
     def _ask(self, prompts: Sequence[Prompt], most: int, **generate_kwargs: Any) -> list[tuple[Any, list[int]]]:
-        """Ask the engines, at most ``most`` prompts a call; return references and places."""
         samples = generate_kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         sampling = {
             "temperature": generate_kwargs.get("temperature", 1.0),
@@ -302,7 +297,6 @@ class RolloutGenerator(SamplesGenerator):
         ]
 
     def _calls(self, prompts: int, samples: int, most: int = PROMPTS_A_CALL) -> Iterator[tuple[Any, list[int]]]:
-        """Yield the engine and the places of the prompts of each call."""
         # The next prompt goes where least is left to do.
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         shares: list[list[int]] = [[] for _ in loads]

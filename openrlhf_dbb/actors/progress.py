@@ -49,7 +49,6 @@ class Progress:
     warnings: list[str] = field(default_factory=list)
 
     def enter(self, phase: str, size: int = 0) -> None:
-        """Begin a phase with ``size`` rollouts."""
         self.size = size
         if phase != self.phase:
             self.phase, self.since = phase, time.monotonic()

@@ -55,7 +55,6 @@ class Replays:
         ]
 
     def metrics(self, replayed: int, experiences: Sequence[Experience]) -> dict[str, float]:
-        """Return what is logged of a step."""
         logged = {"replay/replayed": float(replayed), "replay/cached": float(self.cache.rollouts)}
         if not replayed:
             return logged
@@ -120,7 +119,6 @@ def remember(cache: ReplayCache, prompt_ids: Mapping[Key, int], experiences: Seq
 
 
 def cached_rollouts(experience: Experience) -> list[CachedRollout]:
-    """Return all rollouts of a batch without their padding, in its order."""
     rows = split_experience_batch(dataclasses.replace(experience))  # a shallow copy, since splitting removes the index
     # Copies, since a view would keep the whole padded batch in memory.
     return [

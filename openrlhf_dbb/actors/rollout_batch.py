@@ -14,8 +14,6 @@ from openrlhf_dbb.core.strategies import Drawn
 
 
 class Prompt(NamedTuple):
-    """A row of the data."""
-
     text: str
     label: Any
     image: Any = None
@@ -75,7 +73,6 @@ class RolloutBatch:
 
 
 def rollouts_of(groups: Iterable[Group]) -> list[Experience]:
-    """Return the rollouts of groups, side by side."""
     return [rollout for group in groups for rollout in group.rollouts]
 
 

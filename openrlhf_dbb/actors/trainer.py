@@ -243,7 +243,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return dict(super().ppo_train(global_steps))
 
     def broadcast_to_vllm(self) -> None:
-        """Send the policy's weights to the engines; generation waits or pauses meanwhile."""
         self.progress.enter("sending weights")
         with contextlib.nullcontext() if self._ahead is None else self._ahead.updating():
             super().broadcast_to_vllm()
@@ -296,7 +295,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.enter(phase, self._a_step)
 
     def _cache_files(self, tag: str) -> list[tuple[Replays | PolicyDrift, Path]]:
-        """Return what keeps earlier rollouts, each with its file in a checkpoint."""
         folder, maker = checkpoints.actor_folder(self._folder, tag), self.experience_maker
         owners = {"replay.npz": maker.replays, "drift.npz": maker.drift}
         return [(owner, folder / name) for name, owner in owners.items() if owner]

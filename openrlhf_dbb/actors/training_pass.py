@@ -60,7 +60,6 @@ class LogProbs(torch.autograd.Function):
 
 
 def _chunks(logits: torch.Tensor, temperature: float) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield slices of rows, and the logits there in float32, divided by the temperature."""
     size = max(CHUNK[logits.device.type] // logits.shape[1], 1)
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)

@@ -27,19 +27,15 @@ _Group = list[dict[str, Any]]  # the rollouts of a prompt in upstream's form
 
 
 class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
-    """OpenRLHF's vLLM actor; without CUDA, with another engine and with engine arguments that suit it."""
+    """OpenRLHF's vLLM actor; without CUDA with another engine."""
 
-    async def __init__(self, *args: Any, param_dtype: str = "bf16", **kwargs: Any) -> None:  # type: ignore[misc]
-        """Start the engine; Ray awaits this. Without CUDA, ``param_dtype`` "fp32" gives a float32 engine."""
+    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         use_rays_interface()
         if cpu.active():
             from openrlhf_dbb.platform.cpu_engine import InProcessEngine
 
             used = {"__version__": vllm.__version__, "AsyncEngineArgs": vllm.AsyncEngineArgs}
             upstream.replace(vllm_engine, "vllm", SimpleNamespace(**used, AsyncLLMEngine=InProcessEngine))
-            kwargs = cpu.engine_arguments(kwargs)
-            if param_dtype == "fp32":
-                kwargs["dtype"] = "float32"
         await super().__init__(*args, **kwargs)
 
 
@@ -58,7 +54,6 @@ class StrictRolloutActor(PlatformRolloutActor):
         self._tokenizer = tokenizer
 
     async def receive_weights(self, bucket: list[Parameter]) -> None:
-        """Have vLLM's workers receive these parameters, see :meth:`openrlhf_dbb.platform.weights.Receiver`."""
         await self.llm.collective_rpc("receive_weights", args=(bucket,))
 
     async def sample(self, requests: Sequence[Request], sampling: dict[str, Any]) -> list[Finished]:
@@ -140,7 +135,6 @@ class StrictRolloutActor(PlatformRolloutActor):
 
 
 def _rollout(prompt: list[int], response: Any) -> dict[str, Any]:
-    """Return tokens and log-probs of one response in upstream's form."""
     generated = list(response.token_ids)
     log_probs = None
     if response.logprobs is not None:

@@ -55,8 +55,6 @@ class Settings:
 
     values: Mapping[str, Any] = field(repr=False)  # by flag
     origin: Mapping[str, str] = field(repr=False)  # of each value that is not OpenRLHF's default
-    on_cpu: bool  # train without CUDA
-    machine: machine.Machine
     command: str = field(repr=False)  # that was given, without secrets
     shape: Shape | None = None  # of a dense model; known once its configuration has been read
 
@@ -89,25 +87,22 @@ class Settings:
         first = {flag: self.values[flag] for flag in _SHOWN}
         return dict(without_secrets(first | {k: value for k, value in self.values.items() if k not in _HIDDEN}))
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The estimator's parameters. Raises UsageError if one is outside its range."""
-        if self.estimator == NO_ESTIMATOR:
-            return {}
-        cls = named_class(ESTIMATOR, estimators, self.estimator)
-        # A parameter that a trainer fills in is no flag.
-        parameters = {
-            field.name: self.values.get(f"{cls.name}.{field.name}", field.default) for field in parameter_fields(cls)
-        }
-        with _flag_named():
-            cls(**parameters)
-        return parameters
-
     @cached_property
     def built_estimator(self) -> estimators.RewardEstimator:
-        """The estimator with its parameters; for ``--estimator none`` one that takes any number."""
-        name = "point" if self.estimator == NO_ESTIMATOR else self.estimator
-        return estimators.build(name, **self.parameters)
+        """The estimator; point for ``--estimator none``. Raises UsageError if a parameter is outside its range."""
+        if self.estimator == NO_ESTIMATOR:
+            return estimators.build("point")
+        cls = named_class(ESTIMATOR, estimators, self.estimator)
+        # A parameter that a trainer fills in is no flag.
+        names = {field.name: f"{cls.name}.{field.name}" for field in parameter_fields(cls)}
+        with _flag_named():
+            return cls(**{name: self.values[flag] for name, flag in names.items() if flag in self.values})
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The estimator's parameters, none for ``--estimator none``."""
+        fields = parameter_fields(type(self.built_estimator)) if self.estimator != NO_ESTIMATOR else ()
+        return {field.name: getattr(self.built_estimator, field.name) for field in fields}
 
     @property
     def strategy(self) -> strategies.RolloutStrategy:
@@ -138,24 +133,23 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     for action in parser._actions:
         action.default = argparse.SUPPRESS  # the namespace then holds the flags that the command line names
     given = vars(parser.parse_args(argv))
-    on_cpu = machine.torch_cuda() is None
-    if not on_cpu:
+    if not cpu.active():
         cuda.check_machine()
-    named, preset = _choose(given, on_cpu)
+    named, preset = _choose(given)
     origin: dict[str, str] = {}
-    for source, layer in _layers(parser, given, named, preset, world_size if on_cpu else None):
+    for source, layer in _layers(parser, given, named, preset, world_size):
         values |= layer
         origin |= dict.fromkeys(layer, source)
     values |= named
-    if not on_cpu:
+    if not cpu.active():
         _use_all_gpus(values, preset.gpus)
-    for derive in (_reward, _others, *[cuda.derived] * (not on_cpu and named["preset"] != presets.NONE)):
+    for derive in (_reward, _others, *[cuda.derived] * (not cpu.active() and named["preset"] != presets.NONE)):
         for flag, value, why in derive(values, origin):
             values[flag], origin[flag] = value, why
     _fill_in(values, origin)
     command = shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
-    settings = Settings(values, origin, on_cpu, machine.look(), command)
-    _ = settings.parameters, settings.strategy  # checks them
+    settings = Settings(values, origin, command)
+    _ = settings.built_estimator, settings.strategy  # checks them
     args = upstream.finish_arguments(
         argparse.Namespace(**settings.values), group_baseline=settings.estimator == NO_ESTIMATOR
     )
@@ -168,7 +162,7 @@ def _words(flags: Mapping[str, Any]) -> Iterator[str]:
         yield from [] if isinstance(value, bool) else map(str, value if isinstance(value, list) else [value])
 
 
-def _choose(given: Mapping[str, Any], on_cpu: bool) -> tuple[dict[str, str], presets.Preset]:
+def _choose(given: Mapping[str, Any]) -> tuple[dict[str, str], presets.Preset]:
     """Return the names of the preset, method and estimator, and the preset without the values that are not used."""
     method, estimator, name = given.get("method"), given.get("estimator"), given.get("preset")
     if estimator not in (None, NO_ESTIMATOR):
@@ -180,13 +174,13 @@ def _choose(given: Mapping[str, Any], on_cpu: bool) -> tuple[dict[str, str], pre
         estimator = estimator or published
     if name is None and MODEL_FLAG in given:
         name = presets.NONE if estimator == NO_ESTIMATOR else presets.DEFAULT
-    name = name or ("smollm2" if on_cpu else "qwen3-1.7b")
+    name = name or ("smollm2" if cpu.active() else "qwen3-1.7b")
     preset = presets.load(name, estimator)
     estimator = estimator or preset.flags.get("estimator", NO_ESTIMATOR)
     unnamed = methods.NONE if estimator == NO_ESTIMATOR else "grpo"
     # Where the command line says which GPUs hold which model, the default preset says nothing.
     placed = any(re.match(r"[\w.]+\.num_(nodes|gpus_per_node|engines)|train\.colocate_", flag) for flag in given)
-    if on_cpu or ("preset" not in given and placed):
+    if cpu.active() or ("preset" not in given and placed):
         preset = dataclasses.replace(preset, gpus={})
     method = method or preset.flags.get("method", unnamed)
     return {"preset": name, "method": method, "estimator": str(estimator)}, preset
@@ -197,18 +191,18 @@ def _layers(
     given: Mapping[str, Any],
     named: Mapping[str, str],
     preset: presets.Preset,
-    ranks_on_cpu: int | None,
+    world_size: int,
 ) -> Iterator[cuda.Layer]:
     method, estimator = named["method"], named["estimator"]
     if estimator != NO_ESTIMATOR:
         yield "--estimator", {"algo.advantage.estimator": "group_norm"}
-    if ranks_on_cpu is None:
-        machine.add_shims()
-        yield from cuda.layers(machine.look().gpus, with_preset=named["preset"] != presets.NONE)
-    else:
+    if cpu.active():
         cpu.prepare_driver()
         ranks = ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines")
-        yield "no CUDA", cpu.FLAG_DEFAULTS | dict.fromkeys(ranks, ranks_on_cpu)
+        yield "no CUDA", cpu.FLAG_DEFAULTS | dict.fromkeys(ranks, world_size)
+    else:
+        machine.add_shims()
+        yield from cuda.layers(machine.look().gpus, with_preset=named["preset"] != presets.NONE)
     both = preset.flags | preset.gpus
     for name in dict.fromkeys(preset.origin.values()):
         own = {flag: value for flag, value in both.items() if preset.origin[flag] == name}

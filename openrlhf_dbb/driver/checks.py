@@ -33,12 +33,12 @@ def check(settings: Settings) -> None:
 
 
 def _platform(settings: Settings) -> Iterator[str]:
-    if not settings.on_cpu:
-        yield from cuda.refusals(settings.args, settings.machine.gpus)
+    if not cpu.active():
+        yield from cuda.refusals(settings.args, machine.look().gpus)
     elif presets.load(settings.preset).needs_cuda:
         yield f"--preset {settings.preset} needs CUDA, and there is none here; use --preset tiny"
     else:
-        cpu.check_flags(settings.args)
+        yield from cpu.refusals(settings.args)
 
 
 def _run(settings: Settings) -> Iterator[str]:
@@ -250,8 +250,8 @@ def _batches(settings: Settings) -> Iterator[str]:
 
 def _gpus(settings: Settings) -> Iterator[str]:
     """OpenRLHF would wait forever for GPUs. Those of other hosts are counted when Ray has started."""
-    if not settings.on_cpu and machine.ray_cluster() is None:
-        yield from too_few_gpus(settings.args, len(settings.machine.gpus))
+    if not cpu.active() and machine.ray_cluster() is None:
+        yield from too_few_gpus(settings.args, len(machine.look().gpus))
 
 
 def too_few_gpus(args: SimpleNamespace, there: int) -> Iterator[str]:

@@ -16,7 +16,7 @@ from openrlhf_dbb.driver.arguments import Settings
 from openrlhf_dbb.driver.checks import gpus_needed, too_few_gpus
 from openrlhf_dbb.driver.progress_line import waiting
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cpu, cuda, machine, ray_start
+from openrlhf_dbb.platform import machine, ray_start
 
 _ALONE = f"set RAY_ADDRESS={machine.ALONE} to start one for this run alone"
 STOP_S = 15.0
@@ -103,23 +103,13 @@ def start(settings: Settings) -> None:
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     os.environ.setdefault("RAY_enable_worker_prestart", "0")
     needed = gpus_needed(settings.args)
-    options: dict[str, Any] = {}
-    if settings.on_cpu and machine.ray_cluster() is None:
+    ray_start.start(
         # A rank or an engine takes one logical GPU. With too few, OpenRLHF would wait for ever.
-        options = {"num_gpus": needed, "num_cpus": 16 + 2 * needed}
-    elif machine.ray_cluster() is None:
-        options = {"num_cpus": ray_start.cores(len(settings.machine.gpus))}
-    if options:
-        options["include_dashboard"] = False  # a dashboard that does not start holds up Ray for as long as Ray may take
-    unless_set = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
-    environment = {name: os.environ.get(name, value) for name, value in unless_set.items()}
-    environment |= (cpu if settings.on_cpu else cuda).worker_environment()
-    ray_start.init(
-        runtime_env={"env_vars": environment, "worker_process_setup_hook": "openrlhf_dbb.platform.machine.add_shims"},
+        {"num_gpus": needed, "num_cpus": 16 + 2 * needed},
+        {"NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"},
         # One weight sync alone prints a line per parameter.
-        log_to_driver=settings.args.verbose or settings.estimator == "none",
-        logging_level="warning",
-        **options,
+        verbose=settings.args.verbose or settings.estimator == "none",
+        worker_process_setup_hook="openrlhf_dbb.platform.machine.add_shims",
     )
     for refusal in too_few_gpus(settings.args, ray_start.places()):
         raise UsageError(refusal)

@@ -9,7 +9,7 @@ from openrlhf_dbb.driver.capacity import OPTIMIZER, WEIGHT
 from openrlhf_dbb.driver.cpu_fit import rank_count, shared_prompts, with_free
 from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cuda
+from openrlhf_dbb.platform import cuda, machine
 from openrlhf_dbb.platform.machine import GIB
 
 # Bytes a logit at the peak of training, and where log-probs are taken. Our pass holds bfloat16 and chunks in float32,
@@ -27,7 +27,7 @@ def fitted(settings: Settings) -> Settings:
 
     Raise UsageError if weights, gradients and Adam's states alone need more memory than a GPU has.
     """
-    card, least = min(gpu.memory for gpu in settings.machine.gpus), memory(settings)[0]
+    card, least = min(gpu.memory for gpu in machine.look().gpus), memory(settings)[0]
     if least > card:
         raise UsageError(
             f"--actor.model_name_or_path {settings.args.actor.model_name_or_path} needs {least / GIB:.1f} GiB of each "
@@ -67,10 +67,10 @@ def memory(settings: Settings) -> tuple[float, float, float]:
 
 def describe(settings: Settings) -> list[str]:
     """Return one line about GPUs and micro-batches, and a warning where the estimate is above the GPU's memory."""
-    line, args = f"machine    {settings.machine.describe()}", settings.args
+    line, args = f"machine    {machine.look().describe()}", settings.args
     if settings.shape is None:
         return [line]
-    needed, card = max(memory(settings)) / GIB, min(gpu.memory for gpu in settings.machine.gpus) / GIB
+    needed, card = max(memory(settings)) / GIB, min(gpu.memory for gpu in machine.look().gpus) / GIB
     sizes = f"{cuda.rows(args, 'train')} rows (training) and {cuda.rows(args, 'rollout')} (log-probs)"
     line += f"; micro-batches of {sizes}{shared_prompts(settings)}, about {needed:.1f} GiB of each GPU (estimated)"
     warning = f"warning: of {card:.1f} GiB of a GPU the estimate takes {needed:.1f}: {cuda.LESS_MEMORY}"

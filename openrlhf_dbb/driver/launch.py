@@ -17,7 +17,7 @@ from openrlhf_dbb.driver.progress_line import ProgressLine
 from openrlhf_dbb.driver.progress_line import text as progress_text
 from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.errors import RunError
-from openrlhf_dbb.platform import cuda
+from openrlhf_dbb.platform import cpu, cuda
 
 POLL_S = 0.5
 GRACE_S = 5.0
@@ -46,8 +46,7 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
         policy = ray.remote(num_gpus=1, **_environment(settings))(PolicyActor)
         return train(settings, start, PosteriorTrainer, ray.remote(StrictRolloutActor), policy)
     engines = _engines(ray.remote(PlatformRolloutActor), settings)
-    get_strategy = functools.partial(LightBackend, on_cpu=settings.on_cpu)
-    return upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=get_strategy)
+    return upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=LightBackend)
 
 
 def train(settings: Settings, start: Start, trainer_class: Any, rollout_actor: Any, policy_actor: Any) -> Any:
@@ -59,40 +58,57 @@ def train(settings: Settings, start: Start, trainer_class: Any, rollout_actor: A
             interrupt.raise_from_now_on()
             super().fit(global_step)
 
-    watch, verbose = Watch(start, Trainer), settings.args.verbose
+    watch, verbose = Watch(), settings.args.verbose
+
+    def make_trainer(*args: Any, **kwargs: Any) -> Any:  # the arguments are OpenRLHF's
+        watch.trainer = Trainer(
+            *args,
+            store_url=start.store_url,
+            run_uuid=start.run.uuid,
+            checkpoint=start.checkpoint,
+            rows=start.prepared.prompts.rows,
+            sources=start.prepared.prompts.sources,
+            benchmarks=start.prepared.benchmarks,
+            progress=watch.progress,
+            **kwargs,
+        )
+        return watch.trainer
+
     try:
-        with watch.progress_bar(), upstream.quiet(verbose):
+        with watch.progress_line(), upstream.quiet(verbose):
             upstream.run(
                 settings.openrlhf_args(),
-                trainer=upstream.InThisProcess(watch.make_trainer),
+                trainer=upstream.InThisProcess(make_trainer),
                 rollout_actor=_engines(rollout_actor, settings),
                 policy_actor=policy_actor,
-                get_strategy=functools.partial(LightBackend, on_cpu=settings.on_cpu, loads=start.checkpoint),
+                get_strategy=functools.partial(LightBackend, loads=start.checkpoint),
                 bars=verbose,
             )
             return watch.trainer.finish()
     except ray.exceptions.RayError as error:
-        died = find_dead(watch.parts)
+        died = find_dead(_parts(watch.trainer)) if watch.trainer is not None else None
         if died is None:
             raise
         raise PartDied(died) from error
 
 
 def _environment(settings: Settings) -> dict[str, Any]:
-    if not settings.on_cpu:
+    if not cpu.active():
         return {}
     return {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(cpu_fit.threads(settings))}}}
 
 
 def _engines(rollout_actor: Any, settings: Settings) -> Any:
-    """Return the actor class of the engines with vLLM's limits, which OpenRLHF does not set."""
+    """Return the actor class of the engines with vLLM's arguments, which OpenRLHF does not set."""
     args = settings.args
-    if settings.on_cpu:
-        limits = cpu_fit.engine_arguments(settings)
-    else:
-        limits = {} if settings.preset == presets.NONE else cuda.engine_limits(args)
-    ours = {"param_dtype": args.ds.param_dtype, "trust_remote_code": args.trust_remote_code}
-    return upstream.with_more(rollout_actor, _environment(settings), ours | limits)
+    arguments: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
+    if cpu.active():
+        arguments |= cpu.engine_arguments(cpu_fit.engine_arguments(settings))
+        if args.ds.param_dtype == "fp32":
+            arguments["dtype"] = "float32"
+    elif settings.preset != presets.NONE:
+        arguments |= cuda.engine_limits(args)
+    return upstream.with_more(rollout_actor, _environment(settings), arguments)
 
 
 def find_dead(parts: Mapping[str, Any], wait_s: float = LOOK_S) -> str | None:
@@ -124,43 +140,30 @@ def find_dead(parts: Mapping[str, Any], wait_s: float = LOOK_S) -> str | None:
     return f"{' and '.join(named)} has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
 
 
-class Watch:
-    """Makes the trainer, shows its progress, and notices the death of an engine."""
+def _parts(trainer: Any) -> dict[str, Any]:
+    """Return the actors that a run needs, by name."""
+    parts = {f"vLLM engine {number}": engine for number, engine in enumerate(trainer.vllm_engines)}
+    for name, called in _GROUPS.items():
+        group = getattr(trainer, name)
+        handlers = group._actor_handlers if group is not None else ()
+        parts |= {f"rank {rank} of the {called}": handler for rank, handler in enumerate(handlers)}
+    return parts
 
-    def __init__(self, start: Start, trainer_class: Any) -> None:
+
+class Watch:
+    """Shows the progress of a trainer, and notices the death of an engine."""
+
+    def __init__(self) -> None:
         from openrlhf_dbb.actors.progress import Progress
 
-        self._start, self._trainer_class = start, trainer_class
+        self.progress = Progress()  # its clock begins with the engines
+        self.trainer: Any = None  # None until OpenRLHF has made it
         self._error: Exception | None = None
         self._done = threading.Event()
-        self._progress = Progress()  # its clock begins with the engines
-        self.trainer: Any = None
-        self.parts: dict[str, Any] = {}  # the actors that the run needs by name, once they have been made
         self._warned: set[str] = set()
 
-    def make_trainer(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the trainer of this run; the arguments are OpenRLHF's."""
-        start = self._start
-        self.trainer = self._trainer_class(
-            *args,
-            store_url=start.store_url,
-            run_uuid=start.run.uuid,
-            checkpoint=start.checkpoint,
-            rows=start.prepared.prompts.rows,
-            sources=start.prepared.prompts.sources,
-            benchmarks=start.prepared.benchmarks,
-            progress=self._progress,
-            **kwargs,
-        )
-        self.parts = {f"vLLM engine {number}": engine for number, engine in enumerate(self.trainer.vllm_engines)}
-        for name, called in _GROUPS.items():
-            group = getattr(self.trainer, name)
-            for rank, handler in enumerate(group._actor_handlers if group is not None else ()):
-                self.parts[f"rank {rank} of the {called}"] = handler
-        return self.trainer
-
     @contextlib.contextmanager
-    def progress_bar(self) -> Iterator[None]:
+    def progress_line(self) -> Iterator[None]:
         """Show progress, and end the wait in the main thread when an engine has died that it cannot see."""
         thread = threading.Thread(target=self._show, daemon=True)
         thread.start()
@@ -199,7 +202,7 @@ class Watch:
     def _draw(self, line: ProgressLine, unfinished: int, *, last: bool = False) -> None:
         from openrlhf_dbb.actors.progress import COUNTED_BY_ENGINES
 
-        progress, done = self._progress, None
+        progress, done = self.progress, None
         if progress.phase in COUNTED_BY_ENGINES and unfinished:
             done = max(progress.size - unfinished, 0)  # an engine does not count requests that it has not taken yet
         for kind, warning in (self.trainer.warnings() if self.trainer is not None else {}).items():

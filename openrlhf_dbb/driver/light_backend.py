@@ -7,6 +7,7 @@ from typing import Any
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.machine import use_rays_interface
 from openrlhf_dbb.secrets import without_secrets
 
@@ -16,9 +17,9 @@ NEWEST = "newest"
 class LightBackend:
     """Has the methods of the backend that OpenRLHF's loaders and trainer call. An actor unpickles the whole backend."""
 
-    def __init__(self, args: SimpleNamespace, *, on_cpu: bool, loads: str | None = NEWEST) -> None:
+    def __init__(self, args: SimpleNamespace, *, loads: str | None = NEWEST) -> None:
         # ``loads``: the only checkpoint that model actors load; None: none; NEWEST: OpenRLHF chooses.
-        self.args, self._made_by = args, (backend, (args, on_cpu, loads))
+        self.args, self._made_by = args, (backend, (args, loads))
 
     def __reduce__(self) -> Any:
         return self._made_by
@@ -39,7 +40,7 @@ class LightBackend:
         return StatefulDataLoader(data, batch_size, shuffle, collate_fn=collate_fn, drop_last=True, **workers)
 
 
-def backend(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> Any:
+def backend(args: SimpleNamespace, loads: str | None = NEWEST) -> Any:
     """Return the backend of a model actor. Arguments as of :class:`LightBackend`."""
     from openrlhf.utils import get_strategy
 
@@ -49,7 +50,7 @@ def backend(args: SimpleNamespace, on_cpu: bool, loads: str | None = NEWEST) -> 
     from openrlhf_dbb.platform.backend import Backend, CpuBackend
 
     # OpenRLHF's factory names its class itself. Ours has the same attributes.
-    model_backend.__class__ = CpuBackend if on_cpu else Backend
+    model_backend.__class__ = CpuBackend if cpu.active() else Backend
     if loads != NEWEST:
         model_backend.load_ckpt = functools.partial(_load, model_backend, model_backend.load_ckpt, loads)
     return model_backend

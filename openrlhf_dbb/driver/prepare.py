@@ -15,6 +15,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading
 from openrlhf_dbb.evaluation.evaluated_model import Model, refuse_code
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
+from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
@@ -61,7 +62,7 @@ def read_data(prepared: Prepared) -> None:
 
     disable_progress_bars()
     args = prepared.settings.openrlhf_args()
-    backend = LightBackend(args, on_cpu=prepared.settings.on_cpu)
+    backend = LightBackend(args)
     names = {TRAINING: args.data.prompt_dataset, HELD_OUT: args.eval.dataset}
     own_first = sorted(names.items(), key=lambda each: str(cache("")) in (each[1] or ""))
     for flag, name in (*own_first, ("", args.actor.model_name_or_path)):
@@ -94,7 +95,7 @@ def read_model(prepared: Prepared) -> None:
     shape = capacity.Shape.of(config)
     prepared.settings = dataclasses.replace(prepared.settings, shape=shape)
     if shape is not None:
-        prepared.settings = (cpu_fit if prepared.settings.on_cpu else gpu_fit).fitted(prepared.settings)
+        prepared.settings = (cpu_fit if cpu.active() else gpu_fit).fitted(prepared.settings)
 
 
 def _cannot_be_loaded(what: str, error: Exception) -> UsageError:
@@ -117,8 +118,7 @@ def apply_template(prepared: Prepared) -> None:
 def choose_prompts(prepared: Prepared) -> None:
     args, loaded = prepared.settings.openrlhf_args(), prepared.loaded
     with upstream.quiet():
-        backend = LightBackend(args, on_cpu=prepared.settings.on_cpu)
-        prepared.prompts = choose(loaded[TRAINING], args, backend, prepared.tokenizer, loaded.get(HELD_OUT))
+        prepared.prompts = choose(loaded[TRAINING], args, LightBackend(args), prepared.tokenizer, loaded.get(HELD_OUT))
 
 
 def try_reward(prepared: Prepared) -> None:

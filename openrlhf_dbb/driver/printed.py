@@ -22,6 +22,7 @@ from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.overview import usage_in_words
 from openrlhf_dbb.lab import recorded
+from openrlhf_dbb.platform import cpu, machine
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
 from openrlhf_dbb.storage.url import choose_url, parse_url
@@ -36,16 +37,16 @@ def plan(settings: Settings, start: Start | None) -> str:
     args, preset = settings.args, presets.load(settings.preset)
     # The description tells of the preset's own model and data.
     others = any(settings.given(flag) and flag in preset.flags for flag in (MODEL_FLAG, TRAINING))
-    gpus = settings.machine.describe()
+    gpus = machine.look().describe()
     about = f": {preset.description}" * (bool(preset.description) and not others)
     lines = [
         f"openrlhf_dbb {__version__} - preset {settings.preset}{about}",
         f"model      {args.actor.model_name_or_path}",
-        *(cpu_fit if settings.on_cpu else gpu_fit).describe(settings),
+        *(cpu_fit if cpu.active() else gpu_fit).describe(settings),
         f"method     {methods.describe(settings.method, args, settings.estimator)}",
         *(_run(settings, start) if start is not None else []),
     ]
-    if settings.on_cpu and gpus:
+    if cpu.active() and gpus:
         lines.append(
             f"warning: there is {gpus}, but the installed torch is built without CUDA, so that it is not used; "
             "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cpu, cuda, machine, ray_start
+from openrlhf_dbb.platform import cpu, ray_start
 
 CALL_S = 0.5  # an engine reports this often
 
@@ -116,13 +116,8 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
     ray_start.prepare()
     import ray
 
-    environment = {"TOKENIZERS_PARALLELISM": os.environ.get("TOKENIZERS_PARALLELISM", "true")}
-    environment |= (cpu if cpu.active() else cuda).worker_environment()
-    count, options = engines or 1, {}
-    if not machine.ray_cluster():
-        on_gpus = {"num_cpus": ray_start.cores(len(machine.look().gpus))}
-        options = {"include_dashboard": False} | ({"num_cpus": count, "num_gpus": 0} if cpu.active() else on_gpus)
-    ray_start.init(runtime_env={"env_vars": environment}, log_to_driver=verbose, logging_level="warning", **options)
+    count = engines or 1
+    ray_start.start({"num_cpus": count, "num_gpus": 0}, {}, verbose=verbose)
     try:
         if not cpu.active():
             places = ray_start.places(tensor_parallel_size)

@@ -1,11 +1,11 @@
 """Prepares the processes of a run where torch is built without CUDA."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import machine
 
 # OpenRLHF's defaults of these flags cannot work without CUDA.
@@ -32,8 +32,7 @@ def active() -> bool:
     return machine.torch_cuda() is None
 
 
-def check_flags(args: SimpleNamespace) -> None:
-    """Raise UsageError for a flag that cannot work without CUDA."""
+def refusals(args: SimpleNamespace) -> Iterator[str]:
     ds, vllm = args.ds, args.vllm
     refused = {
         "ds.ring_attn_size": ds.ring_attn_size > 1,
@@ -46,11 +45,9 @@ def check_flags(args: SimpleNamespace) -> None:
         section, name = flag.split(".")
         value = getattr(getattr(args, section), name)
         if refused.get(flag, value):
-            raise UsageError(f"--{flag} {value} needs CUDA, and there is none here; leave it out")
+            yield f"--{flag} {value} needs CUDA, and there is none here; leave it out"
     if ds.tensor_parallel_size > 1 and ds.param_dtype != "bf16":
-        raise UsageError(
-            f"--ds.tensor_parallel_size {ds.tensor_parallel_size} needs --ds.param_dtype bf16 without CUDA; give both"
-        )
+        yield f"--ds.tensor_parallel_size {ds.tensor_parallel_size} needs --ds.param_dtype bf16 without CUDA; give both"
 
 
 def prepare_driver() -> None:

@@ -52,7 +52,6 @@ class InProcessEngine:
 
     @property
     def output_processor(self) -> Any:
-        """vLLM's output processor, which counts the unfinished requests."""
         return self._engine.output_processor
 
     async def generate(
@@ -118,7 +117,6 @@ class InProcessEngine:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Let the thread make a step after all calls that wait now."""
         if not self._stepping and not self._paused and self._failure is None and self._answers:
             self._stepping = True
             self._thread.submit(self._step)

@@ -43,7 +43,6 @@ class Machine:
     driver_cuda: tuple[int, int] | None = None  # newest CUDA that the driver runs; None without a driver
 
     def describe(self) -> str:
-        """Return the GPUs in one line, as in "8 x NVIDIA H200 (141 GiB)"."""
         counts = Counter((gpu.name, gpu.memory) for gpu in self.gpus)
         return ", ".join(f"{count} x {name} ({memory / GIB:.0f} GiB)" for (name, memory), count in counts.items())
 
@@ -132,7 +131,6 @@ def add_shims() -> None:
 
 
 def is_real(module: str) -> bool:
-    """Return whether a module can be found outside ``shims/``. The module is not imported."""
     spec = importlib.util.find_spec(module)
     return spec is not None and not (spec.origin or "").startswith(_SHIMS)
 

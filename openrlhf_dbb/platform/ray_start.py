@@ -9,9 +9,11 @@ import importlib
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.platform import cpu, cuda, machine
 
 WAIT_S = 600
 _TRIES = 2
@@ -28,6 +30,28 @@ def prepare() -> None:
     """Let Ray's processes take their time. Call this before ``import ray``."""
     for name, value in _LIMITS.items():
         os.environ.setdefault(name, str(value))
+
+
+def start(on_cpu: Mapping[str, int], environment: Mapping[str, str], *, verbose: bool, **runtime: Any) -> None:
+    """Start Ray, or join the cluster; call :func:`prepare` first. Raises RunError if it does not start.
+
+    Args:
+        on_cpu: the cores and logical GPUs of a Ray of our own without CUDA.
+        environment: of all workers, unless this process has other values.
+        runtime: more of Ray's runtime environment.
+    """
+    from ray._private.utils import get_num_cpus
+
+    options: dict[str, Any] = {}
+    if machine.ray_cluster() is None:
+        gpus = len(machine.look().gpus)
+        # With fewer cores than one beside each GPU, Ray would wait for ever. Two are for OpenRLHF's trainers.
+        options |= on_cpu if cpu.active() else {"num_cpus": max(int(get_num_cpus()), gpus + 2)}
+        options["include_dashboard"] = False  # a dashboard that does not start holds up Ray for as long as Ray may take
+    unless_set = {"TOKENIZERS_PARALLELISM": "true", **environment}
+    variables = {name: os.environ.get(name, value) for name, value in unless_set.items()}
+    variables |= (cpu if cpu.active() else cuda).worker_environment()
+    init(runtime_env={"env_vars": variables, **runtime}, log_to_driver=verbose, logging_level="warning", **options)
 
 
 def init(**options: Any) -> None:
@@ -52,13 +76,6 @@ def init(**options: Any) -> None:
                 ) from error
         finally:
             node.Node = rays_node
-
-
-def cores(gpus: int) -> int:
-    """Return the CPUs to give a Ray of our own. With fewer than one beside each GPU, Ray would wait for ever."""
-    from ray._private.utils import get_num_cpus
-
-    return max(int(get_num_cpus()), gpus + 2)  # two for the actors of OpenRLHF's trainers
 
 
 def places(gpus_each: int = 1) -> int:

@@ -29,7 +29,6 @@ else:
         def init_process_group(
             self, master_address: str, master_port: int, rank_offset: int, world_size: int, *_: Any, **__: Any
         ) -> None:
-            """Join the group whose rank 0 is DeepSpeed's rank 0."""
             rank = dist.get_rank() + rank_offset
             self._model_update_group = GlooCommunicator(master_address, master_port, rank, world_size)
 

@@ -12,7 +12,6 @@ from openrlhf_dbb.errors import UsageError
 
 
 def cache(name: str) -> Path:
-    """Return a folder in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "openrlhf_dbb" / name
 
 

@@ -1,7 +1,6 @@
 """Reaches OpenRLHF's internals: its parser, its checks, and the names that it looks up during a training.
 
-table      every name that is replaced, subclassed, patched or read privately, and whether it has changed
-deferred   imports that leave out modules which are only named
+``requirements/openrlhf.toml`` lists every name that is replaced, subclassed, patched or read privately.
 """
 
 import argparse
@@ -18,13 +17,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.upstream.deferred import deferring
-from openrlhf_dbb.upstream.table import source_file
 
 CHECKED_VERSIONS = ("0.11.2",)
 COMMAND = "cli.train_ppo_ray"
@@ -50,6 +50,13 @@ def check_version() -> None:
             f"openrlhf {installed} is installed, but openrlhf_dbb was checked on {', '.join(CHECKED_VERSIONS)} only; "
             f"pip install openrlhf=={CHECKED_VERSIONS[-1]}"
         )
+
+
+def source_file(module: str) -> Path:
+    """Return the file of a module of OpenRLHF. OpenRLHF is not imported."""
+    spec = find_spec("openrlhf")
+    assert spec is not None and spec.origin is not None, "check_version has passed"
+    return Path(spec.origin).parent.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def _run_main_block(*, before_parsing: bool, names: dict[str, Any]) -> None:
@@ -110,12 +117,10 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
 
 
 def load(module: str, name: str) -> Any:
-    """Return ``name`` of a module of OpenRLHF without importing its package, which would import torch."""
     return runpy.run_path(str(source_file(module.removeprefix("openrlhf."))))[name]
 
 
 def nested(values: Mapping[str, Any]) -> SimpleNamespace:
-    """Return namespaces in namespaces, by the dots in the flags' names."""
     nest: Callable[[SimpleNamespace], SimpleNamespace] = load("openrlhf.utils.config", "hierarchize")
     return nest(SimpleNamespace(**values))
 

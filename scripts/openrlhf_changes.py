@@ -1,13 +1,15 @@
-"""Reads ``table.toml``: what of OpenRLHF this package relies on beyond its interface, and which of it has changed."""
+"""Prints the rows of requirements/openrlhf.toml whose source in OpenRLHF has changed, with the new digest.
+
+Usage: python scripts/openrlhf_changes.py
+"""
 
 import ast
-import functools
 import hashlib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from openrlhf_dbb.presets import read_toml
+from openrlhf_dbb.upstream import source_file
 
 
 class Row(NamedTuple):
@@ -20,18 +22,10 @@ class Row(NamedTuple):
     source: str
 
 
-@functools.cache
-def table() -> tuple[Row, ...]:
-    lists = read_toml(Path(__file__).with_name("table.toml"))
+def table() -> list[Row]:
+    lists = read_toml(Path(__file__).parents[1] / "requirements/openrlhf.toml")
     rows = [(how, *row) for how, of_a_kind in lists.items() for row in of_a_kind]
-    return tuple(Row(how, name, seen, why, *source or [name]) for how, name, seen, why, *source in rows)
-
-
-def source_file(module: str) -> Path:
-    """Return the file of a module of OpenRLHF. OpenRLHF is not imported."""
-    spec = find_spec("openrlhf")
-    assert spec is not None and spec.origin is not None, "upstream.check_version has passed"
-    return Path(spec.origin).parent.joinpath(*module.split(".")).with_suffix(".py")
+    return [Row(how, name, seen, why, *source or [name]) for how, name, seen, why, *source in rows]
 
 
 def digest(name: str) -> str:
@@ -45,3 +39,9 @@ def digest(name: str) -> str:
         return "gone"
     segment = ast.get_source_segment(text, node) if path else text
     return hashlib.sha256((segment or "").encode()).hexdigest()[:8]
+
+
+if __name__ == "__main__":
+    for row in table():
+        if (now := digest(row.source)) != row.digest:
+            print(f"{now} was {row.digest}  {row.source}: {row.name} is {row.how}, {row.why}")
