@@ -13,6 +13,7 @@ from typing import Any
 from openrlhf_dbb.rewards import answers, choices, values
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
+NO_ANSWER = "no answer: nothing in a box, after 'answer is' or at the end is of the label's kind"
 _logger = logging.getLogger(__name__)
 _pool = VerifierPool()
 _read_label = functools.lru_cache(maxsize=4096)(answers.read_label)
@@ -33,15 +34,11 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     Raises:
         ValueError: lengths differ, a query does not start with its prompt, or the grammar cannot read a label.
     """
-    rewards = []
-    for query, prompt, label in zip(queries, prompts, labels, strict=True):
-        text = answers.label_text(label, prompt)
-        rewards.append(judge(answers.response_text(query, prompt), text, prompt)[0])
-    return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}}
+    return answers.rewards(lambda *row: judge(*row)[0], queries, prompts, labels)
 
 
-def judge(response: str, label: str, question: str = "") -> tuple[float | None, values.Value | None]:
-    """Return the verdict, as in ``reward_func``, and the answer; the question, repeated, is no answer."""
+def judge(response: str, label: str, question: str = "") -> tuple[float | None, values.Value | None, str]:
+    """Return the verdict, as in ``reward_func``, the answer and the reason; the question, repeated, is no answer."""
     right = _read_label(label)
     if right is None:
         raise ValueError(f"the verifier cannot read the label {label!r}; fix or drop this row of the data set")
@@ -49,25 +46,23 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
         response = response.removeprefix(question.strip())
     try:
         answer = _answer(response, right)
-        if answer is None or (question and values.is_copied(answer, right, _spelled(question))):
-            return 0.0, answer
+        if answer is None:
+            return 0.0, None, NO_ANSWER
+        if question and values.is_copied(answer, right, _spelled(question)):
+            return 0.0, answer, "no answer: a calculation of the question"
         verdict = values.equal(right, answer, _ask)
-        return None if verdict is None else float(verdict), answer
-    except Exception:  # a fault of this package must not end a training
+    except Exception as error:  # a fault of this package must not end a training
         _logger.exception("not verified: %r, label %r", response[-200:], label)
-        return None, None
+        return None, None, f"not verified: {error!r}"
+    if verdict is None:
+        return None, answer, "not verified: no reply, or one that does not tell"
+    return float(verdict), answer, f"{'equals' if verdict else 'differs from'} the label, read as {right.text}"
 
 
 def explain(response: str, label: str, question: str = "") -> tuple[str, str]:
     """Return the answer that was read as LaTeX ("" for none), and the reason of the verdict."""
-    (score, answer), right = judge(response, label, question), _read_label(label)
-    if score is None:
-        return answer.text if answer else "", "not verified: no reply, or one that does not tell"
-    if answer is None or right is None:
-        return "", "no answer: nothing in a box, after 'answer is' or at the end is of the label's kind"
-    if question and values.is_copied(answer, right, _spelled(question)):
-        return answer.text, "no answer: a calculation of the question"
-    return answer.text, f"{'equals' if score else 'differs from'} the label, read as {right.text}"
+    _, answer, reason = judge(response, label, question)
+    return answer.text if answer else "", reason
 
 
 def _answer(response: str, right: values.Value) -> values.Value | None:
