@@ -147,6 +147,7 @@ def test_a_response_that_never_ends_is_wrong_and_a_verifier_that_is_broken_is_mi
     assert reward(r"\boxed{5}", "5") == 1.0
     monkeypatch.setattr(module.answers, "find", None)  # a fault of this package
     assert reward(r"\boxed{5}", "5") is None
+    assert module.explain("5", "5") == ("", "not verified: TypeError(\"'NoneType' object is not callable\")")
 
 
 def test_batch_keeps_its_order_and_lengths_must_agree(module):

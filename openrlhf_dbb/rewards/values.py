@@ -215,20 +215,18 @@ def _items(text: str, kind: str, pieces: list[str], read_one: Callable[..., Valu
 
 
 def _number(text: str, numeric: bool) -> Number | None:
-    found = _NUMBER.match(text)
-    size = _size(found) if found else None
-    if found is None or size is None:
+    if (found := _NUMBER.match(text)) is None or (size := _size(found)) is None:
         return None
     rest = stripped(text[found.end() :])
     unit = unit_of(rest, letters=numeric)
     if unit is None and (not _PHRASE.fullmatch(rest) or _NO_UNIT.search(rest)):
         return None
-    sign = 1 if (found["sign"] or "+")[0] == "+" and not found["inner"] else -1
-    value = sign * size
+    is_negative = found["sign"] not in (None, "+") or found["inner"] is not None
+    value = -size if is_negative else size
     above, below = value.as_integer_ratio()
     written = str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
     if "." in (found["decimal"] or "") and not found["period"]:  # Math-Verify compares decimals with a tolerance
-        written = f"{'-' * (sign < 0)}{found['decimal']}\\times 10^{{{found['power'] or 0}}}"
+        written = f"{'-' * is_negative}{found['decimal']}\\times 10^{{{found['power'] or 0}}}"
     is_reducible = int(found["below"] or 0) > below
     unit = unit_of(found["money"] or "") or unit
     return Number(written, value, unit, bool(found["percent"]), int(found["base"] or 0), is_reducible)
