@@ -10,12 +10,6 @@ from openrlhf_dbb.rewards.values import Number, canonical, read, spelled
 _PARENTHESES = re.compile(r"[\[\](){}<>\s]+")
 # Up to the last brace of the line: the box may contain unbalanced braces, its answer.
 _SAID_ON_A_LINE = re.compile(r".*\\boxed\{(.*)\}|\banswer(?:\s+is|\s*:)\s*:?(.*)", re.IGNORECASE)
-_TEXT = re.compile(r"\s*\\(?:text|texttt|mathtt|mathrm)\s*\{(.*)\}\s*")
-_SIGNS = {
-    r"\\(?:langle|lt)(?![a-z])": "<",
-    r"\\(?:rangle|gt)(?![a-z])": ">",
-    r"\\(?:left|right)(?![a-z])|[\s$`*\"'\\~.,]": "",
-}
 
 
 class Verdict(NamedTuple):
@@ -25,7 +19,7 @@ class Verdict(NamedTuple):
 
 def _math(response: str, label: str) -> Verdict:
     # The question is not known here, so a formula that is copied from it counts.
-    score, value = judge(response, label)
+    score, value, _ = judge(response, label)
     # A box that states no value still votes for its text.
     return Verdict(score, canonical(value) if value else spelled(last_box(response) or "") or None)
 
@@ -60,10 +54,11 @@ def _exact(response: str, label: str) -> Verdict:
 
 def _bare(text: str) -> str | None:
     """Return the parentheses in ``text`` if it contains nothing else."""
-    text = _TEXT.sub(r"\1", text) if _TEXT.fullmatch(text) else text
-    for written, meant in _SIGNS.items():
-        text = re.sub(written, meant, text)
-    return text if text and _PARENTHESES.fullmatch(text) else None
+    text = re.sub(r"\A\s*\\(?:text|texttt|mathtt|mathrm)\s*\{(.*)\}\s*\Z", r"\1", text)
+    text = re.sub(r"\\(?:langle|lt)(?![a-z])", "<", text)
+    text = re.sub(r"\\(?:rangle|gt)(?![a-z])", ">", text)
+    text = re.sub(r"\\(?:left|right)(?![a-z])|[\s$`*\"'\\~.,]", "", text)
+    return text if _PARENTHESES.fullmatch(text) else None
 
 
 VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {

@@ -4,16 +4,13 @@ A value that is denied ("not 5", "7 is wrong"), a bound ("at least 51"), an oper
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, plain_signs
+from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
 from openrlhf_dbb.rewards.units import UNITS
 from openrlhf_dbb.rewards.values import Equation, Formula, Items, Number, Value, Words, inner, read
 
-SPECIAL_TOKENS = (
-    "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|end|>", "<end_of_turn>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>", "</s>", "<eos>", "<pad>",
-)  # fmt: skip
 TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statement is read
 SAID_CHARACTERS = 400
 
@@ -68,17 +65,29 @@ def response_text(query: str, prompt: str) -> str:
             "tokenizer does not round-trip, decode(encode(text)) != text (use another tokenizer)"
         )
     response = query[len(prompt) :].rstrip()
-    while token := next((token for token in SPECIAL_TOKENS if response.endswith(token)), None):
+    while token := next((token for token in TABLES["special_tokens"] if response.endswith(token)), None):
         response = response.removesuffix(token).rstrip()
     return response.lstrip()
 
 
-def label_text(label: str | int, prompt: str) -> str:
-    """Return a label as text without spaces around it. Raise ValueError if it is empty."""
-    text = str(label).strip()
-    if not text:
-        raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of answers with --data.label_key")
-    return text
+def rewards(
+    judge: Callable[[str, str, str], tuple[float | None, str | None]], *columns: Sequence[Any]
+) -> dict[str, Any]:
+    """Return what OpenRLHF wants for queries, prompts and labels.
+
+    ``judge`` gets a response, its label and its prompt, and returns a score and the text that it read as the answer.
+
+    Raise ValueError for an empty label, for lengths that differ, and as :func:`response_text`.
+    """
+    scores, read = [], []
+    for query, prompt, label in zip(*columns, strict=True):
+        text = str(label).strip()
+        if not text:
+            raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of answers with --data.label_key")
+        score, answer = judge(response_text(query, prompt), text, prompt)
+        scores.append(score)
+        read.append(answer)
+    return {"rewards": scores, "scores": list(scores), "extra_logs": {}, "read": read}
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
@@ -154,13 +163,10 @@ def _plain(text: str) -> str:
 def _values(text: str, like: Value, *, last_first: bool = False) -> Iterator[Value]:
     step = -1 if last_first else 1
     for sentence in _SENTENCE.split(text)[::step]:
-        if isinstance(like, Number):
-            yield from _numbers(sentence, like)[::step]
-        elif (value := _at_the_end(sentence, like)) is not None:
-            yield value
+        yield from (_numbers if isinstance(like, Number) else _at_the_end)(sentence, like)[::step]
 
 
-def _numbers(sentence: str, like: Number) -> list[Value]:
+def _numbers(sentence: str, like: Value) -> list[Value]:
     values = []
     for found in _MATHS.finditer(sentence):
         start, end = found.span()
@@ -170,7 +176,7 @@ def _numbers(sentence: str, like: Number) -> list[Value]:
     return [value for value in values if value is not None and isinstance(inner(value), Number)]
 
 
-def _at_the_end(sentence: str, like: Value) -> Value | None:
+def _at_the_end(sentence: str, like: Value) -> list[Value]:
     """Return the longest end of a sentence, or else the last formula in dollars, that is of the label's kind."""
     starts = [found.start() for found in re.finditer(r"(?:(?<=\s)|\A|(?<=[:=]))\S", sentence)][-60:]
     places = [(start, sentence[start:]) for start in starts]
@@ -178,8 +184,8 @@ def _at_the_end(sentence: str, like: Value) -> Value | None:
     for place, text in places + [(found.start(), found[0]) for found in reversed(formulas)]:
         value = read(text, like) or read(text.rstrip("!"), like)
         if value is not None and _is_like(value, like) and not _is_denied(sentence, place):
-            return value
-    return None
+            return [value]
+    return []
 
 
 def _is_like(value: Value, like: Value) -> bool:

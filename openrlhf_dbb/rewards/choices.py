@@ -86,7 +86,8 @@ def _settled(said: str, is_boxed: bool, letters: str) -> str | None:
     if found is None or found[1].upper() not in letters:
         return None
     rest = said[found.end() :]
+    if _SECOND.match(rest):
+        return ""
     # "A lone pair" in a box is an option's text; so are "a lone pair" and "I think" in a sentence, not "B because".
-    if _SECOND.match(rest) or ((is_boxed or found[1] in "aiI") and not found[2] and not _ENDS.match(rest)):
-        return "" if _SECOND.match(rest) else None
-    return found[1].upper()
+    is_text = (is_boxed or found[1] in "aiI") and not found[2] and not _ENDS.match(rest)
+    return None if is_text else found[1].upper()

@@ -14,6 +14,7 @@ from openrlhf_dbb.core import NO_ANSWER
 from openrlhf_dbb.rewards import answers, choices, values
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
+_NOTHING_READ = f"{NO_ANSWER} of the label's kind in a box, after 'answer is' or at the end"
 _logger = logging.getLogger(__name__)
 _pool = VerifierPool()
 _read_label = functools.lru_cache(maxsize=4096)(answers.read_label)
@@ -35,17 +36,11 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     Raises:
         ValueError: lengths differ, a query does not start with its prompt, or the grammar cannot read a label.
     """
-    rewards, read = [], []
-    for query, prompt, label in zip(queries, prompts, labels, strict=True):
-        text = answers.label_text(label, prompt)
-        verdict = judge(answers.response_text(query, prompt), text, prompt)
-        rewards.append(verdict[0])
-        read.append(_read(verdict, text, prompt))
-    return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}, "read": read}
+    return answers.rewards(lambda *row: judge(*row)[::2], queries, prompts, labels)
 
 
-def judge(response: str, label: str, question: str = "") -> tuple[float | None, values.Value | None]:
-    """Return the verdict, as in ``reward_func``, and the answer; the question, repeated, is no answer."""
+def judge(response: str, label: str, question: str = "") -> tuple[float | None, values.Value | None, str | None]:
+    """Return verdict, answer and what was read, as in ``reward_func``; the question, repeated, is no answer."""
     right = _read_label(label)
     if right is None:
         raise ValueError(f"the verifier cannot read the label {label!r}; fix or drop this row of the data set")
@@ -53,24 +48,16 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
         response = response.removeprefix(question.strip())
     try:
         answer = _answer(response, right)
-        if answer is None or (question and values.is_copied(answer, right, _spelled(question))):
-            return 0.0, answer
+        if answer is None:
+            return 0.0, None, _NOTHING_READ
+        read = answer.text.removesuffix(r"\times 10^{0}")  # a decimal is kept as digits and an exponent
+        if question and values.is_copied(answer, right, _spelled(question)):
+            return 0.0, answer, f"{NO_ANSWER}: the question's {read}"
         verdict = values.equal(right, answer, _ask)
-        return None if verdict is None else float(verdict), answer
     except Exception:  # a fault of this package must not end a training
         _logger.exception("not verified: %r, label %r", response[-200:], label)
-        return None, None
-
-
-def _read(verdict: tuple[float | None, values.Value | None], label: str, question: str) -> str | None:
-    """Return the answer as LaTeX, or why there is none; None if the verifier is broken."""
-    score, answer = verdict
-    if answer is None:
-        return None if score is None else f"{NO_ANSWER} of the label's kind in a box, after 'answer is' or at the end"
-    right = _read_label(label)
-    is_copied = score == 0 and right is not None and question and values.is_copied(answer, right, _spelled(question))
-    text = answer.text.removesuffix(r"\times 10^{0}")
-    return f"{NO_ANSWER}: the question's {text}" if is_copied else text
+        return None, None, None
+    return None if verdict is None else float(verdict), answer, read
 
 
 def _answer(response: str, right: values.Value) -> values.Value | None:

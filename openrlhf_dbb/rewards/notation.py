@@ -5,15 +5,15 @@ Words in an upright font (``\text{}``) begin with the character ``UPRIGHT`` each
 
 import re
 import unicodedata
+from pathlib import Path
 from typing import Any
 
+from openrlhf_dbb.presets import read_toml
+
+TABLES = read_toml(Path(__file__).with_name("tables.toml"))
+_SIGNS, _COMMANDS = dict(TABLES["signs"]), dict(TABLES["commands"])
 UPRIGHT = "\x01"
 FUNCTIONS = ["sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"]
-_SIGNS = {"\u2212": "-", "\u2013": "-", "\u00f7": "/", "\u2044": "/", "\u2026": "...", "\u3002": ".", "\u3001": ",",
-          "\u2019": "'", "\u00a0": " ", "\u00b0": r"^\circ ", "\u00d7": r"\times ", "\u00b7": r"\cdot ",
-          "\u22c5": r"\cdot ", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u00b1": r"\pm ", "\u2264": r"\le ",
-          "\u2265": r"\ge ", "\u2260": r"\ne ", "\u2248": r"\approx ", "\u222a": r"\cup ", "\u2208": r"\in ",
-          "\u221a": r"\sqrt ", "\u2205": r"\emptyset ", "\u03b8": r"\theta "}  # fmt: skip
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _LOWERED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
 
@@ -21,47 +21,38 @@ FONT = re.compile(r"\\(text[a-z]*|math[a-z]+|boldsymbol|bm|operatorname|emph|mbo
 _FONT_OR_BOX = re.compile(FONT.pattern.replace("emph", "emph|boxed|fbox"))
 _UPRIGHT_FONTS = {"text", "textrm", "textbf", "textit", "texttt", "mathrm", "mbox", "operatorname"}
 _LETTERS = re.compile(rf"(?<![{UPRIGHT}\\A-Za-z])(?!(?<=\d)[eE][+-]?\d)[A-Za-z]+")
-_SAME = {"leq": r"\le", "geq": r"\ge", "leqslant": r"\le", "geqslant": r"\ge", "neq": r"\ne", "lt": "<", "gt": ">",
-         "lbrace": r"\{", "rbrace": r"\}", "langle": "(", "rangle": ")", "ldots": "...", "dots": "...", "cdots": "...",
-         "degree": r"\circ", "varnothing": r"\emptyset", "simeq": r"\approx", "%": "%", "$": "$"}  # fmt: skip
 _GROUPED = r"(?<![\d.,])\d{1,3}(?:(\{,\}|\\[,!]|, ?\\!\s*%s)\d{3})(?:\1\d{3})*(?!\d|,\d| ?/)|"
 _DOTTED = r"(?<![\d.])\d{1,3}(?:\.\d{3}){2,}(?![\d.])"
 _GROUPS, _GROUPS_IN_BRACKETS = re.compile(_GROUPED % "|,| " + _DOTTED), re.compile(_GROUPED % "" + _DOTTED)
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2})(?![\d,]|\.\d)")
-_REWRITES: list[tuple[re.Pattern[str], Any]] = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits|(?i:large|huge)|small|bf)(?![A-Za-z])", ""),
-        (r"(?<!\\)(?:\\!|\$)|`|\b(?:np|math)\.(?=[a-z])", ""),
-        (r"(?<=[\w)}]) ?\*\* ?(?:\((-?\w+)\)|(-?\w+))", r"^{\1\2}"),
-        (r"(?:(?<!\\)\\(?:[,:;> ]|q?quad(?![A-Za-z]))|[\s~])+", " "),
-        (r"\\([A-Za-z]+|[%$])", lambda found: _SAME.get(found[1], found[0])),
-        (r"([<>!])=", lambda found: {"<": r"\le ", ">": r"\ge ", "!": r"\ne "}[found[1]]),
-        (r"(?<=\d)\.(?= ?[/*+)}-])", ""),  # 1./3
-        (rf"(?<![{UPRIGHT}\\A-Za-z])({'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])", r"\\\1"),
-        (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"\\[dt]binom(?![a-z])", r"\\binom"),
-        (r"\\binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
-        (r"C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))", r"\\binom{\1\2}{\3\4}"),
-        (r"\{([^{}]*)\\over([^{}A-Za-z][^{}]*)\}", r"\\frac{\1}{\2}"),
-        (
-            r"\\[dtc]?frac ?(?:(\d|\\(?!frac|sqrt)[A-Za-z]+)(?= ?[\d{])|\{([^{}]*)\}) ?(?:(\d)|\{([^{}]*)\})",
-            r"\\frac{\1\2}{\3\4}",
-        ),
-        (r"\\[dtc]frac(?![a-z])", r"\\frac"),
-        (r"(?<![\w.}/^])(\d+) ?/ ?(\d+)(?![\w./(])", r"\\frac{\1}{\2}"),
-        (r"(\d\.\d*)\\(?:overline|bar|dot)\{(\d+)\}", r"\1(\2)"),
-        (r"(\d\.\d*?)(\d+?)\2+\.\.\.+", r"\1(\2)"),
-        (r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?!\w|[{^]|\.\d)", r"\1\\times 10^{\2}"),
-        (rf"(?<=[\d)]) ?(?:\\times|\\cdot|\*|{UPRIGHT}?x) ?10 ?\^ ?(?:(-?\d)|\{{([+-]?\d+)\}})", r"\\times 10^{\1\2}"),
-        (r"(?<=[\d)]) x (?=[\d(])", r"\\times "),
-        (r"\b0b([01]+)", r"\1_{2}"),
-        (r"\((\d+)\)_", r"\1_"),
-        (  # ]0,1[
-            r"([\[\]])([^][(){}]+,[^][(){}]+)([\[\]])",
-            lambda found: ("(" if found[1] == "]" else "[") + found[2] + (")" if found[3] == "[" else "]"),
-        ),
-    )
+_REWRITES: list[tuple[str, Any]] = [
+    (r"\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits|(?i:large|huge)|small|bf)(?![A-Za-z])", ""),
+    (r"(?<!\\)(?:\\!|\$)|`|\b(?:np|math)\.(?=[a-z])", ""),
+    (r"(?<=[\w)}]) ?\*\* ?(?:\((-?\w+)\)|(-?\w+))", r"^{\1\2}"),
+    (r"(?:(?<!\\)\\(?:[,:;> ]|q?quad(?![A-Za-z]))|[\s~])+", " "),
+    (r"\\(?:[A-Za-z]+|[%$])|[<>!]=", lambda found: _COMMANDS.get(found[0], found[0])),
+    (r"(?<=\d)\.(?= ?[/*+)}-])", ""),  # 1./3
+    (rf"(?<![{UPRIGHT}\\A-Za-z])({'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])", r"\\\1"),
+    (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"\\binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
+    (r"C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))", r"\\binom{\1\2}{\3\4}"),
+    (r"\{([^{}]*)\\over([^{}A-Za-z][^{}]*)\}", r"\\frac{\1}{\2}"),
+    (
+        r"\\frac ?(?:(\d|\\(?!frac|sqrt)[A-Za-z]+)(?= ?[\d{])|\{([^{}]*)\}) ?(?:(\d)|\{([^{}]*)\})",
+        r"\\frac{\1\2}{\3\4}",
+    ),
+    (r"(?<![\w.}/^])(\d+) ?/ ?(\d+)(?![\w./(])", r"\\frac{\1}{\2}"),
+    (r"(\d\.\d*)\\(?:overline|bar|dot)\{(\d+)\}", r"\1(\2)"),
+    (r"(\d\.\d*?)(\d+?)\2+\.\.\.+", r"\1(\2)"),
+    (r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?!\w|[{^]|\.\d)", r"\1\\times 10^{\2}"),
+    (rf"(?<=[\d)]) ?(?:\\times|\\cdot|\*|{UPRIGHT}?x) ?10 ?\^ ?(?:(-?\d)|\{{([+-]?\d+)\}})", r"\\times 10^{\1\2}"),
+    (r"(?<=[\d)]) x (?=[\d(])", r"\\times "),
+    (r"\b0b([01]+)", r"\1_{2}"),
+    (r"\((\d+)\)_", r"\1_"),
+    (  # ]0,1[
+        r"([\[\]])([^][(){}]+,[^][(){}]+)([\[\]])",
+        lambda found: ("(" if found[1] == "]" else "[") + found[2] + (")" if found[3] == "[" else "]"),
+    ),
 ]
 
 
@@ -70,12 +61,12 @@ def plain_signs(text: str) -> str:
     if text.isascii():
         return text
     text = _RAISED.sub(lambda raised: f"^{{{raised[0].translate(_LOWERED)}}}", text)
-    return "".join(char if char.isascii() else _plain_sign(char) for char in text)
+    return "".join(char if char.isascii() else _SIGNS.get(char) or _compatible(char) for char in text)
 
 
-def _plain_sign(char: str) -> str:
-    if char in _SIGNS or char.isdecimal():
-        return _SIGNS.get(char) or str(unicodedata.decimal(char))
+def _compatible(char: str) -> str:
+    if char.isdecimal():
+        return str(unicodedata.decimal(char))
     above, slash, below = unicodedata.normalize("NFKC", char).partition("\u2044")
     return rf"\frac{{{above}}}{{{below}}}" if slash else above if len(above) == 1 else char
 
@@ -94,7 +85,7 @@ def normal(text: str, *, decimal_comma: bool = False) -> str:
     while (bare := _FONT_OR_BOX.sub(_without_font, text)) != text:
         text = bare
     for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
+        text = re.sub(pattern, replacement, text)
     return text
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # OpenRLHF runs this file outside its package, so imports are absolute.
-from openrlhf_dbb.rewards.answers import response_text
+from openrlhf_dbb.rewards.answers import rewards
 from openrlhf_dbb.rewards.verifier_pool import TASK_WORKER, VerifierPool
 
 _pool = VerifierPool(worker=TASK_WORKER)
@@ -12,9 +12,7 @@ _pool = VerifierPool(worker=TASK_WORKER)
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
     """Verify responses; takes, returns and raises the same as ``math_answer.reward_func``."""
-    rows = zip(queries, prompts, labels, strict=True)
-    rewards = [score(response_text(query, prompt), label) for query, prompt, label in rows]
-    return {"rewards": rewards, "scores": list(rewards), "extra_logs": {}}
+    return rewards(lambda response, label, _: (score(response, label), None), queries, prompts, labels)
 
 
 def score(response: str, label: str) -> float | None:

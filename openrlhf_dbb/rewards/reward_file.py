@@ -98,7 +98,7 @@ def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: R
         f"{name}, given the prompt itself as the response, scores {share:.0%} of {asked} sampled prompts as right: the "
         "model can learn to repeat the question; use a stricter reward, or ask for the answer in another form"
     )
-    return [warning] if tried["paid"] else []
+    return [warning] if share else []
 
 
 # The functions below run in the process.

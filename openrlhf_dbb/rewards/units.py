@@ -3,27 +3,12 @@
 import re
 from fractions import Fraction
 
-from openrlhf_dbb.rewards.notation import UPRIGHT
+from openrlhf_dbb.rewards.notation import TABLES, UPRIGHT
 
-# In a line, units with the base of its first one: the factor, then the unit's names.
-_TABLE = """1 m meter metre, 0.01 cm centimeter centimetre, 0.001 mm millimeter millimetre, 1e-9 nm nanometer, \
-1000 km kilometer kilometre, 0.0254 in inch inche, 0.3048 ft foot feet, 0.9144 yd yard, 1609.344 mi mile
-1 s sec second, 0.001 ms millisecond, 60 min minute, 3600 h hr hour, 86400 day, 604800 week
-1 month, 12 year yr
-1 g gram, 1000 kg kilogram, 0.001 mg milligram
-1 lb pound, 0.0625 oz ounce
-1 L l liter litre, 0.001 mL ml milliliter
-1 dollar $ USD, 0.01 cent
-1 J joule, 1000 kJ kilojoule
-1 W watt, 1000 kW kilowatt, 1e6 MW megawatt
-1 Hz hertz, 1000 kHz kilohertz, 1e6 MHz
-1 eV, 1000 keV, 1e6 MeV
-1 degree deg|1 rad radian|1 N newton|1 V volt|1 A ampere|1 Pa pascal|1 K kelvin|1 mol mole|1 erg|1 Celsius
-1 Fahrenheit|1 \u20ac euro EUR|1 \u00a3 GBP|1 \u00a5 yen"""
 UNITS = {
-    name: (line.split()[1].rstrip(","), Fraction(factor))
-    for line in re.split(r"[|\n]", _TABLE)
-    for factor, *names in (unit.split() for unit in line.split(", "))
+    name: (base, Fraction(factor))
+    for base, sizes in TABLES["units"].items()
+    for factor, *names in map(str.split, sizes)
     for name in names
 }
 _FACTOR = re.compile(

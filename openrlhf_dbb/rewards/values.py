@@ -47,7 +47,7 @@ _NAME = re.compile(
     r"(?:[A-Za-z]|[A-Z]+|(?:\\text\{[^{}]*\}|[A-Za-z]{3,})(?: ?(?:\\text\{[^{}]*\}|[A-Za-z]+))*)?"
     r"\}?(?:_(?:\w|\{[^{}]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?|\([A-Za-z](?:,[A-Za-z])+\)"
 )
-_TIME = re.compile(rf"(\d{{1,2}})(?::(\d{{2}}))? ?{UPRIGHT}?([ap]m|)", re.IGNORECASE)
+_TIME = re.compile(rf"(?=\d+\D)([01]?\d|2[0-4])(?::([0-5]\d))? ?{UPRIGHT}?([ap]m|)", re.IGNORECASE)
 _INFINITE = re.compile(rf"\+?(-?) ?(?:\\infty|{UPRIGHT}?(?:infinity|infinite))")
 _BRACKETS = re.compile(r"(\\?\{|[(\[])(.*?)(\\\}|[)\]}])", re.DOTALL)
 
@@ -112,9 +112,10 @@ def _list(text: str, numeric: bool) -> Value | None:
     date = _date(text)
     if len(pieces) < 2 or date is not None:
         return date or _relation(text, numeric)
-    values, text = _each(pieces, _relation), latex(text)
-    if not values:
+    members = _items(latex(text), ",", pieces, _relation)
+    if members is None:
         return None
+    text, values = members.text, members.items
     if all(isinstance(value, Words) for value in values):
         return Words(text, tuple(word for value in values if isinstance(value, Words) for word in value.words))
     names = [value.name if isinstance(value, Equation) else "" for value in values]
@@ -123,23 +124,10 @@ def _list(text: str, numeric: bool) -> Value | None:
         return Items(text, "()", tuple(item for _, item in sorted(zip(names, items, strict=True), key=lambda p: p[0])))
     if names[0] and not any(names[1:]):  # n = 1, 2, 3
         return Equation(text, names[0], Items(text, ",", items))
-    return _sum(*items) or (Items(text, ",", items) if len(set(names)) == 1 else Formula(text, is_relation=True))
-
-
-def _sum(large: Value, *rest: Value) -> Value | None:
-    """Return 18 dollars and 50 cents as one number of dollars."""
-    small = rest[0] if len(rest) == 1 else None
-    if isinstance(large, Number) and isinstance(small, Number) and large.unit and small.unit:
-        share = small.unit[1] / large.unit[1]
-        if large.unit[0] == small.unit[0] and share < 1:
-            return replace(large, value=large.value + small.value * share)
-    return None
-
-
-def _each(pieces: list[str], read_one: Callable[[str, bool], Value | None]) -> list[Value]:
-    values = [read_one(piece, False) for piece in pieces] if len(pieces) <= MOST_ITEMS else []
-    known = [value for value in values if value is not None]
-    return known if len(known) == len(values) else []
+    match items:  # 18 dollars and 50 cents
+        case [Number(unit=(base, size)) as large, Number(unit=(other, part)) as small] if base == other and part < size:
+            return replace(large, value=large.value + small.value * part / size)
+    return Items(text, ",", items) if len(set(names)) == 1 else Formula(text, is_relation=True)
 
 
 def _relation(text: str, numeric: bool) -> Value | None:
@@ -149,16 +137,13 @@ def _relation(text: str, numeric: bool) -> Value | None:
     if not all(members[1:]) or _PROSE.search(text):
         return None
     written, names = latex(text), [_NAME.fullmatch(latex(member)) is not None for member in members]
+    is_equation = set(signs) <= {"=", r"\approx"}
+    if is_equation and names == [False, True]:  # 5 = x
+        members, names = members[::-1], names[::-1]
     first, last = _single(members[0], numeric), _single(members[-1], numeric)
-    if signs == [r"\in"] and names[0]:
+    if names[0] and (signs == [r"\in"] or (is_equation and members[0])):
         return last and Equation(written, latex(members[0]), last)
-    if set(signs) <= {"=", r"\approx"}:
-        if names[-1] and len(members) == 2 and not names[0]:  # 5 = x
-            return first and Equation(written, latex(members[1]), first)
-        if names[0] and members[0]:
-            return last and Equation(written, latex(members[0]), last)
-        if re.search(rf"(?<![\\{UPRIGHT}])(?<![^\W\d_]){_LETTERS}", _WORD.sub("", text)):
-            return Formula(written, is_relation=True)
+    if is_equation and not re.search(rf"(?<![\\{UPRIGHT}])(?<![^\W\d_]){_LETTERS}", _WORD.sub("", text)):
         # 12 + 9 = 21, or 21 = 12 + 9
         return first if isinstance(first, Number) and not isinstance(last, Number) else last
     return _interval(written, members, signs, names) or Formula(written, is_relation=True)
@@ -168,33 +153,33 @@ def _interval(text: str, members: list[str], signs: list[str], names: list[bool]
     """Return the interval of ``a < x <= b`` or ``x > a``; None for any other relation."""
     if signs[0] in (">", r"\ge"):
         members, names, signs = members[::-1], names[::-1], [_TURNED.get(sign, "") for sign in signs[::-1]]
-    if not set(signs) <= {"<", r"\le"} or names not in ([True, False], [False, True], [False, True, False]):
+    if names == [True, False]:
+        members, signs = [r"-\infty", *members], ["<", *signs]
+    elif names == [False, True]:
+        members, signs = [*members, r"\infty"], [*signs, "<"]
+    elif names != [False, True, False]:
         return None
-    name = names.index(True)
-    low, high = name > 0, name + 1 < len(names)
-    ends = _each([*members[:name], *members[name + 1 :]], _single)
-    if not ends:
+    if not set(signs) <= {"<", r"\le"}:
         return None
-    ends = [Words("", (r"-\infty",))] * (not low) + ends + [Words("", (r"\infty",))] * (not high)
-    kind = ("[" if low and signs[0] == r"\le" else "(") + ("]" if high and signs[-1] == r"\le" else ")")
-    return Equation(text, latex(members[name]), Items(text, kind, tuple(ends)))
+    kind = ("[" if signs[0] == r"\le" else "(") + ("]" if signs[1] == r"\le" else ")")
+    interval = _items(text, kind, members[::2])
+    return interval and Equation(text, latex(members[1]), interval)
 
 
 def _single(text: str, numeric: bool = False) -> Value | None:
     if not text or not split(text)[0]:
         return None
     tight, written = squeezed(text), latex(text)
-    pieces, ratio = split(text, _UNION)[0], split(text, ":")[0]
+    united, ratio = split(text, _UNION)[0], split(text, ":")[0]
     if r"\begin" in text:
         return Formula(written)
-    if len(pieces) > 1:
-        return _items(written, "u", pieces)
+    if len(united) > 1:
+        return _items(written, "u", united)
     if number := _number(tight, numeric):
         return number
     if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
-        return _bracketed(brackets[1], brackets[2], brackets[3], numeric)
-    clock = _TIME.fullmatch(tight)
-    if clock and (clock[2] or clock[3]) and int(clock[1]) < 25 and int(clock[2] or 0) < 60:
+        return _bracketed(brackets, numeric)
+    if clock := _TIME.fullmatch(tight):
         return Words(written, (f"{int(clock[1])}:{clock[2] or '00'}",), clock[3].lower())
     if len(ratio) > 1 and r"\{" not in text:
         return _items(written, ":", ratio)
@@ -211,9 +196,9 @@ def _single(text: str, numeric: bool = False) -> Value | None:
     return None if _PROSE.search(formula) else Formula(latex(formula))
 
 
-def _bracketed(left: str, inside: str, right: str, numeric: bool) -> Value | None:
-    inside, kind, text = stripped(inside), (left + right).replace("\\", ""), latex(left + inside + right)
-    pieces = split(inside, "[,;]")[0]
+def _bracketed(brackets: re.Match[str], numeric: bool) -> Value | None:
+    left, inside, right = map(stripped, brackets.groups())
+    kind, text, pieces = (left + right).replace("\\", ""), latex(left + inside + right), split(inside, "[,;]")[0]
     condition = split(inside, r"[|:]|\\mid(?![A-Za-z])")[0][1:] if left == r"\{" else []
     if len(condition) == 1:  # {x | x > 3}
         return _relation(condition[0], False)
@@ -223,26 +208,25 @@ def _bracketed(left: str, inside: str, right: str, numeric: bool) -> Value | Non
     return value if isinstance(value, (Number, Items, Words)) or left == "{" else Formula(text)
 
 
-def _items(text: str, kind: str, pieces: list[str]) -> Value | None:
-    values = _each(pieces, _single)
-    return Items(text, kind, tuple(values)) if values else None
+def _items(text: str, kind: str, pieces: list[str], read_one: Callable[..., Value | None] = _single) -> Items | None:
+    values = [read_one(piece, False) for piece in pieces] if len(pieces) <= MOST_ITEMS else [None]
+    known = tuple(value for value in values if value is not None)
+    return Items(text, kind, known) if len(known) == len(values) else None
 
 
 def _number(text: str, numeric: bool) -> Number | None:
-    found = _NUMBER.match(text)
-    size = _size(found) if found else None
-    if found is None or size is None:
+    if (found := _NUMBER.match(text)) is None or (size := _size(found)) is None:
         return None
     rest = stripped(text[found.end() :])
     unit = unit_of(rest, letters=numeric)
     if unit is None and (not _PHRASE.fullmatch(rest) or _NO_UNIT.search(rest)):
         return None
-    sign = 1 if (found["sign"] or "+")[0] == "+" and not found["inner"] else -1
-    value = sign * size
+    is_negative = found["sign"] not in (None, "+") or found["inner"] is not None
+    value = -size if is_negative else size
     above, below = value.as_integer_ratio()
     written = str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
     if "." in (found["decimal"] or "") and not found["period"]:  # Math-Verify compares decimals with a tolerance
-        written = f"{'-' * (sign < 0)}{found['decimal']}\\times 10^{{{found['power'] or 0}}}"
+        written = f"{'-' * is_negative}{found['decimal']}\\times 10^{{{found['power'] or 0}}}"
     is_reducible = int(found["below"] or 0) > below
     unit = unit_of(found["money"] or "") or unit
     return Number(written, value, unit, bool(found["percent"]), int(found["base"] or 0), is_reducible)
@@ -299,12 +283,10 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
         return label.words == answer.words and (label.half == answer.half or "" in (label.half, answer.half))
     if label.text == answer.text:
         return True
-    kinds, relations = {type(label), type(answer)}, [_is_relation(label), _is_relation(answer)]
-    if kinds == {Items, Formula} and r"\begin" in label.text + answer.text:  # a vector
-        return ask(label.text, answer.text)
-    if Words in kinds or relations[0] != relations[1] or (Items in kinds and not relations[0]):
-        return False
-    return ask(label.text, answer.text)
+    kinds, is_relation = {type(label), type(answer)}, _is_relation(label)
+    is_vector = kinds == {Items, Formula} and r"\begin" in label.text + answer.text
+    is_wrong = Words in kinds or is_relation != _is_relation(answer) or (Items in kinds and not is_relation)
+    return False if is_wrong and not is_vector else ask(label.text, answer.text)
 
 
 def _is_relation(value: Value) -> bool:
@@ -332,9 +314,8 @@ def _same_number(label: Number, answer: Number) -> bool:
 def _same_items(label: Items, answer: Items, ask: Ask) -> bool | None:
     kinds = {label.kind, answer.kind}
     is_unordered = kinds <= {",", "{}", "u"}
-    if len(label.items) != len(answer.items) or (
-        len(kinds) == 2 and not is_unordered and not ("," in kinds and kinds <= {",", "()", "[]"})
-    ):
+    is_like = is_unordered or len(kinds) == 1 or kinds in ({",", "()"}, {",", "[]"})
+    if len(label.items) != len(answer.items) or not is_like:
         return False
     rest = list(answer.items)
     for wanted in label.items:

@@ -56,9 +56,7 @@ class VerifierPool:
         reply = self.ask({"answer": answer, "label": label})
         if "bad_label" in reply:
             reason = reply["bad_label"]
-            raise ValueError(
-                f"the verifier cannot read the label {label!r} ({reason}); fix or drop this row of the data set"
-            )
+            raise ValueError(f"cannot read the label {label!r} ({reason}); fix or drop this row of the data set")
         if "correct" in reply:
             return bool(reply["correct"])
         logger.warning("not verified (%s): answer %r, label %r", reply["unverified"], answer[-200:], label)
