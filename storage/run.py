@@ -213,7 +213,6 @@ class Run:
         """
         with self._database.transaction(write=True) as connection:
             own = replace(self.record, last_step=self._hold(connection))
-            warm_start.check_new(connection, own)
             columns = records.StateLayout(own.state_fields).to_columns(known.state)
             warm_start.fill(connection, own, known.prompt_ids, columns, known.shared, {})
             write.event(connection, own.run_id, "known_rates", 0, 0, {"prompts": len(known.prompt_ids)})

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.step import Floats, Positions, rewards_of
+from openrlhf_dbb.core.checks import Floats, Positions
+from openrlhf_dbb.core.step import rewards_of
 from openrlhf_dbb.estimators import RewardEstimator, State
 from openrlhf_dbb.estimators.text_features import text_features
 from openrlhf_dbb.storage.read import read_log, whole_prompts
@@ -33,8 +34,8 @@ def of_pass_rates(
 
 
 def _of_state(belief: RewardEstimator, state: State, prompt_ids: Positions, seen: Positions) -> storage.Replayed:
-    columns = np.stack([state[field][seen] for field in belief.state_fields], axis=1)
-    return storage.Replayed(prompt_ids[seen], columns, {field: state[field] for field in belief.shared_fields})
+    shared = {field: state[field] for field in belief.shared_fields}
+    return storage.Replayed(prompt_ids[seen], belief.columns(state, seen), shared)
 
 
 def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: RewardEstimator) -> storage.Replayed:

@@ -16,8 +16,9 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
+from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
-from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras
+from openrlhf_dbb.core.step import Scored, StepExtras
 from openrlhf_dbb.core.strategies import Drawn, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.core.strategies.contract import STRATEGIES
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
@@ -116,7 +117,8 @@ class Settings:
         estimator = as_estimator(self.estimator, self.parameters)
         strategy = STRATEGIES.build(self.strategy, **self.strategy_parameters)
         FORMS.get(self.form or "group_norm")
-        if self.strategy != "plain" and not (strategy.draws and estimator.belief.can_predict()):
+        judges = strategy.needs_scores or strategy.needs_budget
+        if judges or (strategy.draws and not estimator.belief.can_predict()):
             raise ValueError(
                 f"strategy {self.strategy!r} with estimator {estimator.name!r}: in this trainer a strategy has to draw "
                 "whole batches by a forecast; use posterior, with estimator point, auto or dbb"
@@ -137,9 +139,7 @@ class Steps:
     ) -> None:
         """Create the run, or resume it with its estimator; refuse another one."""
         (estimator, self._strategy), self._keys, self._facts = settings.built, keys, facts
-        if getattr(estimator, "forgetting", "") == "updates" and not estimator.updates_per_epoch:  # type: ignore[attr-defined]
-            updates = max(len(keys) / facts.groups, 1.0)
-            estimator = dataclasses.replace(estimator, updates_per_epoch=updates)  # type: ignore[type-var]
+        estimator = estimator.for_epochs(max(len(keys) / facts.groups, 1.0))
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if resume:
             self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)
@@ -178,7 +178,7 @@ class Steps:
         return rows
 
     def observe(
-        self, keys_R: Sequence[Key], rewards_R: Floats, scores_R: Floats | None, form: str, extras: StepExtras
+        self, keys_R: Sequence[Key], rewards_R: Floats, scores_R: Floats, form: str, extras: StepExtras
     ) -> Scored:
         """Do the next step; return it with the advantages that are trained with, weighted and whitened."""
         prompts, labels = zip(*keys_R, strict=True)
@@ -189,7 +189,7 @@ class Steps:
         step = self.posteriors.step + 1
         scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
         for key, drawn in self._drawn.items():
-            scores_N = (rewards_R if scores_R is None else scores_R)[[other == key for other in keys_R]]
+            scores_N = scores_R[[other == key for other in keys_R]]
             if not np.isnan(scores_N).all():
                 self._sampler.observe(drawn, varies(scores_N))
         self._sampler.end_step()

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from openrlhf_dbb.core.checks import Floats, Key, Positions
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
+from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import Settings, label_of, text_of
