@@ -61,9 +61,8 @@ def read(database: Database, source: RunRecord, replayed: Replayed | None) -> Po
     """Return the replayed posteriors, or the current ones of a run, which may be training meanwhile."""
     layout, key = StateLayout(source.state_fields), {"run": source.run_id}
     if replayed is not None:
-        query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
         with database.transaction() as connection:
-            found = table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(replayed.prompt_ids)})
+            found = _hashes(connection, database, replayed.prompt_ids)
         state = replayed.state[np.isin(replayed.prompt_ids, found["prompt_id"])]
         return Posteriors(source, database.location, replayed.shared, found["hash"], state)
     kind = [_HASH, *layout.columns]
@@ -76,6 +75,12 @@ def read(database: Database, source: RunRecord, replayed: Replayed | None) -> Po
         shared, found = newest_shared(connection, source), table(connection, kind, query, key)
     now = replace(source, last_step=int(step))
     return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(source.name, found))
+
+
+def _hashes(connection: Connection, database: Database, ids: NDArray[np.int64]) -> NDArray[np.void]:
+    """Return id and hash of the prompts that are stored, ascending by id."""
+    query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
+    return table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(ids)})
 
 
 def fill(
@@ -109,8 +114,7 @@ def begin(
 ) -> tuple[dict[str, Any], WarmStart]:
     """Warm-start run ``own``, which the transaction has locked; return its ``RunRecord.parent`` and the outcome."""
     source = posteriors.source
-    query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
-    prompts = table(connection, [_HASH, ("prompt_id", "<i8")], query, {"ids": database.ids(ids)})
+    prompts = _hashes(connection, database, ids)
     _, at, theirs = np.intersect1d(prompts["hash"], posteriors.hashes, assume_unique=True, return_indices=True)
     order = np.argsort(at)  # ascending as in the key of the table
     found_ids, state = prompts["prompt_id"][at[order]], posteriors.state[theirs[order]]

@@ -165,10 +165,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 replayed = None if can_copy(source_run, run.record) else replay(source, source_run, estimator.belief)
                 started = run.warm_start(source, source_run, ids, weight=warm_start_weight, replayed=replayed)
             elif known_P_2 is not None:
-                row = np.flatnonzero(~np.isnan(known_P_2).any(axis=1))
-                known_ids, first = np.unique(ids[row], return_index=True)
-                row = row[first]
-                run.begin_with(of_pass_rates(estimator.belief, known_ids, [prompts[at] for at in row], known_P_2[row]))
+                run.begin_with(of_pass_rates(estimator.belief, ids, prompts, known_P_2))
             close_store = opened is not store
             posteriors = cls(estimator, opened, run, prompts, labels, ids, warm_start=started, close_store=close_store)
             undo.pop_all()

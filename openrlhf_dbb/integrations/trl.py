@@ -7,7 +7,6 @@ Axes: R rollouts of a generation batch on all processes, B on this process, F re
 and N samples of a prompt.
 """
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -128,7 +127,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                 model=self._model_name,
                 dataset=str(self.train_dataset.info.dataset_name or ""),
                 reward=", ".join(self.reward_func_names),
-                config=json.loads(json.dumps(self.args.to_dict() | {"posteriors": chosen}, default=str)),
+                config=self.args.to_dict() | {"posteriors": chosen},
             )
             self.posteriors = self._steps.posteriors
 
@@ -283,7 +282,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         except (OSError, ValueError, TypeError) as error:
             message = f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}; use an older one"
             raise ValueError(message) from None
-        self._steps.step_of(folder)
+        self._steps.saved_in(folder)
 
     def _drawn(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return this process's share of the generation batch that the strategy draws, in place of TRL's own.
