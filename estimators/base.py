@@ -27,17 +27,11 @@ Support = Literal["binary", "unit", "real"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated mean and variance of one reward, for each of P prompts.
+    """Estimated mean and variance of one reward, for each of P prompts."""
 
-    Attributes:
-        mean: shape (P,), in reward units.
-        variance: shape (P,), >= 0, of ONE reward (not of ``mean``).
-        without_each: shape (P, G), the mean had a rollout not been seen; NaN where nothing else is known. None unless
-            :meth:`RewardEstimator.observe` was asked for it.
-    """
-
-    mean: Floats
-    variance: Floats
+    mean: Floats  # (P,) in reward units
+    variance: Floats  # (P,) >= 0, of ONE reward (not of the mean)
+    # (P, G) the mean had a rollout not been seen; NaN where nothing else is known. None unless observe is asked for it.
     without_each: Floats | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -66,34 +60,22 @@ class RewardEstimator(ABC):
 
     All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float. NaN marks a missing rollout (a
     verifier time-out), so N may differ between prompts, but every row holds a reward. Methods return new arrays and
-    never change their input.
-
-    Class attributes:
-        version: of the state's meaning; increase it when stored states are no longer valid.
-        reads: "after" if ``estimate`` sees a state that holds the current group (DBB, Algorithm 1). "before" for a
-            baseline that is independent of the rollouts it scores (as in SPO and RAE).
-        min_rollouts: smallest group that can yield an advantage.
-        never_collapses: True if the variance is > 0 whatever the rewards were.
-        fits_prior: True if the prior follows the data; a fixed one pushes all answers down where successes are rare.
-        wide_clip: True if methods widen the clip range, as the paper does for DBB.
-        reads_drift: True if :meth:`update` reads ``state["drift"]``, (P,), which :meth:`observe` adds and nobody keeps:
-            how far the policy has moved since a prompt's last visit, in nats a token
-            (:class:`openrlhf_dbb.estimators.spo.Spo`).
-        reads_texts: True if the methods read ``state["features"]``, if the caller gives them.
-
-    Raises:
-        ValueError: a parameter is outside its range.
+    never change their input. ValueError for a parameter outside its range.
     """
 
     name: ClassVar[str]
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 1  # of the state's meaning; increase it when stored states are no longer valid
+    # "after": estimate sees a state that holds the current group (DBB, Algorithm 1). "before": a baseline that is
+    # independent of the rollouts that it scores (SPO, RAE).
     reads: ClassVar[Literal["after", "before"]] = "after"
-    min_rollouts: ClassVar[int] = 1
-    never_collapses: ClassVar[bool] = False
-    fits_prior: ClassVar[bool] = False
-    wide_clip: ClassVar[bool] = False
+    min_rollouts: ClassVar[int] = 1  # the smallest group that can yield an advantage
+    never_collapses: ClassVar[bool] = False  # the variance is > 0 whatever the rewards were
+    fits_prior: ClassVar[bool] = False  # a fixed prior pushes all answers down where successes are rare
+    wide_clip: ClassVar[bool] = False  # methods widen the clip range, as the paper does for DBB
+    # update reads state["drift"], (P,), which observe adds and nobody keeps: how far the policy has moved since a
+    # prompt's last visit, in nats a token.
     reads_drift: ClassVar[bool] = False
-    reads_texts: ClassVar[bool] = False
+    reads_texts: ClassVar[bool] = False  # the methods read state["features"], if the caller gives them
 
     def __post_init__(self) -> None:
         check(self)
@@ -121,6 +103,10 @@ class RewardEstimator(ABC):
     def initial_state(self, num_prompts: int) -> State:
         """Return the state before any rollout; by default 0 per prompt."""
         return {field: np.zeros(num_prompts) for field in self.state_fields}
+
+    def for_epochs(self, updates: float) -> "RewardEstimator":
+        """Return the estimator for a training whose epochs have so many policy updates; by default this one."""
+        return self
 
     @abstractmethod
     def update(self, state: State, rewards_P_G: Floats) -> State:
@@ -259,6 +245,11 @@ class RewardEstimator(ABC):
         shared = {field: state[field] for field in self.shared_fields}
         own = [field for field in (*self.state_fields, "features") if field in state]
         return {field: state[field][prompts] for field in own} | shared
+
+    def columns(self, state: State, prompts: NDArray[np.int64]) -> Floats:
+        """Return the state of some prompts as a store keeps it, (P, F): a column for each of ``state_fields``."""
+        columns = [state[field][prompts] for field in self.state_fields]
+        return np.array(columns, dtype=np.float64).reshape(len(columns), len(prompts)).T
 
     def supports(self, rewards_P_G: Floats) -> NDArray[np.bool_]:
         """Return which rewards the estimator accepts, (P, G); False for a missing one."""

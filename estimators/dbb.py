@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -43,7 +43,7 @@ class DiscountedBetaBernoulli(BetaPosterior):
     prior_beta: float = parameter(1.0, "pseudo-failures before any rollout", within="(0, inf)")
     partial_credit: bool = parameter(False, "accept scores in [0, 1] as fractional successes, not only 0 or 1")
     forgetting: str = parameter("visits", "the discount counts visits or policy updates", choices=("visits", "updates"))
-    # With "updates" only; 0 asks the trainer to fill it in.
+    # With "updates" only; 0 asks the trainer to fill it in (for_epochs).
     updates_per_epoch: float = parameter(0.0, "policy updates in an epoch", within="[0, inf)", flag=False)
 
     name: ClassVar[str] = "dbb"
@@ -60,6 +60,10 @@ class DiscountedBetaBernoulli(BetaPosterior):
     @property
     def shared_fields(self) -> tuple[str, ...]:
         return ("updates",) if self.forgetting == "updates" else ()
+
+    def for_epochs(self, updates: float) -> "DiscountedBetaBernoulli":
+        is_open = self.forgetting == "updates" and self.updates_per_epoch == 0
+        return replace(self, updates_per_epoch=float(updates)) if is_open else self
 
     def initial_state(self, num_prompts: int) -> State:
         state = {

@@ -14,23 +14,16 @@ from openrlhf_dbb.estimators.registry import Registry
 
 
 class Form(ABC):
-    """Turns rewards and an estimate into advantages.
-
-    Class attributes:
-        formula: the advantage in a few words.
-        whitened: True if the trainer has the last step: once the advantages are spread over the response tokens, it
-            subtracts their mean over the batch's tokens and divides by their standard deviation.
-        sums_to_zero: True if the advantages of a step sum to 0, which weights of the rollouts then keep.
-        reads_estimate: False if only the step's rewards count.
-        leave_one_out: True if :meth:`advantages` needs the estimate's ``without_each``.
-    """
+    """Turns rewards and an estimate into advantages."""
 
     name: ClassVar[str]
-    formula: ClassVar[str]
+    formula: ClassVar[str]  # the advantage in a few words
+    # The trainer has the last step: once the advantages are spread over the response tokens, it subtracts their mean
+    # over the batch's tokens and divides by their standard deviation.
     whitened: ClassVar[bool] = False
-    sums_to_zero: ClassVar[bool] = False
-    reads_estimate: ClassVar[bool] = True
-    leave_one_out: ClassVar[bool] = False
+    sums_to_zero: ClassVar[bool] = False  # the advantages of a step sum to 0, which weights of the rollouts then keep
+    reads_estimate: ClassVar[bool] = True  # False: only the step's rewards count
+    leave_one_out: ClassVar[bool] = False  # advantages needs the estimate's without_each
 
     @abstractmethod
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:

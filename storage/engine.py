@@ -129,8 +129,7 @@ class Database:
                     self._check_files(connection, write)
                     # On the driver's connection: SQLite ignores this pragma inside a transaction.
                     # NORMAL is safe against a crash of the process, FULL against power loss.
-                    driver_connection: Any = connection.connection.dbapi_connection
-                    driver_connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                    driver(connection).execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 elif not write:
                     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 with connection.begin():
@@ -216,8 +215,7 @@ class Database:
         while True:
             try:
                 with self.engine.connect() as connection:
-                    driver_connection: Any = connection.connection.dbapi_connection
-                    driver_connection.execute("PRAGMA journal_mode = WAL")
+                    driver(connection).execute("PRAGMA journal_mode = WAL")
                     connection.info.clear()  # a WAL seen before may be that of a process that has closed the file
                 return
             except self._errors as error:
@@ -227,15 +225,19 @@ class Database:
             time.sleep(_FIRST_PAUSE_S)
 
 
+def driver(connection: Connection) -> Any:
+    """Return the connection of sqlite3 or psycopg behind SQLAlchemy's."""
+    return connection.connection.dbapi_connection
+
+
 def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iterator[Sequence[Any]]:
     """Yield the result in lists of at most ``CHUNK`` rows (tuples), never all in memory at once."""
     # On the driver's connection: SQLAlchemy's rows take four times as long.
-    driver_connection: Any = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
-        cursor = driver_connection.cursor()
+        cursor = driver(connection).cursor()
     else:
         # A cursor with a name is of the server: rows that are not fetched yet stay there.
-        cursor = driver_connection.cursor("dbb", binary=True)
+        cursor = driver(connection).cursor("dbb", binary=True)
         sql = str(text(sql).compile(dialect=connection.dialect))  # :name as %(name)s
     with closing(cursor):
         cursor.execute(sql, parameters)
@@ -274,8 +276,7 @@ def _stat(path: str) -> tuple[int, ...]:
 
 def _commits_of_others(connection: Connection) -> int:
     """Return a number that changes when another connection commits."""
-    driver_connection: Any = connection.connection.dbapi_connection
-    return int(driver_connection.execute("PRAGMA data_version").fetchone()[0])
+    return int(driver(connection).execute("PRAGMA data_version").fetchone()[0])
 
 
 def check_sqlite_path(path: str, *, create: bool) -> None:

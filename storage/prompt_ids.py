@@ -2,13 +2,12 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
-from openrlhf_dbb.storage.engine import CHUNK, Database
+from openrlhf_dbb.storage.engine import CHUNK, Database, driver
 from openrlhf_dbb.storage.records import storable
 from openrlhf_dbb.storage.url import StoreError
 
@@ -62,11 +61,10 @@ def register(database: Database, prompts: Sequence[str], labels: Sequence[str]) 
 # On the driver's connection, since SQLAlchemy takes several times as long for many values.
 def _find(connection: Connection, hashes: list[bytes], total: int) -> dict[bytes, int]:
     """Return the ids of the stored ones among these hashes, ascending, perhaps with others; ``total``: of all calls."""
-    driver_connection: Any = connection.connection.dbapi_connection
     if connection.dialect.name != "sqlite":
-        cursor = driver_connection.cursor(binary=True)
+        cursor = driver(connection).cursor(binary=True)
         return dict(cursor.execute(f"{_FIND} = ANY(%b)", (hashes,)).fetchall())
-    execute = driver_connection.cursor().execute
+    execute = driver(connection).cursor().execute
     newest = execute("SELECT max(prompt_id) FROM dbb_prompt").fetchone()[0] or 0
     if newest <= 4 * total:  # a look-up takes as long as five rows of a scan
         return dict(execute(f"{_FIND} BETWEEN ? AND ?", (hashes[0], hashes[-1])).fetchall())
@@ -74,8 +72,7 @@ def _find(connection: Connection, hashes: list[bytes], total: int) -> dict[bytes
 
 
 def _insert(connection: Connection, rows: list[tuple[bytes, str, str]]) -> None:
-    driver_connection: Any = connection.connection.dbapi_connection
-    cursor, statement = driver_connection.cursor(), _INSERT[connection.dialect.name]
+    cursor, statement = driver(connection).cursor(), _INSERT[connection.dialect.name]
     if connection.dialect.name == "sqlite":
         cursor.executemany(statement, rows)
     else:

@@ -4,9 +4,8 @@ Axes: V rows of a run; T steps; of an evaluation P prompts of a benchmark.
 """
 
 import json
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -83,34 +82,35 @@ class HeldOut:
 
 def read_log(store: PosteriorStore, run: RunRecord) -> StepLog:
     """Return all groups of rollouts of a run; empty columns if the run has no steps."""
-    query = """SELECT step, prompt_id, rollouts, successes, mean, variance, lag, alpha, beta FROM posterior_history
-               WHERE run_id = :run ORDER BY step, prompt_id"""
-    return StepLog(*_columns(store, query, integer=3, run=run.run_id))
+    where = "FROM posterior_history WHERE run_id = :run ORDER BY step, prompt_id"
+    return StepLog(**_columns(store, _kinds(StepLog), where, run=run.run_id))
 
 
 def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
     """Return all probes of a run with the estimates of the same step; empty columns if the run has no probes."""
-    query = """SELECT p.step, p.prompt_id, p.samples, p.successes, p.squares, h.mean, h.variance FROM dbb_probe p
-               LEFT JOIN dbb_history h ON h.run_id = p.run_id AND h.step = p.step AND h.prompt_id = p.prompt_id
-               WHERE p.run_id = :run ORDER BY p.step, p.prompt_id"""
-    return ProbeLog(*_columns(store, query, integer=3, run=run.run_id))
+    where = """FROM (SELECT p.*, h.mean, h.variance FROM dbb_probe p LEFT JOIN dbb_history h
+                     ON h.run_id = p.run_id AND h.step = p.step AND h.prompt_id = p.prompt_id) probed
+               WHERE run_id = :run ORDER BY step, prompt_id"""
+    return ProbeLog(**_columns(store, _kinds(ProbeLog), where, run=run.run_id))
 
 
 def current_means(store: PosteriorStore, run: RunRecord) -> tuple[Integers, Floats]:
     """Return the ids, ascending, and the posterior means of a run's prompts, both (V,); NaN if not estimated."""
-    query = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
-    prompt_id, mean = _columns(store, query, integer=1, run=run.run_id)
-    return prompt_id, mean
+    where = "FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
+    found = _columns(store, {"prompt_id": "<i8", "mean": "<f8"}, where, run=run.run_id)
+    return found["prompt_id"], found["mean"]
+
+
+def _kinds(log: type) -> dict[str, str]:
+    return {each.name: "<i8" if each.type == Integers else "<f8" for each in fields(log)}
 
 
 @retried
-def _columns(store: PosteriorStore, query: str, *, integer: int, **parameters: Any) -> list[NDArray[Any]]:
-    """Return the query's columns: ``integer`` of int64, the others of float64, where NULL is NaN."""
-    names = re.sub(r"\([^()]*\)", "", query.split("FROM")[0].removeprefix("SELECT")).split(",")
-    kind = [(name.strip(), "<i8" if place < integer else "<f8") for place, name in enumerate(names)]
+def _columns(store: PosteriorStore, kinds: dict[str, str], where: str, **parameters: Any) -> dict[str, NDArray[Any]]:
+    """Return columns of these names and numpy types; NULL is NaN. ``where``: the query from FROM on."""
     with store.database.transaction() as connection:
-        found = table(connection, kind, query, parameters)
-    return [np.ascontiguousarray(found[name]) for name, _ in kind]
+        found = table(connection, [*kinds.items()], f"SELECT {', '.join(kinds)} {where}", parameters)
+    return {name: np.ascontiguousarray(found[name]) for name in kinds}
 
 
 def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
@@ -118,13 +118,15 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
 
     Steps at which a benchmark has no verified response are left out.
     """
-    query = """SELECT step, count(*), CAST(sum(prompts) AS BIGINT), max(samples * repeats), avg(accuracy)
+    query = """SELECT step, avg(accuracy) AS accuracy, count(*) AS benchmarks, CAST(sum(prompts) AS BIGINT) AS prompts,
+                      max(samples * repeats) AS samples
                FROM evaluations WHERE run_id = :run AND name = :name AND step IS NOT NULL
                GROUP BY step HAVING count(accuracy) = count(*) ORDER BY step"""
-    step, benchmarks, prompts, samples, accuracy = _columns(store, query, integer=4, run=run.run_id, name=TRAINING)
-    if not len(step):
+    rows = store.query(query, run=run.run_id, name=TRAINING)
+    if not rows:
         return None
-    return HeldOut(step, accuracy, int(benchmarks[-1]), int(prompts[-1]), int(samples[-1]))
+    steps, accuracies = np.array([row.step for row in rows]), np.array([row.accuracy for row in rows])
+    return HeldOut(steps, accuracies, rows[-1].benchmarks, rows[-1].prompts, rows[-1].samples)
 
 
 def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats, Floats]]:
@@ -276,9 +278,9 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
 
 def prompt_rates(store: PosteriorStore, run: RunRecord) -> dict[str, NDArray[Any]]:
     """Return the columns of the view ``prompt_rates`` of a run, (P,) each, ascending by prompt_id."""
-    names = ("prompt_id", "visits", "rollouts", "flips", "successes", "best", "last")
-    query = f"SELECT {', '.join(names)} FROM prompt_rates WHERE run_id = :run ORDER BY prompt_id"
-    return dict(zip(names, _columns(store, query, integer=4, run=run.run_id), strict=True))
+    kinds = dict.fromkeys(("prompt_id", "visits", "rollouts", "flips"), "<i8")
+    kinds |= dict.fromkeys(("successes", "best", "last"), "<f8")
+    return _columns(store, kinds, "FROM prompt_rates WHERE run_id = :run ORDER BY prompt_id", run=run.run_id)
 
 
 def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int) -> tuple[Rows, Rows]:

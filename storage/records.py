@@ -20,8 +20,13 @@ from numpy.typing import NDArray
 from openrlhf_dbb.storage.owner import Owner
 from openrlhf_dbb.storage.url import StoreError, bad_row
 
-SharedState = dict[str, NDArray[np.float64]]
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+SharedState = dict[str, Floats]
 """Run-wide vectors of an estimator, by name."""
+
+_KINDS: dict[Any, Any] = {Integers: np.int64, Floats: np.float64, Floats | None: np.float64}
 
 _decode = msgspec.json.Decoder(list[float | None]).decode
 _METRIC_DIGITS = 7
@@ -66,8 +71,8 @@ class WarmStart:
 class Replayed:
     """Posteriors that another estimator would have after the stored visits of a run."""
 
-    prompt_ids: NDArray[np.int64]  # (P,) ascending, in the database of the run
-    state: NDArray[np.float64]  # (P, F)
+    prompt_ids: Integers  # (P,) ascending, in the database of the run
+    state: Floats  # (P, F)
     shared: SharedState  # the run-wide vectors
 
 
@@ -75,9 +80,9 @@ class Replayed:
 class PosteriorTable:
     """Current posteriors, one row per requested prompt."""
 
-    state: NDArray[np.float64]  # (P, F); a row of NaN where the run has no posterior of the prompt
-    visits: NDArray[np.int64]  # (P,) steps of this run that trained on the prompt
-    step: NDArray[np.int64]  # (P,) the last such step; 0: warm start only; -1: no posterior
+    state: Floats  # (P, F); a row of NaN where the run has no posterior of the prompt
+    visits: Integers  # (P,) steps of this run that trained on the prompt
+    step: Integers  # (P,) the last such step; 0: warm start only; -1: no posterior
 
 
 @dataclass(frozen=True)
@@ -104,72 +109,49 @@ TOTALS = {count.name: str(count.metadata["comment"]) for count in fields(Usage)}
 
 @dataclass
 class ProbeRows:
-    """Extra rollouts of some prompts under the policy of one training step, never trained on.
+    """Extra rollouts of some prompts under the policy of one training step, never trained on."""
 
-    Attributes:
-        prompt_ids: (Q,) int, unique; a probed prompt need not be one that the step trained on.
-        samples: (Q,) int, >= 1, number of scores.
-        successes: (Q,) float, sum of the scores.
-        squares: (Q,) float, sum of the squared scores; equals ``successes`` for scores 0 and 1.
-    """
-
-    prompt_ids: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    successes: NDArray[np.float64]
-    squares: NDArray[np.float64]
+    prompt_ids: Integers  # (Q,) unique; a probed prompt need not be one that the step trained on
+    samples: Integers  # (Q,) >= 1, number of scores
+    successes: Floats  # (Q,) sum of the scores
+    squares: Floats  # (Q,) sum of the squared scores; equals successes for scores 0 and 1
 
     def checked(self) -> "ProbeRows":
         """Return a copy with exact types, sorted by prompt id; raise StoreError as :meth:`StepRows.checked`."""
         ids, order = _sorted_ids("probes.prompt_ids", self.prompt_ids)
-        columns = _columns(self, ids.shape, ("samples",), ("successes", "squares"), "probes.")
-        columns = {name: values[order] for name, values in columns.items()}
+        columns = {name: values[order] for name, values in _columns(self, ids.shape, "probes.").items()}
         for name in ("successes", "squares"):
             _check_finite(f"probes.{name}", columns[name], ids)
-        return ProbeRows(ids, **columns)
+        return ProbeRows(**columns)
 
 
 @dataclass
 class RolloutRows:
-    """Some rollouts of one training step, with their texts.
+    """Some rollouts of one training step, with their texts; each value has shape (K,).
 
-    Attributes:
-        prompt_ids: (K,) int.
-        sample: (K,) int, >= 0, place among the rollouts of the prompt in this step.
-        reward: (K,) float, the optimized value; NaN where it could not be verified.
-        score: (K,) float, the verifier's score before penalties; NaN where it could not be verified.
-        advantage: (K,) float, finite: ``weight * (reward - baseline) / scale``, and 0 where the scale is 0.
-        length: (K,) int, >= 0, response tokens.
-        truncated: (K,) float, 1 if the response was cut at the length limit, else 0; NaN if not known.
-        log_prob: (K,) float, sum of the response tokens' log-probabilities at sampling time; NaN if not known.
-        text: (K,) responses.
-        policy_version: (K,) float, training steps that the policy had seen that wrote the response; NaN or None:
-            step - 1, the step's own policy.
-        baseline, scale, weight: (K,) float, of the advantage; NaN where the rollout is not trained on, None: not known.
-        read: (K,) what the verifier read as the answer, or why it could read none; None: not told.
+    ``advantage = weight * (reward - baseline) / scale``, and 0 where the scale is 0.
     """
 
-    prompt_ids: NDArray[np.int64]
-    sample: NDArray[np.int64]
-    reward: NDArray[np.float64]
-    score: NDArray[np.float64]
-    advantage: NDArray[np.float64]
-    length: NDArray[np.int64]
-    truncated: NDArray[np.float64]
-    log_prob: NDArray[np.float64]
+    prompt_ids: Integers
+    sample: Integers  # >= 0, place among the rollouts of the prompt in this step
+    reward: Floats  # the optimized value; NaN where it could not be verified
+    score: Floats  # the verifier's before penalties; NaN where it could not be verified
+    advantage: Floats  # finite
+    length: Integers  # >= 0, response tokens
+    truncated: Floats  # 1 if the response was cut at the length limit, else 0; NaN if not known
+    log_prob: Floats  # sum of the response tokens' log-probabilities at sampling time; NaN if not known
     text: Sequence[str]
-    policy_version: NDArray[np.float64] | None = None
-    baseline: NDArray[np.float64] | None = None
-    scale: NDArray[np.float64] | None = None
-    weight: NDArray[np.float64] | None = None
-    read: Sequence[str | None] | None = None
+    # Training steps that the policy had seen that wrote the response; NaN or None: step - 1, the step's own policy.
+    policy_version: Floats | None = None
+    baseline: Floats | None = None  # this and the next two: NaN where not trained on, None: not known
+    scale: Floats | None = None
+    weight: Floats | None = None
+    read: Sequence[str | None] | None = None  # the verifier's answer, or why it could read none; None: not told
 
     def checked(self) -> "RolloutRows":
         """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
         order = np.lexsort((self.sample, self.prompt_ids))
-        integer, real = ["prompt_ids", "sample", "length"], ["reward", "score", "advantage", "truncated", "log_prob"]
-        optional = ("policy_version", "baseline", "scale", "weight")
-        real += [name for name in optional if getattr(self, name) is not None]
-        columns = _columns(self, np.shape(self.prompt_ids), integer, real, "rollouts.")
+        columns = _columns(self, np.shape(self.prompt_ids), "rollouts.")
         texts = [storable(self.text[at]) for at in order.tolist()]
         told = self.read and [self.read[at] for at in order.tolist()]
         read = told and [None if each is None else storable(each) for each in told]
@@ -178,42 +160,24 @@ class RolloutRows:
 
 @dataclass
 class StepRows:
-    """The posteriors that one training step changed, and the posteriors before it.
+    """The posteriors that one training step changed, and the posteriors before it."""
 
-    Attributes:
-        prompt_ids: (P,) int, unique.
-        rollouts: (P,) int, >= 1, rewards seen in this step.
-        successes: (P,) float, their sum.
-        mean, variance: (P,) float, the estimate of one reward that the step was scored with.
-        state: (P, F) float, the posterior after the step.
-        previous_state: (P, F) float, the posterior before it; rows of NaN where there was none.
-        previous_step: (P,) int, as ``PosteriorTable.step``.
-        shared: the estimator's run-wide vectors after the step, finite; empty: none, or unchanged.
-        probes: None if no prompt was probed.
-        usage: where the step's rollouts went; None if not counted.
-        kept: some of its rollouts with their texts; None if none are kept.
-        policy_version: (P,) float, training steps that the policy had seen that generated the prompt's rollouts, their
-            mean; NaN or None: step - 1, the step's own policy.
-        inclusion: (P,) float, in (0, 1], probability with which a rollout strategy drew the prompt for the batch; None:
-            the strategy does not choose.
-        form: name of the advantage form; None if not known.
-    """
-
-    prompt_ids: NDArray[np.int64]
-    rollouts: NDArray[np.int64]
-    successes: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    variance: NDArray[np.float64]
-    state: NDArray[np.float64]
-    previous_state: NDArray[np.float64]
-    previous_step: NDArray[np.int64]
-    shared: SharedState = field(default_factory=dict)
+    prompt_ids: Integers  # (P,) unique
+    rollouts: Integers  # (P,) >= 1, rewards seen in this step
+    successes: Floats  # (P,) their sum
+    mean: Floats  # (P,) mean and variance: the estimate of one reward that the step was scored with
+    variance: Floats  # (P,)
+    state: Floats  # (P, F) the posterior after the step
+    previous_state: Floats  # (P, F) the posterior before it; rows of NaN where there was none
+    previous_step: Integers  # (P,) as PosteriorTable.step
+    shared: SharedState = field(default_factory=dict)  # after the step, finite; empty: none, or unchanged
     probes: ProbeRows | None = None
-    usage: Usage | None = None
+    usage: Usage | None = None  # None if not counted
     kept: RolloutRows | None = None
-    policy_version: NDArray[np.float64] | None = None
-    inclusion: NDArray[np.float64] | None = None
-    form: str | None = None
+    # (P,) mean of RolloutRows.policy_version over the prompt's rollouts; NaN or None: step - 1, the step's own policy.
+    policy_version: Floats | None = None
+    inclusion: Floats | None = None  # (P,) in (0, 1], probability of the draw; None: the strategy does not choose
+    form: str | None = None  # name of the advantage form; None if not known
 
     def checked(self, num_fields: int) -> "StepRows":
         """Return a copy with exact types, sorted by prompt id.
@@ -221,15 +185,13 @@ class StepRows:
         Raise StoreError if a shape differs, a prompt is there twice, or a value that an estimate needs is not finite.
         """
         ids, order = _sorted_ids("prompt_ids", self.prompt_ids)
-        known = [name for name in ("policy_version", "inclusion") if getattr(self, name) is not None]
-        columns = _columns(self, ids.shape, ("rollouts", "previous_step"), ("successes", "mean", "variance", *known))
-        columns |= _columns(self, (len(ids), num_fields), (), ("state", "previous_state"))
+        of_fields = len(ids), num_fields
+        columns = _columns(self, ids.shape, state=of_fields, previous_state=of_fields)
         columns = {name: values[order] for name, values in columns.items()}
         for name in ("successes", "mean", "variance", "state"):
             _check_finite(name, columns[name], ids)
         return replace(
             self,
-            prompt_ids=ids,
             **columns,
             shared={name: _vector(name, self.shared[name]) for name in sorted(self.shared)},
             probes=None if self.probes is None else self.probes.checked(),
@@ -245,29 +207,17 @@ class StepRows:
 
 @dataclass(frozen=True)
 class EvaluationRows:
-    """Results of a model on one benchmark, summed over the responses to each prompt.
-
-    Attributes, each (R, P) except the first two:
-        benchmark: its name.
-        prompt_ids: (P,) int, in the benchmark's order; a prompt may occur twice.
-        samples: int, >= 1, responses (N).
-        verified: int, of these, responses with a score; the others are missing.
-        successes: float, sum of the scores.
-        best: float, the highest score; NaN if no response is verified.
-        majority: float, score of the most frequent answer; NaN if no response is verified or no answer was extracted.
-        tokens: int, >= 0, tokens of all responses.
-        truncated: int, responses cut at the length limit.
-    """
+    """Results of a model on one benchmark, summed over the responses to each prompt; (R, P) but for the first two."""
 
     benchmark: str
-    prompt_ids: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    verified: NDArray[np.int64]
-    successes: NDArray[np.float64]
-    best: NDArray[np.float64]
-    majority: NDArray[np.float64]
-    tokens: NDArray[np.int64]
-    truncated: NDArray[np.int64]
+    prompt_ids: Integers  # (P,) in the benchmark's order; a prompt may occur twice
+    samples: Integers  # >= 1, responses (N)
+    verified: Integers  # of these, responses with a score; the others are missing
+    successes: Floats  # sum of the scores
+    best: Floats  # the highest score; NaN if no response is verified
+    majority: Floats  # score of the most frequent answer; NaN if no response is verified or no answer was extracted
+    tokens: Integers  # >= 0, tokens of all responses
+    truncated: Integers  # responses cut at the length limit
 
     def checked(self) -> "EvaluationRows":
         """Return a copy with exact types; raise StoreError if there are no results or a shape differs."""
@@ -275,13 +225,7 @@ class EvaluationRows:
         where = f"benchmark {self.benchmark!r}: "
         if 0 in shape:
             raise StoreError(f"{where}there are no results; leave the benchmark out of the evaluation")
-        columns = _columns(self, shape[1:], ("prompt_ids",), (), where) | _columns(self, shape, COUNTS, SCORES, where)
-        return EvaluationRows(self.benchmark, **columns)
-
-
-COUNTS = ("samples", "verified", "tokens", "truncated")
-SCORES = ("successes", "best", "majority")
-"""The values that are stored of each prompt in each repeat: fields of :class:`EvaluationRows`, int64 and float64."""
+        return EvaluationRows(self.benchmark, **_columns(self, shape, where, prompt_ids=shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -305,7 +249,7 @@ class StateLayout:
         used = [(name, "<f8") for name in _COLUMN_FIELDS if name in self.fields]
         return used + ([("state", "O")] if self.others else [])
 
-    def to_columns(self, state: NDArray[np.float64], prefix: str = "") -> dict[str, NDArray[Any]]:
+    def to_columns(self, state: Floats, prefix: str = "") -> dict[str, NDArray[Any]]:
         """Return the columns of a (P, F) state; NaN becomes NULL."""
         columns = {prefix + name: state[:, self.fields.index(name)] for name, kind in self.columns if kind != "O"}
         if self.others:
@@ -318,7 +262,7 @@ class StateLayout:
             columns[prefix + "state"] = texts
         return columns
 
-    def from_columns(self, run: str, rows: NDArray[np.void]) -> NDArray[np.float64]:
+    def from_columns(self, run: str, rows: NDArray[np.void]) -> Floats:
         """Return the (P, F) state of records with its columns, none of them NULL. ``run`` is its name, for an error."""
         state = np.empty((len(rows), len(self.fields)))
         for row, stored in enumerate(rows["state"] if self.others else ()):
@@ -388,19 +332,24 @@ def storable(string: str) -> str:
     return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _columns(
-    rows: Any, shape: tuple[int, ...], integer: Sequence[str], real: Sequence[str], where: str = ""
-) -> dict[str, Any]:
+def _columns(rows: Any, shape: tuple[int, ...], where: str = "", **shapes: tuple[int, ...]) -> dict[str, Any]:
+    """Return the arrays of some rows, with the types of their fields; raise StoreError if a shape differs.
+
+    ``shapes`` are of the arrays that have not ``shape``. An array that may be None is left out where it is.
+    """
     columns = {}
-    for name in (*integer, *real):
-        values = np.asarray(getattr(rows, name))
-        if values.shape != shape:
-            raise StoreError(f"{where}{name} has shape {values.shape}; it must be {shape}")
-        columns[name] = values.astype(np.int64 if name in integer else np.float64, casting="safe")
+    for each in fields(rows):
+        kind, given, wanted = _KINDS.get(each.type), getattr(rows, each.name), shapes.get(each.name, shape)
+        if kind is None or (given is None and each.default is None):
+            continue
+        values = np.asarray(given)
+        if values.shape != wanted:
+            raise StoreError(f"{where}{each.name} has shape {values.shape}; it must be {wanted}")
+        columns[each.name] = values.astype(kind, casting="safe")
     return columns
 
 
-def _sorted_ids(name: str, values: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sorted_ids(name: str, values: Any) -> tuple[Integers, Integers]:
     ids = np.ravel(values).astype(np.int64, casting="safe")
     order = np.argsort(ids)
     ids = ids[order]
@@ -410,14 +359,14 @@ def _sorted_ids(name: str, values: Any) -> tuple[NDArray[np.int64], NDArray[np.i
     return ids, order
 
 
-def _vector(name: str, values: Any) -> NDArray[np.float64]:
+def _vector(name: str, values: Any) -> Floats:
     vector = np.array(values, dtype=np.float64)
     if vector.ndim != 1 or not np.isfinite(vector).all():
         raise StoreError(f"the run-wide state {name!r} is {vector.tolist()}; it must be a vector of finite numbers")
     return vector
 
 
-def _check_finite(name: str, values: NDArray[np.float64], ids: NDArray[np.int64]) -> None:
+def _check_finite(name: str, values: Floats, ids: Integers) -> None:
     """Raise StoreError for a value of the prompts ``ids`` that is not finite; NaN would be stored as NULL."""
     bad = np.argwhere(~np.isfinite(values))
     if bad.size:

@@ -72,14 +72,10 @@ class Run:
 
     @retried
     def record_step(self, step: int, rows: StepRows) -> None:
-        """Store what a training step changed, with its probes, usage and rollouts.
+        """Store what step ``step`` of the training changed, one more than the last recorded one; ``rows`` may be empty.
 
         Recording a step again with the same content changes nothing. A caller that does not know whether its last
         call succeeded may therefore repeat the call.
-
-        Args:
-            step: one more than the last recorded step.
-            rows: the changes; may be empty.
 
         Raises:
             StoreError: the step is not the next one, it is recorded with other content, the rows do not start from the
@@ -114,10 +110,7 @@ class Run:
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Store what the trainer logged of a recorded step, in its row; repeating the call is harmless.
 
-        Args:
-            step: 1 to the last recorded step.
-            metrics: numbers by name, stored with 7 significant digits, NULL where not finite. Other values are left
-                out.
+        Numbers are stored with 7 significant digits, NULL where not finite. Other values are left out.
         """
         update = text("UPDATE dbb_step SET metrics = :metrics WHERE run_id = :run AND step = :step")
         key = {"run": self.record.run_id, "step": step, "metrics": records.metrics_to_text(metrics)}
@@ -187,14 +180,13 @@ class Run:
         """Begin with the current posteriors and run-wide state of another run, in this or another store.
 
         Args:
-            source_store: the store of the source; may be this run's own.
             prompt_ids: (P,) prompts of this run.
             weight: factor in (0, 1] on alpha and beta: how much the source's rollouts still count.
             replayed: posteriors to begin with in place of a copy, for a source of another estimator.
 
         Raises:
-            StoreError: this run already has posteriors or steps, the estimators' states differ, the
-                weight does not apply, or no prompt has a posterior in the source.
+            StoreError: this run already has posteriors or steps, the estimators' states differ, the weight does not
+                apply, or no prompt has a posterior in the source.
         """
         warm_start.check(self.record, source, weight, copied=replayed is None)
         # Read first: the source may be in the same database, which has one connection.
@@ -213,7 +205,6 @@ class Run:
         """
         with self._database.transaction(write=True) as connection:
             own = replace(self.record, last_step=self._hold(connection))
-            warm_start.check_new(connection, own)
             columns = records.StateLayout(own.state_fields).to_columns(known.state)
             warm_start.fill(connection, own, known.prompt_ids, columns, known.shared, {})
             write.event(connection, own.run_id, "known_rates", 0, 0, {"prompts": len(known.prompt_ids)})

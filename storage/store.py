@@ -121,8 +121,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
 
         Args:
             rows: one for each benchmark, at least one; their prompts must be registered.
-            model, config: the model, and how it was evaluated; must not contain secrets.
-            run: of this store.
+            config: how it was evaluated; must not contain secrets.
             step: the training step after which it was evaluated, 0 to the run's last one; None if unknown.
 
         Raises:
@@ -168,16 +167,9 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
     ) -> Run:
         """Start a run, owned by this process. A run of the name that never trained and has no owner is deleted.
 
-        Args:
-            name: unique in this database.
-            estimator, estimator_version, parameters, state_fields: the estimator of the posteriors, and the
-                names of the values that it keeps per prompt; ``alpha`` and ``beta`` have columns of their own.
-            model, dataset, dataset_digest, reward, config: the training. They are stored and shown as given, so that
-                they must not contain secrets.
-            method: training method (grpo, dapo, ...); "" if unknown.
-
-        Raises:
-            StoreError: the name is taken or not printable, or a value cannot be stored as JSON.
+        The arguments are stored and shown as given, in the columns of ``dbb_run`` of their names: they must not contain
+        secrets. ``state_fields`` are the values that the estimator keeps of a prompt. Raise StoreError if the name is
+        taken or not printable, or a value cannot be stored as JSON.
         """
         if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
             raise StoreError(f"the run's name {name!r} is empty, not printable or has spaces around it; choose another")

@@ -48,15 +48,12 @@ def check(own: RunRecord, source: RunRecord, weight: float, copied: bool) -> Non
             f"the warm start's weight is {weight!r}, but estimator {own.estimator!r} keeps {fields} and only alpha and "
             "beta can be weighted; use weight 1"
         )
-    if copied and theirs != fields:
+    is_older = source.estimator == own.estimator and source.estimator_version != own.estimator_version
+    if copied and (theirs != fields or is_older):
         raise StoreError(
-            f"run {source.name!r} keeps {theirs} per prompt (estimator {source.estimator!r}), run {own.name!r} needs "
-            f"{fields} ({own.estimator!r}); name a run with the same fields"
-        )
-    if copied and source.estimator == own.estimator and source.estimator_version != own.estimator_version:
-        raise StoreError(
-            f"run {source.name!r} was written by version {source.estimator_version} of estimator "
-            f"{own.estimator!r}, this is version {own.estimator_version}; name a run of the same version"
+            f"run {source.name!r} keeps {theirs} per prompt (estimator {source.estimator!r}, version "
+            f"{source.estimator_version}), run {own.name!r} needs {fields} ({own.estimator!r}, version "
+            f"{own.estimator_version}); name a run with the same fields and version"
         )
 
 
@@ -64,9 +61,8 @@ def read(database: Database, source: RunRecord, replayed: Replayed | None) -> Po
     """Return the replayed posteriors, or the current ones of a run, which may be training meanwhile."""
     layout, key = StateLayout(source.state_fields), {"run": source.run_id}
     if replayed is not None:
-        query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
         with database.transaction() as connection:
-            found = table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(replayed.prompt_ids)})
+            found = _hashes(connection, database, replayed.prompt_ids)
         state = replayed.state[np.isin(replayed.prompt_ids, found["prompt_id"])]
         return Posteriors(source, database.location, replayed.shared, found["hash"], state)
     kind = [_HASH, *layout.columns]
@@ -81,11 +77,10 @@ def read(database: Database, source: RunRecord, replayed: Replayed | None) -> Po
     return Posteriors(now, database.location, shared, found["hash"], layout.from_columns(source.name, found))
 
 
-def check_new(connection: Connection, own: RunRecord) -> None:
-    """Raise StoreError if run ``own`` has posteriors."""
-    filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
-    if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
-        raise StoreError(f"run {own.name!r} has posteriors (step {own.last_step}); only a new run can be warm-started")
+def _hashes(connection: Connection, database: Database, ids: NDArray[np.int64]) -> NDArray[np.void]:
+    """Return id and hash of the prompts that are stored, ascending by id."""
+    query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
+    return table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(ids)})
 
 
 def fill(
@@ -96,7 +91,13 @@ def fill(
     shared: SharedState | None,
     of_run: dict[str, Any],
 ) -> None:
-    """Store the posteriors, the run-wide state and the columns ``of_run`` that run ``own`` begins with."""
+    """Store the posteriors, the run-wide state and the columns ``of_run`` that run ``own`` begins with.
+
+    Raise StoreError if it has posteriors already.
+    """
+    filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
+    if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
+        raise StoreError(f"run {own.name!r} has posteriors (step {own.last_step}); only a new run can be warm-started")
     key = {"run_id": own.run_id, "prompt_id": prompt_ids, "visits": 0, "step": 0}
     write.insert(connection, "dbb_posterior", {**key, **columns})
     mine = schema.run.update().where(schema.run.c.run_id == own.run_id)
@@ -113,9 +114,7 @@ def begin(
 ) -> tuple[dict[str, Any], WarmStart]:
     """Warm-start run ``own``, which the transaction has locked; return its ``RunRecord.parent`` and the outcome."""
     source = posteriors.source
-    check_new(connection, own)
-    query = f"SELECT hash, prompt_id FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
-    prompts = table(connection, [_HASH, ("prompt_id", "<i8")], query, {"ids": database.ids(ids)})
+    prompts = _hashes(connection, database, ids)
     _, at, theirs = np.intersect1d(prompts["hash"], posteriors.hashes, assume_unique=True, return_indices=True)
     order = np.argsort(at)  # ascending as in the key of the table
     found_ids, state = prompts["prompt_id"][at[order]], posteriors.state[theirs[order]]

@@ -9,6 +9,7 @@ import numpy as np
 from sqlalchemy import Connection, select, text
 
 from openrlhf_dbb.storage import records, schema
+from openrlhf_dbb.storage.engine import driver
 from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, StateLayout, StepRows
 from openrlhf_dbb.storage.url import StoreError
 
@@ -150,7 +151,7 @@ def evaluation(
     for result in (benchmark.checked() for benchmark in rows):
         repeat, place = (indices.ravel() for indices in np.indices(result.samples.shape))
         place_key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
-        numbers = {name: getattr(result, name).ravel() for name in (*records.COUNTS, *records.SCORES)}
+        numbers = {name: each.ravel() for name, each in vars(result).items() if name not in ("benchmark", "prompt_ids")}
         insert(connection, "dbb_evaluation_result", place_key | {"prompt_id": result.prompt_ids[place]} | numbers)
     return int(stored)
 
@@ -194,9 +195,8 @@ def insert(connection: Connection, table: str, columns: Columns) -> None:
         statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
         connection.exec_driver_sql(statement, rows)
         return
-    driver_connection: Any = connection.connection.dbapi_connection
     with (
-        driver_connection.cursor() as cursor,
+        driver(connection).cursor() as cursor,
         cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN (FORMAT BINARY)") as copy,
     ):
         kinds = schema.metadata.tables[table].columns

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from openrlhf_dbb.storage import EvaluationRows
-from openrlhf_dbb.storage.records import COUNTS, SCORES
+
+COUNTS, SCORES = ("samples", "verified", "tokens", "truncated"), ("successes", "best", "majority")
 
 
 def read_evaluations(store, run=None):

@@ -127,18 +127,6 @@ def test_rloo_leaves_out_the_score_that_the_posterior_has_seen_on_any_visit(tmp_
     np.testing.assert_allclose(second.advantages, [1 - 1.25 / 3.5, -2.25 / 3.5], rtol=1e-12)
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_a_perfect_baseline_has_1_minus_1_over_n_of_the_variance(n):
-    """docs/history.md: with gradients of 1 or -1 that do not depend on the reward; both means are 0."""
-    squares = np.zeros(2)
-    for rewards in itertools.product((0.0, 1.0), repeat=n):
-        of_rewards = 0.3 ** sum(rewards) * 0.7 ** (n - sum(rewards))
-        loo = scored("rloo", ESTIMATORS["point"], [rewards])[0]
-        for gradients in itertools.product((-1, 1), repeat=n):
-            squares += of_rewards / 2**n * np.array([(np.array(rewards) - 0.3) @ gradients, loo @ gradients]) ** 2
-    assert squares[0] / squares[1] == pytest.approx(1 - 1 / n)
-
-
 @pytest.mark.parametrize(
     ("form", "sums", "factors"),
     [

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb import Posteriors
-from openrlhf_dbb.core import strategies
 from openrlhf_dbb.storage import open_store
 
 DATA = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
@@ -45,19 +44,6 @@ def test_known_pass_rates_are_a_visit_before_the_first_step(url, estimator):
         posteriors.roll_back(0)
         np.testing.assert_array_equal(forecast(posteriors), began)
     assert states(url) == before
-
-
-def test_the_first_draws_follow_them(new_url):
-    texts, labels = [f"{number} =" for number in range(40)], ["1"] * 40
-    rates = [[4.0, 8.0]] * 4 + [[0.0, 8.0]] * 36
-    facts = strategies.RunFacts(groups=4, rollouts=2, seed=1)
-    with Posteriors.create(new_url("sqlite"), "demo", texts, labels, estimator="spo", pass_rates=rates) as posteriors:
-        sampler = strategies.get("posterior")(floor=0.1).sampler(facts)
-        drawn = [sampler.next_prompt(posteriors.predictive) for _ in range(4)]
-        variances = [4.48 / 8.96 * (4.48 / 9.96)] * 4 + [0.48 / 8.96 * (8.48 / 9.96)] * 36
-        share = [0.1 / 40 + 0.9 * each / sum(variances) for each in variances]
-        chance = {posteriors.prompt_ids[text, "1"]: each for text, each in zip(texts, share, strict=True)}
-    assert [each.inclusion for each in drawn] == pytest.approx([4 * chance[each.prompt_id] for each in drawn])
 
 
 @pytest.mark.parametrize("estimator", ["auto", "gaussian"])

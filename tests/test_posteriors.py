@@ -373,6 +373,15 @@ def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source
     assert found.beta[:2].tolist() == expected.beta[:2].tolist()
 
 
+def test_an_estimator_that_keeps_nothing_of_a_prompt_takes_its_prior_from_another_run(new_url):
+    url = new_url("sqlite")
+    with Posteriors.create(url, "old", *DATA) as old:
+        old.observe(1, *batch([[1, 1], [0, 1], [0, 0]]))
+    with Posteriors.create(url, "new", *DATA, estimator="empirical_bayes", warm_start="old") as new:
+        # groups, and their sums of S/N, (S/N)^2 and 1/N
+        assert new.run.load_shared()["moments"].tolist() == [3, 1.5, 1.25, 1.5]
+
+
 def test_visits_of_a_prompt_whose_row_is_gone_are_replayed_without_its_text(new_url):
     url = new_url("sqlite")
     with Posteriors.create(url, "old", *DATA, estimator="dbb") as old:

@@ -91,5 +91,5 @@ def test_states_that_do_not_fit_are_refused(store, fill):
     with pytest.raises(StoreError, match="only alpha and beta can be weighted; use weight 1"):
         fill.run(store, "value 2", fields=("value",)).warm_start(store, value.record, ids, weight=0.5)
     newer = fill.run(store, "newer", estimator_version=2)
-    with pytest.raises(StoreError, match="written by version 1 of estimator 'dbb', this is version 2"):
+    with pytest.raises(StoreError, match=r"version 1\), run 'newer' needs .*, version 2\); name a run with"):
         newer.warm_start(store, dbb.record, ids)

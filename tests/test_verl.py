@@ -145,20 +145,27 @@ def firsts(batch):
     return np.array([row[0] for row in rows])
 
 
+def advantages_of(made, batch, metrics=None):
+    """Each row's advantage after one step of a trainer, whose run is closed then."""
+    with made.posteriors:
+        return firsts(made._compute_advantage(batch, {} if metrics is None else metrics))
+
+
+def verls_own(batch, *overrides):
+    config = compose_config("algorithm.adv_estimator=grpo", *overrides)
+    return firsts(trainer(config, cls=PPOTrainerSync)._compute_advantage(batch, {}))
+
+
+CENTERED = "algorithm.norm_adv_by_std_in_grpo=False"
 MIXED = [(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0, 1.0]), (TEXTS[1], LABELS[1], [0.0, 0.0, 0.0, 1.0]),
          (TEXTS[2], LABELS[2], [1.0, 1.0, 1.0])]  # fmt: skip
 
 
 @pytest.mark.parametrize("normalized", [True, False])
 def test_point_gives_verls_own_grpo(queue, tmp_path, normalized):
-    overrides = [f"algorithm.norm_adv_by_std_in_grpo={normalized}"]
-    batch = batch_of(MIXED)
-    theirs_config = compose_config("algorithm.adv_estimator=grpo", *overrides)
-    theirs = firsts(trainer(theirs_config, cls=PPOTrainerSync)._compute_advantage(batch, {}))
-    metrics = {}
-    ours_trainer = trainer(posterior_config(tmp_path, *overrides))
-    with ours_trainer.posteriors:
-        ours = firsts(ours_trainer._compute_advantage(batch, metrics))
+    batch, metrics, override = batch_of(MIXED), {}, f"algorithm.norm_adv_by_std_in_grpo={normalized}"
+    theirs = verls_own(batch, override)
+    ours = advantages_of(trainer(posterior_config(tmp_path, override)), batch, metrics)
     if normalized:  # verl divides by std + EPSILON, we by std
         std = np.repeat([np.std(rewards, ddof=1) for _, _, rewards in MIXED], [4, 4, 3])
         theirs = theirs * (std + EPSILON) / np.where(std > 0, std, 1)
@@ -234,9 +241,7 @@ def test_a_group_that_verl_filters_is_observed_and_not_trained_on(queue, tmp_pat
     tq.kv_batch_put(keys=groups, partition_id="train", fields=None, tags=[about] * 2)
     batch, _ = buffer.sample(global_steps=1, partition_id="train", batch_size=1)
     assert {key.split("_")[0] for key in batch.keys} == {groups[1]}
-    with ours.posteriors:
-        advantages = firsts(ours._compute_advantage(batch, {}))
-    assert advantages == pytest.approx([1, -1])  # alpha = beta = 0.5 + 1
+    assert advantages_of(ours, batch) == pytest.approx([1, -1])  # alpha = beta = 0.5 + 1
     sql = "SELECT prompt, rollouts, successes, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id)"
     assert sorted(query(tmp_path, sql)) == [("1+1=", 3, 3.0, 3.5, 0.5), ("2+2=", 2, 1.0, 1.5, 1.5)]
     # 3 + 5 + 2 tokens of the filtered group, then 4 + 3
@@ -244,25 +249,19 @@ def test_a_group_that_verl_filters_is_observed_and_not_trained_on(queue, tmp_pat
 
 
 def test_padding_is_not_a_rollout(queue, tmp_path):
-    ours = trainer(posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False"))
     batch = upsample_batch_to_divisible_size(batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0])]), 4, EOS)
     batch.reorder([3, 0, 2, 1])  # as _balance_batch does
     entropy = TensorDict({"entropy": torch.zeros(4)}, batch_size=4)
     batch = tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=entropy)  # as _compute_old_log_prob does
-    with ours.posteriors:
-        advantages = firsts(ours._compute_advantage(batch, {}))
+    advantages = advantages_of(trainer(posterior_config(tmp_path, CENTERED)), batch)
     assert advantages == pytest.approx([0, 2 / 3, -1 / 3, -1 / 3])
     assert query(tmp_path, "SELECT rollouts, successes FROM posterior_history") == [(3, 1.0)]
 
 
 def test_several_trajectories_of_a_rollout_count_once(queue, tmp_path):
-    config = posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False")
     batch = batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0, 0.0, 0.0])], trajectories=3)
-    theirs_config = compose_config("algorithm.adv_estimator=grpo", "algorithm.norm_adv_by_std_in_grpo=False")
-    theirs = firsts(trainer(theirs_config, cls=PPOTrainerSync)._compute_advantage(batch, {}))
-    ours = trainer(config)
-    with ours.posteriors:
-        advantages = firsts(ours._compute_advantage(batch, {}))
+    theirs = verls_own(batch, CENTERED)
+    advantages = advantages_of(trainer(posterior_config(tmp_path, CENTERED)), batch)
     assert advantages.tolist() == theirs.tolist() == [0.75] * 3 + [-0.25] * 9
     assert query(tmp_path, "SELECT rollouts FROM posterior_history") == [(4,)]
     assert query(tmp_path, "SELECT generated_tokens FROM steps") == [(3 * (3 + 5 + 2 + 4),)]
@@ -270,13 +269,12 @@ def test_several_trajectories_of_a_rollout_count_once(queue, tmp_path):
 
 def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tmp_path):
     config = posterior_config(
-        tmp_path, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1",
-        "algorithm.norm_adv_by_std_in_grpo=False", "+algorithm.posterior.parameters.discount=0.5", estimator="dbb",
+        tmp_path, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1", CENTERED,
+        "+algorithm.posterior.parameters.discount=0.5", estimator="dbb",
     )  # fmt: skip
     ours = trainer(config)
     ours.kl_ctrl_in_reward = SimpleNamespace(value=0.1, update=lambda **_: None)
-    with ours.posteriors:
-        advantages = firsts(ours._compute_advantage(batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0])], lengths=(3, 5)), {}))
+    advantages = advantages_of(ours, batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0])], lengths=(3, 5)))
     # log-probs -1 and -1.125 against -1: KL 0 and -0.125 at each of 5 tokens. alpha, beta = 2.5, 0.5.
     # The rewards are 1 and 1 + 0.1 * 0.125 * 5 = 1.0625; both lose p, and then the mean, 1.03125 - p.
     assert advantages == pytest.approx([-0.03125, 0.03125], abs=1e-6)
@@ -285,7 +283,7 @@ def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tm
 
 def test_missing_and_masked_rollouts(queue, tmp_path):
     """The second rollout's reward is missing; the fourth has no token that is trained on."""
-    ours, metrics = trainer(posterior_config(tmp_path, "algorithm.norm_adv_by_std_in_grpo=False")), {}
+    ours, metrics = trainer(posterior_config(tmp_path, CENTERED)), {}
     with ours.posteriors:
         batch = batch_of([(TEXTS[0], LABELS[0], [1.0, float("nan"), 0.0, 0.5])], masked=[3])
         batch = ours._compute_advantage(batch, metrics)

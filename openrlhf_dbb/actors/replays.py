@@ -11,8 +11,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience, remove_padding_in_
 from torch.nn.utils.rnn import pad_sequence
 
 from openrlhf_dbb.actors.rollout_batch import Prompt, scores
+from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.replay_cache import CachedRollout, ReplayCache, highest, replay_advantages
-from openrlhf_dbb.core.step import Floats, Key
 
 Chosen = Mapping[Key, Sequence[CachedRollout]]
 

@@ -112,13 +112,12 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         method: str = "",
         config: Mapping[str, Any] | None = None,
     ) -> "Posteriors":
-        """Start a new run.
+        """Start a new run. docs/posteriors.md explains the other arguments under "Open a run".
 
         Args:
-            store, run_name, prompts, labels, estimator, if_exists: as docs/posteriors.md explains under "Open a run".
             parameters: parameters of an estimator that is given by name.
-            warm_start: name, uuid or number of a run. This run begins with its final posteriors, matched by prompt and
-                label. If it has another estimator, its stored visits are replayed through this run's.
+            warm_start: name, uuid or number of a run. If it has another estimator, its stored visits are replayed
+                through this run's.
             warm_start_weight: in (0, 1], multiplies the imported counts.
             pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN
                 where unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
@@ -166,10 +165,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 replayed = None if can_copy(source_run, run.record) else replay(source, source_run, estimator.belief)
                 started = run.warm_start(source, source_run, ids, weight=warm_start_weight, replayed=replayed)
             elif known_P_2 is not None:
-                row = np.flatnonzero(~np.isnan(known_P_2).any(axis=1))
-                known_ids, first = np.unique(ids[row], return_index=True)
-                row = row[first]
-                run.begin_with(of_pass_rates(estimator.belief, known_ids, [prompts[at] for at in row], known_P_2[row]))
+                run.begin_with(of_pass_rates(estimator.belief, ids, prompts, known_P_2))
             close_store = opened is not store
             posteriors = cls(estimator, opened, run, prompts, labels, ids, warm_start=started, close_store=close_store)
             undo.pop_all()
@@ -187,12 +183,10 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         take_over: bool = False,
         sources: Sequence[str] | None = None,
     ) -> "Posteriors":
-        """Continue a run with the estimator and parameters that it was started with.
+        """Continue a run with the estimator and parameters that it was started with; new prompts begin with the prior.
 
         Args:
-            store: as in :meth:`create`; the store must exist.
-            run_name: name, uuid or number of the run.
-            prompts, labels: as in :meth:`create`; new prompts begin with the prior.
+            run_name: name, uuid or number of the run, in a store that exists.
             step: the step of the model checkpoint that is loaded. Later steps are undone, bit for bit. None undoes
                 nothing.
             take_over: continue a run whose owner is on another machine and known to be dead.
@@ -244,8 +238,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     ) -> Scored:
         """Update the posteriors with a step's rollouts, begin to store the step, and return the advantages.
 
-        Rows of the same prompt and label form one group, wherever they stand. The step before is stored when this
-        method returns. This step is stored once :meth:`settle` returns.
+        The step before is stored when this method returns. This step is stored once :meth:`settle` returns.
 
         Args:
             step: the last step plus one.
@@ -254,9 +247,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 of its group and gets advantage 0.
             scores: (R,) the verifier's scores before length penalties and the like; by default the rewards. Estimators
                 of binary correctness see the scores, estimators of real rewards see the rewards.
-            form: how a reward becomes an advantage, by name: "group_norm" or another of
-                :mod:`openrlhf_dbb.estimators.forms`.
-            extras: token counts, generated texts and other things that only some trainers have.
+            form: of :mod:`openrlhf_dbb.estimators.forms`, by name.
 
         Raises:
             ValueError: the step is not the next one, the columns have different lengths, a value is no number or no
@@ -387,7 +378,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     ) -> tuple[estimators.Estimate, storage.StepRows]:
         """Update a state; return the estimates of the step's V prompts and the rows that store the change."""
         at_V = groups.prompts_V
-        previous_state, previous_step = self._columns(state, at_V), self._visited_at[at_V]
+        previous_state, previous_step = self._belief.columns(state, at_V), self._visited_at[at_V]
         previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
         lag_V = np.zeros(len(at_V))
@@ -406,7 +397,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             successes=np.nansum(scores_V_G, axis=1),
             mean=estimate.mean,
             variance=estimate.variance,
-            state=self._columns(state, at_V),
+            state=self._belief.columns(state, at_V),
             previous_state=previous_state,
             previous_step=previous_step,
             shared={field: state[field] for field in self._belief.shared_fields},
@@ -433,11 +424,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         some_V = ~np.isnan(seen_V_G).all(axis=1)
         belief.observe_at(state, at_V[some_V], seen_V_G[some_V], lag_V[some_V])
         return self.estimator.observe_at({}, at_V, seen_by(self.estimator), leave_one_out=form.leave_one_out)
-
-    def _columns(self, state: State, at_V: Positions) -> Floats:
-        """Return the state of some prompts as the store keeps it, a column for each state field."""
-        fields = self._belief.state_fields
-        return np.column_stack([state[field][at_V] for field in fields]) if fields else np.empty((len(at_V), 0))
 
 
 def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.step import Floats, Positions, rewards_of
+from openrlhf_dbb.core.checks import Floats, Positions
+from openrlhf_dbb.core.step import rewards_of
 from openrlhf_dbb.estimators import RewardEstimator, State
 from openrlhf_dbb.estimators.text_features import text_features
 from openrlhf_dbb.storage.read import read_log, whole_prompts
@@ -19,22 +20,25 @@ def can_copy(source: storage.RunRecord, own: storage.RunRecord) -> bool:
 
 
 def of_pass_rates(
-    belief: RewardEstimator, prompt_ids: Positions, texts: Sequence[str], known_P_2: Floats
+    belief: RewardEstimator, ids_P: Positions, texts: Sequence[str], known_P_2: Floats
 ) -> storage.Replayed:
-    """Return what ``belief`` knows of prompts with these successes and attempts, (P, 2), measured before."""
-    state = belief.initial_state(len(prompt_ids))
+    """Return what ``belief`` knows of prompts with successes and attempts measured before, NaN where unknown."""
+    known = np.flatnonzero(~np.isnan(known_P_2).any(axis=1))
+    prompt_ids, first = np.unique(ids_P[known], return_index=True)  # a prompt may be there twice
+    rows = known[first]
+    state = belief.initial_state(len(rows))
     if belief.reads_texts:
-        state["features"] = text_features(texts)
-    successes_P, attempts_P = known_P_2.T[:, :, None]
-    attempt_G = np.arange(known_P_2[:, 1].max())
+        state["features"] = text_features([texts[row] for row in rows])
+    successes_P, attempts_P = known_P_2[rows].T[:, :, None]
+    attempt_G = np.arange(known_P_2[rows, 1].max())
     # 2.4 successes of 8 are 1, 1, 0.4, 0, 0, 0, 0, 0.
     rewards_P_G = np.where(attempt_G < attempts_P, np.clip(successes_P - attempt_G, 0, 1), np.nan)
     return _of_state(belief, belief.known(state, rewards_P_G), prompt_ids, np.arange(len(prompt_ids)))
 
 
 def _of_state(belief: RewardEstimator, state: State, prompt_ids: Positions, seen: Positions) -> storage.Replayed:
-    columns = np.stack([state[field][seen] for field in belief.state_fields], axis=1)
-    return storage.Replayed(prompt_ids[seen], columns, {field: state[field] for field in belief.shared_fields})
+    shared = {field: state[field] for field in belief.shared_fields}
+    return storage.Replayed(prompt_ids[seen], belief.columns(state, seen), shared)
 
 
 def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: RewardEstimator) -> storage.Replayed:

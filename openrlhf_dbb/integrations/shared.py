@@ -16,10 +16,10 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
+from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
-from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras
-from openrlhf_dbb.core.strategies import Drawn, RolloutStrategy, RunFacts, varies
-from openrlhf_dbb.core.strategies.contract import STRATEGIES
+from openrlhf_dbb.core.step import Scored, StepExtras
+from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
@@ -116,7 +116,8 @@ class Settings:
         estimator = as_estimator(self.estimator, self.parameters)
         strategy = STRATEGIES.build(self.strategy, **self.strategy_parameters)
         FORMS.get(self.form or "group_norm")
-        if self.strategy != "plain" and not (strategy.draws and estimator.belief.can_predict()):
+        judges = strategy.needs_scores or strategy.needs_budget
+        if judges or (strategy.draws and not estimator.belief.can_predict()):
             raise ValueError(
                 f"strategy {self.strategy!r} with estimator {estimator.name!r}: in this trainer a strategy has to draw "
                 "whole batches by a forecast; use posterior, with estimator point, auto or dbb"
@@ -137,15 +138,14 @@ class Steps:
     ) -> None:
         """Create the run, or resume it with its estimator; refuse another one."""
         (estimator, self._strategy), self._keys, self._facts = settings.built, keys, facts
-        if getattr(estimator, "forgetting", "") == "updates" and not estimator.updates_per_epoch:  # type: ignore[attr-defined]
-            updates = max(len(keys) / facts.groups, 1.0)
-            estimator = dataclasses.replace(estimator, updates_per_epoch=updates)  # type: ignore[type-var]
+        estimator = estimator.for_epochs(max(len(keys) / facts.groups, 1.0))
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if resume:
             self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)
         else:
             start = ("warm_start", "warm_start_weight", "warm_start_store")
             options = about | {option: getattr(settings, option) for option in start}
+            options["config"] = json.loads(json.dumps(about.get("config", {}), default=str))  # a trainer's own objects
             self.posteriors = Posteriors.create(settings.store, name, prompts, labels, estimator=estimator, **options)
         if self.posteriors.estimator != estimator:
             self.posteriors.close()
@@ -178,7 +178,7 @@ class Steps:
         return rows
 
     def observe(
-        self, keys_R: Sequence[Key], rewards_R: Floats, scores_R: Floats | None, form: str, extras: StepExtras
+        self, keys_R: Sequence[Key], rewards_R: Floats, scores_R: Floats, form: str, extras: StepExtras
     ) -> Scored:
         """Do the next step; return it with the advantages that are trained with, weighted and whitened."""
         prompts, labels = zip(*keys_R, strict=True)
@@ -189,7 +189,7 @@ class Steps:
         step = self.posteriors.step + 1
         scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
         for key, drawn in self._drawn.items():
-            scores_N = (rewards_R if scores_R is None else scores_R)[[other == key for other in keys_R]]
+            scores_N = scores_R[[other == key for other in keys_R]]
             if not np.isnan(scores_N).all():
                 self._sampler.observe(drawn, varies(scores_N))
         self._sampler.end_step()
@@ -210,12 +210,12 @@ class Steps:
         drawn = {"strategy": self._sampler.state(), "left": self._left}
         (folder / SAVED).write_text(json.dumps(saved | drawn, default=_encoded))
 
-    def step_of(self, folder: Path) -> int:
-        """Return the step of a checkpoint; refuse one of another run, or of steps that were undone."""
+    def saved_in(self, folder: Path) -> dict[str, Any]:
+        """Return what :meth:`save` has written; refuse a checkpoint of another run, or of steps that were undone."""
         record = self.posteriors.run.record
         begin = f"begin another run with the checkpoint as its model and warm_start={record.name!r}"
         try:
-            saved = json.loads((folder / SAVED).read_text())
+            saved: dict[str, Any] = json.loads((folder / SAVED).read_text(), object_hook=_decoded)
             run, step, tag = str(saved["run"]), int(saved["step"]), str(saved["tag"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"checkpoint {folder} was not saved with posteriors ({error}): {begin}") from None
@@ -226,7 +226,7 @@ class Steps:
         # The store forgets a checkpoint when the run goes back behind it.
         if (step, tag) not in self.posteriors.store.checkpoints(record):
             raise ValueError(f"checkpoint {folder} is of steps that run {record.name!r} has undone; use an older one")
-        return step
+        return saved
 
     def go_back(self, checkpoint: Path | None, folder: Path) -> None:
         """Go back to a checkpoint, bit for bit; without one start over, unless there are some outside ``folder``."""
@@ -237,14 +237,15 @@ class Steps:
                 f"{folder} is whole: name the folder where one is, or choose another run_name"
             )
         self._start_over()
-        step = 0
-        if checkpoint is not None:
-            step, saved = self.step_of(checkpoint), json.loads((checkpoint / SAVED).read_text(), object_hook=_decoded)
-            if saved["strategy"].keys() != self._sampler.state().keys():
-                raise ValueError(f"checkpoint {checkpoint} is of another strategy; resume it with its own")
-            self._sampler.load(saved["strategy"])
-            self._left = saved["left"]
-        self.posteriors.roll_back(step)
+        if checkpoint is None:
+            self.posteriors.roll_back(0)
+            return
+        saved = self.saved_in(checkpoint)
+        if saved["strategy"].keys() != self._sampler.state().keys():
+            raise ValueError(f"checkpoint {checkpoint} is of another strategy; resume it with its own")
+        self._sampler.load(saved["strategy"])
+        self._left = saved["left"]
+        self.posteriors.roll_back(int(saved["step"]))
 
 
 def _encoded(value: Any) -> dict[str, Any]:

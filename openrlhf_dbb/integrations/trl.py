@@ -7,7 +7,6 @@ Axes: R rollouts of a generation batch on all processes, B on this process, F re
 and N samples of a prompt.
 """
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -19,8 +18,9 @@ import numpy as np
 import torch
 
 from openrlhf_dbb import storage
+from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
+from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.estimators import RewardEstimator
@@ -127,7 +127,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                 model=self._model_name,
                 dataset=str(self.train_dataset.info.dataset_name or ""),
                 reward=", ".join(self.reward_func_names),
-                config=json.loads(json.dumps(self.args.to_dict() | {"posteriors": chosen}, default=str)),
+                config=self.args.to_dict() | {"posteriors": chosen},
             )
             self.posteriors = self._steps.posteriors
 
@@ -282,7 +282,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         except (OSError, ValueError, TypeError) as error:
             message = f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}; use an older one"
             raise ValueError(message) from None
-        self._steps.step_of(folder)
+        self._steps.saved_in(folder)
 
     def _drawn(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return this process's share of the generation batch that the strategy draws, in place of TRL's own.
@@ -326,11 +326,10 @@ class PosteriorGRPOTrainer(GRPOTrainer):
 
     def _keep_samples(self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any]) -> None:
         self._logs["extra"]["posterior_mean"].extend([math.nan] * len(rewards_R_F))  # as long as TRL's own columns
-        rewards, scores, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
+        _, scores_R, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
         rows_B = zip(map(self._key, inputs), responses_B, strict=True)
         rows_R = gather_object([(key, len(ids), ids[-1] not in self.eos_token_ids) for key, ids in rows_B])
-        scored_R = zip(rows_R, (rewards if scores is None else scores).tolist(), strict=True)
-        for (prompt, tokens, cut), value in scored_R:
+        for (prompt, tokens, cut), value in zip(rows_R, scores_R.tolist(), strict=True):
             self._samples.setdefault(prompt, []).append((value, tokens, cut))
 
     def _record_held_out(self, benchmark: str, samples: dict[Key, list[tuple[float, int, bool]]]) -> None:
@@ -381,9 +380,7 @@ def _on_first(work: Callable[[], Any]) -> Any:
     return outcome[0]
 
 
-def combine(
-    rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group: int
-) -> tuple[Floats, Floats | None, float]:
+def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group: int) -> tuple[Floats, Floats, float]:
     """Combine the values of several reward functions for the posteriors.
 
     Args:
@@ -393,12 +390,13 @@ def combine(
         group: rollouts of a prompt, which are side by side.
 
     Returns:
-        Rewards (R,), NaN where missing; scores (R,), None without a verifier; and the factor that brings the rewards to
-        TRL's scale. With a verifier of weight w and score S the rewards are S + (others - their group's mean) / w.
+        Rewards and scores, (R,) each, NaN where missing, the same without a verifier; and the factor that brings the
+        rewards to TRL's scale. With a verifier of weight w and score S they are S + (others - their group's mean) / w.
     """
     weighted_R = np.nansum(rewards_R_F * weights_F, axis=1)
     if verifier is None:
-        return np.where(np.isnan(rewards_R_F).all(axis=1), np.nan, weighted_R), None, 1.0
+        rewards_R = np.where(np.isnan(rewards_R_F).all(axis=1), np.nan, weighted_R)
+        return rewards_R, rewards_R, 1.0
     scores_R, weight = rewards_R_F[:, verifier], float(weights_F[verifier])
     others = (weighted_R - np.nan_to_num(scores_R) * weight).reshape(-1, group)
     return scores_R + (others - others.mean(axis=1, keepdims=True)).reshape(-1) / weight, scores_R, weight

@@ -11,7 +11,6 @@ rollout may have several trajectories. Rows that verl appends as padding belong 
 """
 
 import functools
-import json
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from openrlhf_dbb.core.checks import Floats, Key, Positions
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
+from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import Settings, label_of, text_of
@@ -245,7 +245,7 @@ class WithPosteriors(PPOTrainer):
             model=str(self.config.actor_rollout_ref.model.path),
             dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
             method=f"verl {trainer.v1.trainer_mode}",
-            config=json.loads(json.dumps(OmegaConf.to_container(self.config, resolve=True), default=str)),
+            config=OmegaConf.to_container(self.config, resolve=True),
         )
         _, strategy = settings.built
         if strategy.draws:  # in place of verl's data loader, when verl asks for the next batch

@@ -90,13 +90,6 @@ def sweep(texts: Sequence[str], discounts: Sequence[float] = DISCOUNTS) -> list[
     return list(candidates.values())
 
 
-def with_updates_per_epoch(estimator: RewardEstimator, updates: int) -> RewardEstimator:
-    """Return the estimator with ``updates_per_epoch`` filled in, if it leaves it open (0)."""
-    if getattr(estimator, "updates_per_epoch", None) != 0:
-        return estimator
-    return dataclasses.replace(estimator, updates_per_epoch=float(updates))  # type: ignore[type-var]
-
-
 def flags(estimator: RewardEstimator) -> str:
     """Return the training command's flags for an estimator, as "--estimator dbb --dbb.discount 0.4"."""
     cls = type(estimator)

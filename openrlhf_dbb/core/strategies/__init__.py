@@ -1,29 +1,174 @@
 """Rollout strategies: which prompts are generated for, and which groups are trained on.
 
-    contract   RolloutStrategy, Sampler, Decision; the registry; plain: every prompt, every group
+    here       the contract: RolloutStrategy, Sampler, Decision; the registry; plain: every prompt, every group
     dynamic    groups of zero variance are replaced (DAPO)
     greso      prompts whose groups had zero variance are skipped (GRESO)
     posterior  prompts are drawn by the variance that their posterior expects
 
 Prompts are ids, groups are arrays of scores; only :func:`of` and :func:`facts` read OpenRLHF's arguments.
 ``actors/generation.py`` carries out the decisions.
+
+Axes: N rollouts of a group, P prompts of the run.
 """
 
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
-from openrlhf_dbb.core.strategies.contract import STRATEGIES
-from openrlhf_dbb.core.strategies.contract import Decision as Decision
-from openrlhf_dbb.core.strategies.contract import Drawn as Drawn
-from openrlhf_dbb.core.strategies.contract import Predictive as Predictive
-from openrlhf_dbb.core.strategies.contract import RolloutStrategy as RolloutStrategy
-from openrlhf_dbb.core.strategies.contract import RunFacts as RunFacts
-from openrlhf_dbb.core.strategies.contract import Sampler as Sampler
-from openrlhf_dbb.core.strategies.contract import register as register
-from openrlhf_dbb.core.strategies.contract import varies as varies
+import numpy as np
+from numpy.typing import NDArray
+
+from openrlhf_dbb.estimators.parameters import check, parameter_fields
 from openrlhf_dbb.estimators.parameters import parameter as parameter
-from openrlhf_dbb.estimators.parameters import parameter_fields
+from openrlhf_dbb.estimators.registry import Registry
 
-available, get = STRATEGIES.available, STRATEGIES.get
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The facts about a run that a strategy may need."""
+
+    groups: int  # of a rollout batch
+    rollouts: int  # of a group, N
+    seed: int = 0
+    # A group is trained on only if its mean score lies strictly between these two; None for no limit.
+    score_range: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """The estimator's forecast for every prompt: its next success probability is Beta(alpha, beta); (P,) each."""
+
+    prompt_ids: NDArray[np.int64]  # ascending
+    alpha: NDArray[np.float64]  # > 0
+    beta: NDArray[np.float64]  # > 0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A prompt that the strategy has chosen."""
+
+    prompt_id: int
+    inclusion: float  # probability with which the prompt is in the batch, fixed before anything is generated
+    weight: float  # factor on the prompt's advantages, > 0
+    as_even: float = 1.0  # probability with even draws, over ``inclusion``
+    as_forecast: float = 1.0  # probability with draws by the forecast, over ``inclusion``
+
+
+class Decision(Enum):
+    """Tells the trainer what to do with a generated group. The estimator observes every group."""
+
+    TRAIN, DISCARD = auto(), auto()
+    REPLACE = auto()  # not trained on, and another prompt takes its place in the same round
+
+
+class Sampler:
+    """Decides during a training how rollout batches are filled. This base class takes every prompt and every group.
+
+    A step draws prompts in rounds, and asks the engines for a group of each prompt that it does not skip. It ends when
+    enough groups for a batch are to be trained on; surplus groups are discarded. If the strategy ``draws``, a pass ends
+    when as many prompts were drawn as there are.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ()  # names of the attributes that change; every checkpoint holds them
+
+    def __init__(self, facts: RunFacts) -> None:
+        self.facts = facts
+        self.note = ""  # one line for the user, shown when it changes
+
+    def round_size(self, missing: int) -> int:
+        """Return the number of prompts of the next round; ``missing``: groups that the batch still needs, >= 1."""
+        return missing
+
+    def skips(self, prompt_id: int) -> bool:
+        """Return whether nothing is generated for a prompt that has just been drawn."""
+        return False
+
+    def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
+        """Return the next prompt, if the strategy ``draws``; a forecast takes the time of a pass over all prompts."""
+        raise NotImplementedError
+
+    def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
+        """Decide what is done with a group; ``scores_N``: the verifier's before any penalty, NaN where missing."""
+        return Decision.TRAIN
+
+    def observe(self, drawn: Drawn, mixed: bool) -> None:
+        """Note the outcome of a drawn group of the batch, before :meth:`end_step`. Groups of no score are left out."""
+
+    def end_step(self) -> None:
+        """The batch is full and will be trained on."""
+
+    def end_pass(self) -> None:
+        """Every prompt has been drawn once more."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers to log after a step, by name."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return a copy of what a checkpoint has to hold, the attributes in ``kept``; called between steps."""
+        return copy.deepcopy({name: getattr(self, name) for name in self.kept})
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`."""
+        for name in self.kept:
+            setattr(self, name, copy.deepcopy(state[name]))
+
+
+@dataclass(frozen=True)
+class RolloutStrategy:
+    """Decides which prompts are generated for and which groups are trained on.
+
+    A strategy is a frozen dataclass whose fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, become
+    the flags ``--NAME.FIELD``. The :class:`Sampler` holds what changes during the training.
+    """
+
+    name: ClassVar[str]  # the registered one
+    needs_scores: ClassVar[bool] = False  # it judges groups by their scores, which must be known at generation
+    min_rollouts: ClassVar[int] = 1  # the smallest group that it can use
+    needs_budget: ClassVar[bool] = False  # a pass has no fixed cost, so that a number of rollouts ends the training
+    draws: ClassVar[bool] = False  # it chooses the prompts by the estimator's forecast (``predictive``)
+    reads_score_range: ClassVar[bool] = False  # it honours ``RunFacts.score_range``
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def describe(self) -> str:
+        """Return a few words for the line that the start prints."""
+        raise NotImplementedError
+
+    def plan(self, prompts: int, groups: int, steps: float) -> list[str]:
+        """Return lines for the start of a training of so many prompts, groups a step, and steps."""
+        return []
+
+    def sampler(self, facts: RunFacts) -> Sampler:
+        """Return the mutable part, for one training; by default one that takes every prompt and every group."""
+        return Sampler(facts)
+
+
+STRATEGIES: Registry[RolloutStrategy] = Registry(
+    "rollout strategy", RolloutStrategy, __name__, "openrlhf_dbb.strategies"
+)
+register, available, get = STRATEGIES.register, STRATEGIES.available, STRATEGIES.get
+
+
+@register
+@dataclass(frozen=True)
+class Plain(RolloutStrategy):
+    """Every prompt is generated for, and every group is trained on."""
+
+    name: ClassVar[str] = "plain"
+
+    def describe(self) -> str:
+        return "all prompts, all groups"
+
+
+def varies(scores_N: NDArray[np.float64]) -> bool:
+    """Return whether the known scores of a group differ; False if fewer than two are known."""
+    known = scores_N[~np.isnan(scores_N)]
+    return bool(len(known) and known.min() < known.max())
 
 
 def of(args: SimpleNamespace) -> RolloutStrategy:

@@ -11,9 +11,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.core.strategies.contract import Decision, RolloutStrategy, RunFacts, Sampler, register, varies
+from openrlhf_dbb.core.strategies import Decision, RolloutStrategy, RunFacts, Sampler, parameter, register, varies
 from openrlhf_dbb.errors import RunError
-from openrlhf_dbb.estimators.parameters import parameter
 
 # GRESO's published settings.
 INITIAL_P, LOWEST_P, HIGHEST_P = 0.5, 0.05, 0.95

@@ -11,10 +11,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.core.strategies.contract import Drawn, Predictive, RolloutStrategy, RunFacts, Sampler, register
+from openrlhf_dbb.core.strategies import Drawn, Predictive, RolloutStrategy, RunFacts, Sampler, parameter, register
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.estimators.parameters import parameter
 
 _LEAST_LIFT = 1.3  # below it draws by the forecast do not pay
 
