@@ -414,7 +414,7 @@ def test_a_broken_restore_is_caught(tmp_path, broken):
         test_kill_resume.check_posteriors(tmp_path, case)
 
 
-STEPS = """
+LOOP = """
 import sys
 from openrlhf_dbb import Posteriors
 with Posteriors.create(sys.argv[1], "run", ["p", "q"], ["", ""]) as run:
@@ -428,7 +428,7 @@ with Posteriors.create(sys.argv[1], "run", ["p", "q"], ["", ""]) as run:
 def test_a_loop_of_ones_own_may_be_interrupted_or_killed(tmp_path, sent):
     url = f"sqlite:///{tmp_path}/runs.db"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen([sys.executable, "-c", STEPS, url], **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", LOOP, url], **pipes) as process:
         said = [process.stdout.readline() for _ in range(20)]
         process.send_signal(sent)
         said += process.stdout.readlines()
