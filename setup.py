@@ -41,7 +41,7 @@ VERL = [f"verl>=0.9.1,<0.10{STACK}", f"transferqueue>=0.1.10{STACK}"]
 setup(
     name="openrlhf-dbb",
     version=VERSION,
-    description="GRPO with a memory on OpenRLHF: a posterior of every prompt, kept in SQL, that scores rollouts and draws prompts",
+    description="GRPO with a memory on OpenRLHF: each prompt's posterior, in SQL, scores rollouts and draws prompts",
     long_description=description_for_an_index(),
     long_description_content_type="text/markdown",
     author="The openrlhf_dbb contributors",
