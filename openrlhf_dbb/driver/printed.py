@@ -26,7 +26,7 @@ from openrlhf_dbb.platform import cpu, machine
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
 from openrlhf_dbb.storage.url import choose_url, parse_url
-from openrlhf_dbb.terminal import shown, template_of
+from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch.serve import PORT
 
 _TOLD = 8  # visits of the prompt that the summary tells of
@@ -157,8 +157,7 @@ def _story(start: Start, store: storage.PosteriorStore, log: read.StepLog) -> st
     places = np.linspace(first_P[most], last_P[most], min(visits_P[most], _TOLD))
     told = by_prompt[places.round().astype(int)]
     texts = [text for text, _ in read.whole_prompts(store, np.array([ids_P[most], *ids_P[:_TOLD]]))]
-    opening, ending = template_of(texts)
-    question = shown(texts[0].removeprefix(opening).removesuffix(ending).strip())
+    question = shown(_questions(texts)[0])
     means = ", ".join(f"{mean:.2f}" for mean in mean_V[told])
     steps = ", ".join(map(str, log.step[told]))
     return f"{question}  posterior mean {means} after steps {steps}: {_look(start, f'history {ids_P[most]}')}"
