@@ -9,7 +9,7 @@ It had groups of all three kinds: all wrong, mixed, all right. The run and the q
     SELECT step, rollouts, successes, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id)
     WHERE run_id = 1 AND prompt = 's579=' ORDER BY step
 
-Right: SmolLM2-135M on sums, GRPO and centred advantages (study/protocols/real.toml).
+Right: SmolLM2-135M on sums, prompts drawn evenly, by the memory, by known success rates (study/protocols/draws.toml).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parents[1]
-EPOCHS = ROOT / "study" / "results" / "real" / "epochs.csv"
-EXPERIMENT = "real"
+EPOCHS = ROOT / "study" / "results" / "draws" / "epochs.csv"
+EXPERIMENT = "draws"
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 THEMES = {
-    "readme": {"page": "#FFFFFF", "ink": "#1F2328", "grid": "#E0E0E0", "blue": "#0072B2"},
-    "readme-dark": {"page": "#0D1117", "ink": "#E6EDF3", "grid": "#30363D", "blue": "#56B4E9"},
+    "readme": {"page": "#FFFFFF", "ink": "#1F2328", "grid": "#E0E0E0", "blue": "#0072B2", "orange": "#D55E00"},
+    "readme-dark": {"page": "#0D1117", "ink": "#E6EDF3", "grid": "#30363D", "blue": "#56B4E9", "orange": "#E69F00"},
 }
 INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.46, -0.2), "fontsize": "small", "frameon": False}
@@ -77,15 +77,18 @@ def draw_posterior(axes: Axes, theme: dict[str, str]) -> None:
 
 def draw_accuracy(axes: Axes, theme: dict[str, str]) -> None:
     """Draw held-out accuracy over rollouts, mean and standard error over seeds."""
-    looks = (("grpo", "GRPO", theme["ink"], "s", (0, (4, 2))), ("centered", "centred dbb", theme["blue"], "o", "-"))
+    looks = (
+        ("oracle", "drawn by known success rates", theme["blue"], "o", "-"),
+        ("memory", "drawn by the memory", theme["orange"], "D", (0, (1, 1))),
+        ("even8", "drawn evenly: GRPO", theme["ink"], "s", (0, (4, 2))),
+    )
     for arm, name, color, marker, line in looks:
         rollouts_E, accuracy_S_E = accuracy(arm)
         mean_E, error_E = 100 * accuracy_S_E.mean(axis=0), 100 * stats.sem(accuracy_S_E)
-        label = f"{name}, {len(accuracy_S_E)} seeds"
-        axes.plot(rollouts_E, mean_E, color=color, marker=marker, linestyle=line, label=label)
+        axes.plot(rollouts_E, mean_E, color=color, marker=marker, linestyle=line, label=name)
         axes.fill_between(rollouts_E, mean_E - error_E, mean_E + error_E, color=color, alpha=0.15, linewidth=0)
-    axes.set(xlabel="rollouts", ylabel="right, held-out, %", ylim=(0, None), xticks=rollouts_E)
-    axes.set_title("SmolLM2-135M on sums", fontsize="medium")
+    axes.set(xlabel="rollouts", ylabel="right, held-out, %", xticks=rollouts_E)
+    axes.set_title(f"SmolLM2-135M, {len(accuracy_S_E)} seeds", fontsize="medium")
     axes.legend(**BELOW)
 
 
