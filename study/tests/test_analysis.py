@@ -159,7 +159,7 @@ def test_the_committed_tables_and_figures_follow_from_the_committed_rows(tmp_pat
         committed = command.RESULTS / name / "tables.md"
         assert (tmp_path / name / "tables.md").read_text() == committed.read_text(), "run python -m study draw"
     drawn = {path.stem for path in tmp_path.glob("*.png")}
-    assert drawn == {"estimates", "smollm2", "start_rate", "study_differences", "study_few"}
+    assert drawn == {"draws", "estimates", "smollm2", "start_rate", "study_differences", "study_few"}
 
 
 def test_files_are_written_with_six_digits_and_checked_when_read(tmp_path):
