@@ -27,11 +27,17 @@ Support = Literal["binary", "unit", "real"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated mean and variance of one reward, for each of P prompts."""
+    """Estimated mean and variance of one reward, for each of P prompts.
 
-    mean: Floats  # (P,) in reward units
-    variance: Floats  # (P,) >= 0, of ONE reward (not of the mean)
-    # (P, G) the mean had a rollout not been seen; NaN where nothing else is known. None unless observe is asked for it.
+    Attributes:
+        mean: shape (P,), in reward units.
+        variance: shape (P,), >= 0, of ONE reward (not of ``mean``).
+        without_each: shape (P, G), the mean had a rollout not been seen; NaN where nothing else is known. None unless
+            :meth:`RewardEstimator.observe` was asked for it.
+    """
+
+    mean: Floats
+    variance: Floats
     without_each: Floats | None = dataclasses.field(default=None, repr=False)
 
     @property

@@ -1,4 +1,4 @@
-"""What a host has: its GPUs, driver, compilers and compiled modules, and what follows from them."""
+"""A host's GPUs, driver, compilers and compiled modules are described, and their faults named."""
 
 import ctypes
 import os

@@ -28,6 +28,8 @@ from openrlhf_dbb.evaluation.results import Results
 
 
 class Evaluator:
+    """Evaluates the policy, keeps the best model, and stores each prompt's results."""
+
     def __init__(
         self,
         generator: RolloutGenerator,

@@ -155,6 +155,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return [row[: len(rollout.actions)][rollout.actions] for row, rollout in zip(rows, rollouts, strict=False)]
 
     def _responses(self, experiences: list[Experience]) -> Responses | None:
+        """Return what the model wrote, decoded on demand, without the token that ended it."""
         keep = self.args.rollouts.keep
         if keep == 0:
             return None

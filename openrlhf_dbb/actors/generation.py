@@ -172,6 +172,7 @@ class RolloutGenerator(SamplesGenerator):
         return len(sent)
 
     def _send(self, drawn: list[Group], sent: list[Group], **options: Any) -> dict[Any, list[int]]:
+        """Ask the engines for groups, which count as generated now; return the calls, each with its places in sent."""
         first = len(sent)
         sent += [replace(group, version=self.version) for group in drawn]
         self.generated += len(drawn) * self.args.rollout.n_samples_per_prompt
@@ -190,6 +191,7 @@ class RolloutGenerator(SamplesGenerator):
         return (self._max_rollouts - self.generated) // self.args.rollout.n_samples_per_prompt
 
     def drop_stale(self, oldest: int) -> None:
+        """Set aside the waiting groups of policies before version ``oldest``."""
         waiting, self._kept = self._kept, []
         for group in waiting:
             (self._filtered if (group.version or 0) < oldest else self._kept).append(group)
@@ -297,6 +299,7 @@ class RolloutGenerator(SamplesGenerator):
         ]
 
     def _calls(self, prompts: int, samples: int, most: int = PROMPTS_A_CALL) -> Iterator[tuple[Any, list[int]]]:
+        """Yield the engine and the places of the prompts of each call."""
         # The next prompt goes where least is left to do.
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         shares: list[list[int]] = [[] for _ in loads]

@@ -55,7 +55,10 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
                 # Down to the embeddings and not to the weights, whose gradients DeepSpeed would add up.
                 (gradient,) = torch.autograd.grad(log_probs.mean(), embedded)
             if not gradient.isfinite().all():
-                raise RunError(f"{NOT_FINITE}, of {rows} rows of {length} tokens with untrained weights")
+                raise RunError(
+                    f"{NOT_FINITE}; {rows} rows of {length} tokens gave it before the training, so try another "
+                    "--ds.attn_implementation, such as eager"
+                )
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"--train.micro_batch_size {args.train.micro_batch_size}: {rows} rows of {length} tokens do not fit "

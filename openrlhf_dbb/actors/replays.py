@@ -119,6 +119,7 @@ def remember(cache: ReplayCache, prompt_ids: Mapping[Key, int], experiences: Seq
 
 
 def cached_rollouts(experience: Experience) -> list[CachedRollout]:
+    """Return all rollouts of a batch without their padding, in its order."""
     rows = split_experience_batch(dataclasses.replace(experience))  # a shallow copy, since splitting removes the index
     # Copies, since a view would keep the whole padded batch in memory.
     return [

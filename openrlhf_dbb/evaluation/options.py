@@ -5,8 +5,8 @@ from openrlhf_dbb.evaluation import results
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the command evaluate is to do; its flags have the same names, and their help explains them."""
+class Options:
+    """Holds the settings of an evaluation. The flags of ``evaluate`` have these names; their help explains them."""
 
     model: str
     benchmarks: str
