@@ -25,7 +25,7 @@ TEXT_WEIGHTS = (2.0, 6.0)
 # How fast the run's numbers forget, in passes over the prompts. The population of prompts changes within an epoch; the
 # speed of its change is steadier.
 _PRIOR_HALF_LIFE, _EVIDENCE_HALF_LIFE = 0.15, 0.7
-_HEAD_START = 4.0  # nats of the forecast without the text: in a small pool one of eight others is often lucky
+_HEAD_START = 1.0  # nats of the forecast without the text: in a small pool one of eight others is often lucky
 _MOST_EVIDENCE = 256  # prompts per step that judge the pairs; keeps large batches cheap
 _MOST_TEXTS = 2048  # prompts, those seen last, that the regressions see; keeps a step cheap
 _CHUNK = 64  # prompts at a time, so that arrays stay in the CPU cache
@@ -74,7 +74,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
     """
 
     name: ClassVar[str] = "auto"
-    version: ClassVar[int] = 3  # 1 forgot by visits; 2 read no texts
+    version: ClassVar[int] = 4  # 1 forgot by visits; 2 read no texts; 3 told digits apart
     fits_prior: ClassVar[bool] = True
     wide_clip: ClassVar[bool] = True
     reads_texts: ClassVar[bool] = True

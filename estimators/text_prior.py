@@ -7,13 +7,13 @@ import numpy as np
 
 from openrlhf_dbb.estimators.base import Floats
 
-RIDGE = 1.0  # 1 / variance that the logits between prompts are expected to have, however many features there are
-LOWEST, HIGHEST = 0.02, 0.98  # bounds of a predicted mean
+RIDGE = 0.1  # 1 / variance that the logits between prompts are expected to have, however many features there are
+LOWEST, HIGHEST = 0.005, 0.995  # bounds of a predicted mean
 _HALVINGS = 20
 
 
 def predicted(weights_K_W: Floats, features_P_D: Floats) -> Floats:
-    """Return the mean that each regression predicts, (K, P), in [0.02, 0.98]; the last weight is the constant."""
+    """Return the mean that each regression predicts, (K, P), in [0.005, 0.995]; the last weight is the constant."""
     return np.clip(_sigmoid(weights_K_W[:, :-1] @ features_P_D.T + weights_K_W[:, -1:]), LOWEST, HIGHEST)
 
 

@@ -42,10 +42,10 @@ def test_two_visits_by_hand():
     # By Beta(1, 1) three of four, in one order, have probability 1/20, three of three 1/4; by Beta(3, 3) 5/84 and 5/28.
     by_weight = [[1 / 80] * 4, [5 / 84 * 5 / 28] * 4]
     np.testing.assert_allclose(state["forecasts"], np.log(np.append(1 / 80, by_weight)))
-    # 6 successes of 7, and ridge 1: the Newton step from logit 0 is (6 - 7/2) / (7/4 + 1)
-    np.testing.assert_allclose(state["text_weights"].reshape(4, -1)[:, [0, -1]], [[0, 10 / 11]] * 4)
+    # 6 successes of 7, and ridge 0.1: the Newton step from logit 0 is (6 - 7/2) / (7/4 + 0.1)
+    np.testing.assert_allclose(state["text_weights"].reshape(4, -1)[:, [0, -1]], [[0, 50 / 37]] * 4)
     # An update is a pass: each discount has kept itself of the counts.
-    mean, kept = sigmoid(10 / 11), TEXT_DISCOUNTS_K[:, None]
+    mean, kept = sigmoid(50 / 37), TEXT_DISCOUNTS_K[:, None]
     for chosen in range(1, 9):
         state["forecasts"] = np.where(np.arange(9) == chosen, 0.0, -50.0)
         weight, at = TEXT_WEIGHTS[(chosen - 1) // 4], (chosen - 1) % 4
@@ -57,10 +57,10 @@ def test_two_visits_by_hand():
 def test_the_forecast_without_the_text_has_a_head_start():
     auto, state = begun([[0.0], [1.0]])
     state, _ = auto.observe(state, [[1.0, 1.0], [0.0, 0.0]])
-    state["forecasts"] = np.array([0.0, *[3.9] * 8])
+    state["forecasts"] = np.array([0.0, *[0.9] * 8])
     alone = auto.predictive({field: values for field, values in state.items() if field != "features"})
     np.testing.assert_array_equal(auto.predictive(state), alone)
-    state["forecasts"][3] = 4.1
+    state["forecasts"][3] = 1.1
     assert (auto.predictive(state)[0] != alone[0]).all()
 
 
@@ -132,8 +132,8 @@ def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
     logits = features @ weights + last
     slopes, constant = weights * features.std(axis=0), logits.mean()
     left = successes - 4 * sigmoid(logits)
-    np.testing.assert_allclose(z.T @ left, WIDTH * slopes, atol=1e-7)  # ridge 1
-    assert left.sum() == pytest.approx(constant, abs=1e-7)
+    np.testing.assert_allclose(z.T @ left, 0.1 * WIDTH * slopes, atol=1e-7)  # ridge 0.1
+    assert left.sum() == pytest.approx(0.1 * constant, abs=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,6 @@ def test_it_stays_finite_and_clipped(features_P_D, rewards, monkeypatch):
     monkeypatch.setattr(text_prior, "RIDGE", 1e-6)
     features_P_D = padded(features_P_D)
     found = predicted(converged(features_P_D, 8.0 * success_P, 8.0), features_P_D)
-    assert found.min() >= 0.02 and found.max() <= 0.98
+    assert found.min() >= 0.005 and found.max() <= 0.995
     if rewards != "halves":
-        np.testing.assert_allclose(found, 0.98 if rewards == "all 1" else 0.02, atol=1e-6)
+        np.testing.assert_allclose(found, 0.995 if rewards == "all 1" else 0.005, atol=1e-6)
