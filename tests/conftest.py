@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 # With files spread over processes, a long one that began last would keep the others waiting.
 LONGEST = (
     "test_store_kill.py", "test_store_concurrency.py", "test_evaluation_training.py",
-    "test_generation.py", "test_trl_training.py", "test_cli_errors.py", "test_policy_actor_ranks.py",
+    "test_generation.py", "test_trl_training.py", "test_dry_run.py", "test_policy_actor_ranks.py",
     "test_packaging.py",
 )  # fmt: skip
 

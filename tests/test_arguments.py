@@ -12,6 +12,7 @@ import pytest
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.driver import arguments, checks, flags, printed
+from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 
@@ -166,7 +167,7 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store
     ]  # fmt: skip
     assert settings.flags["data.task_instruction"] == words[-1] and settings.flags["data.input_key"] == "input"
     assert "hunter2" not in repr(settings)
-    assert "hunter2" not in printed.configuration(settings) + printed.plan(settings, None)
+    assert "hunter2" not in printed.configuration(settings) + printed.plan(Prepared(settings))
     assert settings.args.store.url == store and settings.args.reward.remote_url == URLS.split(",")
 
 

@@ -38,7 +38,8 @@ def prepared(*flags):
     settings = arguments.parse(["--preset", "tiny", "--estimator", "dbb", "--eval.steps", "4", "--dry_run", *flags])
     checks.check(settings)
     prepared = prepare.prepare(settings, start.find(settings))
-    return prepared.settings, start.begin(prepared)
+    start.begin(prepared)
+    return prepared
 
 
 def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost(tmp_path):
@@ -46,14 +47,16 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
     shutil.copytree(tiny.prepare(tiny.default_folder()).model, model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
     named = ["--eval.benchmarks", "mine=mine.jsonl,sorts.toml", "--actor.model_name_or_path", str(model)]
-    settings, start = prepared(*named, "--no-data.apply_chat_template")
-    made = start.prepared.benchmarks
+    start = prepared(*named, "--no-data.apply_chat_template")
+    made = start.benchmarks
     assert made["mine"].texts == ["1+2=", "s31=", "12+34="]  # a data file's, verbatim
     assert made["sorts"].texts == ["<1+2=s>", "<s31=s>", "<12+34=s>"]
     assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
     assert [prompts.max_new_tokens for prompts in made.values()] == [10, 10]  # as in training, not the benchmark's 3
-    plan = printed.plan(settings, start).splitlines()
-    held_out = f"128 prompts ({settings.args.eval.dataset}), 3 prompts of mine, 3 prompts of sorts"  # 128: the preset's
+    plan = printed.plan(start).splitlines()
+    held_out = (
+        f"128 prompts ({start.settings.args.eval.dataset}), 3 prompts of mine, 3 prompts of sorts"  # 128: the preset's
+    )
     assert f"held-out   {held_out}: 8 samples a prompt, every 4 steps" in plan
     assert plan[0].endswith(" - preset tiny")  # its description is of another model
 
@@ -84,5 +87,4 @@ def test_top_p_is_that_of_the_training_unless_given():
 
 def test_a_presets_benchmarks_can_be_switched_off_with_the_evaluations(tmp_path):
     (tmp_path / "own.toml").write_text("extends = 'tiny'\n[flags]\neval.benchmarks = 'mine=mine.jsonl'\n")
-    _, start = prepared("--preset", "own.toml", "--eval.steps", "-1")
-    assert start.prepared.benchmarks == {}
+    assert prepared("--preset", "own.toml", "--eval.steps", "-1").benchmarks == {}
