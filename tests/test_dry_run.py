@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import psutil
 import pytest
@@ -16,7 +18,7 @@ from sqlalchemy import text
 
 from openrlhf_dbb import Posteriors, storage, tiny
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import arguments, prepare, start
+from openrlhf_dbb.driver import arguments, prepare, printed, start
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.evaluation import evaluated_model
 
@@ -66,8 +68,10 @@ def dry_run(tmp_path, capsys):
 
 
 def begun(*argv):
-    """Create the run of a command line, and leave it as a start that is stopped before its first step does."""
-    start.begin(prepare.prepare(arguments.parse(list(argv)), None))
+    """What a start has prepared that is stopped before the first step of its run."""
+    prepared = prepare.prepare(arguments.parse(list(argv)), None)
+    start.begin(prepared)
+    return prepared
 
 
 def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path):
@@ -331,3 +335,58 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
 def test_ranks_other_than_0_leave_at_once(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert train_grpo.main(["--no-such-flag"]) == 0
+
+
+TINY = ["--preset", "tiny", "--estimator", "dbb"]
+ROWS = [{"input": "1+2=", "label": "3"}, {"input": "s31=", "label": "13"}, {"input": "12+34=", "label": "64"}]
+
+
+@pytest.fixture
+def benchmarks(tmp_path, monkeypatch):
+    """Two benchmarks of one's own in the working folder."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "sorts.toml").write_text(
+        "title = 'Sorts'\nfile = 'mine.jsonl'\nquestion = 'input'\nanswer = 'label'\nverifier = 'exact'\n"
+        "max_tokens = 3\ntemplate = '{question}s'\n"
+    )
+
+
+def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost(benchmarks, own, tmp_path):
+    (tmp_path / "model/chat_template.jinja").write_text(
+        "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    )
+    named = [*TINY, "--eval.benchmarks", "mine=mine.jsonl,sorts.toml", "--eval.steps", "4", *own[:2]]
+    start = begun(*named, "--no-data.apply_chat_template")
+    made = start.benchmarks
+    assert made["mine"].texts == ["1+2=", "s31=", "12+34="]  # a data file's, verbatim
+    assert made["sorts"].texts == ["<1+2=s>", "<s31=s>", "<12+34=s>"]
+    assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
+    assert [prompts.max_new_tokens for prompts in made.values()] == [10, 10]  # as in training, not the benchmark's 3
+    plan = printed.plan(start).splitlines()
+    held_out = f"128 prompts ({start.settings.args.eval.dataset}), 3 prompts of mine, 3 prompts of sorts"
+    assert f"held-out   {held_out}: 8 samples a prompt, every 4 steps" in plan
+    assert plan[0].endswith(" - preset tiny")  # its description is of another model
+
+
+def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made(benchmarks):
+    with pytest.raises(UsageError, match=r"longest prompt of mine \(6 tokens\) .* do not fit into --data.max_len 15"):
+        begun(*TINY, "--eval.benchmarks", "mine=mine.jsonl", "--eval.steps", "4", "--data.max_len", "15")
+
+
+def test_a_data_set_that_is_out_of_reach_says_what_to_do(tmp_path):
+    code = (
+        "import sys\nfrom openrlhf_dbb.cli import train_grpo\n"
+        "sys.exit(train_grpo.main(['--dry_run', '--preset', 'tiny', '--eval.benchmarks', 'aime24']))"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: --eval.benchmarks: benchmark aime24: Couldn't reach 'Maxwell-Jia/AIME_2024'")
+    assert "give the data as aime24=FILE (.json" in line
+
+
+def test_a_presets_benchmarks_can_be_switched_off_with_the_evaluations(tmp_path):
+    (tmp_path / "own.toml").write_text("extends = 'tiny'\n[flags]\neval.benchmarks = 'mine=mine.jsonl'\n")
+    assert begun("--preset", "own.toml", "--eval.steps", "-1").benchmarks == {}

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from openrlhf_dbb import estimators, presets, upstream
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.data import TRAINING
-from openrlhf_dbb.driver.arguments import MODEL_FLAG, OUTPUTS, Settings
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.methods import CONSTANT_LENGTH
@@ -28,6 +27,7 @@ _FORM, _SUMS = "algo.advantage.estimator", "actor.loss_agg_mode"
 _REWARD, _REWARD_MODEL = "reward.remote_url", "reward.model_name_or_path"
 _POLICYS_GPUS = "actor.num_nodes actor.num_gpus_per_node"
 _STEP = f"rollout.batch_size {_GROUP}"
+_MISSING = "missing; name one, or leave out --preset none"
 _OURS = "OpenRLHF alone has no such thing; use --estimator point, its group mean"
 _VANISH = "and left-over rollouts would vanish; change one of them"
 _NEVER = "too low; give 1 or more, or -1 for never"
@@ -43,8 +43,8 @@ class Rule(NamedTuple):
 
 # A rule may rely on those before it.
 _ANY = (
-    *(Rule(flag, "missing; name one, or leave out --preset none", lambda s, a, flag=flag: not s.values[flag])
-      for flag in (MODEL_FLAG, TRAINING)),
+    Rule(MODEL_FLAG, _MISSING, lambda s, a: not s.values[MODEL_FLAG]),
+    Rule(TRAINING, _MISSING, lambda s, a: not s.values[TRAINING]),
     Rule(MODEL_FLAG, "there is no such folder", lambda s, a: _is_no_folder(a.actor.model_name_or_path)),
     Rule("run_name", f"it names folders; use letters, digits and . _ + -, no - first, at most {_LONGEST_NAME} bytes",
          lambda s, a: not _names_folders(s.run_name)),

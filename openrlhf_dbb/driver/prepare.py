@@ -8,8 +8,7 @@ from typing import Any
 from openrlhf_dbb import presets, storage, tiny, upstream
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
 from openrlhf_dbb.driver import capacity, cpu_fit, gpu_fit
-from openrlhf_dbb.driver.arguments import OUTPUTS, Settings
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.driver.arguments import NO_ESTIMATOR, OUTPUTS, Settings
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading

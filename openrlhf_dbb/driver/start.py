@@ -12,8 +12,7 @@ from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.data import TRAINING, Prompts
-from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, Settings
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.storage.engine import check_sqlite_path
@@ -68,11 +67,7 @@ def begin(prepared: Prepared) -> None:
 
 def _create(prepared: Prepared, settings: Settings, store: storage.PosteriorStore) -> None:
     args, prompts, flags = settings.args, prepared.prompts, _plain(settings.flags)
-    about: dict[str, str] = {
-        "model": flags[MODEL_FLAG],
-        "dataset": flags[TRAINING],
-        "reward": ",".join(flags["reward.remote_url"] or []) or str(flags["reward.model_name_or_path"]),
-    }
+    reward = ",".join(flags["reward.remote_url"] or []) or str(flags["reward.model_name_or_path"])
     with Posteriors.create(
         store,
         settings.run_name,
@@ -84,13 +79,16 @@ def _create(prepared: Prepared, settings: Settings, store: storage.PosteriorStor
         warm_start_weight=args.warm_start_weight,
         warm_start_store=args.warm_start_url,
         pass_rates=prompts.pass_rates,
+        model=flags[MODEL_FLAG],
+        dataset=flags[TRAINING],
+        reward=reward,
         method=settings.method,
         config=flags | {"command": settings.command},
-        **about,
     ) as posteriors:
-        prepared.run, prepared.warm_start = posteriors.run.record, posteriors.warm_start
-        for what, ours in about.items():
-            if posteriors.warm_start is not None and (theirs := getattr(posteriors.warm_start.source, what)) != ours:
+        prepared.run, prepared.warm_start = record, warm = posteriors.run.record, posteriors.warm_start
+        for what in ("model", "dataset", "reward"):
+            ours = getattr(record, what)
+            if warm is not None and (theirs := getattr(warm.source, what)) != ours:
                 used = f"run {args.warm_start} used another {what}: {theirs}, here {ours}"
                 prepared.notes.append(f"warning: {used}")
         posteriors.run.release()  # the trainer claims it
