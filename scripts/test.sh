@@ -19,11 +19,12 @@ NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet  # the variable: no announce
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
-# A training takes all cores by itself; the other tests share them, in the order of tests/conftest.py. All parts run,
-# even if the first fails. The second is given its files: to collect the others imports vLLM.
+# Tests share the cores, in the order of tests/conftest.py; no more than two trainings, which have several processes
+# each. All parts run, even if the first fails. The second is given its files: to collect the others imports vLLM.
 failed=0
-python -m pytest -m "not e2e" --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder || failed=$?
+spread=(--dist loadfile --no-loadscope-reorder --durations 15)
+python -m pytest -m "not e2e" --numprocesses logical --maxprocesses 8 "${spread[@]}" || failed=$?
 mapfile -t trainings < <(grep --files-with-matches 'mark\.e2e' tests/test_*.py)
-python -m pytest -m e2e "${trainings[@]}" || failed=$?
+python -m pytest -m e2e --numprocesses 2 "${spread[@]}" "${trainings[@]}" || failed=$?
 PYTHONPATH=$OPENRLHF_DBB_VENV/verl python -m pytest tests/test_verl*.py || failed=$?  # verl is apart, see requirements/lock.sh
 exit "$failed"

@@ -23,8 +23,11 @@ import pytest
 from openrlhf_dbb.storage import EvaluationRows, ProbeRows, RolloutRows, StepRows, Usage, open_store
 
 ROOT = Path(__file__).parents[1]
-# With files spread over processes, a long one that began last would keep the others waiting.
+# With files spread over processes, a long one that began last would keep the others waiting. Of the trainings the
+# second process gets those that share a lane.
 LONGEST = (
+    "test_several_hosts.py", "test_training.py", "test_kill_resume.py", "test_resume.py", "test_evaluation_pipeline.py",
+    "test_methods_training.py", "test_study_session.py", "test_tutorial.py", "test_evaluation_command.py",
     "test_store_kill.py", "test_store_concurrency.py", "test_evaluation_training.py",
     "test_generation.py", "test_trl_training.py", "test_cli_errors.py", "test_policy_actor_ranks.py",
     "test_packaging.py",

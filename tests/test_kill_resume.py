@@ -44,6 +44,30 @@ REWARD = """
 def reward_func(queries, prompts, labels):
     return {"rewards": [float(queries[0].startswith(prompts[0] + labels[0]))]}
 """
+# Two turns; the second sees the first. The answer is looked for in both.
+AGENT = """
+import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+
+class Turns(AgentInstanceBase):
+    def __init__(self):
+        self.turn, self.text = 0, ""
+
+    async def step(self, states, **kwargs):
+        self.turn += 1
+        self.text += states["action_text"]
+        right = torch.tensor(float(states["label"] in self.text) if self.turn == 2 else 0.0)
+        return {
+            "rewards": right, "scores": right, "environment_feedback": "" if self.turn == 2 else "=",
+            "done": self.turn == 2, "sampling_params": states["sampling_params"], "extra_logs": {},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(Turns)
+"""
 DBB = ["--estimator", "dbb", "--dbb.discount", str(DISCOUNT)]
 
 
@@ -77,6 +101,7 @@ class Case:
         budget: ``--train.max_rollouts``; None if the passes over the data end the run.
         latest: the most steps that a group may be late, in async training; None if training waits for generation.
         draws: whether the strategy chooses the prompts, and the sizes of their groups.
+        resumed: more flags of every resume.
     """
 
     flags: list[str]
@@ -86,6 +111,7 @@ class Case:
     budget: int | None = None
     latest: int | None = None
     draws: bool = False
+    resumed: tuple[str, ...] = ()
 
 
 CASES = {
@@ -111,9 +137,14 @@ CASES = {
         4 * EPOCHS, by_memory,
     ),
     "spo": Case(["--method", "spo", "--rollout.n_samples_per_prompt", str(SAMPLES)], 4 * EPOCHS, by_drift),
+    # Partial rollouts, 12 groups at a time for batches of 8, only from the first resume on.
     "async-dbb": Case(
-        [*DBB, "--dbb.forgetting", "updates", "--train.async_enable", "--train.async_queue_size", "2"],
-        4 * EPOCHS, by_updates, latest=2,
+        [*DBB, "--dbb.forgetting", "updates", "--train.async_enable", "--train.async_queue_size", "2",
+         "--train.agent_func_path", "agent.py", "--reward.remote_url", "", "--rollouts.keep", "all",
+         "--algo.advantage.estimator", "reinforce_baseline", "--algo.advantage.is_correction_level", "token",
+         "--eval.steps", "8", "--probe.fraction", "0.2", "--probe.samples", "2"],
+        4 * EPOCHS, by_updates, latest=2 + 1,
+        resumed=("--train.partial_rollout_enable", "--rollout.vllm_generate_batch_size", "12"),
     ),
     # 20 groups at a time for batches of 8: some wait at every checkpoint.
     "async-more": Case(
@@ -325,6 +356,19 @@ def check_what_belongs_to_steps(folder):
     assert query(folder, "SELECT DISTINCT samples FROM probes") in ([], [(4,)])
 
 
+def check_lateness(folder):
+    """The first step is on time, later ones are not; a step's lag is that of its rollouts; all evaluations are there."""
+    late = query(folder, "SELECT step, min(lag), max(lag) FROM posterior_history GROUP BY step ORDER BY step")
+    assert late[0] == (1, 0, 0) and max(most for _, _, most in late) >= 1
+    of_rollouts = query(folder, "SELECT avg(lag) FROM rollouts GROUP BY step ORDER BY step")
+    of_steps = query(folder, "SELECT metrics FROM steps ORDER BY step")
+    lags = [json.loads(metrics)["async/lag"] for (metrics,) in of_steps]
+    assert lags == pytest.approx([lag for (lag,) in of_rollouts], abs=1e-6)
+    assert query(folder, "SELECT DISTINCT samples FROM probes") == [(2,)]
+    evaluated = query(folder, "SELECT DISTINCT step FROM dbb_evaluation ORDER BY step")
+    assert evaluated == [(step,) for step in range(0, last_step(folder) + 1, 8)]
+
+
 def check_best(folder):
     """The best model is whole, of a step that was not undone, and by the value that the store has of it."""
     from transformers import AutoModelForCausalLM
@@ -359,6 +403,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_pat
     case = CASES[name]
     moments = random.Random(f"{SEED} {name}")
     (tmp_path / "exact.py").write_text(REWARD)
+    (tmp_path / "agent.py").write_text(AGENT)
     held_out = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:16]
     (tmp_path / "benchmark.jsonl").write_text("\n".join(held_out))
     # One of them after a checkpoint: that of step 2 is there when step 3 is stored.
@@ -371,12 +416,14 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_pat
             run_until(tmp_path, arguments, log, target, delay)
             check_all(tmp_path, case)
             if query(tmp_path, "SELECT count(*) FROM runs") == [(1,)]:
-                arguments = [*case.flags, "--resume"]
+                arguments = [*case.flags, *case.resumed, "--resume"]
         ended = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, stdout=log, stderr=log, timeout=400, check=False)
         assert ended.returncode == 0, tail(log)
         check_all(tmp_path, case)
         check_end(tmp_path, case, tail(log))
     if name == "dapo-dbb":
         check_best_at_end(tmp_path)
+    if name == "async-dbb":
+        check_lateness(tmp_path)
     if name == "grpo-dbb":
         check_what_belongs_to_steps(tmp_path)

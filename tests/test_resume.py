@@ -111,9 +111,7 @@ def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, acto
     # Ray names a process after its class, or after the class and the method that is at work.
     (part,) = [process for process in started if re.match(rf"ray::\w*{actor}", process.cmdline()[0])]
     part.kill()
-    killed = time.monotonic()
-    assert driver.wait(timeout=100) == 1
-    assert time.monotonic() - killed < 30
+    assert driver.wait(timeout=60) == 1
     last = (folder / "log").read_text().splitlines()[-1]
     assert last.startswith(f"{line}{part.pid} on host ")
     assert "has died: killed or crashed" in last

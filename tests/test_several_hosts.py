@@ -218,9 +218,7 @@ class TestSeveralHosts:
         driver = cluster.begin("nodea", *command(cluster, "--run_name", "mine"), log=log)
         wait_for_step(cluster, 3, driver, log)
         cluster.kill("nodeb")
-        lost = time.monotonic()
-        assert driver.wait(timeout=150) == 1, log.read_text()[-4000:]
-        assert time.monotonic() - lost < 90
+        assert driver.wait(timeout=90) == 1, log.read_text()[-4000:]
         (line,) = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
         assert re.search(r"rank [01] of the policy \(process \d+ on host nodeb \(10.77.9.2\)\)", line)
         assert " has died: " in line
