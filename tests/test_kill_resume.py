@@ -357,7 +357,7 @@ def check_what_belongs_to_steps(folder):
 
 
 def check_lateness(folder):
-    """The first step is on time, later ones are not; a step's lag is that of its rollouts; all evaluations are there."""
+    """The first step is on time, later ones are not; a step's lag is that of its rollouts; no evaluation is missing."""
     late = query(folder, "SELECT step, min(lag), max(lag) FROM posterior_history GROUP BY step ORDER BY step")
     assert late[0] == (1, 0, 0) and max(most for _, _, most in late) >= 1
     of_rollouts = query(folder, "SELECT avg(lag) FROM rollouts GROUP BY step ORDER BY step")
