@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[1]
 LONGEST = (
     "test_several_hosts.py", "test_training.py", "test_kill_resume.py", "test_resume.py", "test_evaluation_pipeline.py",
     "test_methods_training.py", "test_study_session.py", "test_tutorial.py", "test_evaluation_command.py",
-    "test_store_kill.py", "test_store_concurrency.py", "test_evaluation_training.py",
-    "test_generation.py", "test_trl_training.py", "test_cli_errors.py", "test_policy_actor_ranks.py",
-    "test_packaging.py",
+    "test_policy_actor_ranks.py", "test_trl_training.py", "test_training_pass.py", "test_store_kill.py",
+    "test_analysis.py", "test_trl.py", "test_cpu_fit.py", "test_packaging.py", "test_store_concurrency.py",
+    "test_evaluation_training.py", "test_generation.py", "test_cli_errors.py", "test_cluster.py",
 )  # fmt: skip
 
 collect_ignore = ["verl_on_cpu.py"]  # no test, and there is no verl where doctests are looked for

@@ -102,9 +102,7 @@ CASES = {
          "--eval.dataset", "", "--ckpt.best_metric_key", ""],
         EPOCHS, filters=True,
     ),
-    "greso-dbb": Case(
-        ["--method", "greso", *DBB, "--eval.steps", "4"], EPOCHS, filters=True, budget=WHOLE
-    ),
+    "greso-dbb": Case(["--method", "greso", *DBB, "--eval.steps", "4"], EPOCHS, filters=True, budget=WHOLE),
     "posterior-dbb": Case(
         [*DBB, "--rollout.strategy", "posterior", "--algo.advantage.estimator", "rloo"],
         4 * EPOCHS, draws=True,
@@ -316,7 +314,7 @@ def check_probes(folder):
     """The same prompts are probed at each of their visits."""
     chosen = "SELECT step, prompt_id FROM posterior_history WHERE prompt_id IN (SELECT prompt_id FROM probes)"
     probed = query(folder, "SELECT step, prompt_id FROM probes")
-    assert 0 < len(probed) and sorted(probed) == sorted(query(folder, chosen))
+    assert probed and sorted(probed) == sorted(query(folder, chosen))
 
 
 def check_lateness(folder):
