@@ -10,7 +10,6 @@ import functools
 import importlib.metadata
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -35,7 +34,6 @@ ROOT = Path(__file__).parents[1]
 GIB = 2**30
 TIMEOUT_S = 1800
 NEEDED = ("torch", "vllm", "ray", "deepspeed", "transformers", "openrlhf", "openrlhf-dbb")
-PERHAPS = ("flash-attn", "flashinfer-python", "triton")
 
 PROMPTS, BATCH, SAMPLES, PASSES = 32, 16, 8, 3
 STEPS = PROMPTS // BATCH * PASSES
@@ -174,14 +172,8 @@ def machine():
         "GPU memory": ", ".join(f"{size / GIB:.1f} GiB" for size in sizes) or None,
         "driver": line_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "CUDA of torch": look().cuda,
-        **{package: version(package) for package in NEEDED + PERHAPS},
-        "gcc": line_of("gcc", "--version"),
-        "nvcc": line_of(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version", having="release"),
-        "glibc": platform.libc_ver()[1] or None,
-        "python": platform.python_version(),
+        **{package: version(package) for package in NEEDED},
         "commit": line_of("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
-        "processors": os.cpu_count(),
-        "memory": f"{psutil.virtual_memory().total / GIB:.0f} GiB",
     }
 
 
