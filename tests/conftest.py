@@ -191,7 +191,8 @@ def kind(request):
 
 @pytest.fixture
 def url(kind, new_url):
-    return new_url(kind)
+    """Of an empty store."""
+    return new_url(kind, tables=True)
 
 
 @pytest.fixture
