@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 import pytest
 import trainings
-from trainings import check_posteriors, last_step, logged
+from trainings import check_posteriors, last_step, logged, wait_for_step
 from trainings import rows as query
 
 from openrlhf_dbb import tiny
@@ -392,11 +392,7 @@ def kill_after(step, folder, flags):
     with open(folder / "log", "w") as log:
         command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *flags]
         driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-        deadline = time.monotonic() + TIMEOUT_S
-        while last_step(folder) < step:
-            assert driver.poll() is None, tail((folder / "log").read_text())
-            assert time.monotonic() < deadline, f"step {step} was not reached: {tail((folder / 'log').read_text())}"
-            time.sleep(0.02)
+        wait_for_step(folder, step, driver, within_s=TIMEOUT_S)
         started = {process: name(process) for process in psutil.Process(driver.pid).children(recursive=True)}
         driver.kill()
         driver.wait()

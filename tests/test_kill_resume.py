@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trainings import kill_tree, last_step, rows
+from trainings import kill_tree, last_step, rows, wait_for_step
 
 from openrlhf_dbb import tiny
 from openrlhf_dbb.core.strategies.posterior import expected_variance, inclusion
@@ -143,11 +143,7 @@ def tail(log):
 def run_until(folder, arguments, log, target, delay):
     """Start the command and kill it ``delay`` seconds after step ``target`` is stored."""
     process = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stdout=log, stderr=log)
-    deadline = time.monotonic() + 300
-    while last_step(folder) < target:
-        assert process.poll() is None, f"ended by itself before step {target}: {tail(log)}"
-        assert time.monotonic() < deadline, f"step {target} was not reached"
-        time.sleep(0.02)
+    wait_for_step(folder, target, process)
     time.sleep(delay)
     assert process.poll() is None, f"ended by itself: {tail(log)}"
     kill_tree(process)

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainings import SMALL, check_posteriors, last_step, logged, rows
+from trainings import SMALL, check_posteriors, last_step, logged, rows, wait_for_step
 
 from openrlhf_dbb import tiny
 
@@ -211,9 +211,9 @@ class TestSeveralHosts:
 
     def test_a_run_over_both_hosts_outlives_the_loss_of_either_and_trains_exactly(self, cluster):
         """The worker's host is lost, then the driver's; the run is finished from the other."""
-        log = cluster.folder / "log"
+        log = cluster.shared / "log"
         driver = cluster.begin("nodea", *command(cluster, "--run_name", "mine"), log=log)
-        wait_for_step(cluster, 3, driver, log)
+        wait_for_step(cluster.shared, 3, driver)
         cluster.kill("nodeb")
         assert driver.wait(timeout=90) == 1, log.read_text()[-4000:]
         (line,) = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
@@ -235,11 +235,3 @@ class TestSeveralHosts:
         assert any("pp_rank_1_" in name for name in manifest["files"])  # the second rank has saved its part
         divergence = logged(cluster.shared / "runs/mine/tensorboard/mine")["train/vllm_kl"]
         assert len(divergence) == 8 and max(map(abs, divergence.values())) < 0.005  # both engines have the weights
-
-
-def wait_for_step(hosts, step, driver, log):
-    deadline = time.monotonic() + 240
-    while last_step(hosts.shared) < step:
-        assert driver.poll() is None, log.read_text()[-4000:]
-        assert time.monotonic() < deadline, f"step {step} was not reached: {log.read_text()[-2000:]}"
-        time.sleep(0.1)
