@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import filler
 import pytest
-from filler import Filler, dump
 from lanes import Lane
 
 from openrlhf_dbb.storage import open_store
@@ -202,12 +202,13 @@ def store(kind, open_new):
 
 @pytest.fixture
 def fill():
-    return Filler
+    """Writes runs whose states are easy to work out by hand."""
+    return filler
 
 
 @pytest.fixture(name="dump")
 def dump_fixture():
-    return dump
+    return filler.dump
 
 
 @pytest.fixture(scope="session")

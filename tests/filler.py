@@ -6,155 +6,151 @@ from store_invariants import check
 
 from openrlhf_dbb.storage import EvaluationRows, ProbeRows, RolloutRows, StepRows, Usage
 
+DISCOUNT = 0.5
 
-class Filler:
-    """Writes runs whose states are easy to work out by hand."""
 
-    DISCOUNT = 0.5
+def run(store, name="run", fields=("alpha", "beta"), dataset="sums", **values):
+    """A new run; any argument of ``create_run`` may be given."""
+    arguments = {
+        "estimator": "dbb" if fields == ("alpha", "beta") else "other",
+        "estimator_version": 1,
+        "parameters": {"discount": 0.5, "prior_alpha": 1.0, "prior_beta": 1.0},
+        "state_fields": fields,
+        "model": "tiny",
+        "dataset": dataset,
+        "dataset_digest": "d1",
+        "reward": "exact",
+        "config": {"seed": 7},
+    }
+    return store.create_run(name, **(arguments | values))
 
-    @staticmethod
-    def run(store, name="run", fields=("alpha", "beta"), dataset="sums", **values):
-        """A new run; any argument of ``create_run`` may be given."""
-        arguments = {
-            "estimator": "dbb" if fields == ("alpha", "beta") else "other",
-            "estimator_version": 1,
-            "parameters": {"discount": 0.5, "prior_alpha": 1.0, "prior_beta": 1.0},
-            "state_fields": fields,
-            "model": "tiny",
-            "dataset": dataset,
-            "dataset_digest": "d1",
-            "reward": "exact",
-            "config": {"seed": 7},
-        }
-        return store.create_run(name, **(arguments | values))
 
-    @staticmethod
-    def prompts(store, count):
-        """Ids of the prompts "prompt 0", "prompt 1", ..., labelled "0", "1", ..."""
-        return store.register_prompts([f"prompt {i}" for i in range(count)], [str(i) for i in range(count)])
+def prompts(store, count):
+    """Ids of the prompts "prompt 0", "prompt 1", ..., labelled "0", "1", ..."""
+    return store.register_prompts([f"prompt {i}" for i in range(count)], [str(i) for i in range(count)])
 
-    @classmethod
-    def rows(cls, run, ids, successes, rollouts=4, **more):
-        """DBB with discount 0.5 and prior Beta(1, 1), from what the run has stored; with :meth:`usage` unless given."""
-        ids, successes = np.asarray(ids), np.asarray(successes, dtype=float)
-        before = run.load(ids)
-        prior = np.where(np.isnan(before.state), 1.0, before.state)
-        state = cls.DISCOUNT * prior + np.stack([successes, rollouts - successes], axis=1)
-        mean = state[:, 0] / state.sum(axis=1)
-        return StepRows(
-            prompt_ids=ids,
-            rollouts=np.full(len(ids), rollouts),
-            successes=successes,
-            mean=mean,
-            variance=mean * (1 - mean),
-            state=state,
-            previous_state=before.state,
-            previous_step=before.step,
-            **({"usage": cls.usage(ids, successes, rollouts)} | more),
-        )
 
-    @staticmethod
-    def usage(ids, successes, rollouts=4, **counts):
-        """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, the successes trained on
-        once more, and each prompt skipped once; or as given in ``counts``."""
-        successes = np.asarray(successes).astype(int)
-        generated, replayed = rollouts * len(ids), int(successes.sum())
-        zero_variance = rollouts * int(np.isin(successes, (0, rollouts)).sum())
-        columns = {
-            "generated": generated,
-            "generated_tokens": 10 * generated,
-            "trained": generated,
-            "trained_tokens": 10 * generated,
-            "zero_variance": zero_variance,
-            "informative": generated,
-            "rescued": zero_variance,
-            "replayed": replayed,
-            "replayed_tokens": 10 * replayed,
-            "skipped": len(ids),
-            "groups": len(ids),
-            "informative_groups": len(ids),
-        }
-        return Usage(**(columns | counts))
+def rows(run, ids, successes, rollouts=4, **more):
+    """DBB with discount 0.5 and prior Beta(1, 1), from what the run has stored; with :func:`usage` unless given."""
+    ids, successes = np.asarray(ids), np.asarray(successes, dtype=float)
+    before = run.load(ids)
+    prior = np.where(np.isnan(before.state), 1.0, before.state)
+    state = DISCOUNT * prior + np.stack([successes, rollouts - successes], axis=1)
+    mean = state[:, 0] / state.sum(axis=1)
+    return StepRows(
+        prompt_ids=ids,
+        rollouts=np.full(len(ids), rollouts),
+        successes=successes,
+        mean=mean,
+        variance=mean * (1 - mean),
+        state=state,
+        previous_state=before.state,
+        previous_step=before.step,
+        **({"usage": usage(ids, successes, rollouts)} | more),
+    )
 
-    @staticmethod
-    def probes(ids, samples, successes, squares=None):
-        """Probes of these prompts; ``squares`` as of scores 0 and 1 unless given."""
-        successes = np.array(successes, dtype=float)
-        squares = successes if squares is None else np.array(squares)
-        return ProbeRows(np.array(ids), np.array(samples), successes, squares)
 
-    @staticmethod
-    def rollouts(ids, successes, samples=2):
-        """The first rollouts of each prompt, the right ones before the wrong ones, of 10 tokens."""
-        sample = np.tile(np.arange(samples), len(ids))
-        reward = (sample < np.repeat(successes, samples)).astype(float)
-        return RolloutRows(
-            prompt_ids=np.repeat(ids, samples),
-            sample=sample,
-            reward=reward,
-            score=reward,
-            advantage=reward - 0.5,
-            baseline=np.full(len(sample), 0.5),
-            scale=np.ones(len(sample)),
-            weight=np.ones(len(sample)),
-            length=np.full(len(sample), 10),
-            truncated=np.zeros(len(sample)),
-            log_prob=np.full(len(sample), -1.5),
-            text=[f"answer {i}" for i in sample],
-        )
+def usage(ids, successes, rollouts=4, **counts):
+    """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, the successes trained on
+    once more, and each prompt skipped once; or as given in ``counts``."""
+    successes = np.asarray(successes).astype(int)
+    generated, replayed = rollouts * len(ids), int(successes.sum())
+    zero_variance = rollouts * int(np.isin(successes, (0, rollouts)).sum())
+    columns = {
+        "generated": generated,
+        "generated_tokens": 10 * generated,
+        "trained": generated,
+        "trained_tokens": 10 * generated,
+        "zero_variance": zero_variance,
+        "informative": generated,
+        "rescued": zero_variance,
+        "replayed": replayed,
+        "replayed_tokens": 10 * replayed,
+        "skipped": len(ids),
+        "groups": len(ids),
+        "informative_groups": len(ids),
+    }
+    return Usage(**(columns | counts))
 
-    @classmethod
-    def step(cls, run, step, ids, successes, rollouts=4, **more):
-        """Record one step; the rows recorded."""
-        rows = cls.rows(run, ids, successes, rollouts, **more)
-        run.record_step(step, rows)
-        return rows
 
-    @staticmethod
-    def evaluation(ids, successes, benchmark="sums", samples=4):
-        """Results of (P,) prompts with these (R, P) successes among 4 responses of 10 tokens, none of them missing or
-        truncated; the majority is right where more than half are."""
-        successes = np.atleast_2d(np.asarray(successes, dtype=float))
-        whole = np.full(successes.shape, samples)
-        return EvaluationRows(
-            benchmark=benchmark,
-            prompt_ids=np.asarray(ids),
-            samples=whole,
-            verified=whole,
-            successes=successes,
-            best=(successes > 0).astype(float),
-            majority=(2 * successes > samples).astype(float),
-            tokens=10 * whole,
-            truncated=0 * whole,
-        )
+def probes(ids, samples, successes, squares=None):
+    """Probes of these prompts; ``squares`` as of scores 0 and 1 unless given."""
+    successes = np.array(successes, dtype=float)
+    squares = successes if squares is None else np.array(squares)
+    return ProbeRows(np.array(ids), np.array(samples), successes, squares)
 
-    @staticmethod
-    def successes(step, count):
-        """Any number of successes among four, another at each step."""
-        return (np.arange(count) + step) % 5
 
-    @classmethod
-    def train(cls, run, ids, steps):
-        """Record these steps, each of all prompts."""
-        for step in steps:
-            cls.step(run, step, ids, cls.successes(step, len(ids)))
+def rollouts(ids, successes, samples=2):
+    """The first rollouts of each prompt, the right ones before the wrong ones, of 10 tokens."""
+    sample = np.tile(np.arange(samples), len(ids))
+    reward = (sample < np.repeat(successes, samples)).astype(float)
+    return RolloutRows(
+        prompt_ids=np.repeat(ids, samples),
+        sample=sample,
+        reward=reward,
+        score=reward,
+        advantage=reward - 0.5,
+        baseline=np.full(len(sample), 0.5),
+        scale=np.ones(len(sample)),
+        weight=np.ones(len(sample)),
+        length=np.full(len(sample), 10),
+        truncated=np.zeros(len(sample)),
+        log_prob=np.full(len(sample), -1.5),
+        text=[f"answer {i}" for i in sample],
+    )
 
-    @classmethod
-    def check_trained(cls, store, run, ids, steps):
-        """The posteriors are those of steps 1 to ``steps`` undisturbed, and no row is missing or there twice."""
-        state = np.ones((len(ids), 2))
-        for step in range(1, steps + 1):
-            successes = cls.successes(step, len(ids))
-            state = cls.DISCOUNT * state + np.stack([successes, 4 - successes], axis=1)
-        table = run.load(ids)
-        np.testing.assert_array_equal(table.state, state)
-        assert table.visits.tolist() == [steps] * len(ids)
-        rows = "SELECT count(*), count(DISTINCT step) FROM posterior_history WHERE run_id = :run"
-        assert store.query(rows, run=run.record.run_id) == [(steps * len(ids), steps)]
-        generated = "SELECT count(*), min(generated), max(generated) FROM steps WHERE run_id = :run"
-        assert store.query(generated, run=run.record.run_id) == [(steps, 4 * len(ids), 4 * len(ids))]
-        assert run.record.last_step == steps
-        assert check(store) == []
+
+def step(run, step, ids, successes, rollouts=4, **more):
+    """Record one step; the rows recorded."""
+    recorded = rows(run, ids, successes, rollouts, **more)
+    run.record_step(step, recorded)
+    return recorded
+
+
+def evaluation(ids, successes, benchmark="sums", samples=4):
+    """Results of (P,) prompts with these (R, P) successes among 4 responses of 10 tokens, none of them missing or
+    truncated; the majority is right where more than half are."""
+    successes = np.atleast_2d(np.asarray(successes, dtype=float))
+    whole = np.full(successes.shape, samples)
+    return EvaluationRows(
+        benchmark=benchmark,
+        prompt_ids=np.asarray(ids),
+        samples=whole,
+        verified=whole,
+        successes=successes,
+        best=(successes > 0).astype(float),
+        majority=(2 * successes > samples).astype(float),
+        tokens=10 * whole,
+        truncated=0 * whole,
+    )
+
+
+def successes(step, count):
+    """Any number of successes among four, another at each step."""
+    return (np.arange(count) + step) % 5
+
+
+def train(run, ids, steps):
+    """Record these steps, each of all prompts."""
+    for each in steps:
+        step(run, each, ids, successes(each, len(ids)))
+
+
+def check_trained(store, run, ids, steps):
+    """The posteriors are those of steps 1 to ``steps`` undisturbed, and no row is missing or there twice."""
+    state = np.ones((len(ids), 2))
+    for each in range(1, steps + 1):
+        right = successes(each, len(ids))
+        state = DISCOUNT * state + np.stack([right, 4 - right], axis=1)
+    table = run.load(ids)
+    np.testing.assert_array_equal(table.state, state)
+    assert table.visits.tolist() == [steps] * len(ids)
+    counts = "SELECT count(*), count(DISTINCT step) FROM posterior_history WHERE run_id = :run"
+    assert store.query(counts, run=run.record.run_id) == [(steps * len(ids), steps)]
+    generated = "SELECT count(*), min(generated), max(generated) FROM steps WHERE run_id = :run"
+    assert store.query(generated, run=run.record.run_id) == [(steps, 4 * len(ids), 4 * len(ids))]
+    assert run.record.last_step == steps
+    assert check(store) == []
 
 
 def dump(store):
