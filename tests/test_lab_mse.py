@@ -101,7 +101,7 @@ def test_given_probabilities(capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--p", "0.2,nan"], "error: --p, row 1: 'nan' is not a probability in [0, 1]"),
+        (["--p", "0.2,nan"], "error: --p: nan is not in [0, 1]"),
         (["--p", "0.5", "--estimators", "auto"], "error: no closed form is known for "),
         (["plain"], "error: run 'plain' has no probes of 2 or more rollouts; "),
     ],

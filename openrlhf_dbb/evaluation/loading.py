@@ -2,7 +2,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,17 @@ from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A benchmark's P questions."""
+class BenchmarkPrompts:
+    """The P prompts of a benchmark; :func:`prepare` makes them those of one model."""
 
     benchmark: Benchmark
     ids: list[str]
-    texts: list[str]  # of the prompts, before any chat template
+    texts: list[str]  # as the model sees them; before :func:`prepare` without any chat template
     labels: list[str]  # as the verifier expects them
     notes: list[str]  # lines that a reader of the results should know
-
-
-@dataclass(frozen=True)
-class BenchmarkPrompts(Loaded):
-    """The P prompts of a benchmark for one model, with the texts as this model sees them."""
-
-    tokens: list[list[int]]
-    max_new_tokens: int  # limit on the response length
-    chat_template: bool  # whether the model's chat template was applied
+    tokens: list[list[int]] = field(default_factory=list)
+    max_new_tokens: int = 0  # limit on the response length
+    chat_template: bool = False  # whether the model's chat template was applied
 
     @property
     def longest(self) -> int:
@@ -53,7 +47,7 @@ class BenchmarkPrompts(Loaded):
         }
 
 
-def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
+def load(benchmark: Benchmark, *, limit: int | None = None) -> BenchmarkPrompts:
     """Load a benchmark; with a limit its first rows, taken evenly from the configurations. Refuse faulty data."""
     pieces = re.split(r"(\{question\}|\{options\}|\{form\})", benchmark.template)
     ids, texts, labels = [], [], []
@@ -76,10 +70,12 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")
     rows = ", ".join(row_id for row_id, _ in bad)
     note = f"{len(bad)} of {len(ids)} labels are compared as text, as no answer can be read like them: rows {rows}"
-    return Loaded(benchmark, ids, texts, labels, [note] if bad else [])
+    return BenchmarkPrompts(benchmark, ids, texts, labels, [note] if bad else [])
 
 
-def prepare(loaded: Loaded, model: Model, chat_template: bool | None, max_new_tokens: int | None) -> BenchmarkPrompts:
+def prepare(
+    loaded: BenchmarkPrompts, model: Model, chat_template: bool | None, max_new_tokens: int | None
+) -> BenchmarkPrompts:
     """Apply the chat template and tokenize as OpenRLHF: no special tokens but those in the text; None: the benchmark's.
 
     Refuse a chat template that the command line asks for and the tokenizer lacks, and a prompt that is too long.
@@ -95,8 +91,8 @@ def prepare(loaded: Loaded, model: Model, chat_template: bool | None, max_new_to
         texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
     notes = loaded.notes + data.control_tokens(f"benchmark {benchmark.name}", loaded.texts, tokenizer, applied)
-    seen = {"texts": texts, "tokens": tokens, "max_new_tokens": max_new_tokens or benchmark.max_tokens, "notes": notes}
-    prompts = BenchmarkPrompts(**(vars(loaded) | seen), chat_template=applied)
+    limit = max_new_tokens or benchmark.max_tokens
+    prompts = replace(loaded, texts=texts, tokens=tokens, max_new_tokens=limit, notes=notes, chat_template=applied)
     if model.context is not None and prompts.longest > model.context:
         raise UsageError(
             f"benchmark {benchmark.name}: its longest prompt ({max(map(len, tokens))} tokens) and --max_new_tokens "
