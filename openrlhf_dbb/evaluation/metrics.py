@@ -19,10 +19,8 @@ from openrlhf_dbb.evaluation.results import Results
 
 def accuracy(scores: Floats) -> Floats:
     """Acc@N, the mean of the known values along the last axis; NaN where none is known."""
-    known = ~np.isnan(scores)
-    count = known.sum(axis=-1)
-    total = np.where(known, scores, 0.0).sum(axis=-1)
-    return np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0)
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
+        return np.asarray(np.nansum(scores, axis=-1) / (~np.isnan(scores)).sum(axis=-1))
 
 
 def best(scores: Floats) -> Floats:
@@ -91,13 +89,12 @@ def percent(values_R: Floats) -> str:
 def stored_rows(results: Results, store: storage.PosteriorStore) -> storage.EvaluationRows:
     """Return results as the store keeps them, summed over samples; register their prompts."""
     scores = results.scores_R_P_N
-    verified = ~np.isnan(scores)
     return storage.EvaluationRows(
         benchmark=results.benchmark,
         prompt_ids=store.register_prompts(results.prompts, results.labels),
         samples=np.full(scores.shape[:2], scores.shape[2]),
-        verified=verified.sum(axis=-1),
-        successes=np.where(verified, scores, 0.0).sum(axis=-1),
+        verified=(~np.isnan(scores)).sum(axis=-1),
+        successes=np.nansum(scores, axis=-1),
         best=best(scores),
         majority=majority(scores, results.answers_R_P_N),
         tokens=results.tokens_R_P_N.sum(axis=-1),
