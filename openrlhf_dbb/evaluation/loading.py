@@ -8,7 +8,7 @@ from typing import Any
 
 from openrlhf_dbb import data, tasks
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation.benchmarks import FILES, Benchmark
+from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.rewards.choices import ALPHABET
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
@@ -120,17 +120,15 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     import datasets
     from datasets.exceptions import DatasetsError
 
-    path = Path(benchmark.file)
     if tasks.is_spec(benchmark.hub):
         return tasks.problems(benchmark.hub, benchmark.instruction)
     try:
-        if path.suffix in data.TEXT_FILES:
-            table = list(data.records(path, f"benchmark {benchmark.name}: {path}").values())
+        if benchmark.file:
+            source = f"benchmark {benchmark.name}: {benchmark.file}"
+            table = list(data.records(Path(benchmark.file), source).values())
             names = list(dict.fromkeys(column for record in table for column in record))
         else:
-            hub = {"path": benchmark.hub, "name": config, "split": benchmark.split, "revision": benchmark.revision}
-            file = {"path": "parquet", "data_files": benchmark.file, "split": "train"}
-            table = datasets.load_dataset(**(file if benchmark.file else hub))
+            table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
             names = table.column_names
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         raise _error(benchmark, _why_not_loaded(benchmark, error)) from error
@@ -155,11 +153,11 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
         cache = datasets.config.HF_DATASETS_CACHE
         return (
             f"{error}: no network, and not in the cache; load it once on a machine with network access and copy its "
-            f"$HF_HOME/datasets to {cache}, or give the data as {benchmark.name}=FILE ({', '.join(FILES)}, with "
+            f"$HF_HOME/datasets to {cache}, or give the data as {benchmark.name}=FILE ({', '.join(data.FILES)}, with "
             "columns input and label)"
         )
     reason = error if isinstance(error, DatasetNotFoundError) else error.__cause__ or error
-    return f"{benchmark.file or benchmark.hub} cannot be read: {str(reason) or 'it is empty'}"
+    return f"{benchmark.hub} cannot be read: {str(reason) or 'it is empty'}"
 
 
 def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:

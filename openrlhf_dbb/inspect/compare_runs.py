@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.core.step import rewards_of
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import paired_tests
 from openrlhf_dbb.evaluation.metrics import pass_at_k
@@ -97,7 +96,7 @@ def held_out_difference(
     }
 
 
-def _tested(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, float]:
+def _tested(pairs: Sequence[Sequence[Floats]]) -> dict[str, float]:
     """Return the means of two models, their difference, its interval and p; benchmarks weigh equally."""
     first, second = np.mean([[values.mean() for values in pair] for pair in pairs], axis=0).tolist()
     test = paired_tests.stratified_t([second_P - first_P for first_P, second_P in pairs], two_sided=True)
@@ -112,8 +111,8 @@ def _pass_at_k(counts: Sequence[tuple[Floats, Floats]]) -> list[dict[str, Any]]:
     """
     every = np.concatenate([counts_P for pair in counts for counts_P in pair])
     powers = [] if (every % 1).any() else [2**power for power in range(1, int(every[:, 0].min()).bit_length())]
-    rewards = [[rewards_of(of[:, 0].astype(int), of[:, 1]) for of in pair] for pair in counts]
-    return [{"k": k, **_tested([(pass_at_k(one, k), pass_at_k(two, k)) for one, two in rewards])} for k in powers]
+    passed = {k: [[pass_at_k(of[:, 0], of[:, 1], k) for of in pair] for pair in counts] for k in powers}
+    return [{"k": k, **_tested(pairs)} for k, pairs in passed.items()]
 
 
 def _described(run: RunRecord) -> str:
