@@ -72,18 +72,8 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
     # A posterior that a step left is in the history; written twice, its text would double the cost of a step.
     for place in layout.others:
         previous[rows.previous_step > 0, place] = np.nan
-    history = {
-        "prompt_id": rows.prompt_ids,
-        "rollouts": rows.rollouts,
-        "successes": rows.successes,
-        **layout.to_columns(rows.state),
-        "mean": rows.mean,
-        "variance": rows.variance,
-        **layout.to_columns(previous, "prev_"),
-        "prev_step": rows.previous_step,
-        "policy_version": rows.policy_version,
-        "inclusion": rows.inclusion,
-    }
+    states = {"state": None} | layout.to_columns(rows.state) | layout.to_columns(previous, "prev_")
+    history = vars(rows) | states | {"prompt_id": rows.prompt_ids, "prev_step": rows.previous_step}
     insert(connection, "dbb_history", of_step | history)
     if rows.probes is not None:
         insert(connection, "dbb_probe", of_step | {"prompt_id": rows.probes.prompt_ids} | vars(rows.probes))
