@@ -28,6 +28,7 @@ COLUMNS = 400
 """The most columns of a picture, about as many as a screen shows."""
 
 LEVELS, DRAWN = 126, 128
+CLASSES = 5  # of means, for the shares among drawn prompts and among the others
 
 _VISITS = """
     SELECT step, prompt_id, rollouts, successes, coalesce(alpha / nullif(alpha + beta, 0), mean) FROM dbb_history
@@ -61,9 +62,11 @@ def picture(found: Visits, visits: Floats) -> dict[str, Any]:
 
     Returns:
         "id", "state" (P,) of the rows; "width"; "low", "high": the means of the lowest and the highest level;
-        "states" (K, 4): visited prompts in each state after the column; "cells": (P, K) bytes, row after row,
-        compressed by zlib and in base64. A byte is 0 before the first visit, else 1 + the level in [0, LEVELS] of the
-        mean after the column, + DRAWN if the column has a visit.
+        "states" (K, 4): visited prompts in each state after the column.
+        "beliefs" (2, CLASSES + 1, K): shares among the column's prompts and among the others: of each class of means
+        before the column, and of prompts not visited before.
+        "cells": (P, K) bytes, row after row, compressed by zlib and in base64. A byte is 0 before the first visit, else
+        1 + the level in [0, LEVELS] of the mean after the column, + DRAWN if the column has a visit.
     """
     step_V, id_V, _, _, mean_V = visits.T
     prompts, width = len(found.prompt_id), 1
@@ -76,16 +79,22 @@ def picture(found: Visits, visits: Floats) -> dict[str, Any]:
     share_V = np.clip((mean_V - low) / max(high - low, 1e-300), 0, 1)
     cells[at_V] = 1 + np.rint(share_V * LEVELS)
     states[at_V] = found.state_V
-    cell, state, counts = np.zeros(prompts, dtype=np.uint8), np.full(prompts, NO_VISITS, dtype=np.uint8), []
+    cell, state = np.zeros(prompts, dtype=np.uint8), np.full(prompts, NO_VISITS, dtype=np.uint8)
+    class_of = np.array([CLASSES, *np.minimum(np.arange(LEVELS + 1) * CLASSES // LEVELS, CLASSES - 1)])
+    counts, beliefs = [], []
     for column, state_after in zip(cells, states, strict=True):
         drawn = column > 0
+        before = class_of[cell]
+        of_both = [np.bincount(before[some], minlength=CLASSES + 1) / max(some.sum(), 1) for some in (drawn, ~drawn)]
+        beliefs.append(of_both)
         cell, state = np.where(drawn, column, cell), np.where(drawn, state_after, state)
         column[:] = cell + DRAWN * drawn.astype(np.uint8)
         counts.append(np.bincount(state, minlength=len(STATES))[:NO_VISITS])
     order = np.lexsort((found.prompt_id, -found.mean))
     packed = base64.b64encode(zlib.compress(cells.T[order].tobytes(), 1)).decode()
     rows = {"id": found.prompt_id[order], "state": found.state[order], "cells": packed}
-    return rows | {"width": width, "low": low, "high": high, "states": counts}
+    shares = np.array(beliefs).reshape(-1, 2, CLASSES + 1).transpose(1, 2, 0)
+    return rows | {"width": width, "low": low, "high": high, "states": counts, "beliefs": shares}
 
 
 def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
