@@ -10,9 +10,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from sqlalchemy import inspect
 
 from openrlhf_dbb.storage import DEFAULT_URL, URL_VARIABLE, StoreError, open_store
-from openrlhf_dbb.storage.engine import NETWORK_FS_VARIABLE, file_system
+from openrlhf_dbb.storage.engine import NETWORK_FS_VARIABLE, Database, file_system
 from openrlhf_dbb.storage.url import parse_url
 
 ROOT = Path(__file__).parents[1]
@@ -62,24 +63,16 @@ def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url, caplog):
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE runs (x INTEGER)", "CREATE VIEW prompts AS SELECT 1 AS x"])
-def test_a_table_of_another_program_is_refused_and_left_alone(kind, new_url, statement):
-    url = new_url(kind)
-    name = statement.split()[2]
-    if kind == "sqlite":
-        with sqlite3.connect(parse_url(url).path) as connection:
-            connection.execute(statement)
-    else:
-        import psycopg
-
-        with psycopg.connect(url) as connection:
-            connection.execute(statement)
+def test_a_table_of_another_program_is_refused_and_left_alone(url, statement):
+    name, engine = statement.split()[2], Database(parse_url(url)).engine
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
     with pytest.raises(StoreError, match=f"already has a table or view '{name}' that is not openrlhf-dbb's"):
         open_store(url)
     with pytest.raises(StoreError, match="holds no posteriors"):
         open_store(url, create=False)
-    if kind == "sqlite":
-        with sqlite3.connect(parse_url(url).path) as connection:
-            assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [(name,)]
+    assert [*inspect(engine).get_table_names(), *inspect(engine).get_view_names()] == [name]
+    engine.dispose()
 
 
 def test_the_url_comes_from_the_argument_then_the_variable_then_the_default(tmp_path, monkeypatch):
