@@ -339,13 +339,26 @@ def dump(store):
     """All rows of the tables that hold a run's progress, to compare before and after."""
     from sqlalchemy import text
 
-    from openrlhf_dbb.storage.schema import metadata
-
-    tables = [table for table in metadata.sorted_tables if table.name not in ("dbb_version", "dbb_prompt", "dbb_run")]
-    runs = text("SELECT run_id, status, last_step, parent_uuid, shared_start FROM dbb_run ORDER BY run_id")
-    queries = {table.name: table.select().order_by(*table.primary_key) for table in tables} | {"dbb_run": runs}
+    tables = {
+        "dbb_posterior": "run_id, prompt_id",
+        "dbb_history": "run_id, step, prompt_id",
+        "dbb_probe": "run_id, step, prompt_id",
+        "dbb_rollout": "run_id, step, prompt_id, sample",
+        "dbb_step": "run_id, step",
+        "dbb_checkpoint": "run_id, step, tag",
+        "dbb_event": "event_id",
+        "dbb_evaluation": "evaluation_id",
+        "dbb_evaluation_result": "evaluation_id, benchmark, repeat, place",
+    }
     with store.database.transaction() as connection:
-        return {name: [tuple(row) for row in connection.execute(query)] for name, query in queries.items()}
+        rows = {
+            table: [tuple(row) for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY {order}"))]
+            for table, order in tables.items()
+        }
+        runs = connection.execute(
+            text("SELECT run_id, status, last_step, parent_uuid, shared_start FROM dbb_run ORDER BY run_id")
+        )
+        return rows | {"dbb_run": [tuple(row) for row in runs]}
 
 
 @pytest.fixture(name="dump")

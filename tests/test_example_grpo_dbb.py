@@ -1,4 +1,4 @@
-"""The example that shows GRPO-DBB whole runs."""
+"""The example that shows GRPO-DBB whole runs, and stays on one screen."""
 
 import os
 import re
@@ -32,3 +32,9 @@ def test_the_example_trains_for_two_steps(estimator):
     # The supervised warm start leaves some prompts solved and some unsolved.
     assert len(rewards) == 2
     assert all(0.1 < reward < 0.9 for reward in rewards)
+
+
+def test_the_example_needs_no_training_framework():
+    imports = re.findall(r"^(?:import|from) (\w+)", EXAMPLE.read_text(), re.MULTILINE)
+    assert not {"ray", "openrlhf", "vllm", "deepspeed"} & set(imports)
+    assert len(EXAMPLE.read_text().splitlines()) < 150
