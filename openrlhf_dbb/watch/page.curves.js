@@ -95,14 +95,8 @@ function drawCurveCharts(host, list, drawn) {
   const { from, to } = zoom(), axis = AXES[chosenAxis()];
   const specs = list.map((chart) => ({ chart, lines: drawn.flatMap((run) => chartLines(chart, run, drawn.length > 1)) })).filter(({ lines }) => lines.length);
   // All charts have the same axis, even if their own curves cover a part of it.
-  let low = Infinity, high = -Infinity;
-  for (const run of drawn) {
-    const { curves, held_out: held } = seriesOf(run) ?? { curves: {} };
-    for (const x of [...(axisOf(curves, chosenAxis()) ?? []), ...(held && axisOf(held, chosenAxis()) || [])].filter(isNumber)) {
-      low = Math.min(low, x);
-      high = Math.max(high, x);
-    }
-  }
+  const places = drawn.flatMap((run) => [seriesOf(run).curves, seriesOf(run).held_out ?? {}]).flatMap((of) => axisOf(of, chosenAxis()) ?? []).filter(isNumber);
+  const low = Math.min(...places), high = Math.max(...places);
   const span = from !== null || to !== null ? { from: from ?? low, to: to ?? high } : low <= high ? { from: low, to: high } : {};
   const unit = { rollouts: " rollouts", tokens: " tokens" }[chosenAxis()] ?? "", before = chosenAxis() === "steps" ? "step " : "";
   const nameOf = (x) => `${before}${axis.xText(x)}${unit}`;
@@ -178,7 +172,6 @@ function drawComparison(drawn) {
 }
 
 function setUpCurves() {
-  byId("tools").addEventListener("submit", (event) => event.preventDefault());
   byId("axis").addEventListener("change", (event) => go({ x: event.target.value === "steps" ? null : event.target.value, from: null, to: null }));
   byId("smooth").addEventListener("input", (event) => go({ smooth: event.target.value }, { replace: true }));
   byId("reset").addEventListener("click", () => zoomTo(null, null));
