@@ -197,7 +197,7 @@ def test_states_and_a_picture_of_them(monkeypatch):
     assert cells(found) == [[242, 249, 121], [217, 178, 181], [142, 135, 142]]
     assert np.array(found["states"]).tolist() == [[1, 1, 0, 1], [1, 0, 1, 1], [1, 2, 0, 0]]
     # at step 3, before which 8 and 9 had 0.05 and 0.39, and 7 had 0.95
-    assert found["beliefs"][:, :, 2].tolist() == [[0.5, 0.5, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]]
+    assert np.array(found["beliefs"])[:, :, 2].tolist() == [[0.5, 0.5, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]]
     monkeypatch.setattr(visits_module, "COLUMNS", 2)
     found = picture(visits, ROW_VALUES)
     assert found["width"] == 2 and cells(found) == [[249, 121], [178, 181], [135, 142]]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
@@ -107,25 +106,20 @@ def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
     step_V, id_V, rollouts_V, successes_V, mean_V = visits.T
     ids = np.union1d(prompt_id, id_V).astype(np.int64)
     row_V = np.searchsorted(ids, id_V)
-    first, peak = np.full(len(ids), np.nan), np.full(len(ids), -np.inf)
-    mean = np.full(len(ids), np.nan)
+    order = np.argsort(row_V, kind="stable")  # prompt after prompt, the visits of each by step
+    row, now, right = row_V[order], mean_V[order], successes_V[order] > 0
+    # Keys that grow with the prompt: a running maximum over all visits begins anew at each prompt.
+    values, rank = np.unique(now, return_inverse=True)
+    peak = values[np.maximum.accumulate(row * len(values) + rank) % max(len(values), 1)]
+    solved = np.maximum.accumulate(2 * row + right) % 2 == 1
+    learnt = np.where(now >= THRESHOLDS["mastered"], MASTERED, LEARNING)
+    learnt[peak - now >= THRESHOLDS["forgotten"]] = FORGOTTEN
+    learnt[~solved & (now <= THRESHOLDS["unsolved"])] = UNSOLVED
+    first, mean = np.full((2, len(ids)), np.nan)
+    state, state_V = np.full(len(ids), NO_VISITS), np.empty(len(visits), dtype=np.int64)
     mean[np.searchsorted(ids, prompt_id)] = mean_now
-    solved, state_V = np.zeros(len(ids), dtype=bool), np.zeros(len(visits), dtype=np.int64)
-    state = np.full(len(ids), NO_VISITS)
-    # The first visits of all prompts, then the second ones, and so on: in each of these rounds a prompt has one visit
-    # at most, so whole columns can be updated.
-    round_V = earlier_visits(row_V)
-    ends = np.cumsum(np.bincount(round_V))
-    for visit in np.split(np.argsort(round_V, kind="stable"), ends[:-1]) if len(visits) else []:
-        row, now = row_V[visit], mean_V[visit]
-        first[row] = np.where(np.isnan(first[row]), now, first[row])
-        peak[row] = np.maximum(peak[row], now)
-        solved[row] |= successes_V[visit] > 0
-        mean[row] = now
-        learnt = np.where(now >= THRESHOLDS["mastered"], MASTERED, LEARNING)
-        learnt[peak[row] - now >= THRESHOLDS["forgotten"]] = FORGOTTEN
-        learnt[~solved[row] & (now <= THRESHOLDS["unsolved"])] = UNSOLVED
-        state[row] = state_V[visit] = learnt
+    mean[row], state[row], state_V[order] = now, learnt, learnt  # of each prompt, the last visit stays
+    first[row[::-1]] = now[::-1]
     return Visits(
         last=int(step_V[-1]) if len(visits) else 0,
         prompt_id=ids,
