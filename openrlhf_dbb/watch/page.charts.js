@@ -67,15 +67,12 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
       const i = nearest(spec.bars.x, x);
       return spec.bars.parts.map((part) => `${part.name} ${spec.yText(part.y[i])}`).join(", ");
     }
-    const reach = (spec.to - spec.from) / 20, byRun = new Map();
-    for (const line of spec.lines) {
-      const i = nearest(line.x, x);
-      if (!line.x.length || Math.abs(line.x[i] - x) > reach) continue;
-      const band = line.low && isNumber(line.low[i]) ? ` (${spec.yText(line.low[i])} to ${spec.yText(line.high[i])})` : "";
-      const run = line.run ?? "", told = `${line.name ? line.name + " " : ""}${spec.yText((line.raw ?? line.y)[i])}${band}`;
-      byRun.set(run, byRun.has(run) ? `${byRun.get(run)}, ${told}` : `${run ? run + " " : ""}${told}`);
-    }
-    return [...byRun.values()].join("; ");
+    const reach = (spec.to - spec.from) / 20;
+    const near = spec.lines.map((line) => [line, nearest(line.x, x)]).filter(([line, i]) => line.x.length && Math.abs(line.x[i] - x) <= reach);
+    const valueOf = ([line, i]) => [line.name, spec.yText((line.raw ?? line.y)[i]),
+      line.low && isNumber(line.low[i]) ? `(${spec.yText(line.low[i])} to ${spec.yText(line.high[i])})` : ""].filter(Boolean).join(" ");
+    const byRun = Map.groupBy(near, ([line]) => line.run ?? "");
+    return [...byRun].map(([run, values]) => (run && `${run} `) + values.map(valueOf).join(", ")).join("; ");
   }
   const describe = (x) => `${spec.nameOf(x)}: ${valuesAt(x)}`;
 
