@@ -1,4 +1,4 @@
-"""Opening a store: addresses, creation by many processes, versions, refusals, and no password anywhere."""
+"""Opening a store: addresses, creation, versions, refusals, and no password anywhere."""
 
 import os
 import sqlite3
@@ -17,37 +17,6 @@ from openrlhf_dbb.storage.engine import NETWORK_FS_VARIABLE, Database, file_syst
 from openrlhf_dbb.storage.url import parse_url
 
 ROOT = Path(__file__).parents[1]
-
-
-WAIT_AND_OPEN = """
-import sys, time
-from pathlib import Path
-from openrlhf_dbb.storage import open_store
-print("ready", flush=True)
-while not Path(sys.argv[2]).exists():
-    time.sleep(0.001)
-with open_store(sys.argv[1]) as store:
-    print(len(store.register_prompts([f"p{i}" for i in range(50)], [""] * 50)))
-"""
-
-
-def test_eight_processes_may_open_a_new_store_at_once(url, tmp_path):
-    go = tmp_path / "go"
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", WAIT_AND_OPEN, url, str(go)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        )
-        for _ in range(8)
-    ]  # fmt: skip
-    for child in children:
-        assert child.stdout.readline() == "ready\n"
-    go.touch()
-    outcomes = [(*child.communicate(timeout=120), child.returncode) for child in children]
-    assert outcomes == [("50\n", "", 0)] * 8
-    with open_store(url, create=False) as store:
-        assert store.query("SELECT count(*) FROM prompts") == [(50,)]
-        assert store.query("SELECT count(*) FROM dbb_version") == [(1,)]
 
 
 def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url, caplog):
