@@ -21,7 +21,7 @@ from trl import GRPOTrainer
 
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.step import StepExtras
-from openrlhf_dbb.core.strategies import RolloutStrategy, RunFacts
+from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, combine, remember
@@ -437,19 +437,13 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
 
 
-class Skips(RolloutStrategy):
-    """A strategy for OpenRLHF's loop alone: it neither draws nor names a need."""
-
-    name = "skips"
-
-
 @pytest.mark.parametrize(
     ("ours", "changed", "message"),
     [
         ({"verifier": "corect"}, {}, "verifier 'corect' is not a reward function, did you mean correct.; there are"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1, and there are 2 reward functions"),
         ({"strategy": "posterior", "estimator": "ema"}, {}, "'posterior' with estimator 'ema': in this trainer"),
-        ({"strategy": f"{__name__}:Skips"}, {}, "in this trainer a strategy has to draw whole batches"),
+        ({"strategy": "greso"}, {}, "in this trainer a strategy has to draw whole batches"),
         ({"form": "rloo"}, {"scale_rewards": "none"}, "form 'rloo' is given; leave out scale_rewards='none'"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "would be removed; use remove_unused_columns=Fa"),
         ({"estimator": "point"}, {"num_generations": 1}, "'point' needs num_generations of 2 or more, got 1; give as"),
