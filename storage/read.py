@@ -94,13 +94,6 @@ def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
     return ProbeLog(**_columns(store, _kinds(ProbeLog), where, run=run.run_id))
 
 
-def current_means(store: PosteriorStore, run: RunRecord) -> tuple[Integers, Floats]:
-    """Return the ids, ascending, and the posterior means of a run's prompts, both (V,); NaN if not estimated."""
-    where = "FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
-    found = _columns(store, {"prompt_id": "<i8", "mean": "<f8"}, where, run=run.run_id)
-    return found["prompt_id"], found["mean"]
-
-
 def _kinds(log: type) -> dict[str, str]:
     return {each.name: "<i8" if each.type == Integers else "<f8" for each in fields(log)}
 

@@ -17,7 +17,7 @@ from openrlhf_dbb.storage import (
     read_log,
     read_probes,
 )
-from openrlhf_dbb.storage.read import current_means, kept_rollouts, progress, prompt_history
+from openrlhf_dbb.storage.read import kept_rollouts, progress, prompt_history
 
 NAN = float("nan")
 HOSTILE = "NUL \0, </script><b>HTML</b>, \u202e and \u00fcnicode \U0001f600"
@@ -333,8 +333,6 @@ def test_the_log_is_ordered_by_step_then_prompt(store, run, ids, fill, monkeypat
     assert [(row["step"], row["alpha"], row["lag"]) for row in prompt_history(store, run.record, a)] == [
         (1, 4.5, 0.0), (2, 4.25, 0.75),
     ]  # fmt: skip
-    prompt_ids, means = current_means(store, run.record)
-    assert prompt_ids.tolist() == [a, b, c] and means.tolist() == [4.25 / 6.5, 0.3, 0.1]
 
 
 def test_probes_come_with_the_estimate_of_their_step_and_are_no_training_rollouts(store, run, ids, fill):

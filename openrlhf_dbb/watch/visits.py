@@ -13,7 +13,7 @@ import numpy as np
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.read import Integers, current_means
+from openrlhf_dbb.storage.read import Integers
 
 STATES = ("mastered", "learning", "forgotten", "never solved", "no visits")
 MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
@@ -32,6 +32,7 @@ CLASSES = 5  # of means, for the shares among drawn prompts and among the others
 _VISITS = """
     SELECT step, prompt_id, rollouts, successes, coalesce(alpha / nullif(alpha + beta, 0), mean) FROM dbb_history
     WHERE run_id = :run ORDER BY step, prompt_id"""
+_NOW = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def read_visits(store: PosteriorStore, run: RunRecord) -> Visits:
     kind = [(name, "<f8") for name in ("step", "prompt_id", "rollouts", "successes", "mean")]
     with store.database.transaction() as connection:
         visits = table(connection, kind, _VISITS, {"run": run.run_id}).view("<f8").reshape(-1, len(kind))
-    found = summed(*current_means(store, run), visits)
+        now = table(connection, [("prompt_id", "<i8"), ("mean", "<f8")], _NOW, {"run": run.run_id})
+    found = summed(now["prompt_id"], now["mean"], visits)
     return replace(found, picture=picture(found, visits))
 
 
