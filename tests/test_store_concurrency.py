@@ -32,8 +32,8 @@ def in_processes(count, work):
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
-def test_eight_processes_may_open_a_new_store_at_once(url):
-    together = multiprocessing.get_context("fork").Barrier(8)
+def test_eight_processes_may_open_a_new_store_at_once(kind, new_url):
+    url, together = new_url(kind), multiprocessing.get_context("fork").Barrier(8)
 
     def work(number):
         together.wait()

@@ -29,8 +29,9 @@ def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url, caplog):
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE runs (x INTEGER)", "CREATE VIEW prompts AS SELECT 1 AS x"])
-def test_a_table_of_another_program_is_refused_and_left_alone(url, statement):
-    name, engine = statement.split()[2], Database(parse_url(url)).engine
+def test_a_table_of_another_program_is_refused_and_left_alone(kind, new_url, statement):
+    name, url = statement.split()[2], new_url(kind)
+    engine = Database(parse_url(url)).engine
     with engine.begin() as connection:
         connection.exec_driver_sql(statement)
     with pytest.raises(StoreError, match=f"already has a table or view '{name}' that is not openrlhf-dbb's"):
