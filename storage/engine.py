@@ -297,15 +297,11 @@ def check_sqlite_path(path: str, *, create: bool) -> None:
 
 def file_system(path: str, mounts: str) -> str:
     """Return the file system of an absolute path, given the text of /proc/mounts; "" if it is unknown."""
-    kind, longest = "", -1
-    for line in mounts.splitlines():
-        _, point, mount_kind, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        # ">=": of two mounts on the same point, the later one hides the earlier.
-        if inside and len(point) >= longest:
-            kind, longest = mount_kind, len(point)
-    return kind
+    lines = (line.split(" ") for line in mounts.splitlines())
+    points = [(point.replace("\\040", " "), place, kind) for place, (_, point, kind, *_) in enumerate(lines)]
+    around = [mount for mount in points if f"{path}/".startswith(mount[0].rstrip("/") + "/")]
+    # The longest point is the innermost; of two mounts on the same point, the later one hides the earlier.
+    return max(around, default=("", 0, ""))[2]
 
 
 def _sqlite_engine(address: Address, read_only: bool) -> Engine:

@@ -4,6 +4,7 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,11 @@ class Owner:
     @classmethod
     def of_this_process(cls) -> "Owner":
         return cls(socket.gethostname(), os.getpid(), _start_of(os.getpid()))
+
+    @classmethod
+    def of(cls, row: Any) -> "Owner":
+        """Return the owner of a run, from its row of ``dbb_run``."""
+        return cls(row.owner_host, row.owner_pid, row.owner_started)
 
     @property
     def is_local(self) -> bool:

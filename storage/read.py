@@ -16,7 +16,7 @@ from openrlhf_dbb.storage import schema
 from openrlhf_dbb.storage.engine import chunks, retried, table
 from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState
 from openrlhf_dbb.storage.store import PosteriorStore
-from openrlhf_dbb.storage.url import StoreError, bad_row
+from openrlhf_dbb.storage.url import StoreError
 from openrlhf_dbb.storage.warm_start import newest_shared
 
 Floats = NDArray[np.float64]
@@ -94,13 +94,6 @@ def read_probes(store: PosteriorStore, run: RunRecord) -> ProbeLog:
     return ProbeLog(**_columns(store, _kinds(ProbeLog), where, run=run.run_id))
 
 
-def current_means(store: PosteriorStore, run: RunRecord) -> tuple[Integers, Floats]:
-    """Return the ids, ascending, and the posterior means of a run's prompts, both (V,); NaN if not estimated."""
-    where = "FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
-    found = _columns(store, {"prompt_id": "<i8", "mean": "<f8"}, where, run=run.run_id)
-    return found["prompt_id"], found["mean"]
-
-
 def _kinds(log: type) -> dict[str, str]:
     return {each.name: "<i8" if each.type == Integers else "<f8" for each in fields(log)}
 
@@ -171,15 +164,7 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 def unused_rollouts(store: PosteriorStore, run: RunRecord) -> float:
     """Return the rollouts that belong to no step, as given to ``Run.finish``; 0 before."""
     ends = store.query("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'", run=run.run_id)
-    return sum(number_in("dbb_event", run, "detail", row.detail, "unused_rollouts") or 0 for row in ends)
-
-
-def number_in(table: str, run: RunRecord, column: str, stored: str, name: str) -> float | None:
-    """Return a number of this name in a JSON object; None if there is none. Raise BadRow for another value."""
-    value = json.loads(stored).get(name)
-    if value is not None and not isinstance(value, (int, float)):
-        raise bad_row(table, run.name, f"{name} in {column}", value, "a number")
-    return value
+    return sum(json.loads(row.detail).get("unused_rollouts", 0) for row in ends)
 
 
 @retried

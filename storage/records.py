@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from numbers import Real
 from typing import Any
@@ -200,9 +200,8 @@ class StepRows:
 
     def digest(self, step: int) -> bytes:
         """Return 16 bytes that identify the content of a step; only of checked rows."""
-        digest = hashlib.blake2b(str(step).encode(), digest_size=16)
-        _add(digest, self)
-        return digest.digest()
+        content = msgspec.msgpack.encode((step, self), enc_hook=lambda array: (array.dtype.str, array.tobytes()))
+        return hashlib.blake2b(content, digest_size=16).digest()
 
 
 @dataclass(frozen=True)
@@ -372,16 +371,3 @@ def _check_finite(name: str, values: Floats, ids: Integers) -> None:
     if bad.size:
         at = bad[0, 0]
         raise StoreError(f"{name} of prompt {ids[at]} is {values[at].tolist()}; it must be finite")
-
-
-def _add(digest: hashlib.blake2b, value: Any) -> None:
-    if is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        for name, part in value.items():
-            digest.update(f"{name}:".encode())
-            _add(digest, part)
-    elif isinstance(value, np.ndarray):
-        digest.update(f"{value.dtype.str}{value.shape}".encode() + value.tobytes())
-    else:
-        digest.update(repr(value).encode())

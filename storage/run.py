@@ -188,15 +188,27 @@ class Run:
             StoreError: this run already has posteriors or steps, the estimators' states differ, the weight does not
                 apply, or no prompt has a posterior in the source.
         """
-        warm_start.check(self.record, source, weight, copied=replayed is None)
+        own = self.record
+        warm_start.check(own, source, weight, copied=replayed is None)
         # Read first: the source may be in the same database, which has one connection.
-        posteriors = warm_start.read(source_store.database, source, replayed)
+        source, known, hashes = warm_start.read(source_store.database, source, replayed)
+        ids = np.unique(prompt_ids)
         with self._database.transaction(write=True) as connection:
-            own = replace(self.record, last_step=self._hold(connection))
-            ids = np.unique(prompt_ids)
-            parent, outcome = warm_start.begin(connection, self._database, own, posteriors, ids, weight)
+            own = replace(own, last_step=self._hold(connection))
+            found = warm_start.of_these(connection, self._database, ids, known, hashes)
+            if not len(found.prompt_ids):
+                raise StoreError(
+                    f"none of the {len(ids)} prompts of run {own.name!r} (data set {own.dataset!r}) has a posterior in "
+                    f"run {source.name!r} (data set {source.dataset!r}, step {source.last_step}); name another run"
+                )
+            parent = {"name": source.name, "uuid": source.uuid, "step": source.last_step, "weight": float(weight)}
+            parent["database"] = source_store.location
+            weighted = replace(found, state=found.state * float(weight))  # other than 1 only for alpha and beta
+            warm_start.fill(connection, own, weighted, {f"parent_{name}": value for name, value in parent.items()})
+            counts = {"matched": len(found.prompt_ids), "unmatched": len(ids) - len(found.prompt_ids)}
+            write.event(connection, own.run_id, "warm_start", 0, 0, parent | counts)
         self.record = replace(self.record, parent=parent)
-        return outcome
+        return WarmStart(**counts, source=source)
 
     def begin_with(self, known: Replayed) -> None:
         """Begin with posteriors of prompts in this store that were measured before, in place of a run's.
@@ -205,8 +217,7 @@ class Run:
         """
         with self._database.transaction(write=True) as connection:
             own = replace(self.record, last_step=self._hold(connection))
-            columns = records.StateLayout(own.state_fields).to_columns(known.state)
-            warm_start.fill(connection, own, known.prompt_ids, columns, known.shared, {})
+            warm_start.fill(connection, own, known, {})
             write.event(connection, own.run_id, "known_rates", 0, 0, {"prompts": len(known.prompt_ids)})
 
     def release(self) -> None:
@@ -256,7 +267,7 @@ class Run:
         if stored is None:
             raise StoreError(f"run {name!r} is no longer in {self._database.location}; was the database replaced?")
         if stored.writer_token != self._token:
-            owner = Owner(stored.owner_host, stored.owner_pid, stored.owner_started)
+            owner = Owner.of(stored)
             if not owner.host:
                 raise StoreError(f"run {name!r} was released; claim it again to write to it")
             raise StoreError(

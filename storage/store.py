@@ -312,19 +312,15 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         return Run(self.database, _record(now), now.writer_token)
 
 
-def _owner(row: Row[Any]) -> Owner:
-    return Owner(row.owner_host, row.owner_pid, row.owner_started)
-
-
 def _holder(row: Row[Any]) -> Owner | None:
     """Return the owner of a run that this process may not claim; None if it may."""
-    owner = _owner(row)
+    owner = Owner.of(row)
     return None if owner.is_gone or owner == Owner.of_this_process() else owner
 
 
 def _never_trained(connection: Connection, row: Row[Any]) -> bool:
     evaluated = text("SELECT 1 FROM dbb_evaluation WHERE run_id = :run LIMIT 1")
-    unused = row.status != "finished" and not row.last_step and _owner(row).is_gone
+    unused = row.status != "finished" and not row.last_step and Owner.of(row).is_gone
     return unused and connection.scalar(evaluated, {"run": row.run_id}) is None
 
 
@@ -367,5 +363,5 @@ def _record(row: Row[Any]) -> RunRecord:
             raise bad_row("dbb_run", row.name, name, columns[name], wanted)
     plain = {name: columns[name] for name in RunRecord.__annotations__ if name in columns}
     read = {"parameters": parsed(row.parameters), "config": parsed(row.config), "state_fields": tuple(fields)}
-    read |= {"method": row.method or "", "parent": parent if parent["uuid"] else None, "owner": _owner(row)}
+    read |= {"method": row.method or "", "parent": parent if parent["uuid"] else None, "owner": Owner.of(row)}
     return RunRecord(**(plain | read))

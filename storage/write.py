@@ -14,9 +14,9 @@ from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, StateLayout,
 from openrlhf_dbb.storage.url import StoreError
 
 Columns = Mapping[str, Any]
-"""Values by column: one integer or text for all rows, an array with an element for each row, or None for NULL.
+"""Values by column: one integer or text for all rows, one value for each row, or None for NULL.
 
-Arrays are (P,) int64, masked for NULL; (P,) float64, NaN for NULL; or (P,) texts as objects.
+Values for each row are (P,) int64; (P,) float64, NaN for NULL; or (P,) texts. A name that is no column is left out.
 """
 
 _STALE = text("""SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
@@ -72,28 +72,13 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
     # A posterior that a step left is in the history; written twice, its text would double the cost of a step.
     for place in layout.others:
         previous[rows.previous_step > 0, place] = np.nan
-    history = {
-        "prompt_id": rows.prompt_ids,
-        "rollouts": rows.rollouts,
-        "successes": rows.successes,
-        **layout.to_columns(rows.state),
-        "mean": rows.mean,
-        "variance": rows.variance,
-        **layout.to_columns(previous, "prev_"),
-        "prev_step": rows.previous_step,
-        "policy_version": rows.policy_version,
-        "inclusion": rows.inclusion,
-    }
+    states = {"state": None} | layout.to_columns(rows.state) | layout.to_columns(previous, "prev_")
+    history = vars(rows) | states | {"prompt_id": rows.prompt_ids, "prev_step": rows.previous_step}
     insert(connection, "dbb_history", of_step | history)
     if rows.probes is not None:
-        probes = vars(rows.probes).copy()
-        insert(connection, "dbb_probe", of_step | {"prompt_id": probes.pop("prompt_ids")} | probes)
+        insert(connection, "dbb_probe", of_step | {"prompt_id": rows.probes.prompt_ids} | vars(rows.probes))
     if rows.kept is not None:
-        kept, unknown = vars(rows.kept).copy(), np.isnan(rows.kept.truncated)
-        cut = np.where(unknown, 0, rows.kept.truncated).astype(np.int64)
-        kept["truncated"] = np.ma.array(cut, mask=unknown)  # type: ignore[no-untyped-call]
-        kept |= {name: np.array(kept[name], dtype=object) for name in ("text", "read") if kept[name] is not None}
-        insert(connection, "dbb_rollout", of_step | {"prompt_id": kept.pop("prompt_ids")} | kept)
+        insert(connection, "dbb_rollout", of_step | {"prompt_id": rows.kept.prompt_ids} | vars(rows.kept))
     stale = connection.execute(_STALE, of_step).first()
     if stale is not None:
         raise StoreError(
@@ -151,8 +136,8 @@ def evaluation(
     for result in (benchmark.checked() for benchmark in rows):
         repeat, place = (indices.ravel() for indices in np.indices(result.samples.shape))
         place_key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
-        numbers = {name: each.ravel() for name, each in vars(result).items() if name not in ("benchmark", "prompt_ids")}
-        insert(connection, "dbb_evaluation_result", place_key | {"prompt_id": result.prompt_ids[place]} | numbers)
+        numbers = {name: each.ravel() for name, each in vars(result).items() if isinstance(each, np.ndarray)}
+        insert(connection, "dbb_evaluation_result", numbers | place_key | {"prompt_id": result.prompt_ids[place]})
     return int(stored)
 
 
@@ -186,11 +171,13 @@ def utc_now() -> str:
 
 def insert(connection: Connection, table: str, columns: Columns) -> None:
     """Insert rows in bulk: by one statement on SQLite, by binary COPY on PostgreSQL."""
-    columns = {name: values for name, values in columns.items() if values is not None}
-    size = next(len(values) for values in columns.values() if isinstance(values, np.ndarray))
+    kinds = schema.metadata.tables[table].columns
+    columns = {name: values for name, values in columns.items() if values is not None and name in kinds}
+    size = len(columns["prompt_id"])
     if not size:
         return
-    rows = list(zip(*(_values(column, size) for column in columns.values()), strict=True))
+    listed = [_listed(column, size, kinds[name].type.python_type) for name, column in columns.items()]
+    rows = list(zip(*listed, strict=True))
     if connection.dialect.name == "sqlite":
         statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
         connection.exec_driver_sql(statement, rows)
@@ -199,19 +186,14 @@ def insert(connection: Connection, table: str, columns: Columns) -> None:
         driver(connection).cursor() as cursor,
         cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN (FORMAT BINARY)") as copy,
     ):
-        kinds = schema.metadata.tables[table].columns
         copy.set_types([kinds[name].type.compile(connection.dialect).lower() for name in columns])
         for row in rows:
             copy.write_row(row)
 
 
-def _values(column: Any, size: int) -> list[Any]:
-    if not isinstance(column, np.ndarray):
+def _listed(column: Any, size: int, kind: type) -> list[Any]:
+    if isinstance(column, (int, str)):
         return [column] * size
-    if column.dtype.kind != "f":
-        return list(column.tolist())
-    nulls = np.isnan(column)
-    if nulls.any():
-        column = column.astype(object)
-        column[nulls] = None
-    return list(column.tolist())
+    if isinstance(column, np.ndarray) and column.dtype.kind == "f" and (kind is int or np.isnan(column).any()):
+        return [None if value != value else kind(value) for value in column.tolist()]
+    return list(column.tolist() if isinstance(column, np.ndarray) else column)

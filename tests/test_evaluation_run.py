@@ -7,10 +7,8 @@ import sys
 from contextlib import closing
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from store_invariants import check
-from stored_evaluations import read_evaluations
 
 from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main
@@ -166,21 +164,16 @@ def test_the_results_are_stored_with_the_run(store, fill, evaluation, capsys):
     fill.run(store).finish()
     for _ in range(2):  # the second time takes the place of the first
         pipeline.record(store.url, "run", evaluation)
-    (stored,) = read_evaluations(store)
+    (stored,) = store.query("SELECT * FROM dbb_evaluation")
     assert (stored.name, stored.model, stored.run_id, stored.step) == ("mine", "/models/a", 1, None)
-    assert stored.config == {name: value for name, value in evaluation.settings.items() if name != "model"}
-    rows = stored.results["sums"]
-    assert rows.samples.tolist() == [[3, 3], [3, 3]]
-    assert rows.verified.tolist() == [[3, 2], [3, 0]]
-    assert rows.successes.tolist() == [[2.0, 1.0], [0.0, 0.0]]
-    np.testing.assert_array_equal(rows.best, [[1.0, 1.0], [0.0, np.nan]])
+    assert json.loads(stored.config) == {name: of for name, of in evaluation.settings.items() if name != "model"}
+    found = """SELECT samples, verified, successes, best, majority, tokens, truncated, prompt, label
+               FROM evaluation_results JOIN prompts USING (prompt_id) ORDER BY repeat, place"""
     # "0" is right; "1" and "2" tie at one vote each, one right and one wrong; "8" is wrong; nothing verified
-    np.testing.assert_array_equal(rows.majority, [[1.0, 0.5], [0.0, np.nan]])
-    assert rows.tokens.tolist() == [[15, 21], [3, 27]]
-    assert rows.truncated.tolist() == [[0, 1], [0, 3]]
-    asked = "SELECT prompt, label FROM prompts WHERE prompt_id = :id"
-    prompts = [tuple(store.query(asked, id=int(number))[0]) for number in rows.prompt_ids]
-    assert prompts == [("<user>0", "0"), ("<user>1", "1")]
+    assert store.query(found) == [
+        (3, 3, 2.0, 1.0, 1.0, 15, 0, "<user>0", "0"), (3, 2, 1.0, 1.0, 0.5, 21, 1, "<user>1", "1"),
+        (3, 3, 0.0, 0.0, 0.0, 3, 0, "<user>0", "0"), (3, 0, 0.0, None, None, 27, 3, "<user>1", "1"),
+    ]  # fmt: skip
     assert "stored with run run in " in capsys.readouterr().out
     assert check(store) == []
 

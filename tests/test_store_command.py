@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -81,20 +82,6 @@ def test_runs(filled, capsys):
         ["2", "new", "running", "-", "2", "dbb", "8"],
         ["1", "old", "running", "-", "1", "dbb", "8"],
     ]
-    # each visit: 4 rollouts of 10 tokens, all trained on, the prompt skipped once, successes replayed
-    names = ("trained", "filtered", "skipped", "replayed", "mixed_groups", "model", "dataset")
-    numbers = [[run[name] for name in names] for run in json.loads(printed(capsys, store, "runs", "--json")[0])]
-    assert numbers == [[8, 0, 2, 2, 1, "tiny", "sums"], [8, 0, 2, 5, 1, "tiny", "sums"]]
-
-
-def test_held_out_accuracy(two, capsys):
-    newest, oldest = printed(capsys, two, "runs")[1][1:]
-    # of 24: 3 right at the start, then 20 and 6
-    assert re.split("  +", newest)[:7] == ["2", "b", "running", "12.5 -> 83.3 %", "2", "grpo+dbb", "48"]
-    assert re.split("  +", oldest)[3] == "12.5 -> 25.0 %"
-    for run, then in (("a", "50.0 % at step 1 (best) -> 25.0 % at step 2"), ("b", "83.3 % at step 2 (best)")):
-        _, lines = printed(capsys, two, "show", run)
-        assert lines[1] == f"held-out accuracy: 12.5 % at step 0 -> {then}; 6 prompts x 4 samples"
 
 
 # ---- show
@@ -122,17 +109,6 @@ def test_show(filled, capsys):
     assert printed(capsys, store, "show")[1][0] == lines[0]  # the latest run
 
 
-def test_show_run_wide_state_and_probes(store, fill, capsys):
-    run, ids = fill.run(store), fill.prompts(store, 2)
-    for step in (1, 2):
-        shared = {"discount": np.array([step / 3]), "prior": np.array([1.0, 2.0])}
-        probes = fill.probes(ids, [128, 64], [100, 4])
-        fill.step(run, step, ids, [4, 0], shared=shared, probes=probes)
-    out, _ = printed(capsys, store, "show")
-    assert "run-wide state:    discount 0.6667\n" in out
-    assert "probes:            384 rollouts of 4 groups, never trained on\n" in out
-
-
 def test_show_and_history_tell_questions_of_one_template_apart(store, fill, capsys):
     chat = "<|user|>\nYou are a helpful assistant that adds two numbers.\n{} + 1?<|end|>\n<|assistant|>\n"
     ids = store.register_prompts([chat.format(number) for number in (7, 8, 9)], ["8", "9", "10"])
@@ -142,14 +118,6 @@ def test_show_and_history_tell_questions_of_one_template_apart(store, fill, caps
     assert "preset:            tiny\n" in out and "model:" not in out  # it has none
     line = refused(capsys, "history", "adds two", "--store.url", store.url)
     assert f"{ids[1]} (...8 + 1?<|end|>\\n<|assista..., label 9), " in line
-
-
-def test_show_a_run_without_steps(store, fill, capsys):
-    fill.run(store, "empty", config={})
-    out, _ = printed(capsys, store, "show")
-    assert "posterior mean:    none yet\n" in out and "began from:        its prior\n" in out
-    assert "training:          none of the full reward, 0 rollouts in 0 visits\n" in out
-    assert not any(word in out for word in ("last step", "hardest", "run-wide", "probes"))
 
 
 # ---- history
@@ -165,12 +133,6 @@ def test_history(filled, capsys, ref):
         ["1", "4", "0", "0.5", "4.5", "0.1", "0.09", "##"],
         ["2", "4", "2", "2.25", "4.25", "0.3462", "0.2263", "#######"],
     ]
-
-
-def test_history_of_another_run_and_of_a_warm_start_only(filled, capsys):
-    store, (a, _, _) = filled
-    assert printed(capsys, store, "history", str(a), "old")[1][-1].split()[:5] == ["1", "4", "4", "4.5", "0.5"]
-    assert "not visited in this run" in printed(capsys, store, "history", str(a))[0]
 
 
 # ---- compare
@@ -251,12 +213,6 @@ def test_compare_has_unbiased_pass_at_k_with_its_interval(two, fill, capsys):
     assert lines[at + 2].split()[:4] == ["2", "44.4", "97.2", "+52.8"]
     evaluated(two, fill, "partial", {2: [0.5, 1, 3, 4, 4, 4]})
     assert "pass@k" not in printed(capsys, two, "compare", "b", "partial")[0]
-
-
-def test_compare_of_runs_without_evaluations(store, fill, capsys):
-    for name, prompt in zip("ab", fill.prompts(store, 2), strict=True):
-        fill.step(fill.run(store, name), 1, [prompt], [1])
-    assert "held-out accuracy\nnot measured in either\n" in printed(capsys, store, "compare", "a", "b")[0]
 
 
 # ---- whether a run still runs
@@ -354,62 +310,49 @@ def test_refusals_are_one_line_and_exit_2(store, fill, tmp_path, capsys):
 
 
 EDITS = {
-    **{f"dbb_run {name}": value for name, value in (("parameters", "{"), ("config", "null"), ("state_fields", "[1]"),
-                                                    ("created_at", "yesterday"), ("heartbeat_at", ""), ("status", "x"),
-                                                    ("last_step", "two"), ("parent_uuid", "x"), ("owner_pid", 1.5))},
-    **{f"dbb_step {name}": value for name, value in (("shared", '{"c": "x"}'), ("created_at", "x"), ("metrics", "["),
-                                                     ("zero_variance", "x"))},
-    **{f"dbb_history {name}": "x" for name in ("alpha", "mean", "rollouts")},
+    "dbb_run": {"parameters": "{", "config": "null", "state_fields": "[1]", "created_at": "yesterday",
+                "heartbeat_at": "", "status": "x", "last_step": "two", "parent_uuid": "x", "owner_pid": 1.5},
+    "dbb_step": {"shared": '{"c": "x"}', "created_at": "x", "metrics": "[", "zero_variance": "x"},
+    "dbb_history": {"alpha": "x", "mean": "x", "rollouts": "x"},
 }  # fmt: skip
-
-
-def commands_say(capsys, url, folder):
-    """Call every command that reads the run "bad"; return the errors, a line each."""
-    told = []
-    for command in ("show bad", "show bad --json", "history", "history --json", "compare good bad", "lab replay bad",
-                    "prompts bad", "explain", f"report bad -o {folder}/report.html"):  # fmt: skip
-        words = command.split()
-        words = ["history", "prompt 1", "bad", *words[1:]] if words[0] == "history" else words
-        words = ["explain", "bad", "2", "prompt 1"] if words == ["explain"] else words
-        code, output = main([*words, "--store.url", url]), capsys.readouterr()
-        assert code == 0 or output.err.count("\n") == 1
-        told += [output.err] * (code != 0)
-    return told
-
-
-@pytest.mark.parametrize("edit", EDITS)
-def test_a_row_edited_by_hand_is_named_and_hides_no_other_run(open_new, fill, capsys, caplog, tmp_path, edit):
-    store = open_new("sqlite")
-    for name in ("good", "bad"):
-        evaluated(store, fill, name, {2: [1, 2, 3, 4, 0, 0]})
-    table, column = edit.split()
-    with store.database.transaction(write=True) as connection:
-        connection.execute(text(f"UPDATE {table} SET {column} = :value WHERE run_id = 2"), {"value": EDITS[edit]})
-    assert "good" in printed(capsys, store, "runs")[0]
-    api = Api(store, live=True)
-    api.refresh()
-    assert "good" in [run.record.name for run in api.runs]
-    told = [] if table == "dbb_history" else [record.getMessage() for record in caplog.records]
-    told += commands_say(capsys, store.url, tmp_path)
-    names = {"dbb_history": "posterior", "dbb_step": "dbb_step", "dbb_run": "dbb_run"}
-    assert any(names[table] in line and column in line and ("'bad'" in line or "run 2" in line) for line in told)
+# Commands that read the run "bad".
+READERS = ("show bad", "show bad --json", "history 'prompt 1' bad", "history 'prompt 1' bad --json", "compare good bad",
+           "lab replay bad", "prompts bad", "explain bad 2 'prompt 1'", "report bad -o /dev/null")  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "statement",
-    ["DELETE FROM dbb_prompt", "DELETE FROM dbb_posterior", "DELETE FROM dbb_step",
-     "UPDATE dbb_prompt SET label = x'ff00'", "UPDATE dbb_checkpoint SET step = x'ff00'",
-     *(f"UPDATE dbb_step SET {count} = NULL" for count in ("generated", "groups", "rescued", "zero_variance"))],
+    ("statement", "names"),
+    [
+        *((f"UPDATE {table} SET {column} = {value!r} WHERE run_id = 2", (table.removeprefix("dbb_"), column))
+          for table, values in EDITS.items() for column, value in values.items()),
+        *((f"DELETE FROM {table}", None) for table in ("dbb_prompt", "dbb_posterior", "dbb_step")),
+        ("UPDATE dbb_prompt SET label = x'ff00'", None),
+        ("UPDATE dbb_checkpoint SET step = x'ff00'", None),
+        *((f"UPDATE dbb_step SET {count} = NULL", None)
+          for count in ("generated", "groups", "rescued", "zero_variance")),
+    ],
 )  # fmt: skip
-def test_rows_that_are_gone_or_half_empty_end_no_command_in_a_traceback(open_new, fill, capsys, tmp_path, statement):
+def test_rows_edited_by_hand_are_named_and_neither_hide_a_run_nor_end_in_a_traceback(
+    open_new, fill, capsys, caplog, statement, names
+):
     store = open_new("sqlite")
     for name in ("good", "bad"):
         evaluated(store, fill, name, {2: [1, 2, 3, 4, 0, 0]})
     store.claim_run(2).record_checkpoint(2, "global_step2")
     with store.database.transaction(write=True) as connection:
         connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
-        connection.execute(text(statement))
-    commands_say(capsys, store.url, tmp_path)
+        connection.exec_driver_sql(statement)
+    assert "good" in printed(capsys, store, "runs")[0]
+    api = Api(store)
+    api.refresh()
+    assert "good" in [run.record.name for run in api.runs]
+    told = [record.getMessage() for record in caplog.records]
+    for command in READERS:
+        code, output = main([*shlex.split(command), "--store.url", store.url]), capsys.readouterr()
+        assert code == 0 or output.err.count("\n") == 1
+        told += [output.err] * (code != 0)
+    if names:
+        assert any(all(name in line for name in names) and ("'bad'" in line or "run 2" in line) for line in told)
 
 
 def test_a_closed_pipe_ends_a_command_quietly(open_new, fill):

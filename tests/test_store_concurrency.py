@@ -1,11 +1,9 @@
 """Many processes training at once on one database, and several that want the same run."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import traceback
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from store_invariants import check
 
 from openrlhf_dbb.storage import StoreError, open_store
 
-ROOT = Path(__file__).parents[1]
 PROMPTS, BATCH, SAVE_EVERY = 40, 8, 10
 
 
@@ -33,6 +30,28 @@ def in_processes(count, work):
                 os._exit(code)
         children.append(child)
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def test_eight_processes_may_open_a_new_store_at_once(kind, new_url):
+    url, together = new_url(kind), multiprocessing.get_context("fork").Barrier(8)
+
+    def work(number):
+        together.wait()
+        with open_store(url) as store:
+            store.register_prompts([f"p{i}" for i in range(50)], [""] * 50)
+
+    assert in_processes(8, work) == [0] * 8
+    with open_store(url, create=False) as store:
+        assert store.query("SELECT count(*) FROM prompts") == [(50,)]
+        assert store.query("SELECT count(*) FROM dbb_version") == [(1,)]
+
+
+def test_a_store_belongs_to_its_process(store):
+    def work(number):
+        with pytest.raises(StoreError, match=f"was opened in process {os.getppid()}; open it again in this process"):
+            store.runs()
+
+    assert in_processes(1, work) == [0]
 
 
 def batch_of(step, ids):
@@ -96,49 +115,39 @@ def test_processes_that_train_at_once_lose_and_double_nothing(new_url, fill, kin
             assert {prompt: (alpha, beta) for prompt, alpha, beta in rows} == expected
 
 
-CLAIM = """
-import sys, time
-from pathlib import Path
-from openrlhf_dbb.storage import StoreError, open_store
-with open_store(sys.argv[1]) as store:
-    print("ready", flush=True)
-    while not Path(sys.argv[2]).exists():
-        time.sleep(0.001)
-    try:
-        store.claim_run(1, wait_s=0)
-        print("owner", flush=True)
-    except StoreError as error:
-        print(error, flush=True)
-    sys.stdin.readline()
-"""
-
-
-def test_of_processes_that_claim_a_run_at_once_one_owns_it_and_the_others_are_refused(url, fill, tmp_path):
+def test_of_processes_that_claim_a_run_at_once_one_owns_it_and_the_others_are_refused(url, fill):
     with open_store(url) as store:
         fill.run(store).release()
-    command = [sys.executable, "-c", CLAIM, url, str(tmp_path / "go")]
-    children = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(4)
-    ]
+    context = multiprocessing.get_context("fork")
+    together, said = context.Barrier(4), context.Queue()
+
+    def claim():
+        with open_store(url) as store:
+            together.wait()
+            try:
+                store.claim_run(1, wait_s=0)
+                said.put((os.getpid(), "owner"))
+            except StoreError as error:
+                said.put((os.getpid(), str(error)))
+            signal.pause()
+
+    children = [context.Process(target=claim) for _ in range(4)]
     try:
         for child in children:
-            assert child.stdout.readline() == "ready\n"
-        (tmp_path / "go").touch()
-        said = [child.stdout.readline().strip() for child in children]
-        (owner,) = [child for child, line in zip(children, said, strict=True) if line == "owner"]
-        refused = [line for line in said if line != "owner"]
-        assert len(refused) == 3
-        for line in refused:
-            assert line.startswith(f"run 'run' is still being written by process {owner.pid} on ")
+            child.start()
+        lines = dict(said.get(timeout=60) for _ in children)
+        (owner,) = [process for process, line in lines.items() if line == "owner"]
+        for other in lines.keys() - {owner}:
+            assert lines[other].startswith(f"run 'run' is still being written by process {owner} on ")
         # and when the owner is killed, another has it at once, even before the owner is reaped
-        owner.send_signal(signal.SIGKILL)
-        os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
+        os.kill(owner, signal.SIGKILL)
+        os.waitid(os.P_PID, owner, os.WEXITED | os.WNOWAIT)
         with open_store(url) as store:
             run = store.claim_run(1, wait_s=0)
             fill.step(run, 1, fill.prompts(store, 1), [1])
     finally:
         for child in children:
-            child.communicate("\n")
+            child.kill()
 
 
 def test_a_training_that_is_taken_over_stops_at_its_next_step(url, fill):

@@ -2,11 +2,11 @@
 
 import dataclasses
 import functools
+import json
 
 import numpy as np
 import pytest
 from store_invariants import check
-from stored_evaluations import read_evaluations
 
 from openrlhf_dbb.storage import EvaluationRows, StoreError
 from openrlhf_dbb.storage.read import held_out, held_out_prompts
@@ -59,23 +59,19 @@ def ids(store, fill):
     return np.sort(fill.prompts(store, 3))
 
 
-def test_what_was_recorded_comes_back(store, run, ids, fill):
+def test_an_evaluation_of_a_step_and_one_afterwards(store, run, ids, fill):
     config = {"temperature": 0.6, "seeds": [0, 1]}
     rows = [_rows(ids), _rows(ids[::-1], "g\u00e9om\u00e9trie")]
     evaluation_id = run.record_evaluation(2, "training", rows, model="tiny", config=config, generated_total=24)
     other = fill.run(store, "other").record
     later = _record(store, [_rows(ids)], "later", other)
-    of_run, afterwards = read_evaluations(store)
-    assert (of_run.evaluation_id, of_run.run_id, of_run.step) == (evaluation_id, run.record.run_id, 2)
-    assert (of_run.name, of_run.model, of_run.config, of_run.generated_total) == ("training", "tiny", config, 24)
-    assert (afterwards.evaluation_id, afterwards.run_id, afterwards.step) == (later, other.run_id, None)
-    assert (afterwards.name, afterwards.generated_total) == ("later", None)
-    assert of_run.created_at.endswith("Z")
-    assert list(of_run.results) == ["algebra", "g\u00e9om\u00e9trie"]
-    for written, read in zip(rows, of_run.results.values(), strict=True):
-        for name, values in vars(written).items():
-            np.testing.assert_array_equal(getattr(read, name), values)
-    assert [evaluation.evaluation_id for evaluation in read_evaluations(store, run.record)] == [evaluation_id]
+    columns = "evaluation_id, run_id, step, name, model, config, generated_total"
+    assert store.query(f"SELECT {columns} FROM dbb_evaluation ORDER BY 1") == [
+        (evaluation_id, run.record.run_id, 2, "training", "tiny", json.dumps(config), 24),
+        (later, other.run_id, None, "later", "tiny", '{"temperature": 0.6}', None),
+    ]
+    names = "SELECT DISTINCT benchmark FROM evaluations WHERE run_id = :run ORDER BY 1"
+    assert store.query(names, run=run.record.run_id) == [("algebra",), ("g\u00e9om\u00e9trie",)]
     assert check(store) == []
 
 
@@ -105,24 +101,12 @@ def test_the_same_evaluation_again_takes_the_place_of_the_first(store, run, ids)
     fewer = dataclasses.replace(_rows(ids, "geometry"), prompt_ids=ids[::-1])
     again = run.record_evaluation(2, "training", [fewer], model="larger", config={"n": 4}, generated_total=25)
     assert again == first != other
-    found = {evaluation.evaluation_id: evaluation for evaluation in read_evaluations(store)}
-    assert len(found) == 2 and list(found[other].results) == ["algebra"]
-    assert (found[first].model, found[first].config, found[first].generated_total) == ("larger", {"n": 4}, 25)
-    assert list(found[first].results) == ["geometry"]
-    assert found[first].results["geometry"].prompt_ids.tolist() == ids[::-1].tolist()
-    assert _stored(store) == [2, 12]
+    found = "SELECT evaluation_id, benchmark, prompt_id FROM evaluation_results WHERE repeat = 0 ORDER BY 1, place"
+    expected = [(first, "geometry", each) for each in ids[::-1]] + [(other, "algebra", each) for each in ids]
+    assert store.query(found) == expected and _stored(store) == [2, 12]
+    about = "SELECT model, config, generated_total FROM dbb_evaluation WHERE evaluation_id = :id"
+    assert store.query(about, id=first) == [("larger", '{"n": 4}', 25)]
     assert check(store) == []
-
-
-def test_run_step_and_name_tell_evaluations_apart(store, run, ids, fill):
-    rows, second = [_rows(ids)], fill.run(store, "second").record
-    evaluation_ids = [
-        _record(store, rows, name, of) for name, of in (("a", second), ("a", run.record), ("b", run.record))
-    ]
-    evaluation_ids += [_evaluate(run, step, rows, name) for step, name in ((0, "a"), (1, "a"), (1, "b"))]
-    assert len(set(evaluation_ids)) == 6 and _stored(store) == [6, 36]
-    assert [_record(store, rows, "a", second), _evaluate(run, 1, rows, "a")] == [evaluation_ids[0], evaluation_ids[4]]
-    assert _stored(store) == [6, 36]
 
 
 def test_results_that_do_not_fit_are_refused_and_leave_nothing(store, run):

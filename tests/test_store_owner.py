@@ -176,22 +176,6 @@ def test_the_latest_run_and_the_latest_unfinished_one(store, fill):
     assert store.latest_run(unfinished=True).name == "one"
 
 
-def test_a_store_belongs_to_its_process(store):
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            store.runs()
-        except StoreError as error:
-            os.write(write, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as pipe:
-        assert f"was opened in process {os.getpid()}; open it again in this process" in pipe.read()
-
-
 def test_a_run_that_never_trained_leaves_its_name_to_the_next(store, fill):
     ids = fill.prompts(store, 1)
     fill.run(store, "again").release()  # its start failed

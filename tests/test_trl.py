@@ -21,7 +21,7 @@ from trl import GRPOTrainer
 
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.step import StepExtras
-from openrlhf_dbb.core.strategies import RolloutStrategy, RunFacts
+from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, combine, remember
@@ -325,16 +325,6 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     assert sorted(rows(tmp_path, query)) == sorted(expected)
 
 
-def test_prompts_with_other_messages_or_labels_are_told_apart(model, tmp_path):
-    user = {"role": "user", "content": "1+1="}
-    shown = [[{"role": "system", "content": rule}, user] for rule in ("Add.", "Sort.")]
-    data = Dataset.from_dict({"prompt": [*shown, [user], [user], shown[0]], "answer": ["2", "2", "2", "10", "2"]})
-    made = trainer(model, tmp_path, data=data, ours={"label_column": "answer"}, max_steps=1)
-    assert len(made.posteriors.prompt_ids) == 4
-    assert {("1+1=", "2"), ("1+1=", "10")} < made.posteriors.prompt_ids.keys()
-    made.train()
-
-
 def test_masked_responses_are_observed_but_not_counted_as_trained(model, tmp_path):
     reward = Reward(missing=False)
     made = trainer(model, tmp_path, reward, mask_truncated_completions=True, max_steps=2)
@@ -397,44 +387,35 @@ def test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit(model, tmp_
         assert Counter(row[1] for row in found[1]) == Counter({number: 2 for number in range(1, 13)})
 
 
-def test_a_checkpoint_that_is_not_whole_is_passed_over(model, tmp_path, caplog):
+def test_a_resume_takes_the_newest_checkpoint_that_is_there_and_whole_and_not_undone(model, tmp_path, caplog):
     run_to(model, tmp_path, 5).posteriors.close()
-    state = tmp_path / "out/checkpoint-4/trainer_state.json"
-    state.write_text(state.read_text()[:100])
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    out.rename(moved)
     again = trainer(model, tmp_path, max_steps=6, ours={"resume": True})
-    with pytest.raises(ValueError, match=r"checkpoint .*checkpoint-4 is not whole: trainer_state.json"):
-        again.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-4"))
-    assert again.posteriors.step == 5
-    again.add_callback(StopAt(3))
-    again.train(resume_from_checkpoint=True)
+
+    def refused(message, checkpoint):
+        step = again.posteriors.step
+        with pytest.raises(ValueError, match=message):
+            again.train(resume_from_checkpoint=checkpoint)
+        assert again.posteriors.step == step
+
+    def resumed(checkpoint, stop):
+        again.add_callback(StopAt(stop))
+        again.train(resume_from_checkpoint=checkpoint)
+        assert again.posteriors.step == stop
+
+    refused(r"run 'run' has recorded checkpoint-2, checkpoint-4, and no checkpoint", True)
+    resumed(str(moved / "checkpoint-4"), 5)
+    moved.rename(out)
+    state = out / "checkpoint-4/trainer_state.json"
+    whole = state.read_text()
+    state.write_text(whole[:100])
+    refused(r"checkpoint .*checkpoint-4 is not whole: trainer_state.json", str(out / "checkpoint-4"))
+    resumed(True, 4)  # from checkpoint-2, and without saving: checkpoint-4 is now of another past
     assert "passed over: checkpoint" in caplog.text
-    assert again.posteriors.step == 3
-
-
-def test_a_checkpoint_of_undone_steps_is_never_resumed_from(model, tmp_path):
-    run_to(model, tmp_path, 5).posteriors.close()
-    # back to step 2, on to step 4 without saving: the old checkpoint-4 is of another past
-    again = trainer(model, tmp_path, max_steps=6, ours={"resume": True})
-    again.add_callback(StopAt(4))
-    again.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
-    assert again.posteriors.step == 4
-    with pytest.raises(ValueError, match=r"checkpoint-4 is of steps that run 'run' has undone; use an older one"):
-        again.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-4"))
-    again.add_callback(StopAt(3))
-    again.train(resume_from_checkpoint=True)
-    assert again.posteriors.step == 3  # from checkpoint-2
-
-
-def test_a_run_whose_checkpoints_are_elsewhere_does_not_begin_anew(model, tmp_path):
-    run_to(model, tmp_path, 5).posteriors.close()
-    (tmp_path / "out").rename(tmp_path / "moved")
-    again = trainer(model, tmp_path, max_steps=6, ours={"resume": True})
-    with pytest.raises(ValueError, match=r"run 'run' has recorded checkpoint-2, checkpoint-4, and no checkpoint"):
-        again.train(resume_from_checkpoint=True)
-    assert again.posteriors.step == 5
-    again.add_callback(StopAt(5))
-    again.train(resume_from_checkpoint=str(tmp_path / "moved/checkpoint-4"))
-    assert again.posteriors.step == 5
+    state.write_text(whole)
+    refused(r"checkpoint-4 is of steps that run 'run' has undone; use an older one", str(out / "checkpoint-4"))
+    resumed(True, 3)
 
 
 def test_a_job_may_be_started_by_the_same_command_again_and_again(model, tmp_path):
@@ -456,19 +437,13 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
 
 
-class Skips(RolloutStrategy):
-    """A strategy for OpenRLHF's loop alone: it neither draws nor names a need."""
-
-    name = "skips"
-
-
 @pytest.mark.parametrize(
     ("ours", "changed", "message"),
     [
         ({"verifier": "corect"}, {}, "verifier 'corect' is not a reward function, did you mean correct.; there are"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1, and there are 2 reward functions"),
         ({"strategy": "posterior", "estimator": "ema"}, {}, "'posterior' with estimator 'ema': in this trainer"),
-        ({"strategy": f"{__name__}:Skips"}, {}, "in this trainer a strategy has to draw whole batches"),
+        ({"strategy": "greso"}, {}, "in this trainer a strategy has to draw whole batches"),
         ({"form": "rloo"}, {"scale_rewards": "none"}, "form 'rloo' is given; leave out scale_rewards='none'"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "would be removed; use remove_unused_columns=Fa"),
         ({"estimator": "point"}, {"num_generations": 1}, "'point' needs num_generations of 2 or more, got 1; give as"),

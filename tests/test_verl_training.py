@@ -138,21 +138,3 @@ def test_the_store_has_what_verl_rewarded(folder):
     assert "estimator/rescued" in printed and "val-core/tiny" in printed
     saved = json.loads((folder / "demo" / "global_step_2" / "posteriors.json").read_text())
     assert saved["step"] == 2
-
-
-def test_groups_that_verl_filters_are_stored_and_not_trained_on(folder):
-    name, steps = "filtered", (1, 2, 3)
-    train(folder, 3, "algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward", name=name)
-    dropped = equal = 0
-    for step in steps:
-        trained, every = rewarded(folder, step, name), stored(folder, step, name)
-        assert all(0 < successes < rollouts for rollouts, successes in trained.values())
-        assert set(trained) <= set(every)
-        for key, (rollouts, successes) in every.items():
-            kept = trained.get(key, (0, 0))
-            assert (rollouts - kept[0]) % ROLLOUTS == 0
-            dropped += (rollouts - kept[0]) // ROLLOUTS
-            equal += rollouts > kept[0] and successes - kept[1] in (0, rollouts - kept[0])
-    assert 0 < equal <= dropped  # the others were more than verl needed
-    sums = "SELECT sum(generated), sum(trained) FROM steps JOIN runs USING (run_id) WHERE name = 'filtered'"
-    assert query(folder, sums) == [(ROLLOUTS * (PROMPTS * len(steps) + dropped), ROLLOUTS * PROMPTS * len(steps))]

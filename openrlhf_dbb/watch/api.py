@@ -1,3 +1,4 @@
+import json
 import re
 import threading
 import time
@@ -12,7 +13,7 @@ import numpy as np
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
 from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.read import number_in, prompt_texts
+from openrlhf_dbb.storage.read import prompt_texts
 from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
 from openrlhf_dbb.watch import details, page, visits
@@ -87,9 +88,8 @@ class Cache:
 class Api:
     """Answers questions about the runs of a store, in any number of threads."""
 
-    def __init__(self, store: PosteriorStore, *, live: bool) -> None:
+    def __init__(self, store: PosteriorStore) -> None:
         self._store = store
-        self._live = live
         self._cache = Cache()
         self.runs: list[Listed] = []  # newest first
 
@@ -143,7 +143,6 @@ class Api:
             case ["state"]:
                 return {
                     "store": shown(self._store.location, width=None),
-                    "live": self._live,
                     "now": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
                     "runs": [listed_run.numbers for listed_run in self.runs],
                 }
@@ -213,7 +212,7 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     recent = store.query(_LAST_STEPS, run=run.run_id)
     rollouts = sum(row.rollouts for row in recent[:_RECENT])
     logged = next((row.metrics for row in recent if row.metrics), "{}")
-    planned = number_in("dbb_step", run, "metrics", logged, "plan/steps")
+    planned = json.loads(logged).get("plan/steps")
     # The median leaves out the pause between two sessions of a training.
     ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
     seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None

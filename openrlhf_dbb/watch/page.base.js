@@ -48,11 +48,24 @@ function keyed(host, items, keyOf, make, update = () => {}) {
   keptNodes.set(host, new Map(order.map((key) => [key, old.get(key)])));
 }
 
-// Gives a group exactly n children of one tag, and returns them.
-function fit(group, tag, n, attributes = {}) {
-  while (group.childNodes.length > n) group.lastChild.remove();
-  while (group.childNodes.length < n) group.append(svg(tag, attributes));
-  return group.childNodes;
+// Gives a group one child of a tag for each item, with these attributes; a text is set, too.
+function fit(group, tag, items, attributesOf) {
+  while (group.childNodes.length > items.length) group.lastChild.remove();
+  while (group.childNodes.length < items.length) group.append(svg(tag));
+  items.forEach((item, i) => {
+    const { text, ...attributes } = attributesOf(item, i), node = group.childNodes[i];
+    setAttributes(node, attributes);
+    if (text !== undefined) setText(node, text);
+  });
+}
+
+const drawnKeys = new WeakMap();
+
+// Draws into a node unless it already shows what has this key, so that a reader keeps the place.
+function drawOnce(node, key, draw) {
+  if (drawnKeys.get(node) === key) return;
+  drawnKeys.set(node, key);
+  draw();
 }
 
 // Draws a table with a row for each item. columns: [{name, left, make, update}], where make() returns the node in a cell (a

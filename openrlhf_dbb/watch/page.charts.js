@@ -67,15 +67,12 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
       const i = nearest(spec.bars.x, x);
       return spec.bars.parts.map((part) => `${part.name} ${spec.yText(part.y[i])}`).join(", ");
     }
-    const reach = (spec.to - spec.from) / 20, byRun = new Map();
-    for (const line of spec.lines) {
-      const i = nearest(line.x, x);
-      if (!line.x.length || Math.abs(line.x[i] - x) > reach) continue;
-      const band = line.low && isNumber(line.low[i]) ? ` (${spec.yText(line.low[i])} to ${spec.yText(line.high[i])})` : "";
-      const run = line.run ?? "", told = `${line.name ? line.name + " " : ""}${spec.yText((line.raw ?? line.y)[i])}${band}`;
-      byRun.set(run, byRun.has(run) ? `${byRun.get(run)}, ${told}` : `${run ? run + " " : ""}${told}`);
-    }
-    return [...byRun.values()].join("; ");
+    const reach = (spec.to - spec.from) / 20;
+    const near = spec.lines.map((line) => [line, nearest(line.x, x)]).filter(([line, i]) => line.x.length && Math.abs(line.x[i] - x) <= reach);
+    const valueOf = ([line, i]) => [line.name, spec.yText((line.raw ?? line.y)[i]),
+      line.low && isNumber(line.low[i]) ? `(${spec.yText(line.low[i])} to ${spec.yText(line.high[i])})` : ""].filter(Boolean).join(" ");
+    const byRun = Map.groupBy(near, ([line]) => line.run ?? "");
+    return [...byRun].map(([run, values]) => (run && `${run} `) + values.map(valueOf).join(", ")).join("; ");
   }
   const describe = (x) => `${spec.nameOf(x)}: ${valuesAt(x)}`;
 
@@ -124,12 +121,11 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     if (!spec || event.ctrlKey || event.metaKey || event.altKey) return;
     const x = inside(mainX()), here = x.length ? nearest(x, cursorAt ?? spec.marked ?? x[x.length - 1]) : 0;
     const to = { ArrowLeft: here - 1, ArrowRight: here + 1, PageUp: here - 10, PageDown: here + 10, Home: 0, End: x.length - 1 }[event.key];
-    if (to !== undefined) {
-      setAttributes(readout, { "aria-live": "polite" });
-      const next = x[Math.max(0, Math.min(x.length - 1, to))];
-      onPick?.(next);
-      showCursor(next, true);
-    } else return;
+    if (to === undefined) return;
+    setAttributes(readout, { "aria-live": "polite" });
+    const next = x[Math.max(0, Math.min(x.length - 1, to))];
+    onPick?.(next);
+    showCursor(next, true);
     event.preventDefault();
   });
   drawing.addEventListener("pointerleave", () => {
@@ -140,21 +136,10 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   // A live chart must not speak by itself: a screen reader reads its values only while keys move the cursor.
   drawing.addEventListener("blur", () => readout.removeAttribute("aria-live"));
   function range() {
-    let { low = Infinity, high = -Infinity } = spec;
-    if (spec.bars) {
-      low = 0;
-      if (spec.high === undefined) high = Math.max(1e-9, ...spec.bars.x.map((_, i) => spec.bars.parts.reduce((sum, part) => sum + (part.y[i] ?? 0), 0)));
-    } else {
-      for (const line of spec.lines) for (const values of [line.y, line.raw, line.low, line.high]) {
-        if (!values) continue;
-        for (let i = 0; i < values.length; i++) {
-          const y = values[i];
-          if (!isNumber(y) || line.x[i] < spec.from || line.x[i] > spec.to) continue;
-          if (spec.low === undefined && y < low) low = y;
-          if (spec.high === undefined && y > high) high = y;
-        }
-      }
-    }
+    const isShown = (line, y, i) => isNumber(y) && line.x[i] >= spec.from && line.x[i] <= spec.to;
+    const values = spec.bars ? [0, 1e-9, ...spec.bars.x.map((_, i) => spec.bars.parts.reduce((sum, part) => sum + (part.y[i] ?? 0), 0))]
+      : spec.lines.flatMap((line) => [line.y, line.raw, line.low, line.high].flatMap((ys) => (ys ?? []).filter((y, i) => isShown(line, y, i))));
+    const { low = Math.min(...values), high = Math.max(...values) } = spec;
     if (high - low > 1e-9 * Math.abs(high)) return [low, high]; // otherwise all values are one value, apart from rounding
     const size = Number.isFinite(low) && low ? Math.abs(low) * 0.1 : 0.5;
     return Number.isFinite(low) ? [low - size, low + size] : [0, 1];
@@ -166,39 +151,32 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   function drawLines(up) {
     const drawn = spec.lines;
     const withRaw = drawn.filter((line) => line.raw);
-    fit(faint, "path", withRaw.length).forEach((node, i) => setAttributes(node, { d: pathOf(withRaw[i], withRaw[i].raw, up), class: `curve s${withRaw[i].slot}` }));
-    const asLines = drawn.filter((line) => !line.dots);
-    fit(curves, "path", asLines.length).forEach((node, i) => setAttributes(node,
-      { d: pathOf(asLines[i], asLines[i].y, up), class: `curve s${asLines[i].slot}${asLines[i].second ? " second" : ""}` }));
+    fit(faint, "path", withRaw, (line) => ({ d: pathOf(line, line.raw, up), class: `curve s${line.slot}` }));
+    fit(curves, "path", drawn.filter((line) => !line.dots), (line) => ({ d: pathOf(line, line.y, up), class: `curve s${line.slot}${line.second ? " second" : ""}` }));
     // Few points are drawn as dots, too; the second measure of a run has some dots in any case, to be told apart.
     const points = drawn.flatMap((line) => {
       const inside = [...line.x.keys()].filter((i) => line.x[i] >= spec.from && line.x[i] <= spec.to);
       const gap = line.dots || inside.length <= FEW ? 1 : line.second ? Math.ceil(inside.length / FEW) : Infinity;
       return inside.filter((_, n) => n % gap === 0 && gap < Infinity).map((i) => [line, line.x[i], line.y[i]]);
     });
-    fit(dots, "circle", points.length, { r: 3.5 }).forEach((node, i) => {
-      const [line, x, y] = points[i];
-      setAttributes(node, { cx: across(x).toFixed(1), cy: up(y).toFixed(1), class: `dot s${line.slot}${line.second || line.dots ? " second" : ""}` });
-    });
-    const banded = drawn.filter((line) => line.low);
-    fit(bands, "path", banded.length).forEach((node, b) => {
-      const line = banded[b], edge = [...pointsOf(line, line.high, up), ...pointsOf(line, line.low, up).reverse()];
-      setAttributes(node, { class: "band", d: edge.length ? `M${edge.join("L")}Z` : "" });
+    fit(dots, "circle", points, ([line, x, y]) => ({ r: 3.5, cx: across(x).toFixed(1), cy: up(y).toFixed(1), class: `dot s${line.slot}${line.second || line.dots ? " second" : ""}` }));
+    fit(bands, "path", drawn.filter((line) => line.low), (line) => {
+      const edge = [...pointsOf(line, line.high, up), ...pointsOf(line, line.low, up).reverse()];
+      return { class: "band", d: edge.length ? `M${edge.join("L")}Z` : "" };
     });
   }
 
   function drawBars(up) {
-    const { x, edges, parts } = spec.bars;
-    const below = x.map(() => 0);
-    fit(bars, "path", parts.length).forEach((node, p) => {
+    const { x, edges, parts } = spec.bars, below = x.map(() => 0);
+    fit(bars, "path", parts, (part) => {
       let path = "";
       for (let i = 0; i < x.length; i++) {
-        const value = parts[p].y[i] ?? 0, start = across(edges[i]), end = across(edges[i + 1]), gap = end - start > 6 ? 1 : 0;
+        const value = part.y[i] ?? 0, start = across(edges[i]), end = across(edges[i + 1]), gap = end - start > 6 ? 1 : 0;
         const [foot, top] = [up(below[i]), up(below[i] + value)].map((y) => y.toFixed(1));
         if (value > 0) path += `M${start.toFixed(1)} ${foot}V${top}H${(end - gap).toFixed(1)}V${foot}Z`;
         below[i] += value;
       }
-      setAttributes(node, { d: path, class: parts[p].className });
+      return { d: path, class: part.className };
     });
   }
 
@@ -215,17 +193,10 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     setAttributes(drawing, { viewBox: `0 0 ${width} ${height}` });
     const box = { x: left, y: 0, width: Math.max(1, right - left + 6), height };
     setAttributes(plot, { ...box, viewBox: `${box.x} 0 ${box.width} ${height}` });
-    fit(gridY, "path", marksY.length, { class: "grid" }).forEach((node, i) => setAttributes(node, { d: `M${left} ${up(marksY[i]).toFixed(1)}H${right}` }));
-    fit(textY, "text", marksY.length, { "text-anchor": "end" }).forEach((node, i) => {
-      setAttributes(node, { x: left - 7, y: (up(marksY[i]) + 4).toFixed(1) });
-      setText(node, textsY[i]);
-    });
+    fit(gridY, "path", marksY, (y) => ({ class: "grid", d: `M${left} ${up(y).toFixed(1)}H${right}` }));
+    fit(textY, "text", marksY, (y, i) => ({ "text-anchor": "end", x: left - 7, y: (up(y) + 4).toFixed(1), text: textsY[i] }));
     const marksX = size > 0 ? ticks(spec.from, spec.to, Math.max(2, (right - left) / 80)).filter((x) => !spec.whole || Number.isInteger(x)) : [spec.from];
-    fit(textX, "text", marksX.length, { "text-anchor": "middle" }).forEach((node, i) => {
-      const text = short(marksX[i]);
-      setAttributes(node, { x: Math.min(across(marksX[i]), width - 4 * text.length).toFixed(1), y: bottom + 18 });
-      setText(node, text);
-    });
+    fit(textX, "text", marksX, (x) => ({ "text-anchor": "middle", x: Math.min(across(x), width - 4 * short(x).length).toFixed(1), y: bottom + 18, text: short(x) }));
     setAttributes(label, { x: (left + right) / 2, y: height - 4 });
     setText(label, spec.xLabel);
     if (spec.bars) drawBars(up);
@@ -246,12 +217,9 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     update(next) {
       if (next.xLabel !== spec?.xLabel || next.marked !== spec?.marked) cursorAt = null;
       spec = { yText: decimal, yAxis: short, nameOf: next.xText, lines: [], ...next };
-      let low = Infinity, high = -Infinity;
-      for (const x of spec.bars ? [spec.bars.edges] : spec.lines.map((line) => line.x)) {
-        if (x.length) { low = Math.min(low, x[0]); high = Math.max(high, x[x.length - 1]); }
-      }
-      spec.from ??= Number.isFinite(low) ? low : 0;
-      spec.to ??= Number.isFinite(high) ? high : 1;
+      const places = spec.bars ? spec.bars.edges : spec.lines.flatMap((line) => line.x);
+      spec.from ??= places.length ? Math.min(...places) : 0;
+      spec.to ??= places.length ? Math.max(...places) : 1;
       setText(caption, spec.title);
       setText(note, spec.note ?? "");
       note.hidden = !spec.note;

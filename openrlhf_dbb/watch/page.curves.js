@@ -33,18 +33,10 @@ const seriesPath = (run) => `runs/${run.id}/series`;
 const seriesOf = (run) => got(seriesPath(run));
 const needSeries = (run) => need(seriesPath(run), run.version);
 
-// Returns a function from a step to its value on the chosen axis; null if the run has not recorded it.
-function axisOf(answer, axis) {
-  if (axis === "steps") return (step) => step;
-  const values = answer.curves[axis];
-  if (!values?.some(axis === "tokens" ? Boolean : isNumber)) return null;
-  const ends = [answer.first - 1, ...answer.curves.step], at_ = [answer.first > 1 ? values[0] : 0, ...values];
-  // Between two points the steps of the later point count alike.
-  return (step) => {
-    const before = nearest(ends, step), i = ends[before] > step ? before - 1 : before;
-    if (i < 0 || ends[i] === step || i === ends.length - 1) return at_[Math.max(i, 0)];
-    return at_[i] + (step - ends[i]) / (ends[i + 1] - ends[i]) * (at_[i + 1] - at_[i]);
-  };
+// Returns where the points of curves lie on an axis; null if the run has not recorded it.
+function axisOf(curves, axis) {
+  const values = curves[axis];
+  return axis === "steps" ? curves.step ?? null : values?.some(axis === "tokens" ? Boolean : isNumber) ? values : null;
 }
 
 // Returns an exponential moving average; dividing by the mass keeps its start from being pulled to 0.
@@ -75,21 +67,21 @@ function readChart(chart, answer) {
   if (chart.read) return chart.read(answer);
   return chart.of.map((names) => {
     const name = names.find((each) => answer.curves[each]?.some(chart.measured ?? isNumber));
-    return name ? { step: answer.curves.step, y: answer.curves[name] } : null;
+    return name ? { ...answer.curves, y: answer.curves[name] } : null;
   });
 }
 
 function chartLines(chart, run, several) {
   const all = seriesOf(run);
   if (!all) return [];
-  const axis = axisOf(all, chosenAxis()), found = readChart(chart, all);
-  if (!axis || !found) return [];
+  const found = axisOf(all.curves, chosenAxis()) ? readChart(chart, all) : null;
+  if (!found) return [];
   const weight = chart.dots ? 0 : smoothing() ** all.width;
   return found.flatMap((curve, m) => {
     if (!curve) return [];
     // A metric that is not measured in every step is drawn from one measurement to the next.
-    const known = [...curve.y.keys()].filter((i) => isNumber(curve.y[i]));
-    const y = known.map((i) => curve.y[i]), x = known.map((i) => axis(curve.step[i]));
+    const places = axisOf(curve, chosenAxis()) ?? [], known = [...places.keys()].filter((i) => isNumber(curve.y[i]) && isNumber(places[i]));
+    const y = known.map((i) => curve.y[i]), x = known.map((i) => places[i]);
     if (!known.length) return [];
     const named = { run: several ? shortName(run) : "", name: found.filter(Boolean).length > 1 ? chart.names[m] : "" };
     const drawn = weight > 0 && y.length > 1 ? { raw: y, y: smoothed(y, weight) } : { y };
@@ -103,13 +95,8 @@ function drawCurveCharts(host, list, drawn) {
   const { from, to } = zoom(), axis = AXES[chosenAxis()];
   const specs = list.map((chart) => ({ chart, lines: drawn.flatMap((run) => chartLines(chart, run, drawn.length > 1)) })).filter(({ lines }) => lines.length);
   // All charts have the same axis, even if their own curves cover a part of it.
-  let low = Infinity, high = -Infinity;
-  for (const run of drawn) {
-    const answer = seriesOf(run), own = answer && axisOf(answer, chosenAxis());
-    if (!own) continue;
-    low = Math.min(low, own(Math.min(answer.first, answer.held_out?.step[0] ?? answer.first)));
-    high = Math.max(high, own(answer.last));
-  }
+  const places = drawn.flatMap((run) => [seriesOf(run).curves, seriesOf(run).held_out ?? {}]).flatMap((of) => axisOf(of, chosenAxis()) ?? []).filter(isNumber);
+  const low = Math.min(...places), high = Math.max(...places);
   const span = from !== null || to !== null ? { from: from ?? low, to: to ?? high } : low <= high ? { from: low, to: high } : {};
   const unit = { rollouts: " rollouts", tokens: " tokens" }[chosenAxis()] ?? "", before = chosenAxis() === "steps" ? "step " : "";
   const nameOf = (x) => `${before}${axis.xText(x)}${unit}`;
@@ -141,7 +128,7 @@ VIEWS.curves = {
     });
     drawCurveCharts(byId("charts"), CHARTS, loaded);
     const known = new Set(CHARTS.flatMap((chart) => (chart.of ?? []).flat()));
-    const metrics = new Set(loaded.filter((run) => axisOf(seriesOf(run), axis)).flatMap((run) => {
+    const metrics = new Set(loaded.filter((run) => axisOf(seriesOf(run).curves, axis)).flatMap((run) => {
       const { curves } = seriesOf(run);
       return Object.keys(curves).filter((name) => name.startsWith("m:") && name !== "m:plan/steps" && !known.has(name) && curves[name].some(isNumber));
     }));
@@ -159,7 +146,7 @@ VIEWS.curves = {
 
 function curvesNote(drawn, loaded, axis) {
   if (!drawn.length) return "No run is chosen: tick some in the view Runs.";
-  const notes = [], without = loaded.filter((run) => !axisOf(seriesOf(run), axis)), empty = loaded.filter((run) => !seriesOf(run).last);
+  const notes = [], without = loaded.filter((run) => !axisOf(seriesOf(run).curves, axis)), empty = loaded.filter((run) => !seriesOf(run).last);
   if (empty.length) notes.push(`No step was recorded yet: ${empty.map((run) => run.name).join(", ")}.`);
   if (without.length) notes.push(`${axis[0].toUpperCase()}${axis.slice(1)} were not recorded: ${without.map((run) => run.name).join(", ")}.`);
   const widest = Math.max(1, ...loaded.map((run) => seriesOf(run).width));
@@ -185,7 +172,6 @@ function drawComparison(drawn) {
 }
 
 function setUpCurves() {
-  byId("tools").addEventListener("submit", (event) => event.preventDefault());
   byId("axis").addEventListener("change", (event) => go({ x: event.target.value === "steps" ? null : event.target.value, from: null, to: null }));
   byId("smooth").addEventListener("input", (event) => go({ smooth: event.target.value }, { replace: true }));
   byId("reset").addEventListener("click", () => zoomTo(null, null));

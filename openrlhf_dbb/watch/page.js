@@ -177,6 +177,7 @@ setUpCurves();
 setUpPrompts();
 setUpRollouts();
 byId("run-choice").addEventListener("change", (event) => go({ run: event.target.value, prompt: null, visit: null, step: null }));
+addEventListener("submit", (event) => event.target.method === "dialog" || event.preventDefault());
 addEventListener("popstate", render);
 drawHead();
 keepPolling();

@@ -14,7 +14,6 @@ const MEANINGS = {
 
 // A cell's byte is 0 before the first visit, else 1 + level + DRAWN if the column has a visit: visits.py, picture.
 const LEVELS = 126, DRAWN = 128, LEVEL_BITS = 127;
-const CLASSES = 5; // of means, in the charts of drawn prompts and of the others
 
 const poolPath = (run) => `runs/${run.id}/pool`;
 const meanAt = ({ low, high }, cell) => low + ((cell & LEVEL_BITS) - 1) / LEVELS * (high - low);
@@ -199,24 +198,6 @@ function setUpPool() {
 
 // ---- drawn against not drawn
 
-// Returns the shares of each class of means before the column, among the drawn prompts and among the others,
-// (2, CLASSES + 1, K); the last class is of prompts that were not visited before.
-function beliefShares({ cells, columns, id }) {
-  const classOf = Uint8Array.from({ length: LEVELS + 2 }, (_, cell) => cell ? Math.min(CLASSES - 1, Math.floor((cell - 1) * CLASSES / LEVELS)) : CLASSES);
-  const counts = new Uint32Array(2 * (CLASSES + 1) * columns), all = new Uint32Array(2 * columns);
-  for (let row = 0; row < id.length; row++) {
-    let before = 0;
-    for (let k = 0; k < columns; k++) {
-      const cell = cells[row * columns + k], which = cell & DRAWN ? 0 : 1;
-      counts[(which * (CLASSES + 1) + classOf[before]) * columns + k]++;
-      all[which * columns + k]++;
-      before = cell & LEVEL_BITS;
-    }
-  }
-  const share = (which, c, k) => counts[(which * (CLASSES + 1) + c) * columns + k] / (all[which * columns + k] || 1);
-  return [0, 1].map((which) => Array.from({ length: CLASSES + 1 }, (_, c) => Array.from({ length: columns }, (_, k) => share(which, c, k))));
-}
-
 // Returns what chartOf() needs of the steps for bars that each stand for `width` of them; ends: the last step of each.
 function stepBars(first, ends, width) {
   const edges = [first - 1, ...ends], middles = ends.map((end, i) => (end + edges[i] + 1) / 2);
@@ -229,16 +210,15 @@ function stepBars(first, ends, width) {
 }
 
 function drawShares(answer, meanName) {
-  answer.shares ??= beliefShares(answer);
-  const { low, high, width, last, states } = answer, edge = (c) => decimal(low + c / CLASSES * (high - low));
+  const { low, high, width, last, states, beliefs } = answer, classes = beliefs[0].length - 1, edge = (c) => decimal(low + c / classes * (high - low));
   const { middles, edges, axis } = stepBars(1, states.map((_, k) => Math.min(last, (k + 1) * width)), width);
   const byState = STATE_NAMES.slice(0, 4).map((name, s) => ({ name, className: stateClass(name),
     y: states.map((counts) => counts[s] / counts.reduce((sum, count) => sum + count)) }));
   chartOf(byId("state-shares")).update({ ...axis, ...percentAxis, high: 1, title: "Visited prompts by state",
     bars: { x: middles, edges, parts: byState }, legend: byState.map((part) => [() => swatch(part.className), part.name]) });
-  const names = [...Array.from({ length: CLASSES }, (_, c) => `${edge(c)}\u2013${edge(c + 1)}`), "not visited before"];
+  const names = [...Array.from({ length: classes }, (_, c) => `${edge(c)}\u2013${edge(c + 1)}`), "not visited before"];
   [["drawn", "Drawn"], ["others", "Not drawn"]].forEach(([key, word], which) => {
-    const parts = names.map((name, c) => ({ name, className: c < CLASSES ? `belief-${c}` : "no-visits", y: answer.shares[which][c] }));
+    const parts = names.map((name, c) => ({ name, className: c < classes ? `belief-${c}` : "no-visits", y: beliefs[which][c] }));
     chartOf(byId(`beliefs-${key}`)).update({ ...axis, ...percentAxis, high: 1, title: `${word}: ${meanName} before the step`,
       bars: { x: middles, edges, parts }, legend: parts.map((part) => [() => swatch(part.className), part.name]) });
   });

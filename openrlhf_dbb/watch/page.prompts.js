@@ -74,7 +74,6 @@ VIEWS.prompts = {
 // ---- one prompt: its posterior after each visit, and the responses of a visit
 
 const promptPath = () => `runs/${theRun().id}/prompts/${encodeURIComponent(at.prompt)}`;
-let textsDrawn = null, responsesDrawn = null;
 
 // Returns the chosen visit: the nearest to the one in the address, or the last visit with kept rollouts.
 function chosenVisit(visits) {
@@ -111,13 +110,11 @@ const PROMPT = {
     setText(byId("prompt-note"), answer ? "" : entry?.error ? `The history of this prompt cannot be shown: ${entry.error}` : "Loading \u2026");
     if (!answer) return setText(byId("prompt-facts"), "");
     setText(byId("prompt-facts"), `${STATE_NAMES[answer.state]}, ${theRun().mean_name} ${fixed(answer.mean)}, ${plural(answer.visits.step.length, "visit")}`);
-    const key = `${theRun().id} ${at.prompt}`;
-    if (textsDrawn !== key) {
-      textsDrawn = key;
+    drawOnce(byId("prompt-text"), `${theRun().id} ${at.prompt}`, () => {
       byId("prompt-text").replaceChildren(textBox(answer.text, "Prompt"));
       byId("label-title").hidden = !answer.label;
       byId("prompt-label").replaceChildren(...answer.label ? [textBox(answer.label, "Label")] : []);
-    }
+    });
     const visit = chosenVisit(answer.visits), beta = Boolean(answer.visits.alpha?.some(isNumber));
     for (const id of ["prompt-chart", "visits-box"]) byId(id).hidden = visit < 0;
     const level = `${Math.round(100 * answer.level)}\u00a0%`;
@@ -162,17 +159,13 @@ function drawResponses(visits, visit) {
     : kept === 0 || entry?.answer ? "The rollouts of this visit were not kept."
     : entry?.error ? `The rollouts of this visit cannot be shown: ${entry.error}` : "Loading \u2026";
   setText(byId("responses-note"), visit < 0 ? "" : note);
-  const key = `${theRun().id} ${at.prompt} ${step} ${found.length}`;
-  if (responsesDrawn === key) return;
-  responsesDrawn = key;
-  byId("responses").replaceChildren(...found.map(card));
+  drawOnce(byId("responses"), `${theRun().id} ${at.prompt} ${step} ${found.length}`, () => byId("responses").replaceChildren(...found.map(card)));
 }
 
 function setUpPrompts() {
   byId("state").append(element("option", { value: "" }, "any"), ...STATE_NAMES.map((name, s) => element("option", { value: String(s) }, name)));
   byId("search").addEventListener("input", (event) => go({ q: event.target.value || null }, { replace: true }));
   byId("state").addEventListener("change", (event) => go({ state: event.target.value || null }));
-  byId("filter").addEventListener("submit", (event) => event.preventDefault());
   const dialog = byId("prompt");
   dialog.addEventListener("close", () => at.prompt !== undefined && go({ prompt: null, visit: null }));
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });

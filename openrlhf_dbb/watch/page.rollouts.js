@@ -39,8 +39,6 @@ function card(rollout) {
     ...(rollout.cut ? [element("p", { class: "note" }, `Cut here: it has ${whole(rollout.cut)} characters in all.`)] : []));
 }
 
-let groupsDrawn = null;
-
 VIEWS.rollouts = {
   ofOneRun: true,
   // In a file, the nearest step whose rollouts lie in the file is shown.
@@ -73,18 +71,14 @@ VIEWS.rollouts = {
     const prompts = answer?.prompts ?? {}, hits = found.filter((rollout) => isOf(rollout, at.show));
     setText(byId("rollout-hits"), hits.length < found.length ? `${whole(hits.length)} of ${plural(found.length, "rollout")}` : "");
     const groups = [...Map.groupBy(hits, (rollout) => rollout.prompt_id)].slice(0, MOST_GROUPS);
-    // The cards stay until other rollouts are to be shown, so that a reader keeps the place.
-    const key = JSON.stringify([run.id, step, found.length, at.show]);
-    if (key === groupsDrawn) return step ?? 0;
-    groupsDrawn = key;
-    byId("groups").replaceChildren(...groups.map(([id, rollouts]) => {
+    drawOnce(byId("groups"), JSON.stringify([run.id, step, found.length, at.show]), () => byId("groups").replaceChildren(...groups.map(([id, rollouts]) => {
       const prompt = prompts[id] ?? { text: "", label: "" };
       return element("section", { class: "group" },
         element("h2", {}, element("a", { href: addressWith({ prompt: id, visit: step }) }, `Prompt ${id}`), element("span", { class: "note" }, ` ${tally(rollouts)}`)),
         element("p", { class: "text question", dir: "auto" }, brief(prompt.text, run)),
         ...(prompt.label ? [element("p", { class: "note label" }, "Label: ", element("bdi", {}, prompt.label.slice(0, 300)))] : []),
         element("div", { class: "cards" }, ...rollouts.map(card)));
-    }));
+    })));
     return step ?? 0;
   },
 };
@@ -92,7 +86,6 @@ VIEWS.rollouts = {
 function setUpRollouts() {
   const kinds = [["", "all"], ...Object.entries(KINDS).map(([kind, { word }]) => [kind, word]), ["truncated", "truncated"]];
   byId("kind").append(...kinds.map(([value, word]) => element("option", { value }, word)));
-  byId("rollout-tools").addEventListener("submit", (event) => event.preventDefault());
   byId("step").addEventListener("change", (event) => go({ step: event.target.value || null })); // without a number, the latest
   byId("kind").addEventListener("change", (event) => go({ show: event.target.value || null }));
 }

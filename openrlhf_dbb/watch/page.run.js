@@ -53,21 +53,19 @@ VIEWS.usage = {
   },
 };
 
-let toldAbout = null;
-
 VIEWS.run = {
   ofOneRun: true,
   path: () => `runs/${theRun().id}/about`,
   needs() { return [need(this.path(), theRun().version)].filter(Boolean); },
   draw() {
     const told = got(this.path());
-    if (!told || told === toldAbout) return theRun().step ?? 0;
-    toldAbout = told;
-    byId("facts").replaceChildren(...pairs(told.facts));
-    byId("config").replaceChildren(...pairs(told.config));
-    byId("events").replaceChildren(...told.events.map(([when, kind, from, to]) =>
-      element("li", {}, `${when} ${kind.replaceAll("_", " ")}, ` + (from === to ? `at step ${whole(to)}` : `from step ${whole(from)} to ${whole(to)}`))));
-    if (!told.events.length) byId("events").append(element("li", {}, "None."));
+    if (told) drawOnce(byId("facts"), told, () => {
+      byId("facts").replaceChildren(...pairs(told.facts));
+      byId("config").replaceChildren(...pairs(told.config));
+      const events = told.events.map(([when, kind, from, to]) =>
+        `${when} ${kind.replaceAll("_", " ")}, ` + (from === to ? `at step ${whole(to)}` : `from step ${whole(from)} to ${whole(to)}`));
+      byId("events").replaceChildren(...(events.length ? events : ["None."]).map((event) => element("li", {}, event)));
+    });
     return theRun().step ?? 0;
   },
 };

@@ -30,7 +30,7 @@ def add_commands(add: Any) -> None:
 def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     chosen_runs = [chosen(store, ref) for ref in arguments.runs or [None]]
     ids = sorted({run.run_id for run in chosen_runs})
-    api = Api(store, live=False)
+    api = Api(store)
     api.refresh()
     runs = [run for run in api.runs if run.record.run_id in ids]
     answers: dict[str, Any] = {"state": api.answer("state") | {"runs": [run.numbers for run in runs]}}

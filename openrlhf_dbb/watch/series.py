@@ -16,10 +16,10 @@ from openrlhf_dbb.inspect.overview import usage_totals
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.read import COUNTED, SUMS, held_out, unused_rollouts
 from openrlhf_dbb.storage.records import TOTALS
-from openrlhf_dbb.storage.url import bad_row
 from openrlhf_dbb.terminal import shown
 
 POINTS = 1000
+_AXES = ("rollouts", "tokens", "hours")
 
 _POINTS = f"""
     SELECT max(step) AS step, max(created_at) AS ended_at, CAST(sum(rollouts) AS BIGINT) AS rewards,
@@ -35,7 +35,7 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
     while points * width < run.last_step:
         width *= 2
     curves = _curves(store, run, width)
-    measured, totals = held_out(store, run), usage_totals(store, run)
+    totals = usage_totals(store, run)
     if totals["generated"] is not None:
         mixed = totals["mixed_groups"]
         totals |= {
@@ -49,9 +49,18 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
         "first": min(run.last_step, 1),
         "last": run.last_step,
         "curves": curves,
-        "held_out": measured and {name: getattr(measured, name) for name in ("step", "accuracy", "prompts", "samples")},
+        "held_out": _held_out(store, run, curves),
         "totals": None if totals["generated"] is None else totals,  # None if no step was counted
     }
+
+
+def _held_out(store: PosteriorStore, run: RunRecord, curves: Mapping[str, Floats]) -> dict[str, Any] | None:
+    measured = held_out(store, run)
+    if measured is None:
+        return None
+    # Between two points of the curves the steps of the later one count alike.
+    places = {name: np.interp(measured.step, [0, *curves["step"]], [0, *curves[name]]) for name in _AXES}
+    return places | {name: getattr(measured, name) for name in ("step", "accuracy", "prompts", "samples")}
 
 
 def _curves(store: PosteriorStore, run: RunRecord, width: int) -> dict[str, Floats]:
@@ -99,10 +108,7 @@ def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: 
     row_T = np.searchsorted(points, (np.array([row[0] for row in rows]) - 1) // width)
     means = {}
     for name in dict.fromkeys(name for values in logged for name in values):
-        try:
-            values_T = np.array([values.get(name) for values in logged], dtype=np.float64)
-        except (TypeError, ValueError, OverflowError):
-            raise bad_row("dbb_step", run.name, "metrics", name, "the name of numbers") from None
+        values_T = np.array([values.get(name) for values in logged], dtype=np.float64)
         known = ~np.isnan(values_T)
         sums = np.bincount(row_T[known], values_T[known], minlength=len(points))
         with np.errstate(invalid="ignore"):

@@ -41,7 +41,7 @@ def serve(arguments: argparse.Namespace) -> None:
                 f"--host {shown(host)}, --port {port}: {error}; give another port, or any free one with --port 0"
             ) from None
         with listener:
-            api = Api(store, live=True)
+            api = Api(store)
             api.refresh()  # A store that cannot be read is an error now, not a page that shows nothing.
             machine = socket.gethostname()
             name = machine if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host

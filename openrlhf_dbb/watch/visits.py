@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.read import Integers, current_means
+from openrlhf_dbb.storage.read import Integers
 
 STATES = ("mastered", "learning", "forgotten", "never solved", "no visits")
 MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
@@ -28,10 +27,12 @@ COLUMNS = 400
 """The most columns of a picture, about as many as a screen shows."""
 
 LEVELS, DRAWN = 126, 128
+CLASSES = 5  # of means, for the shares among drawn prompts and among the others
 
 _VISITS = """
     SELECT step, prompt_id, rollouts, successes, coalesce(alpha / nullif(alpha + beta, 0), mean) FROM dbb_history
     WHERE run_id = :run ORDER BY step, prompt_id"""
+_NOW = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def read_visits(store: PosteriorStore, run: RunRecord) -> Visits:
     kind = [(name, "<f8") for name in ("step", "prompt_id", "rollouts", "successes", "mean")]
     with store.database.transaction() as connection:
         visits = table(connection, kind, _VISITS, {"run": run.run_id}).view("<f8").reshape(-1, len(kind))
-    found = summed(*current_means(store, run), visits)
+        now = table(connection, [("prompt_id", "<i8"), ("mean", "<f8")], _NOW, {"run": run.run_id})
+    found = summed(now["prompt_id"], now["mean"], visits)
     return replace(found, picture=picture(found, visits))
 
 
@@ -61,9 +63,11 @@ def picture(found: Visits, visits: Floats) -> dict[str, Any]:
 
     Returns:
         "id", "state" (P,) of the rows; "width"; "low", "high": the means of the lowest and the highest level;
-        "states" (K, 4): visited prompts in each state after the column; "cells": (P, K) bytes, row after row,
-        compressed by zlib and in base64. A byte is 0 before the first visit, else 1 + the level in [0, LEVELS] of the
-        mean after the column, + DRAWN if the column has a visit.
+        "states" (K, 4): visited prompts in each state after the column.
+        "beliefs" (2, CLASSES + 1, K): shares among the column's prompts and among the others: of each class of means
+        before the column, and of prompts not visited before.
+        "cells": (P, K) bytes, row after row, compressed by zlib and in base64. A byte is 0 before the first visit, else
+        1 + the level in [0, LEVELS] of the mean after the column, + DRAWN if the column has a visit.
     """
     step_V, id_V, _, _, mean_V = visits.T
     prompts, width = len(found.prompt_id), 1
@@ -76,16 +80,22 @@ def picture(found: Visits, visits: Floats) -> dict[str, Any]:
     share_V = np.clip((mean_V - low) / max(high - low, 1e-300), 0, 1)
     cells[at_V] = 1 + np.rint(share_V * LEVELS)
     states[at_V] = found.state_V
-    cell, state, counts = np.zeros(prompts, dtype=np.uint8), np.full(prompts, NO_VISITS, dtype=np.uint8), []
+    cell, state = np.zeros(prompts, dtype=np.uint8), np.full(prompts, NO_VISITS, dtype=np.uint8)
+    class_of = np.array([CLASSES, *np.minimum(np.arange(LEVELS + 1) * CLASSES // LEVELS, CLASSES - 1)])
+    counts, beliefs = [], []
     for column, state_after in zip(cells, states, strict=True):
         drawn = column > 0
+        before = class_of[cell]
+        of_both = [np.bincount(before[some], minlength=CLASSES + 1) / max(some.sum(), 1) for some in (drawn, ~drawn)]
+        beliefs.append(of_both)
         cell, state = np.where(drawn, column, cell), np.where(drawn, state_after, state)
         column[:] = cell + DRAWN * drawn.astype(np.uint8)
         counts.append(np.bincount(state, minlength=len(STATES))[:NO_VISITS])
     order = np.lexsort((found.prompt_id, -found.mean))
     packed = base64.b64encode(zlib.compress(cells.T[order].tobytes(), 1)).decode()
     rows = {"id": found.prompt_id[order], "state": found.state[order], "cells": packed}
-    return rows | {"width": width, "low": low, "high": high, "states": counts}
+    shares = np.array(beliefs).reshape(-1, 2, CLASSES + 1).transpose(1, 2, 0)
+    return rows | {"width": width, "low": low, "high": high, "states": counts, "beliefs": shares}
 
 
 def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
@@ -98,25 +108,20 @@ def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
     step_V, id_V, rollouts_V, successes_V, mean_V = visits.T
     ids = np.union1d(prompt_id, id_V).astype(np.int64)
     row_V = np.searchsorted(ids, id_V)
-    first, peak = np.full(len(ids), np.nan), np.full(len(ids), -np.inf)
-    mean = np.full(len(ids), np.nan)
+    order = np.argsort(row_V, kind="stable")  # prompt after prompt, the visits of each by step
+    row, now, right = row_V[order], mean_V[order], successes_V[order] > 0
+    # Keys that grow with the prompt: a running maximum over all visits begins anew at each prompt.
+    values, rank = np.unique(now, return_inverse=True)
+    peak = values[np.maximum.accumulate(row * len(values) + rank) % max(len(values), 1)]
+    solved = np.maximum.accumulate(2 * row + right) % 2 == 1
+    learnt = np.where(now >= THRESHOLDS["mastered"], MASTERED, LEARNING)
+    learnt[peak - now >= THRESHOLDS["forgotten"]] = FORGOTTEN
+    learnt[~solved & (now <= THRESHOLDS["unsolved"])] = UNSOLVED
+    first, mean = np.full((2, len(ids)), np.nan)
+    state, state_V = np.full(len(ids), NO_VISITS), np.empty(len(visits), dtype=np.int64)
     mean[np.searchsorted(ids, prompt_id)] = mean_now
-    solved, state_V = np.zeros(len(ids), dtype=bool), np.zeros(len(visits), dtype=np.int64)
-    state = np.full(len(ids), NO_VISITS)
-    # The first visits of all prompts, then the second ones, and so on: in each of these rounds a prompt has one visit
-    # at most, so whole columns can be updated.
-    round_V = earlier_visits(row_V)
-    ends = np.cumsum(np.bincount(round_V))
-    for visit in np.split(np.argsort(round_V, kind="stable"), ends[:-1]) if len(visits) else []:
-        row, now = row_V[visit], mean_V[visit]
-        first[row] = np.where(np.isnan(first[row]), now, first[row])
-        peak[row] = np.maximum(peak[row], now)
-        solved[row] |= successes_V[visit] > 0
-        mean[row] = now
-        learnt = np.where(now >= THRESHOLDS["mastered"], MASTERED, LEARNING)
-        learnt[peak[row] - now >= THRESHOLDS["forgotten"]] = FORGOTTEN
-        learnt[~solved[row] & (now <= THRESHOLDS["unsolved"])] = UNSOLVED
-        state[row] = state_V[visit] = learnt
+    mean[row], state[row], state_V[order] = now, learnt, learnt  # of each prompt, the last visit stays
+    first[row[::-1]] = now[::-1]
     return Visits(
         last=int(step_V[-1]) if len(visits) else 0,
         prompt_id=ids,
