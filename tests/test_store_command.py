@@ -84,6 +84,16 @@ def test_runs(filled, capsys):
     ]
 
 
+def test_held_out_accuracy(two, capsys):
+    newest, oldest = printed(capsys, two, "runs")[1][1:]
+    # of 24: 3 right at the start, then 20 and 6
+    assert re.split("  +", newest)[:7] == ["2", "b", "running", "12.5 -> 83.3 %", "2", "grpo+dbb", "48"]
+    assert re.split("  +", oldest)[3] == "12.5 -> 25.0 %"
+    for run, then in (("a", "50.0 % at step 1 (best) -> 25.0 % at step 2"), ("b", "83.3 % at step 2 (best)")):
+        _, lines = printed(capsys, two, "show", run)
+        assert lines[1] == f"held-out accuracy: 12.5 % at step 0 -> {then}; 6 prompts x 4 samples"
+
+
 # ---- show
 
 
@@ -107,6 +117,25 @@ def test_show(filled, capsys):
     ]
     assert easiest == hardest[::-1]
     assert printed(capsys, store, "show")[1][0] == lines[0]  # the latest run
+
+
+def test_show_run_wide_state_and_probes(store, fill, capsys):
+    run, ids = fill.run(store), fill.prompts(store, 2)
+    for step in (1, 2):
+        shared = {"discount": np.array([step / 3]), "prior": np.array([1.0, 2.0])}
+        probes = fill.probes(ids, [128, 64], [100, 4])
+        fill.step(run, step, ids, [4, 0], shared=shared, probes=probes)
+    out, _ = printed(capsys, store, "show")
+    assert "run-wide state:    discount 0.6667\n" in out
+    assert "probes:            384 rollouts of 4 groups, never trained on\n" in out
+
+
+def test_show_a_run_without_steps(store, fill, capsys):
+    fill.run(store, "empty", config={})
+    out, _ = printed(capsys, store, "show")
+    assert "posterior mean:    none yet\n" in out and "began from:        its prior\n" in out
+    assert "training:          none of the full reward, 0 rollouts in 0 visits\n" in out
+    assert not any(word in out for word in ("last step", "hardest", "run-wide", "probes"))
 
 
 def test_show_and_history_tell_questions_of_one_template_apart(store, fill, capsys):
@@ -133,6 +162,12 @@ def test_history(filled, capsys, ref):
         ["1", "4", "0", "0.5", "4.5", "0.1", "0.09", "##"],
         ["2", "4", "2", "2.25", "4.25", "0.3462", "0.2263", "#######"],
     ]
+
+
+def test_history_of_another_run_and_of_a_warm_start_only(filled, capsys):
+    store, (a, _, _) = filled
+    assert printed(capsys, store, "history", str(a), "old")[1][-1].split()[:5] == ["1", "4", "4", "4.5", "0.5"]
+    assert "not visited in this run" in printed(capsys, store, "history", str(a))[0]
 
 
 # ---- compare
@@ -213,6 +248,12 @@ def test_compare_has_unbiased_pass_at_k_with_its_interval(two, fill, capsys):
     assert lines[at + 2].split()[:4] == ["2", "44.4", "97.2", "+52.8"]
     evaluated(two, fill, "partial", {2: [0.5, 1, 3, 4, 4, 4]})
     assert "pass@k" not in printed(capsys, two, "compare", "b", "partial")[0]
+
+
+def test_compare_of_runs_without_evaluations(store, fill, capsys):
+    for name, prompt in zip("ab", fill.prompts(store, 2), strict=True):
+        fill.step(fill.run(store, name), 1, [prompt], [1])
+    assert "held-out accuracy\nnot measured in either\n" in printed(capsys, store, "compare", "a", "b")[0]
 
 
 # ---- whether a run still runs

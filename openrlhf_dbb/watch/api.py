@@ -1,4 +1,3 @@
-import json
 import re
 import threading
 import time
@@ -13,7 +12,7 @@ import numpy as np
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
 from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.read import prompt_texts
+from openrlhf_dbb.storage.read import number_in, prompt_texts
 from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
 from openrlhf_dbb.watch import details, page, visits
@@ -212,7 +211,7 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     recent = store.query(_LAST_STEPS, run=run.run_id)
     rollouts = sum(row.rollouts for row in recent[:_RECENT])
     logged = next((row.metrics for row in recent if row.metrics), "{}")
-    planned = json.loads(logged).get("plan/steps")
+    planned = number_in("dbb_step", run, "metrics", logged, "plan/steps")
     # The median leaves out the pause between two sessions of a training.
     ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
     seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None
