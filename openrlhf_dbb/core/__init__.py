@@ -7,7 +7,6 @@ checks       of what a trainer hands over: texts, numbers, kinds
 choices      by hash: whose texts are stored, which prompts are probed
 strategies/  which prompts are generated for, and which groups are trained on
 replay_cache RePO's cache of old rollouts: which are replayed, and their advantages
-ahead        batches that a thread generates ahead of the training
 checkpoints  which model checkpoints are complete, and the newest one to resume from
 best_model   the best model by evaluation
 """
