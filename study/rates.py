@@ -1,6 +1,6 @@
 """The pool of protocol "draws" with the pass rates that its gate measured, as a data set for ``--data.pass_rate_key``.
 
-    python -m study.rates study-runs/rates.jsonl
+python -m study.rates study-runs/rates.jsonl
 """
 
 import csv

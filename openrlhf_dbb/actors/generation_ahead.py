@@ -29,8 +29,8 @@ class GenerationAhead:
         self._generator, self._train, self._episode = generator, args.train, episode
         generator.version = self._made = self._taken = step  # of the last batch
         self._results: deque[_Result] = deque()
-        self._last: _Result | BaseException | None = None  # what ended the making
-        self._making = self._updating = self._closed = False
+        self._error: BaseException | None = None
+        self._making = self._updating = self._closed = self._ended = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -41,11 +41,11 @@ class GenerationAhead:
             self._thread = threading.Thread(target=self._run, args=(generate_kwargs,), daemon=True)
             self._thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._results or self._last is not None)
+            self._changed.wait_for(lambda: self._results or self._ended)
             if not self._results:
-                if isinstance(self._last, BaseException):
-                    raise self._last
-                return self._last
+                if self._error is not None:
+                    raise self._error
+                return RolloutBatch(), None, 0, True
             result = self._results.popleft()
             self._taken += bool(result[0])
             self._changed.notify_all()
@@ -80,7 +80,6 @@ class GenerationAhead:
             self._changed.notify_all()
 
     def _run(self, generate_kwargs: dict[str, Any]) -> None:
-        last: _Result | BaseException = (RolloutBatch(), None, 0, True)
         try:
             while self._episode < self._train.num_episodes:
                 with self._changed:
@@ -98,9 +97,9 @@ class GenerationAhead:
                     self._results.append(result)
                     self._changed.notify_all()
         except BaseException as error:  # generate_samples() raises it in the trainer's thread
-            last = error
+            self._error = error
         with self._changed:
-            self._making, self._last = False, last
+            self._making, self._ended = False, True
             self._changed.notify_all()
 
     def _may_begin(self) -> bool:  # or end

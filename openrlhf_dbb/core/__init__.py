@@ -6,7 +6,6 @@ step         the rollouts of a step: columns, groups, advantages, stored texts, 
 checks       of what a trainer hands over: texts, numbers, kinds
 choices      by hash: whose texts are stored, which prompts are probed
 strategies/  which prompts are generated for, and which groups are trained on
-replay_cache RePO's cache of old rollouts: which are replayed, and their advantages
 checkpoints  which model checkpoints are complete, and the newest one to resume from
 best_model   the best model by evaluation
 """
