@@ -110,10 +110,6 @@ class RewardEstimator(ABC):
         """Return the state before any rollout; by default 0 per prompt."""
         return {field: np.zeros(num_prompts) for field in self.state_fields}
 
-    def for_epochs(self, updates: float) -> "RewardEstimator":
-        """Return the estimator for a training whose epochs have so many policy updates; by default this one."""
-        return self
-
     @abstractmethod
     def update(self, state: State, rewards_P_G: Floats) -> State:
         """Return the state after one more visit of every prompt, in one step of the policy."""
@@ -129,11 +125,12 @@ class RewardEstimator(ABC):
     def known(self, state: State, rewards_P_G: Floats) -> State:
         """Return the state after outcomes that were measured before the training; they may be fractions.
 
-        They count as a visit of update 0, and time does not move: the shared fields "clock" and "updates" stay.
+        They count as a visit of update 0, and time does not move: the shared field "clock" stays.
         """
         drift = {"drift": np.zeros(len(rewards_P_G))} if self.reads_drift else {}
         after = state | self.update_late(state | drift, rewards_P_G, np.ones(len(rewards_P_G)))
-        after |= {field: state[field] for field in ("clock", "updates") if field in state}
+        if "clock" in state:
+            after["clock"] = state["clock"]
         return after | self.learn(after)
 
     @abstractmethod

@@ -65,9 +65,9 @@ def moments(estimator: RewardEstimator, p_Q_T: ArrayLike, rollouts: int) -> Mome
 def _weights(estimator: RewardEstimator, p_Q_T: Floats, rollouts: int) -> tuple[Floats, Floats, Floats]:
     """Return the prior's weight and mean, (T,), and the weight at visit t of group k, (T, T)."""
     # Not isinstance: a subclass may weigh the groups in another way.
-    if type(estimator) not in SUPPORTED or getattr(estimator, "forgetting", "visits") != "visits":
+    if type(estimator) not in SUPPORTED:
         known = ", ".join(sorted(cls.name for cls in SUPPORTED))
-        raise ValueError(f"no closed form is known for {estimator}; it is for {known}, with forgetting by visits")
+        raise ValueError(f"no closed form is known for {estimator}; it is for {known}")
     visits = p_Q_T.shape[1]
     current_T_T = rollouts * np.eye(visits)
     none_T, t = np.zeros(visits), np.arange(1, visits + 1)

@@ -3,16 +3,15 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def parameter(default: Any, help: str, *, within: str = "", choices: Sequence[str] = (), flag: bool = True) -> Any:
+def parameter(default: Any, help: str, *, within: str = "", choices: Sequence[str] = ()) -> Any:
     """Return a dataclass field with a default, a help line and the values that it allows.
 
     Args:
         help: one line, without the default; the command line shows it.
         within: the allowed interval, such as "(0, 1]" or "[0, inf)". A round bracket excludes its end.
         choices: the allowed values, if the parameter is a text.
-        flag: False if a trainer fills in the value, so that the command line has no flag for it.
     """
-    metadata = {"help": help, "within": within, "choices": tuple(choices), "flag": flag}
+    metadata = {"help": help, "within": within, "choices": tuple(choices)}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -20,13 +20,16 @@ def predicted(weights_K_W: Floats, features_P_D: Floats) -> Floats:
 def learned(weights_K_W: Floats, features_S_D: Floats, successes_K_S: Floats, rollouts_K_S: Floats) -> Floats:
     """Return the weights, (K, W), after one Newton step of a ridge logistic regression of the counts.
 
-    With z_i the features standardised over these prompts, and D the number of features that vary, it maximises ::
+    With z_i the features minus their means, divided by their deviations over these prompts or by the root mean square
+    of all deviations where that is larger, and D the number of features that vary, it maximises ::
 
         sum_i A_i log m_i + B_i log(1 - m_i) - RIDGE/2 (c^2 + D |v|^2),        logit m_i = c + v . z_i
     """
     center, spread = features_S_D.mean(axis=0), features_S_D.std(axis=0)
     varies = spread > 1e-12 * np.abs(center)  # rounding gives a constant column a spread, too
-    scale = np.where(varies, spread, 1.0)
+    # A column that hardly varies here tells nothing of a prompt that differs in it: it stays small.
+    typical = np.sqrt(np.mean(spread[varies] ** 2)) if varies.any() else 1.0
+    scale = np.maximum(spread, typical)
     x_S_W = np.column_stack([np.where(varies, (features_S_D - center) / scale, 0.0), np.ones(len(features_S_D))])
     penalty = RIDGE * np.append(np.full(len(scale), max(varies.sum(), 1.0)), 1.0)
     slopes = weights_K_W[:, :-1]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from openrlhf_dbb.evaluation.paired_tests import p_value
@@ -20,12 +22,21 @@ ARMS = {
     "even4": "even draws, N = 4",
     "oracle": "by measured rates",
     "oracle-unweighted": "by measured rates, no weights",
-    "memory": "by the memory",
-    "memory-unweighted": "by the memory, no weights",
+    "memory": "by the memory of then",
+    "learns": "by the memory",
+    "warm": "by the memory of an earlier run",
+    "rates": "by the memory, from measured rates",
+    "learns-unweighted": "by the memory, no weights",
+    "rates-unweighted": "by the memory, from measured rates, no weights",
 }
 """Printed names of the protocol's arms; the first two draw evenly."""
-COMPARED = (("oracle", "memory"), ("even8", "even4"))
-"""Each of the first is tested against each of the second; Holm within one of the first."""
+EVEN = ("even8", "even4")
+FIRST_PART, FIRST_SEEDS, SECOND_PART = ("oracle", "memory"), range(1, 6), ("learns", "warm", "rates")
+"""Arms that are tested against even draws: Holm over one arm's two in the first part, over the arms in the second."""
+UNWEIGHTED = (("learns-unweighted", "learns"), ("rates-unweighted", "rates"))
+DRAWN = ("even8", "even4", "learns", "warm", "rates")
+"""Arms of the figure."""
+SHARE_OF_GAIN = 0.9
 _NUMBER = re.compile(r"\d+")
 
 
@@ -34,8 +45,17 @@ def report(folder: Path, drawn: Path) -> list[Table]:
     study = rows.load(folder)
     for frame in (study.runs, study.epochs):  # the arms without weights came as an experiment of their own
         frame.experiment = NAME
-    tables = [_gate(study.gate), _arms(study), _tests(study)]
-    if set(COMPARED[0] + COMPARED[1]) <= set(study.runs.arm):  # before, single seeds would look like a result
+    first = study.of_seeds(set(FIRST_SEEDS))
+    by_arm = [[(arm, even) for even in EVEN] for arm in FIRST_PART]
+    by_even = [[(arm, even) for arm in SECOND_PART] for even in EVEN]
+    tables = [
+        _gate(study.gate),
+        _arms(study),
+        _tests("The tests of the first part", first, by_arm),
+        _tests("The tests of the second part", study, by_even),
+        _tests("Without weights", study, [[pair] for pair in UNWEIGHTED]),
+    ]
+    if set(DRAWN) <= set(study.runs.arm):  # before, single seeds would look like a result
         _curves(study).savefig(drawn / "draws.png", dpi=150)
         print(drawn / "draws.png")
     return tables
@@ -80,7 +100,7 @@ def _gate(gate: Any) -> Table:
 
 
 def _arms(study: Study) -> Table:
-    made = []
+    made, even = [], analysis.curves(study.epochs, NAME, EVEN[0])
     for arm, label in ARMS.items():
         runs = study.runs[(study.runs.experiment == NAME) & (study.runs.arm == arm)]
         if not len(runs):
@@ -91,34 +111,63 @@ def _arms(study: Study) -> Table:
             percent(*analysis.mean_and_error(study.outcome(NAME, arm, name))) for name in (OUTCOME, "accuracy")
         )
         shares = ", ".join(f"{share:.0f}" for share in mixed)
-        made.append([label, str(len(runs)), curve, final, shares, f"{runs.seconds.mean():.0f}"])
-    header = ("arm", "seeds", "mean of the curve %", "last %", "mixed groups %, by thirds", "seconds")
-    note = f"Held-out accuracy, mean {PLUS_MINUS} standard error. Seconds were taken beside other work."
+        needed = "{:.2f} ({:.2f} to {:.2f})".format(*share(analysis.curves(study.epochs, NAME, arm), even))
+        made.append([label, str(len(runs)), curve, final, shares, needed, f"{runs.seconds.mean():.0f}"])
+    header = ("arm", "seeds", "mean of the curve %", "last %", "mixed groups %, by thirds", "share", "seconds")
+    note = (
+        f"Held-out accuracy, mean {PLUS_MINUS} standard error. Share: of the rollouts with which the first arm makes "
+        f"{100 * SHARE_OF_GAIN:.0f} % of its gain. Seconds were taken beside other work."
+    )
     return Table("The arms", header, made, note)
 
 
-def _tests(study: Study) -> Table:
+def _tests(title: str, study: Study, families: Sequence[Sequence[tuple[str, str]]]) -> Table:
+    """Return the tests of pairs of arms, with Holm's correction in each family."""
+
     def outcome(experiment: str, arm: str) -> Any:
         return study.outcome(experiment, arm, OUTCOME)
 
     made = []
-    for first in COMPARED[0]:
-        tests = {arm: analysis.compare(study, (NAME, first), (NAME, arm), outcome) for arm in COMPARED[1]}
-        for arm, (test, corrected) in analysis.with_holm({key: test for key, test in tests.items() if test.n}).items():
-            made.append([f"{ARMS[first]} - {ARMS[arm]}", test.runs, *tested(test, p_value(corrected))])
+    for family in families:
+        tests = {pair: analysis.compare(study, (NAME, pair[0]), (NAME, pair[1]), outcome) for pair in family}
+        done = {pair: test for pair, test in tests.items() if test.n}
+        for (first, second), (test, corrected) in analysis.with_holm(done).items():
+            made.append([f"{ARMS[first]} - {ARMS[second]}", test.runs, *tested(test, p_value(corrected))])
     header = ("mean of the curve", "n", "difference", "95 % interval", "p", "p (Holm)", "detectable")
-    return Table("The tests of the protocol", header, made, "Points; unpaired, with the deviation within all arms.")
+    return Table(title, header, made, "Points; unpaired, with the deviation within all arms.")
+
+
+def share(arm: analysis.Curves, even: analysis.Curves) -> tuple[float, float, float]:
+    """Return the rollouts to 90 % of the gain of even draws over theirs, with a 95 % bootstrap interval over both arms.
+
+    The curves are means over seeds, which the two arms need not share; infinite if the arm does not get there.
+    """
+    start = np.mean([accuracy_E[0] for _, accuracy_E in [*arm.values(), *even.values()]])
+    random = np.random.default_rng(0)
+
+    def found(arm: Sequence[analysis.Curve], even: Sequence[analysis.Curve]) -> float:
+        (rollouts_E, accuracy_E), (even_rollouts_E, even_E) = (np.mean(curves, axis=0) for curves in (arm, even))
+        level = start + SHARE_OF_GAIN * (even_E[-1] - start)
+        needed = analysis.rollouts_needed(even_rollouts_E, even_E, level)
+        return analysis.rollouts_needed(rollouts_E, accuracy_E, level) / needed
+
+    every = list(arm.values()), list(even.values())
+    drawn_B = [
+        found(*([curves[at] for at in random.integers(0, len(curves), len(curves))] for curves in every))
+        for _ in range(analysis.DRAWS)
+    ]
+    low, high = np.nanquantile(drawn_B, [0.025, 0.975], method="inverted_cdf")
+    return found(*every), float(low), float(high)
 
 
 def _curves(study: Study) -> Any:
     figure, ((axes,),) = figures.new_figure(1, 1, height=4.6)
-    looks = [figures.LOOKS["point"], *figures._MORE[:1], figures.LOOKS["dbb"], figures._MORE[4], figures.LOOKS["auto"]]
-    for look, (arm, label) in zip([*looks, figures._MORE[1]], ARMS.items(), strict=True):
+    looks = [figures.LOOKS["point"], figures._MORE[0], figures.LOOKS["dbb"], figures._MORE[4], figures.LOOKS["auto"]]
+    for look, arm in zip(looks, DRAWN, strict=True):
         runs = analysis.curves(study.epochs, NAME, arm)
-        if runs:
-            accuracy = pd.concat([pd.Series(100 * accuracy_E, rollouts_E) for rollouts_E, accuracy_E in runs.values()])
-            mean = accuracy.groupby(level=0).mean()
-            axes.plot(mean.index, mean, label=f"{label}, n = {len(runs)}", **look)
+        accuracy = pd.concat([pd.Series(100 * accuracy_E, rollouts_E) for rollouts_E, accuracy_E in runs.values()])
+        mean = accuracy.groupby(level=0).mean()
+        axes.plot(mean.index, mean, label=f"{ARMS[arm]}, n = {len(runs)}", **look)
     axes.set_ylabel("right held-out answers, %")
     axes.set_xlabel("rollouts")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3)

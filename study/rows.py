@@ -46,7 +46,20 @@ FEWER_ARMS = {
     "drawn-weighted": "N = 1, predicted, drawn, weights",
 }
 """Printed names of arms with one rollout a prompt."""
-DRAWS_ARMS = ("measure", "even8", "even4", "oracle", "oracle-unweighted", "memory", "memory-unweighted")
+DRAWS_ARMS = (
+    "measure",
+    "even8",
+    "even4",
+    "oracle",
+    "oracle-unweighted",
+    "memory",
+    "memory-unweighted",
+    "learns",
+    "warm",
+    "rates",
+    "learns-unweighted",
+    "rates-unweighted",
+)
 """Arms that draw prompts by what is known of them, and what they are compared with."""
 EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS, *DRAWS_ARMS)
 EXPERIMENTS = {

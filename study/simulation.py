@@ -114,7 +114,6 @@ MEASURES = tuple(field.name for field in fields(Measured))
 def measure(estimator: RewardEstimator, run: Training) -> Measured:
     """Feed a simulated training to an estimator, and measure its estimates and forecasts."""
     prompts = run.p_U_P.shape[1]
-    estimator = estimator.for_epochs(run.pass_updates)
     state, known = estimator.initial_state(prompts), np.zeros(prompts, dtype=bool)
     squares: list[Floats] = []
     scores: list[Floats] = []

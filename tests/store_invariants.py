@@ -85,7 +85,7 @@ def check(store):
 def _dbb_violations(connection, run):
     parameters = json.loads(run.parameters)
     names = ("discount", "prior_alpha", "prior_beta")
-    if run.estimator != "dbb" or parameters.get("forgetting", "visits") != "visits" or not {*names} <= {*parameters}:
+    if run.estimator != "dbb" or not {*names} <= {*parameters}:
         return []
     numbers = {name: float(parameters[name]) for name in names}
     return _rows(connection, _DBB, run=run.run_id, tiniest=2.2250738585072014e-308, **numbers)

@@ -233,14 +233,14 @@ def test_a_clip_range_of_the_command_line_replaces_that_of_a_method():
 
 
 def test_other_values_make_other_settings_in_which_everything_follows():
-    before = parse("--preset", "tiny", "--dbb.forgetting", "updates")
-    after = before.with_values({"dbb.updates_per_epoch": 8.0, "run_name": "mine", "greso.floor": 0.5}, "the data")
-    assert after.parameters["updates_per_epoch"] == after.args.dbb.updates_per_epoch == 8
-    assert (after.flags["dbb.updates_per_epoch"], after.openrlhf_args().greso.floor) == (8, 0.5)
-    assert (after.run_name, after.origin["dbb.updates_per_epoch"]) == ("mine", "the data")
+    before = parse("--preset", "tiny", "--estimator", "dbb")
+    after = before.with_values({"dbb.prior_alpha": 8.0, "run_name": "mine", "greso.floor": 0.5}, "the data")
+    assert after.parameters["prior_alpha"] == after.args.dbb.prior_alpha == 8
+    assert (after.flags["dbb.prior_alpha"], after.openrlhf_args().greso.floor) == (8, 0.5)
+    assert (after.run_name, after.origin["dbb.prior_alpha"]) == ("mine", "the data")
     assert "run_name" not in after.flags
-    assert (before.parameters["updates_per_epoch"], before.args.greso.floor) == (0, 0.01)
-    assert "dbb.updates_per_epoch" not in before.origin
+    assert (before.parameters["prior_alpha"], before.args.greso.floor) == (1, 0.01)
+    assert "dbb.prior_alpha" not in before.origin
     assert after.args.rollout.batch_size == before.args.rollout.batch_size
 
 

@@ -51,7 +51,7 @@ def test_the_async_recipe_trains_every_group_once_and_says_how_late_it_was(train
     more = [
         "--train.partial_rollout_enable", "--train.agent_func_path", "agent.py", "--reward.remote_url", "",
         "--rollout.vllm_generate_batch_size", "12", "--algo.advantage.estimator", "reinforce_baseline",
-        "--algo.advantage.is_correction_level", "token", "--eval.steps", "4", "--dbb.forgetting", "updates",
+        "--algo.advantage.is_correction_level", "token", "--eval.steps", "4",
         "--probe.fraction", "0.2", "--probe.samples", "2", "--rollouts.keep", "all",
     ]  # fmt: skip
     result = train(tmp_path, *COMMAND, *more)

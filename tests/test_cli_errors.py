@@ -148,17 +148,6 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
         assert store.runs() == []
 
 
-def test_forgetting_by_updates_takes_the_updates_of_an_epoch_from_the_data(command, monkeypatch, tmp_path, capfd):
-    updates = ["--dbb.forgetting", "updates"]
-    start_until_launch(command, monkeypatch, "--run_name", "mine", *updates)
-    with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
-        assert store.find_run("mine").parameters["updates_per_epoch"] == 2.0
-        assert store.find_run("mine").state_fields == ("alpha", "beta", "seen_at", "first_at")
-    start_until_launch(command, monkeypatch, "--resume", "mine", *updates)
-    code, said = command("--resume", "mine", *updates, "--rollout.batch_size", "8")
-    assert code == 2 and "it was trained with estimator parameters" in said
-
-
 @pytest.mark.parametrize(
     ("argv", "line"),
     [

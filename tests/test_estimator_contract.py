@@ -14,9 +14,7 @@ from openrlhf_dbb import estimators
 from openrlhf_dbb.estimators.text_features import WIDTH
 
 CASES = {name: estimators.build(name) for name in estimators.available()}
-CASES["dbb by updates"] = estimators.build("dbb", forgetting="updates", updates_per_epoch=3)
 LOCAL = [case for case, estimator in CASES.items() if not estimator.shared_fields]
-BY_UPDATES = ["dbb by updates"]
 
 every_case = pytest.mark.parametrize("case", CASES)
 some_examples = settings(max_examples=30, deadline=None)
@@ -160,7 +158,7 @@ def test_inputs_are_left_alone_and_by_visits_a_late_group_is_like_any_other(case
         new_state, estimate = estimator.observe(state, rewards_P_G, lag_P)
         assert_same((state, []), (before, []))
         assert (rewards_P_G.tolist(), lag_P is None or lag_P.tolist()) == ([[1.0, 0.0]], lag_P is None or [lag])
-        if lag == 0 or case not in {*BY_UPDATES, "auto"}:
+        if lag == 0 or case != "auto":
             without, estimate_without = estimator.observe(state, rewards_P_G)
             assert_same((new_state, [estimate]), (without, [estimate_without]))
         state = new_state
@@ -181,7 +179,7 @@ def test_group_weight_is_what_one_more_success_moves(case, visits_T_P_G):
     assert np.all(((weight > 0) == (estimator.reads == "after")) & (weight <= 1))
 
 
-@pytest.mark.parametrize("case", [*LOCAL, *BY_UPDATES])
+@pytest.mark.parametrize("case", LOCAL)
 @given(data=st.data())
 @some_examples
 def test_the_mean_without_a_rollout_is_that_of_running_without_it(case, data):
@@ -212,7 +210,7 @@ def test_the_mean_without_a_rollout_is_nearly_that_where_prompts_share_a_prior(c
     assert np.abs(estimate.without_each - estimate.mean[:, None]).max() > 0.05  # leaving one out matters more than that
 
 
-@pytest.mark.parametrize("case", ["dbb", *BY_UPDATES, "auto"])
+@pytest.mark.parametrize("case", ["dbb", "auto"])
 @given(visits_T_P_G=BINARY)
 @some_examples
 def test_the_prediction_is_a_beta_distribution_to_which_the_next_visit_adds(case, visits_T_P_G):

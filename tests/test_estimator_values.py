@@ -56,7 +56,7 @@ def test_dbb_takes_partial_credit_only_when_told():
     [
         ("dbb", {"discount": 0.0}, r"dbb.discount = 0.0 is not in \(0, 1\]"),
         ("dbb", {"prior_beta": math.nan}, r"dbb.prior_beta = nan is not in \(0, inf\)"),
-        ("dbb", {"forgetting": "epochs"}, r"dbb.forgetting = 'epochs' is none of visits, updates"),
+        ("point", {"memory": "all"}, r"point.memory = 'all' is none of auto, predicted_prior, dbb, gaussian"),
         ("spo", {"rho_min": 0.97}, "spo.rho_min = 0.97 is above spo.rho_max = 0.96"),
         ("dbb", {"decay": 0.5}, r"'dbb' has no parameter 'decay'; it has: discount, prior_alpha, prior_beta, partial"),
     ],

@@ -57,10 +57,6 @@ def by_memory(steps):
     return 0.5
 
 
-def by_updates(steps):
-    return DISCOUNT ** (steps * BATCH / PROMPTS)
-
-
 def by_drift(steps):
     """SPO's rho is in the rows alone."""
 
@@ -90,8 +86,8 @@ class Case:
 
 CASES = {
     "grpo-dbb": Case(
-        [*DBB, "--dbb.forgetting", "updates", "--probe.fraction", "0.25", "--probe.samples", "4"],
-        4 * EPOCHS, by_updates,
+        [*DBB, "--probe.fraction", "0.25", "--probe.samples", "4"],
+        4 * EPOCHS, by_visits,
     ),
     "dapo-dbb": Case(
         ["--method", "dapo", *DBB, "--eval.steps", "2", "--eval.benchmarks", "mine=benchmark.jsonl",
@@ -112,14 +108,14 @@ CASES = {
     ),
     "spo": Case(["--method", "spo", "--rollout.n_samples_per_prompt", str(SAMPLES)], 4 * EPOCHS, by_drift),
     "async-dbb": Case(
-        [*DBB, "--dbb.forgetting", "updates", "--train.async_enable", "--train.async_queue_size", "2"],
-        4 * EPOCHS, by_updates, latest=2,
+        [*DBB, "--train.async_enable", "--train.async_queue_size", "2"],
+        4 * EPOCHS, by_visits, latest=2,
     ),
     # 20 groups at a time for batches of 8: some wait at every checkpoint.
     "async-more": Case(
-        [*DBB, "--dbb.forgetting", "updates", "--train.async_enable", "--train.partial_rollout_enable",
+        [*DBB, "--train.async_enable", "--train.partial_rollout_enable",
          "--rollout.vllm_generate_batch_size", "20", "--eval.steps", "4"],
-        4 * EPOCHS, by_updates, latest=1 + 2,
+        4 * EPOCHS, by_visits, latest=1 + 2,
     ),
 }  # fmt: skip
 
@@ -183,7 +179,6 @@ def check_posteriors(folder, case):
             assert 0.875 - 1e-9 < rho < 0.96 + 1e-9 and mean == pytest.approx(before[0] / sum(before[:2]), rel=1e-14)
             assert beta == pytest.approx(rho * before[1] + rollouts - successes, rel=1e-9)
         else:
-            # Forgetting by updates starts an epoch before the first visit, as if the prior had been a visit then.
             before = posterior.get(prompt, (1.0, 1.0, at - PROMPTS // BATCH))
             kept = case.keeps(at - before[2])
             assert alpha == pytest.approx(kept * before[0] + successes, rel=1e-14)

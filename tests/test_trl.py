@@ -195,9 +195,9 @@ def test_every_form_gives_what_it_gives_in_ones_own_loop(tmp_path, form):
     keys = [(text, "") for text in "abc" for _ in range(4)]
     rewards = np.array([1, 0, 0, 1, 0, 0, np.nan, 0, 1, 1, 1, 0])
     extras = StepExtras(tokens=np.arange(1, 13), trained=np.arange(12) != 11)
-    store, parameters = f"sqlite:///{tmp_path}/runs.db", {"forgetting": "updates"}
+    store, parameters = f"sqlite:///{tmp_path}/runs.db", {"discount": 0.3}
     steps = shared.Steps(shared.Settings(store=store, parameters=parameters), "ours", False, keys, RunFacts(3, 4))
-    ours, parameters["updates_per_epoch"] = steps.observe(keys, rewards, rewards, form, extras), 12 / 3
+    ours = steps.observe(keys, rewards, rewards, form, extras)
     with Posteriors.create(store, "loop", *zip(*keys, strict=True), parameters=parameters) as loop:
         assert loop.estimator == steps.posteriors.estimator
         expected = loop.observe(1, *zip(*keys, strict=True), rewards, form=form, extras=extras).advantages

@@ -180,8 +180,6 @@ def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: A
             continue
         group = parser.add_argument_group(f"{chosen_by} {name}", _first_line(cls))
         for field in fields:
-            if not field.metadata.get("flag", True):  # a trainer fills it in
-                continue
             options: dict[str, Any] = {"default": field.default, "help": field.metadata.get("help", "")}
             if isinstance(field.default, bool):
                 options["action"] = "store_true"

@@ -178,10 +178,7 @@ def complete(prepared: Prepared) -> None:
         settings = settings.with_values(places, f"run {resumed.name}")
     elif settings.args.resume is not None:  # OpenRLHF alone
         settings = settings.with_values({"ckpt.load_enable": True}, "--resume")
-    args, parameters = settings.args, settings.parameters
-    if parameters.get("forgetting") == "updates" and parameters["updates_per_epoch"] == 0:
-        flag = f"{settings.built_estimator.name}.updates_per_epoch"
-        settings = settings.with_values({flag: number / args.rollout.batch_size}, "prompts / rollout.batch_size")
+    args = settings.args
     rollouts = number * args.rollout.n_samples_per_prompt * args.train.num_episodes
     if settings.strategy.needs_budget and args.train.max_rollouts is None:
         settings = settings.with_values({"train.max_rollouts": rollouts}, "prompts x samples x episodes")

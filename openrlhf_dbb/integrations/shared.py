@@ -138,7 +138,6 @@ class Steps:
     ) -> None:
         """Create the run, or resume it with its estimator; refuse another one."""
         (estimator, self._strategy), self._keys, self._facts = settings.built, keys, facts
-        estimator = estimator.for_epochs(max(len(keys) / facts.groups, 1.0))
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if resume:
             self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)

@@ -103,9 +103,6 @@ def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
 
 def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
     """Feed the visits to ``estimator``, from its prior, in recorded order and with their recorded lag."""
-    # Steps x prompts / visits is right whether or not every prompt is visited in every pass.
-    steps_per_epoch = len(np.unique(visits.step)) * visits.prompts / len(visits.step)
-    estimator = estimator.for_epochs(max(round(steps_per_epoch), 1))
     # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
     when = visits.step if estimator.shared_fields else visits.earlier
     order = np.argsort(when, kind="stable")

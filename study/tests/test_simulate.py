@@ -99,12 +99,6 @@ def test_an_estimator_without_forecasts_has_no_measures_of_them():
     assert np.isnan([measured.forecasts, measured.spread, measured.coverage, measured.log_score]).all()
 
 
-def test_forgetting_by_updates_is_told_the_updates_of_a_pass():
-    run = training("paper-walk", "epoch", 4, Setting(prompts=50, visits=3, batch=50), seed=0)
-    by_visits, by_updates = (measure(specs.parse(f"dbb:forgetting={name}"), run) for name in ("visits", "updates"))
-    assert by_updates.visits == pytest.approx(by_visits.visits, rel=1e-12)
-
-
 def test_the_reference_is_the_best_fixed_discount_over_all_seeds():
     setting = Setting(prompts=200, seeds=2)
     result = simulate([specs.parse("dbb:discount=0.4")], (0.2, 0.4, 1.0), "paper-walk", "visits", 8, setting)
