@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.core.step import rewards_of
+from openrlhf_dbb.core.replayed_visits import rewards_of
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import paired_tests
 from openrlhf_dbb.evaluation.metrics import pass_at_k
