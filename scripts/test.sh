@@ -19,11 +19,15 @@ NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet  # the variable: no announce
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
-# A training takes all cores by itself; the other tests share them, in the order of tests/conftest.py. All parts run,
-# even if the first fails. The second is given its files: to collect the others imports vLLM.
+# Tests share the cores, in the order of tests/conftest.py. Trainings have several processes each: two at a time share the
+# cores, one has the GPUs. All parts run, even if the first fails. The second is given its files: to collect the others
+# imports vLLM.
 failed=0
-python -m pytest -m "not e2e" --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder || failed=$?
+at_a_time=2
+[ -z "$(command -v nvidia-smi)" ] || at_a_time=1
+spread=(--dist loadfile --no-loadscope-reorder --durations 15)
+python -m pytest -m "not e2e" --numprocesses logical --maxprocesses 8 "${spread[@]}" || failed=$?
 mapfile -t trainings < <(grep --files-with-matches 'mark\.e2e' tests/test_*.py)
-python -m pytest -m e2e "${trainings[@]}" || failed=$?
+python -m pytest -m e2e --numprocesses "$at_a_time" "${spread[@]}" "${trainings[@]}" || failed=$?
 PYTHONPATH=$OPENRLHF_DBB_VENV/verl python -m pytest tests/test_verl*.py || failed=$?  # verl is apart, see requirements/lock.sh
 exit "$failed"

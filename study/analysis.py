@@ -169,20 +169,21 @@ class Share(NamedTuple):
     high: float
 
 
-def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: float) -> float:
-    """Return the rollouts at which a curve first reaches the target, infinite if it never does.
+def rollouts_needed(rollouts_E: Floats, accuracy_E: Floats, target: Any) -> Any:
+    """Return the rollouts at which curves (..., E) first reach their targets (...), infinite where they never do.
 
     Example:
-        >>> rollouts_needed(np.array([0.0, 100.0, 200.0]), np.array([0.4, 0.5, 0.6]), 0.55)
+        >>> float(rollouts_needed(np.array([0.0, 100.0, 200.0]), np.array([0.4, 0.5, 0.6]), 0.55))
         150.0
     """
-    reached_E = accuracy_E >= target
-    if not reached_E.any():
-        return math.inf
-    place = int(np.argmax(reached_E))
-    if place == 0:
-        return float(rollouts_E[0])
-    return float(np.interp(target, accuracy_E[place - 1 : place + 1], rollouts_E[place - 1 : place + 1]))
+    reached_E = accuracy_E >= np.expand_dims(target, -1)
+    after = reached_E.argmax(axis=-1)[..., None]
+    (x, right), (y, top) = (
+        [np.take_along_axis(values_E, place, -1)[..., 0] for place in (np.maximum(after - 1, 0), after)]
+        for values_E in (rollouts_E, accuracy_E)
+    )
+    part = np.divide(target - y, top - y, out=np.ones_like(y), where=top > y)  # 1 where the curve begins above
+    return np.where(reached_E.any(axis=-1), x + part * (right - x), math.inf)
 
 
 def share_needed(arm: Curves, target: Curves) -> Share | None:
@@ -192,19 +193,19 @@ def share_needed(arm: Curves, target: Curves) -> Share | None:
     seeds = sorted(arm.keys() & target.keys())
     if not seeds:
         return None
-    drawn_B_R = np.random.default_rng(0).choice(np.array(seeds), size=(DRAWS, len(seeds)))
-    shares_B = np.array([_share(arm, target, drawn_R) for drawn_R in drawn_B_R])
+    both = [np.array([curves[seed] for seed in seeds]) for curves in (arm, target)]  # (R, 2, E)
+    drawn_B_R = np.random.default_rng(0).choice(len(seeds), size=(DRAWS, len(seeds)))
+    shares_B = _share(*(curves_R[drawn_B_R].mean(axis=1) for curves_R in both))
     # An order statistic, because infinity cannot be interpolated.
     low, high = np.quantile(shares_B, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
-    return Share(len(seeds), _share(arm, target, seeds), float(low), float(high))
+    return Share(len(seeds), float(_share(*(curves_R.mean(axis=0) for curves_R in both))), float(low), float(high))
 
 
-def _share(arm: Curves, target: Curves, seeds: Iterable[int]) -> float:
-    (rollouts_E, accuracy_E), (target_rollouts_E, target_accuracy_E) = (
-        np.mean([curves[seed] for seed in seeds], axis=0) for curves in (arm, target)
-    )
-    level = float(target_accuracy_E[-1])
-    return rollouts_needed(rollouts_E, accuracy_E, level) / rollouts_needed(target_rollouts_E, target_accuracy_E, level)
+def _share(arm: Floats, target: Floats) -> Any:
+    """Return the share of mean curves, (..., 2, E)."""
+    level = target[..., 1, -1]
+    needed, baseline = (rollouts_needed(curves[..., 0, :], curves[..., 1, :], level) for curves in (arm, target))
+    return needed / baseline
 
 
 def at_equal_seconds(study: Study, first: Arm, second: Arm) -> list[Any]:

@@ -5,6 +5,7 @@ Floats are written with 6 significant digits. NaN is an empty field.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -104,7 +105,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """Columns by file, without the ending .csv. Accuracies are in [0, 1]."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Study:
     """The rows of every file as pandas frames."""
 
@@ -133,6 +134,7 @@ class Study:
         runs, epochs = (rows[rows.seed.isin(wanted)] for rows in (self.runs, self.epochs))
         return replace(self, runs=runs, epochs=epochs)
 
+    @functools.cache  # noqa: B019 - a study lives as long as its command, which asks for each a hundred times
     def outcome(self, experiment: str, arm: str, name: str) -> Any:
         """Return one outcome of an arm's runs as a Series over seeds, without the runs that lack it.
 

@@ -10,7 +10,6 @@ import functools
 import importlib.metadata
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ import numpy as np
 import psutil
 import pytest
 import trainings
-from trainings import check_posteriors, last_step, logged
+from trainings import check_posteriors, last_step, logged, wait_for_step
 from trainings import rows as query
 
 from openrlhf_dbb import tiny
@@ -35,7 +34,6 @@ ROOT = Path(__file__).parents[1]
 GIB = 2**30
 TIMEOUT_S = 1800
 NEEDED = ("torch", "vllm", "ray", "deepspeed", "transformers", "openrlhf", "openrlhf-dbb")
-PERHAPS = ("flash-attn", "flashinfer-python", "triton")
 
 PROMPTS, BATCH, SAMPLES, PASSES = 32, 16, 8, 3
 STEPS = PROMPTS // BATCH * PASSES
@@ -174,14 +172,8 @@ def machine():
         "GPU memory": ", ".join(f"{size / GIB:.1f} GiB" for size in sizes) or None,
         "driver": line_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "CUDA of torch": look().cuda,
-        **{package: version(package) for package in NEEDED + PERHAPS},
-        "gcc": line_of("gcc", "--version"),
-        "nvcc": line_of(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version", having="release"),
-        "glibc": platform.libc_ver()[1] or None,
-        "python": platform.python_version(),
+        **{package: version(package) for package in NEEDED},
         "commit": line_of("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
-        "processors": os.cpu_count(),
-        "memory": f"{psutil.virtual_memory().total / GIB:.0f} GiB",
     }
 
 
@@ -384,11 +376,7 @@ def kill_after(step, folder, flags):
     with open(folder / "log", "w") as log:
         command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *flags]
         driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-        deadline = time.monotonic() + TIMEOUT_S
-        while last_step(folder) < step:
-            assert driver.poll() is None, tail((folder / "log").read_text())
-            assert time.monotonic() < deadline, f"step {step} was not reached: {tail((folder / 'log').read_text())}"
-            time.sleep(0.02)
+        wait_for_step(folder, step, driver, within_s=TIMEOUT_S)
         started = {process: name(process) for process in psutil.Process(driver.pid).children(recursive=True)}
         driver.kill()
         driver.wait()

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-from trainings import kill_tree, last_step, rows
+from trainings import kill_tree, last_step, rows, wait_for_step
 
 from openrlhf_dbb import tiny
 from openrlhf_dbb.core.strategies.posterior import expected_variance, inclusion
@@ -44,21 +43,31 @@ REWARD = """
 def reward_func(queries, prompts, labels):
     return {"rewards": [float(queries[0].startswith(prompts[0] + labels[0]))]}
 """
+# Two turns; the second sees the first. The answer is looked for in both.
+AGENT = """
+import torch
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+
+class Turns(AgentInstanceBase):
+    def __init__(self):
+        self.turn, self.text = 0, ""
+
+    async def step(self, states, **kwargs):
+        self.turn += 1
+        self.text += states["action_text"]
+        right = torch.tensor(float(states["label"] in self.text) if self.turn == 2 else 0.0)
+        return {
+            "rewards": right, "scores": right, "environment_feedback": "" if self.turn == 2 else "=",
+            "done": self.turn == 2, "sampling_params": states["sampling_params"], "extra_logs": {},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(Turns)
+"""
 DBB = ["--estimator", "dbb", "--dbb.discount", str(DISCOUNT)]
-
-
-def by_visits(steps):
-    """What a posterior keeps until a visit ``steps`` later."""
-    return DISCOUNT
-
-
-def by_memory(steps):
-    """The memory of point is dbb with its default discount, which counts visits."""
-    return 0.5
-
-
-def by_drift(steps):
-    """SPO's rho is in the rows alone."""
 
 
 @dataclass(frozen=True)
@@ -68,54 +77,56 @@ class Case:
     Attributes:
         flags: beside COMMAND.
         steps: it takes at least so many.
-        keeps: the weight that dbb leaves of the past.
+        keeps: the weight that the posterior leaves of the past; None where only the rows have it, as SPO's rho.
         filters: whether only groups with different rewards are trained on.
         budget: ``--train.max_rollouts``; None if the passes over the data end the run.
         latest: the most steps that a group may be late, in async training; None if training waits for generation.
         draws: whether the strategy chooses the prompts, and the sizes of their groups.
+        resumed: more flags of every resume.
     """
 
     flags: list[str]
     steps: int
-    keeps: Callable[[int], float]
+    keeps: float | None = DISCOUNT
     filters: bool = False
     budget: int | None = None
     latest: int | None = None
     draws: bool = False
+    resumed: tuple[str, ...] = ()
 
 
 CASES = {
-    "grpo-dbb": Case(
-        [*DBB, "--probe.fraction", "0.25", "--probe.samples", "4"],
-        4 * EPOCHS, by_visits,
-    ),
+    "grpo-dbb": Case([*DBB, "--probe.fraction", "0.25", "--probe.samples", "4"], 4 * EPOCHS),
     "dapo-dbb": Case(
         ["--method", "dapo", *DBB, "--eval.steps", "2", "--eval.benchmarks", "mine=benchmark.jsonl",
          "--eval.dataset", "", "--ckpt.best_metric_key", ""],
-        EPOCHS, by_visits, filters=True,
+        EPOCHS, filters=True,
     ),
-    "greso-dbb": Case(
-        ["--method", "greso", *DBB, "--eval.steps", "4"], EPOCHS, by_visits, filters=True, budget=WHOLE
-    ),
+    "greso-dbb": Case(["--method", "greso", *DBB, "--eval.steps", "4"], EPOCHS, filters=True, budget=WHOLE),
     "posterior-dbb": Case(
         [*DBB, "--rollout.strategy", "posterior", "--algo.advantage.estimator", "rloo"],
-        4 * EPOCHS, by_visits, draws=True,
+        4 * EPOCHS, draws=True,
     ),
-    "lora-dbb": Case([*DBB, "--ds.lora.rank", "4", "--ckpt.save_adapter", "--eval.steps", "2"], 4 * EPOCHS, by_visits),
+    "lora-dbb": Case([*DBB, "--ds.lora.rank", "4", "--ckpt.save_adapter", "--eval.steps", "2"], 4 * EPOCHS),
     "repo": Case(
         ["--method", "repo", "--replay.samples", "4", "--replay.cache", "8", "--point.memory", "dbb"],
-        4 * EPOCHS, by_memory,
+        4 * EPOCHS, keeps=0.5,
     ),
-    "spo": Case(["--method", "spo", "--rollout.n_samples_per_prompt", str(SAMPLES)], 4 * EPOCHS, by_drift),
+    "spo": Case(["--method", "spo", "--rollout.n_samples_per_prompt", str(SAMPLES)], 4 * EPOCHS, keeps=None),
+    # Partial rollouts, 12 groups at a time for batches of 8, only from the first resume on.
     "async-dbb": Case(
-        [*DBB, "--train.async_enable", "--train.async_queue_size", "2"],
-        4 * EPOCHS, by_visits, latest=2,
+        [*DBB, "--train.async_enable", "--train.async_queue_size", "2",
+         "--train.agent_func_path", "agent.py", "--reward.remote_url", "", "--rollouts.keep", "all",
+         "--algo.advantage.estimator", "reinforce_baseline", "--algo.advantage.is_correction_level", "token",
+         "--eval.steps", "8", "--probe.fraction", "0.2", "--probe.samples", "2"],
+        4 * EPOCHS, latest=2 + 1,
+        resumed=("--train.partial_rollout_enable", "--rollout.vllm_generate_batch_size", "12"),
     ),
     # 20 groups at a time for batches of 8: some wait at every checkpoint.
     "async-more": Case(
         [*DBB, "--train.async_enable", "--train.partial_rollout_enable",
          "--rollout.vllm_generate_batch_size", "20", "--eval.steps", "4"],
-        4 * EPOCHS, by_visits, latest=1 + 2,
+        4 * EPOCHS, latest=1 + 2,
     ),
 }  # fmt: skip
 
@@ -132,11 +143,7 @@ def tail(log):
 def run_until(folder, arguments, log, target, delay):
     """Start the command and kill it ``delay`` seconds after step ``target`` is stored."""
     process = subprocess.Popen([*COMMAND, *arguments], cwd=folder, stdout=log, stderr=log)
-    deadline = time.monotonic() + 300
-    while last_step(folder) < target:
-        assert process.poll() is None, f"ended by itself before step {target}: {tail(log)}"
-        assert time.monotonic() < deadline, f"step {target} was not reached"
-        time.sleep(0.02)
+    wait_for_step(folder, target, process)
     time.sleep(delay)
     assert process.poll() is None, f"ended by itself: {tail(log)}"
     kill_tree(process)
@@ -165,33 +172,25 @@ def check_all(folder, case):
 
 def check_posteriors(folder, case):
     """No step missing or half there, and alpha' = discount * alpha + S along every prompt's rows."""
-    posterior, last, visits, steps = {}, {}, Counter(), []
-    for step, version, prompt, rollouts, successes, alpha, beta, mean in query(
+    posterior, last, visits, steps = {}, {}, Counter(), set()
+    for step, prompt, rollouts, successes, alpha, beta, mean in query(
         folder,
-        "SELECT step, policy_version, prompt_id, rollouts, successes, alpha, beta, mean FROM posterior_history "
-        "ORDER BY step",
+        "SELECT step, prompt_id, rollouts, successes, alpha, beta, mean FROM posterior_history ORDER BY step",
     ):
-        at = version + 1  # the step in which the group would have been on-policy
-        assert case.keeps is not by_memory or mean == successes / rollouts
-        if case.keeps is by_drift:
+        assert "--point.memory" not in case.flags or mean == successes / rollouts
+        before, kept = posterior.get(prompt, (1.0, 1.0)), case.keeps
+        if kept is None:
             before = posterior.get(prompt, (0.5, 0.5))
-            rho = (alpha - successes) / before[0]
-            assert 0.875 - 1e-9 < rho < 0.96 + 1e-9 and mean == pytest.approx(before[0] / sum(before[:2]), rel=1e-14)
-            assert beta == pytest.approx(rho * before[1] + rollouts - successes, rel=1e-9)
-        else:
-            before = posterior.get(prompt, (1.0, 1.0, at - PROMPTS // BATCH))
-            kept = case.keeps(at - before[2])
-            assert alpha == pytest.approx(kept * before[0] + successes, rel=1e-14)
-            assert beta == pytest.approx(kept * before[1] + rollouts - successes, rel=1e-14)
-        posterior[prompt] = (alpha, beta, at)
-        last[prompt] = step
+            kept = (alpha - successes) / before[0]
+            assert 0.875 - 1e-9 < kept < 0.96 + 1e-9 and mean == pytest.approx(before[0] / sum(before), rel=1e-14)
+        assert alpha == pytest.approx(kept * before[0] + successes, rel=1e-14)
+        assert beta == pytest.approx(kept * before[1] + rollouts - successes, rel=1e-9 if case.keeps is None else 1e-14)
+        posterior[prompt], last[prompt] = (alpha, beta), step
         visits[prompt] += 1
-        steps.append(step)
-    assert sorted(set(steps)) == list(range(1, last_step(folder) + 1))
+        steps.add(step)
+    assert sorted(steps) == list(range(1, last_step(folder) + 1))
     current = query(folder, "SELECT prompt_id, alpha, beta, step, visits FROM posteriors")
-    assert {prompt: tuple(values) for prompt, *values in current} == {
-        p: (*posterior[p][:2], last[p], visits[p]) for p in visits
-    }
+    assert {prompt: values for prompt, *values in current} == {p: [*posterior[p], last[p], visits[p]] for p in visits}
 
 
 def check_usage(folder, case):
@@ -307,17 +306,23 @@ def check_end(folder, case, output):
     assert events[0][0] <= KILLS
 
 
-def check_what_belongs_to_steps(folder):
-    """The run-wide count of updates is the step; the same prompts are probed at each of their visits."""
-    updates = query(folder, "SELECT step, shared FROM steps ORDER BY step")
-    assert [json.loads(shared) for _, shared in updates] == [{"updates": [step]} for step, _ in updates]
+def check_probes(folder):
+    """The same prompts are probed at each of their visits."""
+    chosen = "SELECT step, prompt_id FROM posterior_history WHERE prompt_id IN (SELECT prompt_id FROM probes)"
     probed = query(folder, "SELECT step, prompt_id FROM probes")
-    visits = query(
-        folder,
-        "SELECT step, prompt_id FROM posterior_history WHERE prompt_id IN (SELECT prompt_id FROM probes)",
-    )
-    assert sorted(probed) == sorted(visits)
-    assert query(folder, "SELECT DISTINCT samples FROM probes") in ([], [(4,)])
+    assert probed and sorted(probed) == sorted(query(folder, chosen))
+
+
+def check_lateness(folder):
+    """The first step is on time, later ones are not; a step's lag is that of its rollouts; no evaluation is missing."""
+    late = query(folder, "SELECT step, min(lag), max(lag) FROM posterior_history GROUP BY step ORDER BY step")
+    assert late[0] == (1, 0, 0) and max(most for _, _, most in late) >= 1
+    of_rollouts = query(folder, "SELECT avg(lag) FROM rollouts GROUP BY step ORDER BY step")
+    of_steps = query(folder, "SELECT metrics FROM steps ORDER BY step")
+    lags = [json.loads(metrics)["async/lag"] for (metrics,) in of_steps]
+    assert lags == pytest.approx([lag for (lag,) in of_rollouts], abs=1e-6)
+    evaluated = query(folder, "SELECT DISTINCT step FROM dbb_evaluation ORDER BY step")
+    assert evaluated == [(step,) for step in range(0, last_step(folder) + 1, 8)]
 
 
 def check_best(folder):
@@ -354,6 +359,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_pat
     case = CASES[name]
     moments = random.Random(f"{SEED} {name}")
     (tmp_path / "exact.py").write_text(REWARD)
+    (tmp_path / "agent.py").write_text(AGENT)
     held_out = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:16]
     (tmp_path / "benchmark.jsonl").write_text("\n".join(held_out))
     # One of them after a checkpoint: that of step 2 is there when step 3 is stored.
@@ -366,12 +372,14 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_pat
             run_until(tmp_path, arguments, log, target, delay)
             check_all(tmp_path, case)
             if query(tmp_path, "SELECT count(*) FROM runs") == [(1,)]:
-                arguments = [*case.flags, "--resume"]
+                arguments = [*case.flags, *case.resumed, "--resume"]
         ended = subprocess.run([*COMMAND, *arguments], cwd=tmp_path, stdout=log, stderr=log, timeout=400, check=False)
         assert ended.returncode == 0, tail(log)
         check_all(tmp_path, case)
         check_end(tmp_path, case, tail(log))
     if name == "dapo-dbb":
         check_best_at_end(tmp_path)
-    if name == "grpo-dbb":
-        check_what_belongs_to_steps(tmp_path)
+    if name == "async-dbb":
+        check_lateness(tmp_path)
+    if "--probe.fraction" in case.flags:
+        check_probes(tmp_path)

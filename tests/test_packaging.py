@@ -124,8 +124,8 @@ def test_lock_answers_its_extras(metadata: Message, lock: str, extras: list[str]
 def test_light_install_trains_and_reports(wheel: Path, tmp_path: Path) -> None:
     """In an environment that has the wheel alone."""
     commands = tmp_path / "light/bin"
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "light"], check=True)
-    pip = [commands / "python", "-m", "pip", "install", "--quiet", "--no-compile", wheel]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "light"], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", commands / "python", "install", "--quiet", "--no-compile", wheel]
     subprocess.run(pip, check=True, capture_output=True)
 
     def run(name: str, *arguments: str | Path) -> str:

@@ -5,12 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from trainings import SMALL, change, check_posteriors, rows
+from trainings import SMALL, change, check_posteriors, last_step, rows, wait_for_step
 
 from openrlhf_dbb.core import best_model, checkpoints
 
@@ -104,16 +103,12 @@ def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, acto
     with open(folder / "log", "w") as log:
         command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *FLAGS, *flags, "--train.num_episodes", "100"]
         driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-    while rows(folder, "SELECT last_step FROM dbb_run")[0][0] < 9:
-        assert driver.poll() is None, (folder / "log").read_text()[-4000:]
-        time.sleep(0.05)
+    wait_for_step(folder, 9, driver)
     started = psutil.Process(driver.pid).children(recursive=True)
     # Ray names a process after its class, or after the class and the method that is at work.
     (part,) = [process for process in started if re.match(rf"ray::\w*{actor}", process.cmdline()[0])]
     part.kill()
-    killed = time.monotonic()
-    assert driver.wait(timeout=100) == 1
-    assert time.monotonic() - killed < 30
+    assert driver.wait(timeout=60) == 1
     last = (folder / "log").read_text().splitlines()[-1]
     assert last.startswith(f"{line}{part.pid} on host ")
     assert "has died: killed or crashed" in last
@@ -124,7 +119,7 @@ def test_a_killed_part_is_named_with_the_way_on_and_nothing_is_left(copied, acto
     assert alive == []
     evaluated = [step for (step,) in rows(folder, "SELECT step FROM evaluations ORDER BY step")]
     assert evaluated[0] == 6 and best_model.read(folder / "runs/mine/best").step in evaluated
-    check_posteriors(folder, steps=rows(folder, "SELECT last_step FROM dbb_run")[0][0])
+    check_posteriors(folder, steps=last_step(folder))
 
 
 @pytest.mark.long

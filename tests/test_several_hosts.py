@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainings import SMALL, check_posteriors, last_step, logged, rows
+from trainings import SMALL, check_posteriors, last_step, logged, rows, wait_for_step
 
 from openrlhf_dbb import tiny
 
@@ -55,7 +55,7 @@ class Hosts:
         self._outer = self._hold(["unshare", "-Urnm"])
         self._outside = ["nsenter", "-t", str(self._outer.pid), "-U", "-n", "-m", "--preserve-credentials"]
         self._inner = {}
-        self.start(*NODES)
+        self.start()
 
     def _hold(self, command):
         process = subprocess.Popen([*command, "sleep", "3600"], start_new_session=True)
@@ -63,15 +63,15 @@ class Hosts:
         assert process.poll() is None
         return process
 
-    def start(self, *names):
-        """Start hosts, also after a power cut: the disk is as it was, the cable is plugged in, nothing runs."""
-        for name in names:
+    def start(self):
+        """Start both, also after a power cut: the disks are as they were, the cable is plugged in, nothing runs."""
+        for name in NODES:
             held = self._hold([*self._outside, "unshare", "-nmupif", "--mount-proc", "--kill-child"])
             self._inner[name] = (held, self._first_process(held.pid))
         a, b = (str(self._inner[name][1]) for name in NODES)
         cable = ["ip", "link", "add", "va0", "netns", a, "type", "veth", "peer", "name", "vb0", "netns", b]
         subprocess.run([*self._outside, *cable], check=True)
-        for name in names:
+        for name in NODES:
             self._set_up(name)
         # The address belongs to a bridge, so that a host keeps it when its cable is gone.
         for name, link in zip(NODES, ("va0", "vb0"), strict=True):
@@ -139,10 +139,7 @@ class Hosts:
 
     def ray_over_both(self, head, other):
         self._ray(head, HEAD, {"10.77.9.1": NODES[head]}, "--include-dashboard", "false")
-        self.join(other, head)
-
-    def join(self, name, head):
-        self._ray(name, JOIN, {"10.77.9.1": NODES[head], "10.77.9.2": NODES[name]})
+        self._ray(other, JOIN, {"10.77.9.1": NODES[head], "10.77.9.2": NODES[other]})
 
     def _ray(self, name, line, addresses, *options):
         """A command of the page with these hosts' addresses, and with what a host without GPUs needs."""
@@ -213,31 +210,20 @@ class TestSeveralHosts:
         assert rows(cluster.shared, "SELECT count(*) FROM dbb_run") == [(0,)]
 
     def test_a_run_over_both_hosts_outlives_the_loss_of_either_and_trains_exactly(self, cluster):
-        """First the worker's host is lost, then, after a resume, the driver's; the run is finished from the other."""
-        log = cluster.folder / "log"
+        """The worker's host is lost, then the driver's; the run is finished from the other."""
+        log = cluster.shared / "log"
         driver = cluster.begin("nodea", *command(cluster, "--run_name", "mine"), log=log)
-        wait_for_step(cluster, 3, driver, log)
+        wait_for_step(cluster.shared, 3, driver)
         cluster.kill("nodeb")
-        lost = time.monotonic()
-        assert driver.wait(timeout=150) == 1, log.read_text()[-4000:]
-        assert time.monotonic() - lost < 90
+        assert driver.wait(timeout=90) == 1, log.read_text()[-4000:]
         (line,) = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
         assert re.search(r"rank [01] of the policy \(process \d+ on host nodeb \(10.77.9.2\)\)", line)
         assert " has died: " in line
         assert "its last checkpoint is global_step2; continue it with --resume mine; traces are in /" in line
         check_posteriors(cluster.shared, steps=last_step(cluster.shared))
 
-        cluster.start("nodeb")
-        cluster.join("nodeb", "nodea")
-        log = cluster.folder / "log2"
-        driver = cluster.begin("nodea", *command(cluster, "--resume", "mine"), log=log)
-        wait_for_step(cluster, 5, driver, log)
-        cluster.kill("nodea")
-        driver.wait(timeout=30)
-        check_posteriors(cluster.shared, steps=last_step(cluster.shared))
-
-        cluster.start("nodea")
-        cluster.run("nodeb", RAY, "stop", "--force")
+        cluster.kill("nodea")  # which owns the run, as far as the store knows
+        cluster.start()
         cluster.ray_over_both("nodeb", "nodea")
         refused = train(cluster, "nodeb", "--resume", "mine")
         assert refused.returncode == 2 and "--store.take_over" in refused.stderr, refused.stderr[-4000:]
@@ -249,11 +235,3 @@ class TestSeveralHosts:
         assert any("pp_rank_1_" in name for name in manifest["files"])  # the second rank has saved its part
         divergence = logged(cluster.shared / "runs/mine/tensorboard/mine")["train/vllm_kl"]
         assert len(divergence) == 8 and max(map(abs, divergence.values())) < 0.005  # both engines have the weights
-
-
-def wait_for_step(hosts, step, driver, log):
-    deadline = time.monotonic() + 240
-    while last_step(hosts.shared) < step:
-        assert driver.poll() is None, log.read_text()[-4000:]
-        assert time.monotonic() < deadline, f"step {step} was not reached: {log.read_text()[-2000:]}"
-        time.sleep(0.1)

@@ -30,7 +30,8 @@ with open_store(sys.argv[1]) as store:
 """
 
 
-def test_eight_processes_may_open_a_new_store_at_once(url, tmp_path):
+def test_eight_processes_may_open_a_new_store_at_once(kind, new_url, tmp_path):
+    url = new_url(kind)
     go = tmp_path / "go"
     children = [
         subprocess.Popen(

@@ -179,26 +179,6 @@ def test_errors_against_probes(trained, folder, fill):
     assert list(found) == keys
 
 
-def test_benchmarks_are_averaged_by_group_and_a_later_evaluation_is_the_final_one(trained, folder, fill):
-    name = "gpu-1.7b-grpo-s1"
-    trained(name, sources=("math500", "bbh"))
-    row = collected(trained, folder)["runs"]
-    # After step 8, 4 and 1 of 4 responses are right to the two prompts of each.
-    assert (column(row, "accuracy"), column(row, "ood")) == (["0.625"], ["0.625"])
-    ids = fill.prompts(trained.store, 4)
-    afterwards = [
-        fill.evaluation(ids[:2], (4, 4), "math500"),  # 1
-        fill.evaluation(ids[:2], (0, 2), "aime24"),  # 1/4, and one of two prompts with a right response
-        fill.evaluation(ids[2:], (3, 3), "bbh"),  # 3/4
-    ]
-    record = trained.store.find_run(name)
-    trained.store.record_evaluation(name, afterwards, model="tiny", config={}, run=record)
-    trained.store.record_evaluation("another", afterwards[:1], model="tiny", config={}, run=record)
-    row = collected(trained, folder)["runs"]
-    assert (column(row, "accuracy"), column(row, "best"), column(row, "ood")) == (["0.625"], ["0.75"], ["0.75"])
-    assert column(row, "start_accuracy") == ["0.125"]
-
-
 def test_errors_of_priors_at_their_best_discount(trained, folder, fill):
     ids = fill.prompts(trained.store, 1)
     probes = [ProbeRows(ids, np.array([16]), *np.full((2, 1), float(right))) for right in (4, 12)]
@@ -240,19 +220,6 @@ def test_runs_start_at_the_mean_over_the_evaluations_of_their_model_on_their_dat
     shared = ["0.375", "0.375", "", "0.375", "0.25", "1"]  # 0.375 of (1 + 1) / 8 and (3 + 1) / 8; then their own
     assert column(found["runs"], "start_accuracy") == shared
     assert [row["accuracy"] for row in csv.DictReader(found["epochs"]) if row["epoch"] == "0"] == shared
-
-
-def test_rows_of_runs_from_another_machine_are_kept(trained, folder):
-    trained("n2-dbb-s1")
-    collected(trained, folder)
-    for file in ("runs", "epochs"):
-        path = folder / f"{file}.csv"
-        lines = path.read_text()
-        path.write_text(lines + "".join(line.replace("-s1,", "-s9,") + "\n" for line in lines.splitlines()[1:]))
-    before = (folder / "epochs.csv").read_text()
-    found = collected(trained, folder)
-    assert column(found["runs"], "run") == ["n2-dbb-s1", "n2-dbb-s9"]
-    assert (folder / "epochs.csv").read_text() == before
 
 
 def test_evaluations_on_other_tasks_are_averaged_by_task(trained, folder):

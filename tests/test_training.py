@@ -14,13 +14,32 @@ from openrlhf_dbb import storage, tiny
 pytestmark = pytest.mark.e2e
 
 SMALL = [*FLAGS, "--train.num_episodes", "3", "--ckpt.save_steps", "2", "--eval.steps", "-1"]
+# So wide that it corrects nothing; vLLM's log-probs are then compared with the policy's at every step.
+CORRECTED = [
+    "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e9",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def finished(train, tmp_path_factory):
-    """A run called "first", trained to its end through the launcher that users type."""
+    """A run called "first", trained to its end through the launcher that users type.
+
+    Its policy moves far and its embeddings are not tied; ZeRO 3 has two ranks, and there are two engines.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     folder = tmp_path_factory.mktemp("finished")
-    result = train(folder, "--estimator", "dbb", "--run_name", "first", *SMALL, launcher=True)
+    source = tiny.prepare(tiny.default_folder()).model
+    policy = AutoModelForCausalLM.from_pretrained(source)
+    policy.config.tie_word_embeddings = False
+    policy.lm_head.weight = type(policy.lm_head.weight)(policy.lm_head.weight.detach().clone())
+    policy.save_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder / "model")
+    result = train(
+        folder, "--estimator", "dbb", "--run_name", "first", *SMALL, "--actor.model_name_or_path",
+        str(folder / "model"), *CORRECTED, "--actor.adam.lr", "1e-3", "--ds.zero_stage", "3",
+        "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2", launcher=True,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr[-4000:]
     return folder, result
 
@@ -35,19 +54,53 @@ def test_a_run_leaves_its_posteriors_rollouts_and_metrics_in_the_database(finish
     assert rows(folder, right) == [(0,)]
     metrics = [json.loads(text) for (text,) in rows(folder, "SELECT metrics FROM steps")]
     assert all(of_step["plan/steps"] == 6 and of_step["timing/step_total"] > 0 for of_step in metrics)
-    # The first step of a start compares vLLM with the policy.
-    assert metrics[0]["vllm/log_prob_difference"] < 0.01 and "vllm/log_prob_difference" not in metrics[1]
     assert f"rollouts     {32 * 3 * 8} generated, {32 * 3 * 8} trained on" in result.stdout
     scalars = logged(folder / "runs/first/tensorboard/first")
     stored = dict(rows(folder, "SELECT step, avg(mean) FROM posterior_history GROUP BY step"))
     assert scalars["train/estimator/mean"] == pytest.approx(stored, rel=1e-5)
 
 
-def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_are_no_failures(finished, lane):
+def test_vllm_samples_from_the_weights_that_were_trained(finished):
+    """After every sync vLLM's log-probs are the actor's, up to bfloat16 rounding, though the policy moves far."""
+    from transformers import AutoModelForCausalLM
+
     folder, _ = finished
+    divergence = list(logged(folder / "runs/first/tensorboard/first")["train/vllm_kl"].values())
+    assert len(divergence) == 6
+    # bfloat16 rounding alone gives about 0.001; weights of the step before some 0.02, in every step but the first. One
+    # step may lie apart: a single token of very small probability can dominate the estimate.
+    assert median(map(abs, divergence)) < 0.005, divergence
+    models = ("model", "runs/first/model")
+    before, after = (AutoModelForCausalLM.from_pretrained(folder / model).state_dict() for model in models)
+    moved = sum((after[name].float() - value.float()).square().sum() for name, value in before.items())
+    size = sum(value.float().square().sum() for value in before.values())
+    assert (moved / size).sqrt() > 0.01
+
+
+@pytest.fixture(scope="module")
+def once(lane, tmp_path_factory):
+    """The folder of a run with one optimizer step a step."""
+    folder = tmp_path_factory.mktemp("once")
+    result = lane.train(folder, "--estimator", "dbb", "--run_name", "once", *SMALL, "--train.batch_size", "128")
+    assert result.error is None, result.output[-4000:]
+    return folder
+
+
+def test_one_update_a_step_takes_the_log_probs_in_the_training_pass(once):
+    check_posteriors(once, steps=6)
+    # The engines' log-probs are stored in place of the policy's.
+    assert rows(once, "SELECT count(*) - count(log_prob) FROM rollouts WHERE run_id = 1") == [(0,)]
+    metrics = [json.loads(text) for (text,) in rows(once, "SELECT metrics FROM steps WHERE run_id = 1")]
+    assert metrics[0]["vllm/log_prob_difference"] < 0.01
+    assert [(of_step["ppo_kl"], of_step["ppo_clip_ratio"]) for of_step in metrics[1:]] == [(0, 0)] * 5
+    assert all(of_step["actor_grad_norm"] > 0 for of_step in metrics)
+
+
+def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_are_no_failures(once, lane):
+    folder = once
     (folder / "sometimes.py").write_text(UNVERIFIABLE)
     result = lane.train(
-        folder, "--estimator", "dbb", "--run_name", "second", "--warm_start", "first", "--warm_start_weight", "0.5",
+        folder, "--estimator", "dbb", "--run_name", "second", "--warm_start", "once", "--warm_start_weight", "0.5",
         *SMALL, "--train.num_episodes", "1", "--reward.remote_url", str(folder / "sometimes.py"),
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
@@ -65,24 +118,11 @@ def test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_
     assert 0.1 < missing < 0.4
 
 
-def test_one_update_a_step_takes_the_log_probs_in_the_training_pass(lane, tmp_path):
-    result = lane.train(tmp_path, "--estimator", "dbb", "--run_name", "once", *SMALL, "--train.batch_size", "128")
-    assert result.error is None, result.output[-4000:]
-    check_posteriors(tmp_path, steps=6)
-    # The engines' log-probs are stored in place of the policy's.
-    assert rows(tmp_path, "SELECT count(*) - count(log_prob) FROM rollouts") == [(0,)]
-    metrics = [json.loads(text) for (text,) in rows(tmp_path, "SELECT metrics FROM steps")]
-    assert metrics[0]["vllm/log_prob_difference"] < 0.01
-    assert [(of_step["ppo_kl"], of_step["ppo_clip_ratio"]) for of_step in metrics[1:]] == [(0, 0)] * 5
-    assert all(of_step["actor_grad_norm"] > 0 for of_step in metrics)
-
-
 def test_adapters_are_trained_merged_for_vllm_and_saved_as_a_plain_model(train, tmp_path):
     result = train(  # a lane's engine gives no log-probs of its own, which the correction asks for
         tmp_path, "--estimator", "dbb", "--run_name", "lora", *SMALL, "--train.num_episodes", "2", "--eval.steps", "4",
         "--eval.n_samples_per_prompt", "1", "--ckpt.best_metric_key", "", "--ds.lora.rank", "4",
-        "--actor.adam.lr", "1e-2",
-        "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e9",
+        "--actor.adam.lr", "1e-2", *CORRECTED,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-4000:]
     check_posteriors(tmp_path, steps=4)
@@ -125,6 +165,9 @@ def test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(p
 def test_run_wide_numbers_and_probes_are_stored_and_logged(probed):
     folder, _ = probed
     scalars = logged(folder / "runs/probed/tensorboard/probed")
+    # The first step of a start compares vLLM with the policy.
+    differences = scalars["train/vllm/log_prob_difference"]
+    assert differences.keys() == {1} and differences[1] < 0.01
     shared = {step: json.loads(text) for step, text in rows(folder, "SELECT step, shared FROM steps")}
     assert list(shared) == [1, 2, 3, 4, 5, 6]
     for field in ("discount", "weight", "prompts"):
@@ -172,34 +215,3 @@ def test_a_broken_reward_function_stops_the_run_with_one_line(train, tmp_path):
     )
     assert "has not finished, it has no checkpoint; start it over with --resume dbb-tiny-" in result.stderr
     assert rows(tmp_path, "SELECT count(*) FROM posterior_history") == [(0,)]
-
-
-def test_vllm_samples_from_the_weights_that_were_trained(train, tmp_path):
-    """After every sync vLLM's log-probs are the actor's, up to bfloat16 rounding, though the policy moves far.
-
-    The embeddings are not tied; ZeRO 3 has two ranks, and there are two engines.
-    """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    source, model = tiny.prepare(tiny.default_folder()).model, tmp_path / "model"
-    policy = AutoModelForCausalLM.from_pretrained(source)
-    policy.config.tie_word_embeddings = False
-    policy.lm_head.weight = type(policy.lm_head.weight)(policy.lm_head.weight.detach().clone())
-    policy.save_pretrained(model)
-    AutoTokenizer.from_pretrained(source).save_pretrained(model)
-    result = train(
-        tmp_path, "--estimator", "dbb", "--run_name", "sync", *SMALL, "--actor.model_name_or_path", str(model),
-        "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "0", "1e9",
-        "--actor.adam.lr", "1e-3", "--train.num_episodes", "2",
-        "--ds.zero_stage", "3", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr[-4000:]
-    divergence = list(logged(tmp_path / "runs/sync/tensorboard/sync")["train/vllm_kl"].values())
-    assert len(divergence) == 4
-    # bfloat16 rounding alone gives about 0.001; weights of the step before some 0.02, in every step but the first. One
-    # step may lie apart: a single token of very small probability can dominate the estimate.
-    assert median(map(abs, divergence)) < 0.005, divergence
-    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "runs/sync/model").state_dict()
-    moved = sum((trained[name].float() - value.float()).square().sum() for name, value in policy.state_dict().items())
-    size = sum(value.float().square().sum() for value in policy.state_dict().values())
-    assert (moved / size).sqrt() > 0.01

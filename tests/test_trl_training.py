@@ -4,14 +4,13 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from store_invariants import check
-from trainings import last_step, rows
+from trainings import rows, wait_for_step
 
 from openrlhf_dbb.storage import open_store
 from openrlhf_dbb.tiny.model import build_model, build_tokenizer
@@ -37,26 +36,17 @@ def start(folder, log):
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
 
-def text_of(log):
-    log.seek(0)
-    return log.read()[-4000:]
-
-
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """The folder of a run that was killed and started again by the same command, to its end."""
     folder = tmp_path_factory.mktemp("trl")
     with (folder / "log").open("w+") as log:
         process = start(folder, log)
-        deadline = time.monotonic() + 300
-        while last_step(folder, DATABASE) < 8:  # a checkpoint is made at every fifth step
-            assert process.poll() is None, f"ended by itself: {text_of(log)}"
-            assert time.monotonic() < deadline, "step 8 was not reached"
-            time.sleep(0.01)
+        wait_for_step(folder, 8, process, DATABASE)  # a checkpoint is made at every fifth step
         process.kill()
         process.wait()
         process = start(folder, log)
-        assert process.wait(timeout=400) == 0, text_of(log)
+        assert process.wait(timeout=400) == 0, (folder / "log").read_text()[-4000:]
     return folder
 
 

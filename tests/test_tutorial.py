@@ -18,13 +18,16 @@ PAGE = (ROOT / "docs/tutorial.md").read_text()
 
 @pytest.mark.e2e
 def test_the_commands_of_the_page(tmp_path, monkeypatch):
-    """With 8 questions of each file: 2 steps instead of 32."""
+    """With 8 questions of each file, 4 of them a step: 2 steps instead of 32."""
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     shutil.copytree(FILES, tmp_path / "examples/tutorial")
     settings = tmp_path / "examples/tutorial/largest.toml"
-    few = "data.max_samples = 8\ntrain.num_episodes = 2\neval.steps = 2\n"
-    settings.write_text(settings.read_text() + few)
+    few = {
+        "data.max_samples": 8, "train.num_episodes": 1, "rollout.batch_size": 4, "rollout.n_samples_per_prompt": 4,
+        "train.batch_size": 16, "rollout.micro_batch_size": 16, "train.micro_batch_size": 16, "eval.steps": 2,
+    }  # fmt: skip
+    settings.write_text(settings.read_text() + "".join(f"{flag} = {value}\n" for flag, value in few.items()))
     commands = re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)
     done = subprocess.run(["bash", "-ec", "".join(commands)], cwd=tmp_path, text=True, capture_output=True, timeout=400)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -49,6 +49,15 @@ def last_step(folder, database="openrlhf_dbb.db"):
         return 0
 
 
+def wait_for_step(folder, step, process, database="openrlhf_dbb.db", within_s=300):
+    """Wait until a run has stored a step. Its process, which writes into the folder's ``log``, must not end before."""
+    deadline = time.monotonic() + within_s
+    while last_step(folder, database) < step:
+        late = time.monotonic() > deadline
+        assert process.poll() is None and not late, f"no step {step}: {(folder / 'log').read_text()[-4000:]}"
+        time.sleep(0.02)
+
+
 def change(folder, *statements):
     """Run statements on the run's SQLite database."""
     with sqlite3.connect(folder / "openrlhf_dbb.db") as connection:
