@@ -26,7 +26,8 @@ TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name da
 _RATE, _SOURCE = "known pass rate", "source of the prompt"  # columns that are added to the training data
 _SHOWN = 5  # bad rows that an error names
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-TEXT_FILES = (".json", ".jsonl", ".csv")  # suffixes of the files that records() reads
+TEXT_FILES = (".json", ".jsonl", ".csv")
+FILES = (*TEXT_FILES, ".parquet")  # suffixes of the files that records() reads
 
 
 @dataclass(frozen=True)
@@ -155,10 +156,12 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str)
 
 
 def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[str, Any]]:
-    """Return the first rows of a JSON lines, JSON or CSV file by place ("line 4"), with numbers as they are written.
+    """Return the first rows of a file by place ("line 4"); numbers of a text file as they are written.
 
     Raise UsageError if the file or a row is broken.
     """
+    if path.suffix == ".parquet":
+        return {f"row {number}": row for number, row in enumerate(_parquet(path, source), 1)}
     # 2.50 and 1e-5 are answers as they stand, and 23 digits are too many for a column of numbers.
     load = functools.partial(json.loads, parse_float=str, parse_int=str)
     found: dict[str, Any] = {}
@@ -188,6 +191,17 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
             bad[place] = "it has more fields than the header"
     _refuse(bad, len(found), source)
     return found
+
+
+def _parquet(path: Path, source: str) -> list[dict[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise UsageError(f"{source} needs pyarrow; run: pip install pyarrow") from None
+    try:
+        return list(parquet.read_table(path).to_pylist())
+    except (ArrowException, OSError) as error:
+        raise UsageError(f"{source} is broken: {error}") from error
 
 
 def _value(record: Any, key: str) -> Any:

@@ -110,9 +110,9 @@ def collect(store_url: str, folder: Path) -> None:
     priors: list[Row] = []
     for run in runs:
         if run.has_errors and run.record.name not in known:  # a replay takes 10 s
-            replayed = recorded.read(store_url, str(run.record.run_id))
-            mse += _errors(run, replayed)
-            priors += _priors(run, replayed)
+            _, visits = recorded.read(store_url, str(run.record.run_id))
+            mse += _errors(run, visits)
+            priors += _priors(run, visits)
     folder.mkdir(parents=True, exist_ok=True)
     files = {"runs": lasts, "epochs": epochs, "mse": pd.DataFrame(mse), "priors": pd.DataFrame(priors)}
     if measured_before := [row for run in runs if run.arm == MEASURED for row in _gate(store_url, run)]:
@@ -275,16 +275,16 @@ def _final(store: storage.PosteriorStore, run: storage.RunRecord) -> Row:
     return final
 
 
-def _replayed(replayed: recorded.RecordedRun, names: Sequence[str]) -> list[tuple[str, float | None, float | None]]:
+def _replayed(visits: recorded.Visits, names: Sequence[str]) -> list[tuple[str, float | None, float | None]]:
     """Return estimator, discount and error against the probes of each candidate."""
     candidates = specs.sweep(names, DISCOUNTS)
-    tried = [scores.evaluate(candidate, replayed.visits, replayed.probes) for candidate in candidates]
+    tried = [scores.evaluate(candidate, visits) for candidate in candidates]
     return [(each.estimator.name, specs.knob_value(each.estimator), each.mean("probes")) for each in tried]
 
 
-def _errors(run: StudyRun, replayed: recorded.RecordedRun) -> list[Row]:
+def _errors(run: StudyRun, visits: recorded.Visits) -> list[Row]:
     """Return the error, against the run's probes, of each estimator replayed on its recorded groups."""
-    tried = _replayed(replayed, replay.ESTIMATORS)
+    tried = _replayed(visits, replay.ESTIMATORS)
     point = next(mse for name, _, mse in tried if name == "point")
     return [
         run.row | {"estimator": name, "discount": discount, "mse": mse, "mse_point": point}
@@ -292,11 +292,11 @@ def _errors(run: StudyRun, replayed: recorded.RecordedRun) -> list[Row]:
     ]
 
 
-def _priors(run: StudyRun, replayed: recorded.RecordedRun) -> list[Row]:
+def _priors(run: StudyRun, visits: recorded.Visits) -> list[Row]:
     """Return the smallest of these errors of DBB with each prior, and its discount."""
     made = []
     for alpha, beta in itertools.product(MASSES, MASSES):
-        tried = _replayed(replayed, [f"dbb:prior_alpha={alpha},prior_beta={beta}"])
+        tried = _replayed(visits, [f"dbb:prior_alpha={alpha},prior_beta={beta}"])
         _, discount, mse = min(tried, key=lambda candidate: candidate[2] or np.inf)
         made.append(run.row | {"prior_alpha": alpha, "prior_beta": beta, "discount": discount, "mse": mse})
     return made

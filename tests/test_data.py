@@ -80,21 +80,26 @@ def messages(*contents):
 GOOD = row("good")
 
 
-@pytest.mark.parametrize(
-    ("bad", "fault"),
-    [
-        ({"input": "a"}, "no label"),
-        (row("a", float("nan")), "no label"),
-        (row("a", ["5"]), "its label is a list"),
-        ({"label": "1"}, "no prompt"),
-        (row(messages("a")), "its prompt is a list; all have to be texts"),
-        (row([]), "no prompt"),
-        ('{"input": "a", label: 1}', "broken JSON: Expecting property name enclosed in double quotes"),
-    ],
-)
+REFUSED = [
+    ({"input": "a"}, "no label"),
+    (row("a", float("nan")), "no label"),
+    (row("a", ["5"]), "its label is a list"),
+    ({"label": "1"}, "no prompt"),
+    (row(messages("a")), "its prompt is a list; all have to be texts"),
+    (row([]), "no prompt"),
+    ('{"input": "a", label: 1}', "broken JSON: Expecting property name enclosed in double quotes"),
+    *((row("a") | {"rate": rate}, f"its pass rate is {rate!r}; it has to be in [0, 1], of 1 attempt or more")
+      for rate in ("1.5", "9/8", "0/0")),
+    (row("a") | {"rate": "often"}, "its pass rate is 'often'; write a number in [0, 1], or successes/attempts"),
+    (row("a") | {"rate": 0.5}, "its pass rate has no number of attempts; give --data.pass_rate_attempts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("bad", "fault"), REFUSED)
 def test_a_bad_row_is_refused_with_its_line(load, tmp_path, bad, fault):
+    options = {"pass_rate_key": "rate"} if "rate" in bad else {}
     with pytest.raises(UsageError) as refused:
-        load(GOOD, "", bad, row("other"))
+        load(GOOD | {"rate": "1/2"}, "", bad, row("other") | {"rate": "1/2"}, **options)
     start = f"--data.prompt_dataset {tmp_path}/data.jsonl: 1 of 3 rows cannot be used: line 3: {fault}"
     assert str(refused.value).startswith(start)
 
@@ -337,22 +342,6 @@ def test_pass_rates_are_successes_and_attempts(load):
     assert [None if math.isnan(got[0]) else got for got in rows[data._RATE][:]] == known
     texts = load(*lines[1:5], pass_rate_key="rate")  # each counts for its own attempts
     assert [None if math.isnan(got[0]) else got for got in texts[data._RATE][:]] == [[5, 8], None, None, [0, 4]]
-
-
-@pytest.mark.parametrize(
-    ("rate", "fault"),
-    [
-        (1.5, "its pass rate is '1.5'; it has to be in [0, 1], of 1 attempt or more"),
-        ("9/8", "its pass rate is '9/8'; it has to be in [0, 1], of 1 attempt or more"),
-        ("0/0", "its pass rate is '0/0'; it has to be in [0, 1], of 1 attempt or more"),
-        ("often", "its pass rate is 'often'; write a number in [0, 1], or successes/attempts"),
-        (0.5, "its pass rate has no number of attempts; give --data.pass_rate_attempts"),
-    ],
-)
-def test_a_pass_rate_that_is_none_is_refused_with_its_line(load, rate, fault):
-    with pytest.raises(UsageError, match="1 of 2 rows cannot be used: line 2: ") as refused:
-        load(row("a") | {"rate": "1/2"}, row("b") | {"rate": rate}, pass_rate_key="rate")
-    assert fault in str(refused.value)
 
 
 def test_the_columns_of_rates_and_groups_have_to_be_there_and_may_be_one(load, tmp_path):

@@ -68,7 +68,7 @@ def differences(printed):
     return run
 
 
-def test_all_numbers_of_a_comparison(differences):
+def test_all_numbers_of_a_comparison(differences, printed):
     write_evaluation("first", {"sums": FIRST})
     write_evaluation("second", {"sums": SECOND})
     (found,) = differences("first", "second").values()
@@ -83,11 +83,6 @@ def test_all_numbers_of_a_comparison(differences):
     assert (found["better"], found["worse"], found["prompts"]) == (3, 0, 3)
     # t of 2 degrees of freedom is 4.30265 at 0.975.
     assert (found["low"], found["high"]) == pytest.approx((1 / 3 - 4.30265 / 12, 1 / 3 + 4.30265 / 12), abs=1e-5)
-
-
-def test_the_table(printed):
-    write_evaluation("first", {"sums": FIRST})
-    write_evaluation("second", {"sums": SECOND})
     title, header, row = (" ".join(line.split()) for line in printed("first", "second").splitlines()[:3])
     assert title == "second - first"
     assert header == "prompts second first difference 95 % interval p p (Holm) better worse"

@@ -21,7 +21,7 @@ from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.engines import Finished
 from openrlhf_dbb.evaluation.evaluated_model import Model
-from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, Loaded, prepare
+from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, prepare
 from openrlhf_dbb.evaluation.pipeline import continued, engine_seed, settings_of
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
 
@@ -215,7 +215,7 @@ def tiny_model():
 
 def loaded(texts, **entry):
     values = {"file": "sums.jsonl", "max_tokens": 10} | entry
-    return Loaded(Benchmark("sums", "Sums", **values), ["a", "b"], texts, ["1", "2"], [])
+    return BenchmarkPrompts(Benchmark("sums", "Sums", **values), ["a", "b"], texts, ["1", "2"], [])
 
 
 @pytest.mark.parametrize(

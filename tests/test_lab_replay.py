@@ -82,18 +82,20 @@ def test_log_score_by_hand():
 def test_advantages_by_hand(monkeypatch):
     # Means 0.5 and variance 0.25: advantages +-1. Variance 0: none. Mean 0.8, variance 0.16: +0.5 four times.
     estimate = Estimate(np.array([0.5, 0.75, 0.8]), np.array([0.25, 0.0, 0.16]))
-    monkeypatch.setattr(scores, "rerun", lambda estimator, visits: recorded.Rerun(estimate, None, None))
-    outcome = evaluate(specs.parse("point"), hand_made(), None)
+    unknown = np.full(3, np.nan)
+    monkeypatch.setattr(scores, "rerun", lambda *_: recorded.Rerun(estimate, unknown, (unknown, unknown)))
+    outcome = evaluate(specs.parse("point"), hand_made())
     assert outcome.zero_groups == pytest.approx(1 / 3)
     assert outcome.mean_advantage == pytest.approx((2 * 1 + 4 * 0.5) / 10)
-    assert outcome.losses == {}
+    assert [outcome.mean(name) for name in scores.CRITERIA] == [None] * 3
 
 
 def test_ranking_by_hand():
     """Two prompts of two visits: a draw is (1, 1), (1, 2), (2, 1) or (2, 2)."""
     of_two = visits(np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int))
     losses = {"dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0], "dbb:discount=0.6": [3.0] * 4, "point": [5.0] * 4}
-    outcomes = [Outcome(specs.parse(text), {"mse": np.array(loss)}, 0.0, 0.0) for text, loss in losses.items()]
+    unknown = dict.fromkeys(scores.CRITERIA, np.full(4, np.nan))
+    outcomes = [Outcome(specs.parse(text), unknown | {"mse": np.array(loss)}, 0, 0) for text, loss in losses.items()]
     ranking = rank(outcomes, of_two)
     np.testing.assert_allclose(ranking.mean_C, [2, 3, 5])
     assert ranking.best_of_each() == [0, 2]
@@ -106,7 +108,7 @@ def test_ranking_by_hand():
 
 def ranked(simulated_visits, texts=("dbb",), discounts=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1)):
     candidates = specs.sweep(texts, discounts)
-    return rank([evaluate(candidate, simulated_visits, None) for candidate in candidates], simulated_visits)
+    return rank([evaluate(candidate, simulated_visits) for candidate in candidates], simulated_visits)
 
 
 @pytest.mark.parametrize("walk", [0.0, 0.1, 0.4])
@@ -217,14 +219,14 @@ def test_replay_of_an_asynchronous_run_gives_what_it_stored(open_new):
             versions = [version for _, of_group in groups.values() for version in of_group]
             posteriors.observe(step, prompts, [""] * len(prompts), rewards, extras=StepExtras(policy_versions=versions))
         a, b = (posteriors.prompt_ids[prompt, ""] for prompt in "ab")
-    run = recorded.read(store.url, "late")
+    run, seen = recorded.read(store.url, "late")
     rows = store.query("SELECT step, prompt_id, lag, mean, alpha, beta FROM posterior_history ORDER BY step, prompt_id")
     assert {(row.step, row.prompt_id): row.lag for row in rows} == {
         (1, a): 0, (1, b): 0, (2, b): 0.5, (3, a): 0, (4, a): 2, (4, b): 0,
     }  # fmt: skip
-    again = rerun(recorded.own_estimator(run.record), run.visits)
+    again = rerun(recorded.own_estimator(run), seen)
     np.testing.assert_allclose(again.estimate.mean, [row.mean for row in rows], rtol=1e-12)
-    assert "lag: 0.417 training steps on average, 2 at most" in introduction(run, None)  # 2.5 in 6 groups
+    assert "lag: 0.417 training steps on average, 2 at most" in introduction(run, seen, None)  # 2.5 in 6 groups
 
 
 def test_errors_are_one_line(store, fill, capsys):
@@ -264,13 +266,12 @@ def test_a_replay_reads_the_prompts_texts(tmp_path):
             ids = sorted(posteriors.prompt_ids[prompt, "1"] for prompt in drawn)
             forecasts += [mean[prompt_id] for prompt_id in ids]
             posteriors.observe(step, drawn, ["1"] * 20, [float("?" in prompt) for prompt in drawn])
-    run = recorded.read(url, "texts")
-    own = recorded.own_estimator(run.record)
+    run, seen = recorded.read(url, "texts")
+    own = recorded.own_estimator(run)
     again, alike = (
         alpha / (alpha + beta)
         for alpha, beta in (
-            rerun(own, dataclasses.replace(run.visits, texts=texts)).predictive
-            for texts in (run.visits.texts, ["alike"] * 80)
+            rerun(own, dataclasses.replace(seen, texts=texts)).predictive for texts in (seen.texts, ["alike"] * 80)
         )
     )
     np.testing.assert_allclose(again, forecasts, rtol=1e-9)

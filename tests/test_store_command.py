@@ -90,7 +90,7 @@ def test_runs(filled, capsys):
 def test_held_out_accuracy(two, capsys):
     newest, oldest = printed(capsys, two, "runs")[1][1:]
     # of 24: 3 right at the start, then 20 and 6
-    assert re.split("  +", newest) == ["2", "b", "running", "12.5 -> 83.3 %", "2", "grpo+dbb", "48", "0 s"]
+    assert re.split("  +", newest)[:7] == ["2", "b", "running", "12.5 -> 83.3 %", "2", "grpo+dbb", "48"]
     assert re.split("  +", oldest)[3] == "12.5 -> 25.0 %"
     for run, then in (("a", "50.0 % at step 1 (best) -> 25.0 % at step 2"), ("b", "83.3 % at step 2 (best)")):
         _, lines = printed(capsys, two, "show", run)
@@ -202,7 +202,7 @@ def test_what_groups_cost(store, fill, capsys):
     assert line.split() == ["b", "dapo", "dbb", "8", "4", "1", "8", "0.5", "0"]
 
 
-def test_compare_names_the_better_of_two_models(two, capsys):
+def test_compare_names_the_better_of_two_models(two, fill, capsys):
     _, lines = printed(capsys, two, "compare", "a", "b")
     at = lines.index("held-out accuracy")
     assert [line.split() for line in lines[at + 1 : at + 4]] == [
@@ -217,13 +217,9 @@ def test_compare_names_the_better_of_two_models(two, capsys):
     )
     assert lines[at + 5] == "the second is higher" and lines[at + 6].startswith("One run of each")
     assert "the second is lower" in printed(capsys, two, "compare", "b", "a")[1]
-
-
-def test_compare_shows_no_difference_where_there_is_none(two, fill, capsys):
     evaluated(two, fill, "c", {2: [4, 1, 3, 4, 4, 4]})
     _, lines = printed(capsys, two, "compare", "b", "c")
     assert lines[0].startswith("first:  b ") and lines[1].startswith("second: c ")
-    at = lines.index("held-out accuracy")
     assert "+0.0 points" in lines[at + 4] and lines[at + 5] == "no difference shown"
 
 
@@ -342,9 +338,6 @@ def test_json_has_the_numbers_that_are_printed(two, fill, capsys):
     history = json.loads(printed(capsys, two, "history", "prompt 1", "a", "--json")[0])
     assert (history["run"], history["prompt"], history["label"]) == ("a", "prompt 1", "1")
     assert [visit["step"] for visit in history["visits"]] == [1, 2]
-    compared = json.loads(printed(capsys, two, "compare", "a", "b", "--json")[0])
-    assert compared["held_out"]["difference"] == pytest.approx(DIFFERENCES.mean())
-    assert compared["held_out"]["verdict"] == "the second is higher"
 
 
 def test_refusals_are_one_line_and_exit_2(store, fill, tmp_path, capsys):

@@ -10,7 +10,7 @@ from typing import Any
 
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Responses, StepExtras
-from openrlhf_dbb.data import records
+from openrlhf_dbb.data import FILES, records
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.options import add_store
@@ -23,12 +23,11 @@ COLUMNS = {
     "step": ("step", "global_step"),
     "response": ("completion", "response", "output"),
 }
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def add_commands(add: Any) -> None:
     parser = add("import", import_log, opens_store=False)
-    parser.add_argument("log", metavar="LOG", nargs="+", type=Path, help=f"files ({', '.join(SUFFIXES)}), or folders")
+    parser.add_argument("log", metavar="LOG", nargs="+", type=Path, help=f"files ({', '.join(FILES)}), or folders")
     parser.add_argument("--run_name", required=True, metavar="NAME", help="name of the new run")
     for name, columns in COLUMNS.items():
         text = f"column of the {name} (default: the first of {', '.join(columns)})"
@@ -83,11 +82,9 @@ def _files(paths: list[Path]) -> Iterator[Path]:
     for path in paths:
         if not path.exists():
             raise UsageError(f"there is no {path}; name a log of rollouts or a folder of them")
-        inside = [file for file in path.iterdir() if file.suffix in SUFFIXES] if path.is_dir() else [path]
-        if not inside or inside[0].suffix not in SUFFIXES:
-            raise UsageError(
-                f"{path} is no log that can be read; allowed are {', '.join(SUFFIXES)}, or a folder of them"
-            )
+        inside = [file for file in path.iterdir() if file.suffix in FILES] if path.is_dir() else [path]
+        if not inside or inside[0].suffix not in FILES:
+            raise UsageError(f"{path} is no log that can be read; allowed are {', '.join(FILES)}, or a folder of them")
         yield from sorted(inside, key=lambda file: (_number(file) or 0, file.name))
 
 
@@ -98,22 +95,12 @@ def _number(file: Path) -> int | None:
 
 
 def _read(file: Path) -> dict[str, dict[str, Any]]:
-    if file.suffix != ".parquet":
-        rows = records(file, str(file))
-        table = next(iter(rows.values()), {})
-        if not table.keys() >= {"columns", "data"}:
-            return rows
-        found = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]  # of W&B
-    else:
-        try:
-            from pyarrow import ArrowException, parquet
-        except ImportError:
-            raise UsageError(f"{file} needs pyarrow; run: pip install pyarrow") from None
-        try:
-            found = parquet.read_table(file).to_pylist()
-        except ArrowException as error:
-            raise UsageError(f"{file} is broken: {error}") from error
-    return {f"row {number}": row for number, row in enumerate(found, 1)}
+    rows = records(file, str(file))
+    table = next(iter(rows.values()), {})
+    if not table.keys() >= {"columns", "data"}:
+        return rows
+    # A table of W&B.
+    return {f"row {at}": dict(zip(table["columns"], row, strict=True)) for at, row in enumerate(table["data"], 1)}
 
 
 def _rollout(row: dict[str, Any], place: str, named: int | None, keys: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from openrlhf_dbb import tasks
-from openrlhf_dbb.cli import evaluate
-from openrlhf_dbb.evaluation.options import Options
+from openrlhf_dbb.evaluation.command import Options, evaluate
 from openrlhf_dbb.options import add_trust
 from openrlhf_dbb.terminal import print_table, shown
 
@@ -52,4 +51,4 @@ def command(arguments: argparse.Namespace) -> None:
         name=f"tasks-{name.rstrip('/').rpartition('/')[2]}-{datetime.now():%Y%m%d-%H%M%S}",
         trust_remote_code=arguments.trust_remote_code,
     )
-    evaluate.run(options)
+    evaluate(options)

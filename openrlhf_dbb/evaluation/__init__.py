@@ -1,7 +1,7 @@
 """Evaluation: models on benchmarks, measured and compared; comparing needs no torch.
 
-options      the settings of an evaluation
-pipeline     the command evaluate: from its options to files on disk; repeated, it continues where it stopped
+command      the command evaluate and its flags
+pipeline     from these to files on disk; repeated, it continues where it stopped
   benchmarks/       the benchmarks, one TOML file each
   loading           the questions of a benchmark, from the hub or a file, and as the model sees them
   evaluated_model   the model, located and checked

@@ -118,26 +118,23 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
 
 def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> list[str]:
     """Return what a reader should know: different settings, missing samples."""
-    lines = []
-
-    def note_if_different(setting: str, values: list[Any]) -> None:
-        if len(set(values)) > 1:
-            listed = (f"{value} in {each.name}" for value, each in zip(values, evaluations, strict=True))
-            lines.append(f"different {setting}: {', '.join(listed)}")
-
-    for key in _SETTINGS:
-        note_if_different(key, [each.settings[key] for each in evaluations])
-    for name, benchmark in benchmarks.items():
-        title = benchmark.title
-        for key in _SETTINGS_OF_BENCHMARK:
-            note_if_different(f"{key} of {title}", [each.settings["benchmarks"][name][key] for each in evaluations])
+    lines, names = [], [each.name for each in evaluations]
+    settings = {key: [each.settings[key] for each in evaluations] for key in _SETTINGS}
+    missing = []
+    for name, (title, _, _, left_out) in benchmarks.items():
+        about = [each.settings["benchmarks"][name] for each in evaluations]
+        settings |= {f"{key} of {title}": [each[key] for each in about] for key in _SETTINGS_OF_BENCHMARK}
         for each in evaluations:
             share = np.isnan(each.results[name].scores_R_P_N).mean()
             if share >= 0.01:
-                lines.append(f"{title}: {share:.1%} of the samples of {each.name} are not verified")
-        if benchmark.left_out:
-            lines.append(f"{title}: {benchmark.left_out} prompts left out, as a model has no verified sample")
-    return lines
+                missing.append(f"{title}: {share:.1%} of the samples of {each.name} are not verified")
+        if left_out:
+            missing.append(f"{title}: {left_out} prompts left out, as a model has no verified sample")
+    for setting, values in settings.items():
+        if len(set(values)) > 1:
+            listed = (f"{value} in {name}" for value, name in zip(values, names, strict=True))
+            lines.append(f"different {setting}: {', '.join(listed)}")
+    return lines + missing
 
 
 def _print_pair(pair: tuple[str, str], tested: Sequence[dict[str, Any]]) -> None:

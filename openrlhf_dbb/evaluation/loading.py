@@ -2,36 +2,30 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import data, tasks
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation.benchmarks import FILES, Benchmark
+from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.rewards.choices import ALPHABET
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A benchmark's P questions."""
+class BenchmarkPrompts:
+    """The P prompts of a benchmark; :func:`prepare` makes them those of one model."""
 
     benchmark: Benchmark
     ids: list[str]
-    texts: list[str]  # of the prompts, before any chat template
+    texts: list[str]  # as the model sees them; before :func:`prepare` without any chat template
     labels: list[str]  # as the verifier expects them
     notes: list[str]  # lines that a reader of the results should know
-
-
-@dataclass(frozen=True)
-class BenchmarkPrompts(Loaded):
-    """The P prompts of a benchmark for one model, with the texts as this model sees them."""
-
-    tokens: list[list[int]]
-    max_new_tokens: int  # limit on the response length
-    chat_template: bool  # whether the model's chat template was applied
+    tokens: list[list[int]] = field(default_factory=list)
+    max_new_tokens: int = 0  # limit on the response length
+    chat_template: bool = False  # whether the model's chat template was applied
 
     @property
     def longest(self) -> int:
@@ -53,7 +47,7 @@ class BenchmarkPrompts(Loaded):
         }
 
 
-def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
+def load(benchmark: Benchmark, *, limit: int | None = None) -> BenchmarkPrompts:
     """Load a benchmark; with a limit its first rows, taken evenly from the configurations. Refuse faulty data."""
     pieces = re.split(r"(\{question\}|\{options\}|\{form\})", benchmark.template)
     ids, texts, labels = [], [], []
@@ -76,10 +70,12 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> Loaded:
         raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")
     rows = ", ".join(row_id for row_id, _ in bad)
     note = f"{len(bad)} of {len(ids)} labels are compared as text, as no answer can be read like them: rows {rows}"
-    return Loaded(benchmark, ids, texts, labels, [note] if bad else [])
+    return BenchmarkPrompts(benchmark, ids, texts, labels, [note] if bad else [])
 
 
-def prepare(loaded: Loaded, model: Model, chat_template: bool | None, max_new_tokens: int | None) -> BenchmarkPrompts:
+def prepare(
+    loaded: BenchmarkPrompts, model: Model, chat_template: bool | None, max_new_tokens: int | None
+) -> BenchmarkPrompts:
     """Apply the chat template and tokenize as OpenRLHF: no special tokens but those in the text; None: the benchmark's.
 
     Refuse a chat template that the command line asks for and the tokenizer lacks, and a prompt that is too long.
@@ -95,8 +91,8 @@ def prepare(loaded: Loaded, model: Model, chat_template: bool | None, max_new_to
         texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
     notes = loaded.notes + data.control_tokens(f"benchmark {benchmark.name}", loaded.texts, tokenizer, applied)
-    seen = {"texts": texts, "tokens": tokens, "max_new_tokens": max_new_tokens or benchmark.max_tokens, "notes": notes}
-    prompts = BenchmarkPrompts(**(vars(loaded) | seen), chat_template=applied)
+    limit = max_new_tokens or benchmark.max_tokens
+    prompts = replace(loaded, texts=texts, tokens=tokens, max_new_tokens=limit, notes=notes, chat_template=applied)
     if model.context is not None and prompts.longest > model.context:
         raise UsageError(
             f"benchmark {benchmark.name}: its longest prompt ({max(map(len, tokens))} tokens) and --max_new_tokens "
@@ -124,17 +120,15 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     import datasets
     from datasets.exceptions import DatasetsError
 
-    path = Path(benchmark.file)
     if tasks.is_spec(benchmark.hub):
         return tasks.problems(benchmark.hub, benchmark.instruction)
     try:
-        if path.suffix in data.TEXT_FILES:
-            table = list(data.records(path, f"benchmark {benchmark.name}: {path}").values())
+        if benchmark.file:
+            source = f"benchmark {benchmark.name}: {benchmark.file}"
+            table = list(data.records(Path(benchmark.file), source).values())
             names = list(dict.fromkeys(column for record in table for column in record))
         else:
-            hub = {"path": benchmark.hub, "name": config, "split": benchmark.split, "revision": benchmark.revision}
-            file = {"path": "parquet", "data_files": benchmark.file, "split": "train"}
-            table = datasets.load_dataset(**(file if benchmark.file else hub))
+            table = datasets.load_dataset(benchmark.hub, config, split=benchmark.split, revision=benchmark.revision)
             names = table.column_names
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         raise _error(benchmark, _why_not_loaded(benchmark, error)) from error
@@ -159,11 +153,11 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
         cache = datasets.config.HF_DATASETS_CACHE
         return (
             f"{error}: no network, and not in the cache; load it once on a machine with network access and copy its "
-            f"$HF_HOME/datasets to {cache}, or give the data as {benchmark.name}=FILE ({', '.join(FILES)}, with "
+            f"$HF_HOME/datasets to {cache}, or give the data as {benchmark.name}=FILE ({', '.join(data.FILES)}, with "
             "columns input and label)"
         )
     reason = error if isinstance(error, DatasetNotFoundError) else error.__cause__ or error
-    return f"{benchmark.file or benchmark.hub} cannot be read: {str(reason) or 'it is empty'}"
+    return f"{benchmark.hub} cannot be read: {str(reason) or 'it is empty'}"
 
 
 def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:

@@ -19,10 +19,8 @@ from openrlhf_dbb.evaluation.results import Results
 
 def accuracy(scores: Floats) -> Floats:
     """Acc@N, the mean of the known values along the last axis; NaN where none is known."""
-    known = ~np.isnan(scores)
-    count = known.sum(axis=-1)
-    total = np.where(known, scores, 0.0).sum(axis=-1)
-    return np.divide(total, count, out=np.full(count.shape, np.nan), where=count > 0)
+    with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
+        return np.asarray(np.nansum(scores, axis=-1) / (~np.isnan(scores)).sum(axis=-1))
 
 
 def best(scores: Floats) -> Floats:
@@ -30,16 +28,15 @@ def best(scores: Floats) -> Floats:
     return np.asarray(np.fmax.reduce(scores, axis=-1))
 
 
-def pass_at_k(scores: Floats, k: int) -> Floats:
-    """Return 1 - C(n - c, k) / C(n, k), where c of n verified samples are correct; NaN where n < k.
+def pass_at_k(verified: Floats, correct: Floats, k: int) -> Floats:
+    """Return 1 - C(n - c, k) / C(n, k), where c (``correct``) of n verified samples are right; NaN where n < k.
 
     Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", Eq. 1.
     """
     from scipy.stats import hypergeom
 
-    verified = (~np.isnan(scores)).sum(axis=-1)
     # P(none of k draws is correct); the binomial coefficients of many samples would overflow.
-    return np.asarray(1.0 - hypergeom.pmf(0, verified, np.nansum(scores, axis=-1), k))
+    return np.asarray(1.0 - hypergeom.pmf(0, verified, correct, k))
 
 
 def majority(scores: Floats, answers: NDArray[np.object_]) -> Floats:
@@ -74,7 +71,8 @@ def measures(results: Results) -> dict[str, Floats]:
         by_prompt[f"majority@{samples}"] = majority(scores, results.answers_R_P_N)
     if np.all(missing | (scores == 0) | (scores == 1)):
         ks = {2**power for power in range(samples.bit_length())} | {samples}
-        by_prompt |= {f"pass@{k}": pass_at_k(scores, k) for k in sorted(ks)}
+        verified, correct = (~missing).sum(axis=-1), np.nansum(scores, axis=-1)
+        by_prompt |= {f"pass@{k}": pass_at_k(verified, correct, k) for k in sorted(ks)}
     by_prompt |= {"missing": missing.mean(axis=-1), "truncated_rate": results.truncated_R_P_N.mean(axis=-1)}
     by_prompt["response_length_mean"] = results.tokens_R_P_N.mean(axis=-1)
     return {name: accuracy(values_R_P) for name, values_R_P in by_prompt.items()}
@@ -91,13 +89,12 @@ def percent(values_R: Floats) -> str:
 def stored_rows(results: Results, store: storage.PosteriorStore) -> storage.EvaluationRows:
     """Return results as the store keeps them, summed over samples; register their prompts."""
     scores = results.scores_R_P_N
-    verified = ~np.isnan(scores)
     return storage.EvaluationRows(
         benchmark=results.benchmark,
         prompt_ids=store.register_prompts(results.prompts, results.labels),
         samples=np.full(scores.shape[:2], scores.shape[2]),
-        verified=verified.sum(axis=-1),
-        successes=np.where(verified, scores, 0.0).sum(axis=-1),
+        verified=(~np.isnan(scores)).sum(axis=-1),
+        successes=np.nansum(scores, axis=-1),
         best=best(scores),
         majority=majority(scores, results.answers_R_P_N),
         tokens=results.tokens_R_P_N.sum(axis=-1),

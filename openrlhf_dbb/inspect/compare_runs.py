@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.core.replayed_visits import rewards_of
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import paired_tests
 from openrlhf_dbb.evaluation.metrics import pass_at_k
@@ -84,20 +83,24 @@ def held_out_difference(
             counts.append((counts_P[at], other_counts_P[at_other]))
     if not pairs:
         return None
-    columns = zip(*((first_P, second_P, second_P - first_P) for first_P, second_P in pairs), strict=True)
-    one, two, test = (paired_tests.stratified_t(parts, two_sided=True) for parts in columns)
-    higher = "the second is higher" if test.difference > 0 else "the second is lower"
+    tested = _tested(pairs)
+    higher = "the second is higher" if tested["difference"] > 0 else "the second is lower"
     return {
-        "first": one.difference,
-        "second": two.difference,
-        "intervals": ((one.low, one.high), (two.low, two.high)),
+        **tested,
+        "intervals": [(of.low, of.high) for of in map(paired_tests.stratified_t, zip(*pairs, strict=True))],
         "steps": steps,
         "samples": (measured.samples, other_measured.samples),
         "prompts": sum(len(first_P) for first_P, _ in pairs),
-        **{name: getattr(test, name) for name in (*_CHANGE, "p")},
-        "verdict": higher if test.p < paired_tests.ALPHA else "no difference shown",
+        "verdict": higher if tested["p"] < paired_tests.ALPHA else "no difference shown",
         "pass_at_k": _pass_at_k(counts),
     }
+
+
+def _tested(pairs: Sequence[Sequence[Floats]]) -> dict[str, float]:
+    """Return the means of two models, their difference, its interval and p; benchmarks weigh equally."""
+    first, second = np.mean([[values.mean() for values in pair] for pair in pairs], axis=0).tolist()
+    test = paired_tests.stratified_t([second_P - first_P for first_P, second_P in pairs], two_sided=True)
+    return {"first": first, "second": second, **{name: getattr(test, name) for name in (*_CHANGE, "p")}}
 
 
 def _pass_at_k(counts: Sequence[tuple[Floats, Floats]]) -> list[dict[str, Any]]:
@@ -106,17 +109,10 @@ def _pass_at_k(counts: Sequence[tuple[Floats, Floats]]) -> list[dict[str, Any]]:
     ``counts`` has for each benchmark the verified responses to each prompt and the sum of their scores, (P, 2), of
     either model. k ends at the fewest responses to any prompt. Scores other than 0 and 1 have no pass@k.
     """
-    rows: list[dict[str, Any]] = []
     every = np.concatenate([counts_P for pair in counts for counts_P in pair])
-    if (every % 1).any():
-        return rows
-    for k in (2**power for power in range(1, int(every[:, 0].min()).bit_length())):
-        passed = [[pass_at_k(rewards_of(of[:, 0].astype(int), of[:, 1]), k) for of in pair] for pair in counts]
-        means = np.mean([[of.mean() for of in pair] for pair in passed], axis=0)
-        test = paired_tests.stratified_t([second - first for first, second in passed], two_sided=True)
-        tested = {name: getattr(test, name) for name in (*_CHANGE, "p")}
-        rows.append({"k": k, "first": float(means[0]), "second": float(means[1]), **tested})
-    return rows
+    powers = [] if (every % 1).any() else [2**power for power in range(1, int(every[:, 0].min()).bit_length())]
+    passed = {k: [[pass_at_k(of[:, 0], of[:, 1], k) for of in pair] for pair in counts] for k in powers}
+    return [{"k": k, **_tested(pairs)} for k, pairs in passed.items()]
 
 
 def _described(run: RunRecord) -> str:

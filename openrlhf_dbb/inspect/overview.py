@@ -21,8 +21,9 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     A share of zero-variance rollouts is None at N = 1, where it is not defined.
     """
     totals = usage_totals(store, run)
-    fates = ("trained", "filtered", "skipped", "replayed")
-    spent = ("groups", "mixed_groups", "rollouts_per_mixed_group", "tokens_per_mixed_group")
+    mixed, equal = totals["mixed_groups"], totals["zero_variance"]
+    counts = ("trained", "filtered", "skipped", "replayed", "groups", "mixed_groups", "rollouts_per_mixed_group",
+              "tokens_per_mixed_group")  # fmt: skip
     return {
         "number": run.run_id,
         "name": run.name,
@@ -35,9 +36,9 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         "parameters": run.parameters,
         "rollouts": totals["generated"],
         "tokens": totals["generated_tokens"],
-        **{name: totals[name] for name in (*fates, *spent)},
-        "zero_variance_share": None if totals["single"] else ratio(totals["zero_variance"], totals["generated"]),
-        "given_advantage_share": None if totals["single"] else ratio(totals["rescued"], totals["zero_variance"]),
+        **{name: totals[name] for name in counts},
+        "zero_variance_share": None if mixed is None else ratio(equal, totals["generated"]),
+        "given_advantage_share": None if mixed is None else ratio(totals["rescued"], equal),
         "model": without_passwords(run.model),
         "dataset": without_passwords(run.dataset),
         "started": run.created_at,
@@ -48,14 +49,12 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """Return the sums of a run's usage, "filtered" (generated, not trained on), and what a mixed group cost.
 
-    All numbers are None if usage was not recorded. "single": groups have one rollout (fewer than two on average), so
-    that zero variance is not defined.
+    All numbers are None if usage was not recorded.
     """
     (row,) = store.query(f"SELECT {SUMS} FROM dbb_step WHERE run_id = :run", run=run.run_id)
     totals = row._asdict()
     mixed = mixed_groups(totals)
     return totals | {
-        "single": bool(totals["groups"]) and totals["generated"] < 2 * totals["groups"],
         "mixed_groups": mixed,
         "rollouts_per_mixed_group": ratio(totals["generated"], mixed),
         "tokens_per_mixed_group": ratio(totals["generated_tokens"], mixed),

@@ -4,7 +4,7 @@ Axes: Q prompts, T visits.
 """
 
 import argparse
-import contextlib
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +17,8 @@ from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.estimators.closed_form import moments
 from openrlhf_dbb.lab import recorded, specs
-from openrlhf_dbb.lab.recorded import RecordedRun
+from openrlhf_dbb.lab.recorded import Visits
+from openrlhf_dbb.storage import RunRecord
 from openrlhf_dbb.terminal import json_text, print_table, records
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes")
@@ -31,7 +32,8 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("mse", help=text, description=text)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("run", nargs="?", metavar="RUN", help=f"a stored run with probes: {options.RUN_HELP}")
-    source.add_argument("--p", nargs="+", metavar="P1,P2,...", help="a prompt's success probabilities, visit by visit")
+    text = "a prompt's success probabilities, visit by visit"
+    source.add_argument("--p", nargs="+", type=probabilities, metavar="P1,P2,...", help=text)
     options.add_store(parser)
     parser.add_argument("--rollouts", type=int, metavar="N", help="group size (default: the run's, else 8)")
     text = f"as dbb:discount=0.4 (default: {' '.join(ESTIMATORS)})"
@@ -43,11 +45,12 @@ def add_command(commands: Any) -> None:
 def _command(arguments: argparse.Namespace) -> None:
     estimators = [specs.parse(text) for text in arguments.estimators]
     if arguments.p:
-        name, p_Q_T, usual = "given probabilities", _given(arguments.p), 8
+        name, usual = "given probabilities", 8
+        p_Q_T = np.array([*itertools.zip_longest(*arguments.p, fillvalue=np.nan)]).T
     else:
-        run = recorded.read(arguments.store_url, arguments.run)
-        name, p_Q_T = run.record.name, probed(run)
-        usual = int(np.bincount(run.visits.rollouts).argmax())
+        run, visits = recorded.read(arguments.store_url, arguments.run)
+        name, p_Q_T = run.name, probed(run, visits)
+        usual = int(np.bincount(visits.rollouts).argmax())
     rollouts = usual if arguments.rollouts is None else arguments.rollouts
     families = {specs.family(estimator): specs.swept(estimator, specs.DISCOUNTS) for estimator in estimators}
     try:
@@ -70,45 +73,34 @@ def _command(arguments: argparse.Namespace) -> None:
     print_table(_SWEPT, best)
 
 
-def _given(texts: Sequence[str]) -> Floats:
-    """Return the probabilities of ``--p``, (Q, T), NaN after a prompt's last visit."""
-    lines = [text.split(",") for text in texts]
-    p_Q_T = np.full((len(lines), max(map(len, lines))), np.nan)
-    for row, line in enumerate(lines):
-        for column, text in enumerate(line):
-            with contextlib.suppress(ValueError):  # NaN then stays
-                p_Q_T[row, column] = float(text)
-            if not 0 <= p_Q_T[row, column] <= 1:
-                raise UsageError(f"--p, row {row + 1}: {text!r} is not a probability in [0, 1]")
-    return p_Q_T
+def probabilities(text: str) -> list[float]:
+    return [options.number(float, 0, 1)(each) for each in text.split(",")]
 
 
-def moments_by_visit(
-    p_Q_T: Floats, estimators: Sequence[RewardEstimator], rollouts: int
-) -> list[tuple[str, str, float, float, float, float]]:
+def moments_by_visit(p_Q_T: Floats, estimators: Sequence[RewardEstimator], rollouts: int) -> list[tuple[Any, ...]]:
     """Return label, visit ("all" last), and means over prompts: bias^2, variance, MSE and a group's sum of X - p."""
-    rows: list[tuple[str, str, float, float, float, float]] = []
+    rows = []
     for estimator in estimators:
-        of_estimator = moments(estimator, p_Q_T, rollouts)
-        sum_Q_T = 0 - rollouts * of_estimator.bias  # never -0
-        parts_4_Q_T = np.stack([of_estimator.bias**2, of_estimator.variance, of_estimator.mse, sum_Q_T])
-        for visit, means_4 in enumerate(np.nanmean(parts_4_Q_T, axis=1).T, start=1):
-            rows.append((specs.label(estimator), str(visit), *means_4.tolist()))
-        rows.append((specs.label(estimator), "all", *np.nanmean(parts_4_Q_T, axis=(1, 2)).tolist()))
+        found = moments(estimator, p_Q_T, rollouts)
+        sum_Q_T = 0 - rollouts * found.bias  # never -0
+        parts_4_Q_T = np.stack([found.bias**2, found.variance, found.mse, sum_Q_T])
+        by_visit = {str(visit): means_4 for visit, means_4 in enumerate(np.nanmean(parts_4_Q_T, axis=1).T, start=1)}
+        by_visit["all"] = np.nanmean(parts_4_Q_T, axis=(1, 2))
+        rows += [(specs.label(estimator), visit, *means_4.tolist()) for visit, means_4 in by_visit.items()]
     return rows
 
 
-def probed(run: RecordedRun) -> Floats:
+def probed(run: RunRecord, visits: Visits) -> Floats:
     """Return the probed success probabilities of a run, (Q, T), with a row for each probed prompt."""
-    probes = run.probes
-    if probes is None:
+    at = np.flatnonzero(~np.isnan(visits.probes_3_V[0]))
+    if not len(at):
         raise UsageError(
-            f"run {run.record.name!r} has no probes of 2 or more rollouts; train with --probe.fraction 0.1, or see "
-            "lab replay"
+            f"run {run.name!r} has no probes of 2 or more rollouts; train with --probe.fraction 0.1, or see lab replay"
         )
-    if (probes.successes != probes.squares).any():
-        raise UsageError(f"run {run.record.name!r} has rewards other than 0 and 1, for which there are no closed forms")
-    _, row, visits = np.unique(run.visits.prompt[probes.visit], return_inverse=True, return_counts=True)
-    p_Q_T = np.full((len(visits), visits.max()), np.nan)
-    p_Q_T[row, earlier_visits(row)] = probes.successes / probes.samples
+    samples, successes, squares = visits.probes_3_V[:, at]
+    if (successes != squares).any():
+        raise UsageError(f"run {run.name!r} has rewards other than 0 and 1, for which there are no closed forms")
+    _, row, times = np.unique(visits.prompt[at], return_inverse=True, return_counts=True)
+    p_Q_T = np.full((len(times), times.max()), np.nan)
+    p_Q_T[row, earlier_visits(row)] = successes / samples
     return p_Q_T

@@ -1,10 +1,11 @@
 """Read a stored run's visits and probes, and compute an estimator's output at each visit.
 
-Axes: V visits (a prompt in a step) ordered by step, K of them with probes, P prompts, G rollouts of the largest group.
+Axes: V visits (a prompt in a step) ordered by step, P prompts, G rollouts of the largest group.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,41 +31,27 @@ class Visits(StepLog):
     earlier: Integers  # (V,) number of earlier visits of its prompt
     rewards_V_G: Floats  # S ones, then N - S zeros, then NaN
     prompts: int  # P
+    probes_3_V: Floats  # samples, successes and squares of each visit's probe; NaN without one of 2 or more samples
     texts: Sequence[str] = ()  # (P,); empty if they are not known
 
 
-@dataclass(frozen=True)
-class ProbedVisits(ProbeLog):
-    """The probes of K visits, of 2 or more rollouts each; ``visit`` is the position of the visit, (K,)."""
-
-    visit: Integers
-
-
-@dataclass(frozen=True)
-class RecordedRun:
-    record: RunRecord
-    visits: Visits
-    probes: ProbedVisits | None
-
-
-@dataclass(frozen=True)
-class Rerun:
+class Rerun(NamedTuple):
     """The output of an estimator at V visits."""
 
     estimate: Estimate  # that the visit's rollouts would have been scored with
-    group_weight: Floats | None  # (V,) share of the mean that is S/N; None if there is none
-    predictive: tuple[Floats, Floats] | None  # (alpha, beta) before the visit, (V,)
+    group_weight: Floats  # (V,) share of the mean that is S/N; NaN if there is none
+    predictive: tuple[Floats, Floats]  # (alpha, beta) before the visit, (V,); NaN if there is none
 
 
-def read(store_url: str | None, ref: str | None) -> RecordedRun:
-    """Return a run, by default the latest with a step; refuse one without rollouts."""
+def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
+    """Return a run, by default the latest with a step, and its visits; refuse one without rollouts."""
     with open_store(store_url, create=False) as store:
         record = chosen(store, ref)
-        log, probe_log = read_log(store, record), read_probes(store, record)
+        log, probes = read_log(store, record), read_probes(store, record)
         texts = [text for text, _ in whole_prompts(store, np.unique(log.prompt_id))]
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
-    return RecordedRun(record, visits(log, texts), _probed_visits(log, probe_log))
+    return record, visits(log, probes, texts)
 
 
 def own_estimator(record: RunRecord) -> RewardEstimator | None:
@@ -81,7 +68,7 @@ def unreplayable(log: StepLog) -> NDArray[np.bool_]:
     return (log.successes != np.round(log.successes)) | (log.successes < 0) | (log.successes > log.rollouts)
 
 
-def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
+def visits(log: StepLog, probes: ProbeLog | None = None, texts: Sequence[str] = ()) -> Visits:
     """Return visits from a run's log; ``texts`` are of the distinct prompts, by ascending id."""
     rollouts, successes, wrong = log.rollouts, log.successes, unreplayable(log)
     if wrong.any():
@@ -90,6 +77,14 @@ def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
             f"step {log.step[at]}, prompt {log.prompt_id[at]}: {successes[at]:g} successes of {rollouts[at]} rollouts; "
             "only rewards 0 and 1 can be replayed, since the store keeps a group's sum; choose another run"
         )
+    probes_3_V = np.full((3, len(log.step)), np.nan)
+    if probes is not None:
+        width = max(log.prompt_id.max(), probes.prompt_id.max(initial=0)) + 1
+        logged, probed = (of.step * width + of.prompt_id for of in (log, probes))
+        # A group without a single verified rollout is probed but not logged.
+        _, visit, probe = np.intersect1d(logged, probed, assume_unique=True, return_indices=True)
+        probes_3_V[:, visit] = np.array([probes.samples, probes.successes, probes.squares])[:, probe]
+        probes_3_V[:, probes_3_V[0] < 2] = np.nan
     # Ids of a store may have gaps; the estimators want prompts numbered from 0.
     ids, prompt = np.unique(log.prompt_id, return_inverse=True)
     return Visits(
@@ -98,6 +93,7 @@ def visits(log: StepLog, texts: Sequence[str] = ()) -> Visits:
         earlier=earlier_visits(prompt),
         rewards_V_G=rewards_of(rollouts, successes),
         prompts=len(ids),
+        probes_3_V=probes_3_V,
         texts=texts,
     )
 
@@ -124,20 +120,4 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
             alpha[rows], beta[rows] = forecast
         share = estimator.group_weight(estimator.state_at(state, members), rewards_P_G)
         weight[rows] = np.nan if share is None else share
-    return Rerun(
-        Estimate(mean, variance, baseline),
-        None if np.isnan(weight).any() else weight,
-        None if np.isnan(alpha).any() else (alpha, beta),
-    )
-
-
-def _probed_visits(log: StepLog, probes: ProbeLog) -> ProbedVisits | None:
-    # One number for each pair of step and prompt, so that a binary search finds the pair.
-    width = max(log.prompt_id.max(), probes.prompt_id.max(initial=0)) + 1
-    logged, wanted = log.step * width + log.prompt_id, probes.step * width + probes.prompt_id
-    row = np.minimum(np.searchsorted(logged, wanted), len(logged) - 1)
-    # A group without a single verified rollout is probed but not logged.
-    use = (logged[row] == wanted) & (probes.samples >= 2)
-    if not use.any():
-        return None
-    return ProbedVisits(**{name: values[use] for name, values in vars(probes).items()}, visit=row[use])
+    return Rerun(Estimate(mean, variance, baseline), weight, (alpha, beta))

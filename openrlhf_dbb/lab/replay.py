@@ -9,8 +9,9 @@ import numpy as np
 from openrlhf_dbb import options
 from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.lab import recorded, scores, specs
-from openrlhf_dbb.lab.recorded import RecordedRun, Visits
+from openrlhf_dbb.lab.recorded import Visits
 from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking
+from openrlhf_dbb.storage import RunRecord
 from openrlhf_dbb.terminal import json_text, print_table, records
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")  # the paper's, and auto
@@ -30,19 +31,19 @@ def add_command(commands: Any) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> None:
-    run = recorded.read(arguments.store_url, arguments.run)
+    run, visits = recorded.read(arguments.store_url, arguments.run)
     candidates = specs.sweep(arguments.estimators or ESTIMATORS)
-    own = recorded.own_estimator(run.record)
+    own = recorded.own_estimator(run)
     if own is not None and not arguments.estimators:
         candidates = list({specs.label(candidate): candidate for candidate in (*candidates, own)}.values())
-    outcomes = [scores.evaluate(candidate, run.visits, run.probes) for candidate in candidates]
-    ranking = scores.rank(outcomes, run.visits)
-    advice = recommendation(ranking, run.visits)
+    outcomes = [scores.evaluate(candidate, visits) for candidate in candidates]
+    ranking = scores.rank(outcomes, visits)
+    advice = recommendation(ranking, visits)
     if arguments.json:
-        found = {"run": run.record.name, "candidates": _candidates(ranking, outcomes), "recommendation": advice}
+        found = {"run": run.name, "candidates": _candidates(ranking, outcomes), "recommendation": advice}
         print(json_text(found))
         return
-    print("\n".join(introduction(run, own)))
+    print("\n".join(introduction(run, visits, own)))
     shown = [ranking.candidates[at] for at in ranking.best_of_each()]
     shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]  # those that cannot be ranked
     rows = [(outcome.label, *_measures(outcome).values()) for outcome in shown]
@@ -52,9 +53,8 @@ def _command(arguments: argparse.Namespace) -> None:
     print("\n".join(advice))
 
 
-def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:
+def introduction(record: RunRecord, visits: Visits, own: RewardEstimator | None) -> list[str]:
     """Return lines about the run that is replayed, with the caveats."""
-    record, visits = run.record, run.visits
     several = visits.rollouts > 1  # one reward alone has no variance
     variance = ""
     if several.any():
@@ -72,8 +72,9 @@ def introduction(run: RecordedRun, own: RewardEstimator | None) -> list[str]:
         )
     if visits.lag.any():
         lines.append(f"lag: {visits.lag.mean():.3g} training steps on average, {visits.lag.max():.3g} at most")
-    if run.probes is not None:
-        lines.append(f"probes: {len(run.probes.visit)} visits, {run.probes.samples.mean():.3g} samples each")
+    samples = visits.probes_3_V[0][~np.isnan(visits.probes_3_V[0])]
+    if len(samples):
+        lines.append(f"probes: {len(samples)} visits, {samples.mean():.3g} samples each")
     return lines
 
 

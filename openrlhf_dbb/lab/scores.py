@@ -14,7 +14,7 @@ from openrlhf_dbb.estimators import RewardEstimator, standardized
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
 from openrlhf_dbb.lab import specs
-from openrlhf_dbb.lab.recorded import ProbedVisits, Visits, rerun
+from openrlhf_dbb.lab.recorded import Visits, rerun
 
 # Losses that rank estimators; the first that a log allows is used. Probes are the truth but for noise; the log needs
 # groups of two; forecasts favour longer memory.
@@ -31,7 +31,7 @@ class Outcome:
     """The losses and advantages of one estimator at the visits."""
 
     estimator: RewardEstimator
-    losses: dict[str, Floats]  # (V,) by criterion; NaN where a visit does not count
+    losses: dict[str, Floats]  # (V,) by criterion; NaN where a visit does not count, or the criterion does not apply
     zero_groups: float  # share of the groups in which every advantage is 0
     mean_advantage: float  # mean of abs(advantage) over rollouts, in standard deviations
 
@@ -41,22 +41,18 @@ class Outcome:
 
     def mean(self, criterion: str) -> float | None:
         """Return the mean loss over visits; None if the criterion does not apply."""
-        loss = self.losses.get(criterion)
-        return None if loss is None or np.isnan(loss).all() else float(np.nanmean(loss))
+        loss = self.losses[criterion]
+        return None if np.isnan(loss).all() else float(np.nanmean(loss))
 
 
-def evaluate(estimator: RewardEstimator, visits: Visits, probes: ProbedVisits | None) -> Outcome:
-    """Replay the visits with ``estimator``, and measure it by every criterion that applies."""
+def evaluate(estimator: RewardEstimator, visits: Visits) -> Outcome:
+    """Replay the visits with ``estimator``, and measure it by every criterion."""
     again = rerun(estimator, visits)
-    losses = {}
-    if probes is not None:
-        estimate_K = again.estimate.mean[probes.visit]
-        losses["probes"] = np.full(len(visits.step), np.nan)
-        losses["probes"][probes.visit] = squared_errors(estimate_K, probes.samples, probes.successes, probes.squares)
-    if again.group_weight is not None:
-        losses["mse"] = error_from_log(visits, again.estimate.mean, again.group_weight)
-    if again.predictive is not None:
-        losses["likelihood"] = -log_score(visits, *again.predictive)
+    losses = {
+        "probes": squared_errors(again.estimate.mean, *visits.probes_3_V),
+        "mse": error_from_log(visits, again.estimate.mean, again.group_weight),
+        "likelihood": -log_score(visits, *again.predictive),
+    }
     advantages_V_G = standardized(visits.rewards_V_G, again.estimate)
     zero_groups = float((advantages_V_G == 0).all(axis=1).mean())
     size = float(np.abs(advantages_V_G[~np.isnan(visits.rewards_V_G)]).mean())

@@ -27,13 +27,10 @@ def parse(text: str) -> RewardEstimator:
     if not name or "=" not in last:
         name, last = text, ""
     try:
-        defaults = {field.name: field.default for field in parameter_fields(estimators.get(name))}
-        parameters = {}
-        for item in last.split(",") if last else ():
-            parameter, _, value = item.partition("=")
-            # An unknown parameter stays text: build() refuses it and names the known ones.
-            parameters[parameter] = _value(parameter, value, defaults[parameter]) if parameter in defaults else value
-        return estimators.build(name, **parameters)
+        kinds = {field.name: type(field.default) for field in parameter_fields(estimators.get(name))}
+        given = (item.partition("=")[::2] for item in last.split(",") if last)
+        # An unknown parameter stays text: build() refuses it and names the known ones.
+        return estimators.build(name, **{key: _value(key, value, kinds.get(key, str)) for key, value in given})
     except ValueError as error:
         raise UsageError(str(error) if repr(text) in str(error) else f"estimator {text!r}: {error}") from error
 
@@ -105,8 +102,7 @@ def flags(estimator: RewardEstimator) -> str:
     return " ".join(parts)
 
 
-def _value(parameter: str, text: str, default: Any) -> Any:
-    kind = type(default)
+def _value(parameter: str, text: str, kind: Any) -> Any:
     try:
         return _SWITCH[text.lower()] if kind is bool else kind(text)
     except (KeyError, ValueError) as error:
