@@ -80,12 +80,13 @@ class Session:
         settings = arguments.parse(list(argv))
         checks.check(settings)
         prepared = prepare.prepare(settings, start.find(settings))
-        settings, run = prepared.settings, start.begin(prepared)
-        if run is None:
+        start.begin(prepared)
+        settings = prepared.settings
+        if prepared.run is None:
             raise UsageError(
                 "--estimator none records no run in the store, which a session needs; use for instance point"
             )
-        print(printed.plan(settings, run), flush=True)
+        print(printed.plan(prepared), flush=True)
         shape = _shape(settings.args.actor.model_name_or_path)
         if shape != self._shape and self._kept is not None:
             self.close()
@@ -104,11 +105,11 @@ class Session:
         for module in (command, launcher, vllm_engine):  # each has its own copy of Ray's function
             upstream.replace(module, "placement_group", groups)
         try:
-            progress = launch.train(settings, run, PosteriorTrainer, rollouts, policy)
+            progress = launch.train(prepared, PosteriorTrainer, rollouts, policy)
         except launch.PartDied:
             self.close()
             raise
-        print(printed.summary(run, progress, time.monotonic() - began), flush=True)
+        print(printed.summary(prepared, progress, time.monotonic() - began), flush=True)
 
     def close(self) -> None:
         """Stop all actors; the next run starts new ones."""

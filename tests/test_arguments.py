@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.driver import arguments, checks, flags, printed
+from openrlhf_dbb.driver import arguments, checks, printed
+from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 
@@ -21,7 +22,7 @@ MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "mat
 
 # The time of day; loss aggregation, advantage forms, 32 bits without CUDA; our texts of the most used flags.
 CHANGED = {("logger.wandb.run_name", "default"), ("actor.loss_agg_mode", "choices"), ("actor.loss_agg_mode", "help")}
-CHANGED |= {("algo.advantage.estimator", "choices"), *((flag, "help") for flag in flags._MOST_USED)}
+CHANGED |= {("algo.advantage.estimator", "choices"), *((flag, "help") for flag in arguments._MOST_USED)}
 if ON_CPU:
     CHANGED |= {("ds.param_dtype", "choices"), ("ds.param_dtype", "help")}
 
@@ -51,7 +52,7 @@ def openrlhf_parser():
 
 
 def test_every_openrlhf_flag_keeps_its_name_default_and_meaning(openrlhf_parser):
-    ours = {tuple(action.option_strings): action for action in flags.build_parser([flags.HELP_ALL])._actions}
+    ours = {tuple(action.option_strings): action for action in arguments.build_parser([arguments.HELP_ALL])._actions}
     compared = 0
     for theirs in openrlhf_parser._actions:
         mine = ours[tuple(theirs.option_strings)]
@@ -102,8 +103,6 @@ def test_an_estimator_without_a_preset_means_grpo_unless_told_otherwise():
     explicit = [*group, "--algo.advantage.estimator", "dr_grpo", "--estimator", "dbb"]
     assert parse(*MODEL, *explicit).args.algo.advantage.estimator == "dr_grpo"
     assert parse(*MODEL, *group).args.algo.advantage.estimator == "gae"
-    none = parse(*MODEL, *group, "--estimator", "dbb", "--method", "none")
-    assert (none.args.algo.advantage.estimator, list(none.args.actor.eps_clip_low_high)) == ("group_norm", [0.2, 0.2])
 
 
 @pytest.mark.skipif(not ON_CPU, reason="with CUDA it can be trained")
@@ -166,7 +165,7 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store
     ]  # fmt: skip
     assert settings.flags["data.task_instruction"] == words[-1] and settings.flags["data.input_key"] == "input"
     assert "hunter2" not in repr(settings)
-    assert "hunter2" not in printed.configuration(settings) + printed.plan(settings, None)
+    assert "hunter2" not in printed.configuration(settings) + printed.plan(Prepared(settings))
     assert settings.args.store.url == store and settings.args.reward.remote_url == URLS.split(",")
 
 
@@ -232,18 +231,6 @@ def test_a_clip_range_of_the_command_line_replaces_that_of_a_method():
     assert settings.origin["actor.eps_clip_low_high"] == "--actor.eps_clip"
 
 
-def test_other_values_make_other_settings_in_which_everything_follows():
-    before = parse("--preset", "tiny", "--estimator", "dbb")
-    after = before.with_values({"dbb.prior_alpha": 8.0, "run_name": "mine", "greso.floor": 0.5}, "the data")
-    assert after.parameters["prior_alpha"] == after.args.dbb.prior_alpha == 8
-    assert (after.flags["dbb.prior_alpha"], after.openrlhf_args().greso.floor) == (8, 0.5)
-    assert (after.run_name, after.origin["dbb.prior_alpha"]) == ("mine", "the data")
-    assert "run_name" not in after.flags
-    assert (before.parameters["prior_alpha"], before.args.greso.floor) == (1, 0.01)
-    assert "dbb.prior_alpha" not in before.origin
-    assert after.args.rollout.batch_size == before.args.rollout.batch_size
-
-
 def test_the_launchers_rank_arguments_are_harmless():
     settings = parse("--local_rank=1", "--preset", "tiny", world_size=2)
     assert settings.args.local_rank == -1
@@ -257,21 +244,50 @@ def test_another_openrlhf_is_refused_by_name(monkeypatch):
         parse()
 
 
-GPUS = {
-    "actor.num_gpus_per_node": 4,
-    "vllm.num_engines": 4,
-    "train.colocate_all": True,
-    "vllm.enable_sleep": True,
-    "ds.enable_sleep": True,
-}
-OWN_MODEL = MODEL[:4]
+OWN_PRESET = """
+extends = "default"
+[flags]
+estimator = "dbb"
+actor.adam.lr = 2e-6
+rollout.batch_size = 32
+"train.batch_size" = 256
+[flags.eval]
+temperature = 0.5
+[estimator.dbb]
+dbb.discount = 0.9
+[estimator.point]
+rollout.n_samples_per_prompt = 4
+"""
 
 
-def test_with_cuda_all_gpus_are_shared_unless_the_command_line_places_the_models(pretend_gpus):
-    pretend_gpus(4)
-    values = parse(*OWN_MODEL).flags
-    assert {flag: values[flag] for flag in GPUS} == GPUS
-    values = parse(*OWN_MODEL, "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2").flags
-    assert [values[flag] for flag in GPUS] == [2, 2, False, False, False]
-    values = parse("--preset", "qwen3-1.7b", "--vllm.num_engines", "2", "--actor.num_gpus_per_node", "2").flags
-    assert [values[flag] for flag in GPUS] == [2, 2, True, True, True]
+def test_a_preset_of_ones_own_is_a_file(tmp_path):
+    (tmp_path / "mine.toml").write_text(OWN_PRESET)
+    settings = parse("--preset", f"{tmp_path}/mine.toml", *MODEL[:4], "--rollout.batch_size", "64")
+    args = settings.args
+    assert (args.actor.adam.lr, args.rollout.batch_size, args.train.batch_size) == (2e-6, 64, 256)
+    assert (args.eval.temperature, settings.parameters["discount"], args.train.num_episodes) == (0.5, 0.9, 4)
+    assert settings.origin["actor.adam.lr"] == f"preset {tmp_path}/mine.toml"
+    assert settings.origin["train.num_episodes"] == settings.origin["actor.adam.betas"] == "preset default"
+    assert settings.run_name.startswith("dbb-mine-20")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[flags]\nactor.adam.lr = ", r"cannot be read: Invalid value \(at "),
+        ("[flag]\nactor.adam.lr = 1e-6", r"has 'flag'; allowed: description, extends, needs_cuda, expects, flags, "),
+        ("[flags]\nactor.adm.lr = 1e-6", r"sets --actor.adm.lr to 1e-06: .*, did you mean --actor.adam.lr\?"),
+        ("[flags]\nactor.optim = 'adm'", r"sets --actor.optim to 'adm': .* invalid choice: 'adm' \(choose from"),
+    ],
+)
+def test_a_faulty_preset_file_gets_one_clear_line(tmp_path, text, line):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(UsageError, match=line) as caught:
+        parse("--preset", f"{tmp_path}/mine.toml", *MODEL[:4])
+    assert f"{tmp_path}/mine.toml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_top_p_is_that_of_the_training_unless_given():
+    top_p = ["--preset", "tiny", "--rollout.top_p", "0.9"]
+    assert parse(*top_p).args.eval.top_p == 0.9
+    assert parse(*top_p, "--eval.top_p", "0.5").args.eval.top_p == 0.5

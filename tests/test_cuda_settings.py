@@ -92,6 +92,19 @@ def test_models_share_all_gpus_and_in_async_training_the_engines_get_half(parse,
         assert checks.gpus_needed(settings.args) == places[0] + places[1] * places[2]
 
 
+SHARED = ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep")
+PLACED = ["--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "shared"),
+    [(MODEL, 4, True), ([*MODEL, *PLACED], 2, False), (["--preset", "qwen3-1.7b", *PLACED], 2, True)],
+)
+def test_the_default_preset_shares_all_gpus_unless_the_command_line_places_the_models(parse, flags, gpus, shared):
+    settings = parse(*flags, gpus=4)
+    assert [settings.flags[flag] for flag in (*PLACES[:2], *SHARED)] == [gpus, gpus, shared, shared, shared]
+
+
 def test_a_preset_of_ones_own_can_train_asynchronously(parse, tmp_path):
     (tmp_path / "mine.toml").write_text('extends = "qwen3-8b"\n[flags]\ntrain.async_enable = true\n')
     mine = ["--estimator", "none", "--preset", str(tmp_path / "mine.toml")]

@@ -1,16 +1,25 @@
-"""What a start chooses by itself and prints, seen by dry runs, which leave nothing behind."""
+"""What a start chooses by itself, prints and refuses, seen by dry runs, which leave nothing behind."""
 
+import contextlib
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import datasets
+import numpy as np
+import psutil
 import pytest
 from sqlalchemy import text
 
 from openrlhf_dbb import Posteriors, storage, tiny
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import arguments, prepare, start
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.driver import arguments, prepare, printed, start
+from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.evaluation import evaluated_model
 
 PROMPTS = 64  # of the tiny task
@@ -58,6 +67,13 @@ def dry_run(tmp_path, capsys):
     return run
 
 
+def begun(*argv):
+    """What a start has prepared that is stopped before the first step of its run."""
+    prepared = prepare.prepare(arguments.parse(list(argv)), None)
+    start.begin(prepared)
+    return prepared
+
+
 def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path):
     lines = dry_run("--preset", "tiny", "--run_name", "mine")
     assert "   --rollout.n_samples_per_prompt 8  [preset tiny]" in lines
@@ -73,18 +89,32 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
     ]
 
 
-def test_a_dry_run_refuses_what_a_run_would_refuse(dry_run, own, tmp_path):
-    with storage.open_store("runs.db") as store:
-        Posteriors.create(store, "mine", ["1+1="], ["2"]).close()
-    [line] = dry_run(*own, "--store.url", "runs.db")
-    assert line == f"error: --run_name mine: there is such a run in {tmp_path}/runs.db; give another name"
-    [line] = dry_run(*own, "--store.url", "/proc/x.db")
-    assert line == "error: --store.url /proc/x.db: its folder takes no files; name another"
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: there is no such folder"),
+        (["--dbb.discount", "0.9"], "--dbb.discount is not read by this run's plain and point; leave it out"),
+        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded: "),
+        (["--eval.dataset", "/no/such.jsonl"], "--eval.dataset /no/such.jsonl cannot be loaded: "),
+        (["--eval.dataset", "half.jsonl"], "--eval.dataset half.jsonl: 2 of 3 rows cannot be used: line 2: no label"),
+        (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
+        (["--reward.remote_url", "/no/reward.py"], "/no/reward.py failed: FileNotFoundError"),
+        (["--reward.remote_url", "none.py"],
+         'reward_func of none.py returned None; return {"rewards": [one number or None for each response]}'),
+        (["--resume", "nobody"], "there is no run 'nobody'"),
+        (["--warm_start", "x", "--warm_start_url", "runs.db"], "there is no run 'x'"),
+        (["--store.url", "runs.db"], "--run_name mine: there is such a run in FOLDER/runs.db; give another name"),
+        (["--store.url", "/proc/x.db"], "--store.url /proc/x.db: its folder takes no files; name another"),
+        (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
+    ],
+)  # fmt: skip
+def test_a_start_is_refused_in_one_line(dry_run, own, tmp_path, argv, line):
     (tmp_path / "none.py").write_text("def reward_func(queries, prompts, labels): ...\n")
-    [line] = dry_run(*own, "--reward.remote_url", "none.py")
-    assert line == (
-        'error: reward_func of none.py returned None; return {"rewards": [one number or None for each response]}'
-    )
+    rows = '{"input": "1+1=", "label": "2"}', '{"input": "1+2="}', '{"input": "1+3=", "label": [4]}'
+    (tmp_path / "half.jsonl").write_text("\n".join(rows))
+    Posteriors.create("runs.db", "mine", ["1+1="], ["2"]).close()
+    [said] = dry_run(*own, *argv)
+    assert said.startswith("error: ") and line.replace("FOLDER", str(tmp_path)) in said and "hunter2" not in said
 
 
 @pytest.mark.parametrize(
@@ -131,8 +161,7 @@ def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_bat
 
 
 def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_path):
-    settings = arguments.parse([*own, "--run_name", "mine"])
-    start.begin(prepare.prepare(settings, None))
+    begun(*own)
     with storage.open_store("openrlhf_dbb.db") as store:
         store.claim_run(1)
         with store.database.transaction(write=True) as connection:  # of another host
@@ -203,9 +232,161 @@ def test_a_warm_start_is_tried_out(dry_run, own, tmp_path):
 
 
 def test_a_name_is_free_again_if_its_run_ended_before_the_first_step(dry_run, own):
-    settings = arguments.parse([*own, "--run_name", "mine"])
-    start.begin(prepare.prepare(settings, None))  # creates the run and releases it
-    assert dry_run(*own, "--run_name", "mine")[-1].startswith("dry run: all checks passed")
+    begun(*own)
+    assert dry_run(*own)[-1].startswith("dry run: all checks passed")
     with storage.open_store("openrlhf_dbb.db") as store:
         store.claim_run(1)
-    assert dry_run(*own, "--run_name", "mine")[0].startswith("error: --run_name mine: there is such a run in ")
+    assert dry_run(*own)[0].startswith("error: --run_name mine: there is such a run in ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--dbb.discount", "0.75"], "--dbb.discount 0.5, not 0.75"),
+        (["--estimator", "auto"], "--estimator 'dbb', not 'auto'"),
+        (["--data.max_samples", "32"], "prompts and labels 'of other content or order', not 'these'"),
+        (["--method", "dapo"], "--method 'grpo', not 'dapo'"),
+        (["--ds.zero_stage", "3"], "--ds.zero_stage 2, not 3"),
+        (
+            ["--actor.num_nodes", "2", "--vllm.num_engines", "2"],
+            "--actor.num_nodes x --actor.num_gpus_per_node 1, not 2",
+        ),
+    ],
+)
+def test_a_run_is_resumed_only_with_what_it_was_trained_with(dry_run, own, argv, line):
+    begun(*own, "--estimator", "dbb")
+    [said] = dry_run(*own, "--estimator", "dbb", "--resume", "mine", *argv)
+    advice = "give the same one, or start a new run, with --warm_start mine from its posteriors"
+    assert said == f"error: --resume mine: it was trained with {line}; {advice}"
+
+
+@pytest.mark.parametrize("checkpoint", [None, "global_step1"])
+def test_flags_that_a_resume_may_change_are_said(dry_run, own, monkeypatch, checkpoint):
+    begun(*own)
+    monkeypatch.setattr("openrlhf_dbb.core.checkpoints.newest_whole", lambda *_: (checkpoint, []))
+    assert not [line for line in dry_run(*own, "--resume", "mine") if line.startswith("note: ")]
+    lines = dry_run(*own, "--resume", "mine", "--actor.adam.lr", "0.5", "--train.seed", "7")
+    [note] = [line for line in lines if line.startswith("note: ")]
+    changes, _, effect = note.partition("; ")
+    assert changes == "note: changed since the run began: --train.seed 42 -> 7, --actor.adam.lr 1e-06 -> 0.5"
+    assert ("--actor.adam.lr has no effect" in effect) == (checkpoint is not None)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkpoint_is_passed_over(
+    dry_run, own, tmp_path
+):
+    begun(*own)
+    nobody = np.empty(0, dtype=np.int64)
+    none = storage.StepRows(nobody, nobody, *np.empty((3, 0)), *np.empty((2, 0, 2)), nobody)
+    with storage.open_store("openrlhf_dbb.db") as store:
+        run = store.claim_run(1)
+        run.record_step(1, none)
+        run.release()
+        note = "note: no checkpoint of the 1 steps was finished; the run starts over from step 0"
+        assert note in dry_run(*own, "--resume", "mine")
+        run = store.claim_run(1)
+        run.record_checkpoint(1, "global_step1")
+        run.release()
+    [line] = dry_run(*own, "--resume", "mine")
+    assert f"there is no checkpoint in {tmp_path}/runs/mine/checkpoints; the run has recorded global_step1" in line
+
+
+def test_greso_gets_the_rollouts_that_its_episodes_would_cost(dry_run, own):
+    greso = [*own, "--method", "greso", "--train.num_episodes", "3"]
+    # 64 prompts x 8 samples x 3 episodes
+    assert "budget     1536 rollouts at most, as many as 3 passes over the prompts" in dry_run(*greso)
+    begun(*greso)
+    more = dry_run(*greso, "--resume", "mine", "--train.max_rollouts", "640")
+    assert "budget     640 rollouts at most, as many as 1.25 passes over the prompts" in more
+
+
+def test_a_training_that_gives_up_ends_in_one_line(own, monkeypatch, capsys):
+    def give_up(*_):
+        raise RunError("no batch")
+
+    no_ray = SimpleNamespace(check_hosts=lambda _: None, describe=list)
+    monkeypatch.setattr("openrlhf_dbb.driver.cluster.RayStart", lambda _: no_ray)
+    monkeypatch.setattr("openrlhf_dbb.driver.launch.launch", give_up)
+    assert train_grpo.main(own) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "error: no batch"
+
+
+def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(own, tmp_path):
+    started = subprocess.Popen(
+        [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *own, "--data.max_samples", "8"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    processes = {}
+    while started.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes |= {each: each.name() for each in psutil.Process(started.pid).children(recursive=True)}
+        time.sleep(0.05)
+    output, errors = started.communicate()
+    refused = [line for line in errors.splitlines() if not line.startswith("reading data")]  # on a busy machine
+    assert (started.returncode, output, len(refused)) == (2, "", 1)
+    assert "leaves 8 of 8 prompts: below --rollout.batch_size 16" in errors
+    assert {"gcs_server", "raylet"} <= set(processes.values())
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert alive == []
+    with storage.open_store("openrlhf_dbb.db", create=False) as store:
+        assert store.runs() == []
+
+
+def test_ranks_other_than_0_leave_at_once(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert train_grpo.main(["--no-such-flag"]) == 0
+
+
+TINY = ["--preset", "tiny", "--estimator", "dbb"]
+ROWS = [{"input": "1+2=", "label": "3"}, {"input": "s31=", "label": "13"}, {"input": "12+34=", "label": "64"}]
+
+
+@pytest.fixture
+def benchmarks(tmp_path, monkeypatch):
+    """Two benchmarks of one's own in the working folder."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "sorts.toml").write_text(
+        "title = 'Sorts'\nfile = 'mine.jsonl'\nquestion = 'input'\nanswer = 'label'\nverifier = 'exact'\n"
+        "max_tokens = 3\ntemplate = '{question}s'\n"
+    )
+
+
+def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost(benchmarks, own, tmp_path):
+    (tmp_path / "model/chat_template.jinja").write_text(
+        "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    )
+    named = [*TINY, "--eval.benchmarks", "mine=mine.jsonl,sorts.toml", "--eval.steps", "4", *own[:2]]
+    start = begun(*named, "--no-data.apply_chat_template")
+    made = start.benchmarks
+    assert made["mine"].texts == ["1+2=", "s31=", "12+34="]  # a data file's, verbatim
+    assert made["sorts"].texts == ["<1+2=s>", "<s31=s>", "<12+34=s>"]
+    assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
+    assert [prompts.max_new_tokens for prompts in made.values()] == [10, 10]  # as in training, not the benchmark's 3
+    plan = printed.plan(start).splitlines()
+    held_out = f"128 prompts ({start.settings.args.eval.dataset}), 3 prompts of mine, 3 prompts of sorts"
+    assert f"held-out   {held_out}: 8 samples a prompt, every 4 steps" in plan
+    assert plan[0].endswith(" - preset tiny")  # its description is of another model
+
+
+def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made(benchmarks):
+    with pytest.raises(UsageError, match=r"longest prompt of mine \(6 tokens\) .* do not fit into --data.max_len 15"):
+        begun(*TINY, "--eval.benchmarks", "mine=mine.jsonl", "--eval.steps", "4", "--data.max_len", "15")
+
+
+def test_a_data_set_that_is_out_of_reach_says_what_to_do(tmp_path):
+    code = (
+        "import sys\nfrom openrlhf_dbb.cli import train_grpo\n"
+        "sys.exit(train_grpo.main(['--dry_run', '--preset', 'tiny', '--eval.benchmarks', 'aime24']))"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: --eval.benchmarks: benchmark aime24: Couldn't reach 'Maxwell-Jia/AIME_2024'")
+    assert "give the data as aime24=FILE (.json" in line
+
+
+def test_a_presets_benchmarks_can_be_switched_off_with_the_evaluations(tmp_path):
+    (tmp_path / "own.toml").write_text("extends = 'tiny'\n[flags]\neval.benchmarks = 'mine=mine.jsonl'\n")
+    assert begun("--preset", "own.toml", "--eval.steps", "-1").benchmarks == {}

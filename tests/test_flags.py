@@ -8,49 +8,13 @@ from openrlhf_dbb import estimators
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
 
-
-def check(*argv):
-    checks.check(arguments.parse(["--preset", "tiny", "--estimator", "dbb", *argv]))
-
-
-ASYNC, AHEAD = "--train.async_enable", "--rollout.vllm_generate_batch_size"
 DATA = ["--data.prompt_dataset", "some/data", "--data.label_key", "label", "--rollout.n_samples_per_prompt", "8"]
-MODEL = ["--actor.model_name_or_path", "m"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (["--preset", "none"], "--actor.model_name_or_path is missing"),
-        *(
-            ([f"--run_name={name}"], "names folders: use letters, digits and . _ + - only, not only dots")
-            for name in ("a/b", "..", "-x", "a\n", "\u6f22" * 67)
-        ),
-        (["--resume", "--warm_start", "x"], "--resume continues a run, --warm_start begins a new one"),
-        (["--ds.lora.rank", "8", "--estimator", "none"], "--ds.lora.rank 8 does not go with --estimator none"),
-        (["--vllm.num_engines", "2"], "--train.colocate_all: the policy has 1 GPUs"),
-        *((["--estimator", "none", *flag], f"{flag[0]} ") for flag in (
-            ["--rollout.strategy", "dynamic"], ["--probe.fraction", "0.1"], ["--warm_start", "x"],
-        )),
-        (["--algo.advantage.estimator", "gae"], "--algo.advantage.estimator gae has no place for an estimator"),
-        (["--algo.advantage.estimator", "reinforce_baseline", "--method", "repo"],
-         "--replay.samples 8 does not go with --algo.advantage.estimator reinforce_baseline: replays are not whitened"),
-        (["--estimator", "point", "--rollout.n_samples_per_prompt", "1", "--train.batch_size", "8"],
-         "--estimator point needs --rollout.n_samples_per_prompt 2 or more, got 1"),
-        (["--rollout.strategy", "posterior", "--estimator", "point", "--point.memory", "gaussian"],
-         "posterior draws prompts by a forecast, and gaussian makes none; use --estimator point with --point.memory"),
-        (["--reward.model_name_or_path", "m"], "--reward.model_name_or_path m is not asked where --reward.remote_url"),
-        (["--preset", "none", *MODEL, "--vllm.num_engines", "1", "--reward.model_name_or_path", "m", *DATA],
-         "--reward.model_name_or_path m gives any real number, --estimator dbb takes scores of 0 to 1"),
-        (["--eval.steps", "0"], "--eval.steps 0 is too low; give 1 or more, or -1 for never"),
-        ([ASYNC, AHEAD, "63"], f"{AHEAD} 63 is less than --rollout.batch_size 64"),
-        (["--train.batch_size", "24"], "= 512 is not a multiple of --train.batch_size = 24"),
-    ],
-)  # fmt: skip
-def test_what_would_train_wrongly_or_fail_late_is_refused_in_one_line(argv, line):
-    with pytest.raises(UsageError) as refused:
-        check(*argv)
-    assert line in str(refused.value) and "\n" not in str(refused.value)
+OWN = ["--preset", "none", "--actor.model_name_or_path", "m", "--vllm.num_engines", "1", *DATA]
+FORM, GROUP, AHEAD = (
+    "--algo.advantage.estimator",
+    "--rollout.n_samples_per_prompt",
+    "--rollout.vllm_generate_batch_size",
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +25,44 @@ class Median(estimators.get("point")):
         return None
 
 
-def test_rloo_needs_an_estimator_that_can_leave_a_rollout_out():
-    given = ["--estimator", f"{__name__}:Median", "--algo.advantage.estimator"]
-    with pytest.raises(UsageError, match=r"--algo.advantage.estimator rloo scores a rollout by the mean without it"):
-        check(*given, "rloo")
-    check(*given, "dr_grpo")
+MEDIAN = f"{__name__}:Median"
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--preset", "none"], "--actor.model_name_or_path: missing"),
+        *(
+            ([f"--run_name={name}"], ": it names folders; use letters, digits and . _ + -, no - first, at most 200 ")
+            for name in ("a/b", "..", "-x", "a\n", "\u6f22" * 67)
+        ),
+        (["--resume", "--warm_start", "x"], "--resume with --warm_start x: one continues a run"),
+        (["--ds.lora.rank", "8", "--estimator", "none"], "--ds.lora.rank 8 with --estimator none: vLLM"),
+        (["--vllm.num_engines", "2"], "--vllm.num_engines 2 with --vllm.tensor_parallel_size 1: the policy and vLLM"),
+        *((["--estimator", "none", *flag], f"{' '.join(flag)} with --estimator none: OpenRLHF alone") for flag in (
+            ["--rollout.strategy", "dynamic"], ["--probe.fraction", "0.1"], ["--warm_start", "x"],
+        )),
+        ([FORM, "gae"], f"{FORM} gae: it has no place for an estimator"),
+        ([FORM, "reinforce_baseline", "--method", "repo"], f"--replay.samples 8 with {FORM} reinforce_baseline: rep"),
+        (["--estimator", MEDIAN, FORM, "rloo"], f"{FORM} rloo with --estimator {MEDIAN}: the form scores a rollout by"),
+        (["--estimator", "point", GROUP, "1", "--train.batch_size", "8"], f"point with {GROUP} 1: it needs 2 or more"),
+        (["--estimator", "spo", "--data.max_images_per_prompt", "1"], "spo with --data.max_images_per_prompt 1: it sc"),
+        (["--rollout.strategy", "posterior", "--estimator", "point", "--point.memory", "gaussian"],
+         "posterior: it draws prompts by a forecast, and gaussian makes none; use --estimator point with"),
+        (["--method", "dapo", "--estimator", "dbb", GROUP, "1"], f"dynamic with {GROUP} 1: it looks for groups with"),
+        (["--reward.model_name_or_path", "m"], "--reward.model_name_or_path m with --reward.remote_url "),
+        ([*OWN, "--reward.model_name_or_path", "m"], "--reward.model_name_or_path m with --estimator dbb: a model"),
+        (["--eval.steps", "0"], "--eval.steps 0: too low; give 1 or more, or -1 for never"),
+        (["--train.async_enable", AHEAD, "63"], f"{AHEAD} 63 with --rollout.batch_size 64: steps would be short"),
+        (["--train.max_rollouts", "511"], f"--train.max_rollouts 511 with --rollout.batch_size 64 with {GROUP} 8: l"),
+        (["--train.batch_size", "24"], f"{GROUP} 8 with --train.batch_size 24: a step's rollouts are no multiple"),
+    ],
+)  # fmt: skip
+def test_what_would_train_wrongly_or_fail_late_is_refused_in_one_line(argv, line):
+    with pytest.raises(UsageError) as refused:
+        checks.check(arguments.parse(["--preset", "tiny", "--estimator", "dbb", *argv]))
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_an_estimator_that_cannot_leave_a_rollout_out_takes_other_forms():
+    checks.check(arguments.parse(["--preset", "tiny", "--estimator", MEDIAN, FORM, "dr_grpo"]))

@@ -1,20 +1,54 @@
-"""Micro-batches that fit a GPU's memory, by the estimate; nothing here has been run on a GPU."""
+"""Micro-batches that fit a GPU's memory, by the estimate, and checkpoints that fit the disk; not run on a GPU."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb.driver import arguments, checks, gpu_fit
+from openrlhf_dbb.driver import arguments, capacity, checks, gpu_fit
 from openrlhf_dbb.driver.capacity import Shape
 from openrlhf_dbb.errors import UsageError
 
-# Without norms; 151,936 words. Of 1.7B: 151,936 x 2,048 + 28 x (2 x 2,048 x 128 x (16 + 8) + 3 x 2,048 x 6,144).
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
+QWEN3 = dict(vocab_size=151_936, num_key_value_heads=8, head_dim=128)
 SHAPES = {
-    "qwen3-0.6b": Shape(595_984_384, 28, 1024, 151_936, 57_344, 630_784),
-    "qwen3-1.7b": Shape(1_720_451_072, 28, 2048, 151_936, 57_344, 1_089_536),
-    "qwen3-8b": Shape(8_190_427_136, 36, 4096, 151_936, 73_728, 2_727_936),
+    name: Shape.of(SimpleNamespace(**QWEN3, **dict(zip(SIZES, sizes, strict=True))))
+    for name, sizes in {
+        "qwen3-0.6b": (1024, 3072, 28, 16, True),
+        "qwen3-1.7b": (2048, 6144, 28, 16, True),
+        "qwen3-8b": (4096, 12_288, 36, 32, False),
+    }.items()
 }
 REAL = {24: 23.5, 40: 39.4, 80: 79.2, 141: 139.8}  # GiB that the driver shows of an RTX 4090, A100, H100, H200
+
+
+@pytest.mark.parametrize(("name", "published"), [("qwen3-0.6b", 596_049_920), ("qwen3-8b", 8_190_735_360)])
+def test_the_size_of_a_dense_model_follows_from_its_configuration(name, published):
+    assert SHAPES[name].parameters == pytest.approx(published, rel=2e-4)  # without norms and biases
+
+
+def test_a_mixture_or_an_unknown_kind_of_model_is_not_judged():
+    assert Shape.of(SimpleNamespace(num_experts=8, hidden_size=8)) is None
+    assert Shape.of(SimpleNamespace(hidden_size=8)) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "free", "said"),
+    [
+        # Of 1e9 parameters: 2 bytes of weights as trained, 12 of their copy in 32 bits and of Adam's moments.
+        ([], 28e9, ""),
+        ([], 27e9, "warning: 2 checkpoints of 14 GB are kept in "),
+        (["--ckpt.max_mem", "20"], 27e9, ""),  # room for one
+        (["--ckpt.save_steps", "-1"], 28e9, "note: no checkpoints are saved "),
+    ],
+)
+def test_the_start_warns_where_checkpoints_have_no_room(pretend_gpus, monkeypatch, flags, free, said):
+    pretend_gpus(1)
+    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    own = ["--actor.model_name_or_path", "m", "--ckpt.max_num", "2", "--ckpt.save_steps", "5", *flags]
+    shape = dataclasses.replace(SHAPES["qwen3-0.6b"], parameters=10**9)
+    lines = capacity.checkpoint_warnings(shape, arguments.parse(own).args)
+    assert len(lines) == bool(said) and "".join(lines).startswith(said)
 
 
 @pytest.fixture

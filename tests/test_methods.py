@@ -7,7 +7,6 @@ from openrlhf_dbb import methods
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import Decision
 from openrlhf_dbb.driver import arguments, checks
-from openrlhf_dbb.errors import UsageError
 
 MODEL = [
     "--actor.model_name_or_path", "some/model", "--reward.remote_url", "math_answer", "--vllm.num_engines", "1",
@@ -101,30 +100,3 @@ def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():
     assert decided(parse("--rollout.strategy", "dynamic"), scores) is Decision.TRAIN
     wider = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "-1", "1"]
     assert decided(parse(*wider), scores) is Decision.TRAIN
-
-
-ONE = ["--rollout.n_samples_per_prompt", "1", "--train.batch_size", "64", "--estimator", "dbb"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (
-            ["--method", "dapo", *ONE],
-            "--rollout.strategy dynamic looks for groups with different rewards, and a group of 1 never has them",
-        ),
-        (
-            ["--method", "repo", "--algo.advantage.is_correction_level", "token"],
-            "--replay.samples 8 does not go with --algo.advantage.is_correction_level token: no log-probs of",
-        ),
-        (
-            ["--method", "spo", "--data.max_images_per_prompt", "1"],
-            "--estimator spo takes log-probs of earlier rollouts, and no images are kept; leave out --data.max_images",
-        ),
-        (["--train.max_rollouts", "511"], "--train.max_rollouts 511 is less than one step: 512 rollouts"),
-    ],
-)
-def test_what_cannot_work_is_refused_with_the_reason(argv, line):
-    with pytest.raises(UsageError) as caught:
-        checks.check(parse(*argv))
-    assert line in str(caught.value)

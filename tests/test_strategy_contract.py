@@ -13,7 +13,7 @@ import pytest
 from openrlhf_dbb import methods
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import Decision, Predictive, RolloutStrategy, RunFacts
-from openrlhf_dbb.driver import arguments, checks, flags
+from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.registry import Registry
 
@@ -51,7 +51,7 @@ def outside(field):
 @every_strategy
 def test_its_parameters_are_flags_with_help_and_a_range_that_a_continued_run_must_keep(name):
     cls = strategies.get(name)
-    actions = {action.dest: action for action in flags.build_parser(["--rollout.strategy", name])._actions}
+    actions = {action.dest: action for action in arguments.build_parser(["--rollout.strategy", name])._actions}
     for field in dataclasses.fields(cls):
         flag, wrong = f"{cls.name}.{field.name}", outside(field)
         assert field.metadata["help"] in actions[flag].help

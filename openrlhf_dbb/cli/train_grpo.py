@@ -50,30 +50,32 @@ def main(argv: list[str] | None = None) -> int:
         resumed = start.find(settings)
         if settings.args.dry_run:
             prepared = prepare.prepare(settings, resumed)
+            start.begin(prepared)
             print(printed.configuration(prepared.settings))
-            print(printed.plan(prepared.settings, start.begin(prepared)))
+            print(printed.plan(prepared))
             print("dry run: all checks passed, nothing was started or stored")
             return 0
         ray_start = cluster.RayStart(settings)
         with waiting("reading data and model"):
             prepared = prepare.prepare(settings, resumed)
             ray_start.check_hosts(prepared.settings)
-            run = start.begin(prepared)
+            start.begin(prepared)
     except (UsageError, StoreError, RunError) as error:
         print(without_passwords(f"error: {error}"), file=sys.stderr)
         return 1 if isinstance(error, RunError) else REFUSED
-    settings = prepared.settings
-    if run is not None:
-        interrupt.say(functools.partial(printed.unfinished, run, settings))
-    print("\n".join([printed.plan(settings, run), *ray_start.describe()]), flush=True)
+    if prepared.run is not None:
+        interrupt.say(functools.partial(printed.unfinished, prepared))
+    print("\n".join([printed.plan(prepared), *ray_start.describe()]), flush=True)
     try:
-        progress = launch.launch(settings, run, ray_start)
-        if run is not None:
-            print(printed.summary(run, progress, time.monotonic() - began), flush=True)
+        progress = launch.launch(prepared, ray_start)
+        if prepared.run is not None:
+            print(printed.summary(prepared, progress, time.monotonic() - began), flush=True)
     except BaseException as error:
-        unfinished = printed.unfinished(run, settings) if run is not None else ""
+        unfinished = printed.unfinished(prepared)
         if isinstance(error, launch.PartDied):
-            print(f"error: {error}; {unfinished}; traces are in {printed.keep_trace(settings)}", file=sys.stderr)
+            print(
+                f"error: {error}; {unfinished}; traces are in {printed.keep_trace(prepared.settings)}", file=sys.stderr
+            )
             return 1
         if unfinished:
             print(unfinished, file=sys.stderr)

@@ -2,8 +2,7 @@
 
 The way of a command line, in order:
 
-flags      the parser: OpenRLHF's flags, and ours beside them
-arguments  argv becomes frozen settings, each value with its origin: machine, preset, method, command line
+arguments  OpenRLHF's parser with our flags; argv becomes frozen settings, each value with its origin
 checks     refuses what would train wrongly in silence, or fail after an expensive start
 start      finds the run to continue; later creates the run, or resumes or warm-starts it
 cluster    Ray: start it or join it, check its hosts, stop it

@@ -1,261 +1,220 @@
 """Refuses settings that would train wrongly in silence, or fail after an expensive start, in one pass over rules.
 
-A rule yields a line for each thing that it refuses: the flags, the values, what is allowed. OpenRLHF's own checks have
-passed. The range of an estimator's or a strategy's parameter stands beside the parameter.
+OpenRLHF's own checks have passed. The range of an estimator's or a strategy's parameter stands beside the parameter.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from openrlhf_dbb import estimators, presets, upstream
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.driver.arguments import OUTPUTS, Settings
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.data import TRAINING
+from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.storage.url import choose_url
+from openrlhf_dbb.terminal import shown
 
-_FORM = "algo.advantage.estimator"
-_AGGREGATION = "actor.loss_agg_mode"
 _LONGEST_NAME = 200  # bytes; a file's name may have 255, and trackers add to it
+_GROUP, _LORA, _REPLAYS = "rollout.n_samples_per_prompt", "ds.lora.rank", "replay.samples"
+_FORM, _SUMS = "algo.advantage.estimator", "actor.loss_agg_mode"
+_REWARD, _REWARD_MODEL = "reward.remote_url", "reward.model_name_or_path"
+_POLICYS_GPUS = "actor.num_nodes actor.num_gpus_per_node"
+_STEP = f"rollout.batch_size {_GROUP}"
+_MISSING = "missing; name one, or leave out --preset none"
+_OURS = "OpenRLHF alone has no such thing; use --estimator point, its group mean"
+_VANISH = "and left-over rollouts would vanish; change one of them"
+_NEVER = "too low; give 1 or more, or -1 for never"
+
+
+class Rule(NamedTuple):
+    """Flags that do not go together, or a value that does not work."""
+
+    flags: str  # to name with their values, by spaces
+    why: str  # and what to do instead; ``{s}`` is the settings, ``{forms}`` our advantage forms
+    refused: Callable[[Settings, SimpleNamespace], Any] | None = None  # by settings and arguments; None: all are set
+
+
+# A rule may rely on those before it.
+_ANY = (
+    Rule(MODEL_FLAG, _MISSING, lambda s, a: not s.values[MODEL_FLAG]),
+    Rule(TRAINING, _MISSING, lambda s, a: not s.values[TRAINING]),
+    Rule(MODEL_FLAG, "there is no such folder", lambda s, a: _is_no_folder(a.actor.model_name_or_path)),
+    Rule("run_name", f"it names folders; use letters, digits and . _ + -, no - first, at most {_LONGEST_NAME} bytes",
+         lambda s, a: not _names_folders(s.run_name)),
+    Rule("resume warm_start", "one continues a run, the other begins a new one; give one of them",
+         lambda s, a: None not in (a.resume, a.warm_start)),
+    Rule("data.pass_rate_key warm_start", "both say what a run begins with; give one of them"),
+    Rule("data.pass_rate_attempts data.pass_rate_key", "one is of the rates in the other; give both, or leave it out",
+         lambda s, a: a.data.pass_rate_attempts and not a.data.pass_rate_key),
+    Rule("ckpt.save_adapter", "there are no adapters; give --ds.lora.rank, or leave it out",
+         lambda s, a: a.ckpt.save_adapter and not a.ds.lora.rank),
+    Rule("ckpt.max_num", "OpenRLHF deletes an old checkpoint before the new one is whole; give 2 or more",
+         lambda s, a: a.ckpt.max_num < 2),
+    Rule("ds.use_universal_ckpt", "a run resumes from its own checkpoints only; leave it out"),
+    Rule("vllm.num_engines", "missing; name the number of engines that generate", lambda s, a: not a.vllm.num_engines),
+    Rule(f"train.colocate_all {_POLICYS_GPUS} vllm.num_engines vllm.tensor_parallel_size",
+         "the policy and vLLM need as many GPUs; change one of them",  # OpenRLHF asserts it when Ray has started
+         lambda s, a: a.train.colocate_all and not a.train.async_enable and a.actor.num_nodes
+         * a.actor.num_gpus_per_node != a.vllm.num_engines * a.vllm.tensor_parallel_size),
+    Rule(f"{_LORA} estimator", "vLLM does not know OpenRLHF's names of adapters; use --estimator point",
+         lambda s, a: a.ds.lora.rank and s.estimator == NO_ESTIMATOR),
+    Rule(f"{_LORA} ds.tensor_parallel_size", "adapters are not split over GPUs; leave one out",
+         lambda s, a: a.ds.lora.rank and a.ds.tensor_parallel_size > 1),
+    Rule(f"{_LORA} ds.load_in_4bit", "adapters are merged into whole weights for vLLM; leave one out"),
+    Rule(f"{_LORA} vllm.sync_with_ray", "only a policy that sends its weights merges adapters; leave one out"),
+    Rule(f"{_LORA} train.enable_ema", "the averaged model has no adapters; leave one out"),
+    Rule(f"{_REPLAYS} train.dynamic_batch_enable", "replay makes the micro-batches itself; leave one out"),
+    Rule(f"{_REPLAYS} algo.advantage.is_correction_level", "no log-probs of vLLM are kept; leave one out",
+         lambda s, a: a.replay.samples and a.algo.advantage.is_correction_level != "off"),
+    Rule(f"{_REPLAYS} algo.kl.use_loss", "no log-probs of the reference model are kept; leave one out"),
+    Rule(f"{_REPLAYS} data.max_images_per_prompt", "no images are kept; leave one out"),
+    Rule(f"{_REPLAYS} {_FORM}", "replays are not whitened; leave one out", lambda s, a: a.replay.samples and
+         s.values[_FORM] in FORMS.available() and FORMS.get(s.values[_FORM]).whitened),
+    Rule(f"{_REPLAYS} replay.cache", "more than are kept; lower it", lambda s, a: a.replay.samples > a.replay.cache),
+    Rule(f"{_SUMS} actor.policy_loss_type", "it sums over tokens; leave one out",
+         lambda s, a: a.actor.loss_agg_mode == CONSTANT_LENGTH and a.actor.policy_loss_type != "ppo"),
+)  # fmt: skip
+
+_WITHOUT_ESTIMATOR = (
+    *(Rule(f"{flag} estimator", _OURS) for flag in (
+        _REPLAYS, "train.max_rollouts", "eval.benchmarks", "probe.fraction", "warm_start", "data.pass_rate_key",
+        "data.group_key",
+    )),
+    # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
+    Rule("rollout.strategy estimator", _OURS,
+         lambda s, a: a.rollout.strategy != ("dynamic" if a.algo.dynamic_filtering_enable else "plain")),
+    Rule(f"{_SUMS} estimator", _OURS, lambda s, a: a.actor.loss_agg_mode == CONSTANT_LENGTH),
+    Rule(f"{_FORM} estimator", _OURS, lambda s, a: s.values[_FORM] not in upstream.choices(_FORM)),
+    Rule("train.max_lag estimator", _OURS, lambda s, a: a.train.max_lag is not None),
+    Rule("eval.top_p estimator", _OURS, lambda s, a: a.eval.top_p != a.rollout.top_p),
+)  # fmt: skip
+
+_WITH_ESTIMATOR = (
+    Rule(f"estimator {_GROUP}", "it needs {s.built_estimator.min_rollouts} or more; or use auto, which has a history",
+         lambda s, a: a.rollout.n_samples_per_prompt < s.built_estimator.min_rollouts),
+    Rule("estimator data.max_images_per_prompt", "it scores earlier rollouts, and no images are kept; leave one out",
+         lambda s, a: s.built_estimator.reads_drift and a.data.max_images_per_prompt),
+    Rule(_FORM, "it has no place for an estimator; use {forms}, or --estimator none",
+         lambda s, a: s.values[_FORM] not in FORMS.available()),
+    Rule(f"{_FORM} estimator", "the form scores a rollout by the mean without it, which this estimator cannot tell "
+         "(its group_weight is None); use dr_grpo, or --estimator dbb",
+         lambda s, a: FORMS.get(s.values[_FORM]).leave_one_out and not s.built_estimator.can_leave_one_out()),
+    Rule(f"rollout.strategy {_GROUP}", "it looks for groups with different rewards; give {s.strategy.min_rollouts} or "
+         "more", lambda s, a: a.rollout.n_samples_per_prompt < s.strategy.min_rollouts),
+    Rule("rollout.strategy algo.dynamic_filtering_enable", "the switch asks for another strategy; give one of them",
+         lambda s, a: a.algo.dynamic_filtering_enable and not s.strategy.reads_score_range),
+    Rule("rollout.strategy", "it draws prompts by a forecast, and {s.built_estimator.belief.name} makes none; use "
+         "--estimator point with --point.memory auto, or --estimator auto or dbb",
+         lambda s, a: s.strategy.draws and not s.built_estimator.belief.can_predict()),
+    Rule(_REWARD, "missing; give math_answer, exact_match, reasoning_gym, a FILE.py of yours, or a server's "
+         f"http://...; or --preset none and --{_REWARD_MODEL}",
+         lambda s, a: not (a.reward.model_name_or_path or a.reward.remote_url)),
+    Rule(f"{_REWARD_MODEL} {_REWARD}", "the model is not asked; give one, the model with --preset none"),
+    Rule(f"{_REWARD_MODEL} estimator", "a model gives any real number, this estimator takes scores of 0 to 1 only; "
+         "use gaussian or point",
+         lambda s, a: a.reward.model_name_or_path and s.built_estimator.support != "real"),
+    Rule(f"{_REWARD_MODEL} probe.fraction rollout.strategy", f"these need rewards at generation: give --{_REWARD}",
+         lambda s, a: a.reward.model_name_or_path and (s.strategy.needs_scores or a.probe.fraction)),
+    Rule("eval.steps", _NEVER, lambda s, a: a.eval.steps < 1 and a.eval.steps != -1),
+    Rule("ckpt.save_steps", _NEVER, lambda s, a: a.ckpt.save_steps < 1 and a.ckpt.save_steps != -1),
+    Rule("logger.logging_steps", "too low; give 1 or more", lambda s, a: a.logger.logging_steps < 1),
+    # Python takes 0 as a queue without an end.
+    Rule("train.async_queue_size", "too low; give 1 or more", lambda s, a: a.train.async_queue_size < 1),
+    # Otherwise the rollouts of a group are equal.
+    Rule("rollout.temperature", "too low; give more than 0", lambda s, a: a.rollout.temperature <= 0),
+    Rule("data.input_template", "it has no {{}} where the prompt goes; put it in",  # OpenRLHF has emptied it
+         lambda s, a: s.given("data.input_template") and a.data.input_template is None),
+    Rule("rollout.vllm_generate_batch_size rollout.batch_size", "steps would be short of rollouts; give as many",
+         lambda s, a: a.rollout.vllm_generate_batch_size < a.rollout.batch_size),
+    Rule(f"train.max_rollouts {_STEP}", "less than one step; give more",
+         lambda s, a: a.train.max_rollouts is not None and a.train.max_rollouts < _rollouts(a)),
+    Rule(f"{_STEP} train.batch_size", f"a step's rollouts are no multiple of a batch, {_VANISH}",
+         lambda s, a: _rollouts(a) % a.train.batch_size),
+    Rule(f"train.batch_size train.micro_batch_size {_POLICYS_GPUS}",
+         f"a batch is no multiple of the micro-batches of all ranks, {_VANISH}",
+         lambda s, a: a.train.batch_size % _of_all_ranks(a, a.train)),
+    Rule(f"{_STEP} rollout.micro_batch_size {_POLICYS_GPUS}",
+         f"a step's rollouts are no multiple of the micro-batches of all ranks, {_VANISH}",
+         lambda s, a: not a.train.dynamic_batch_enable and _rollouts(a) % _of_all_ranks(a, a.rollout)),
+)  # fmt: skip
 
 
 def check(settings: Settings) -> None:
-    """Raise UsageError for the first thing that a rule refuses."""
-    for rule in (*RULES, *(RULES_WITHOUT_ESTIMATOR if settings.estimator == NO_ESTIMATOR else RULES_WITH_ESTIMATOR)):
-        for refusal in rule(settings):
-            raise UsageError(refusal)
+    """Raise UsageError for the first thing that is refused."""
+    for line in _refusals(settings):
+        raise UsageError(line)
 
 
-def _platform(settings: Settings) -> Iterator[str]:
+def _refusals(settings: Settings) -> Iterator[str]:
+    args, values = settings.args, settings.values
     if not cpu.active():
-        yield from cuda.refusals(settings.args, machine.look().gpus)
+        yield from cuda.refusals(args, machine.look().gpus)
     elif presets.load(settings.preset).needs_cuda:
         yield f"--preset {settings.preset} needs CUDA, and there is none here; use --preset tiny"
     else:
-        yield from cpu.refusals(settings.args)
-
-
-def _run(settings: Settings) -> Iterator[str]:
-    args, values = settings.args, settings.values
-    for flag in ("actor.model_name_or_path", "data.prompt_dataset"):
-        if not values[flag]:
-            yield f"--{flag} is missing; name one, or leave out --preset none to start from a preset"
-    model = args.actor.model_name_or_path
-    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if is_path and not model.startswith(str(cache(""))) and not Path(model).is_dir():
-        yield f"--actor.model_name_or_path {model}: there is no such folder"
-    name = settings.run_name
-    if not re.fullmatch(r"(?!\.+$)[\w.+][\w.+-]*", name) or len(name.encode(errors="replace")) > _LONGEST_NAME:
-        yield (
-            f"--run_name {name!r:.300} names folders: use letters, digits and . _ + - only, not only dots, no - at the "
-            f"start, and at most {_LONGEST_NAME} bytes"
-        )
-    if args.resume is not None and args.warm_start is not None:
-        yield "--resume continues a run, --warm_start begins a new one; give one of them"
-    if args.data.pass_rate_key is not None and args.warm_start is not None:
-        yield "--data.pass_rate_key and --warm_start both say what a run begins with; give one of them"
-    if args.data.pass_rate_attempts is not None and args.data.pass_rate_key is None:
-        yield "--data.pass_rate_attempts is of the rates in --data.pass_rate_key; give both, or leave it out"
-    if args.ckpt.save_adapter and not args.ds.lora.rank:
-        yield "--ckpt.save_adapter needs adapters; give --ds.lora.rank, or leave it out"
-    for flag, used, why in (
-        ("ckpt.max_num", args.ckpt.max_num < 2, "OpenRLHF deletes an old checkpoint before the new one is whole"),
-        ("ds.use_universal_ckpt", args.ds.use_universal_ckpt, "a run resumes from its own checkpoints only"),
-    ):
-        if used:
-            yield f"--{flag} {values[flag]} does not work: {why}; leave it out"
+        yield from cpu.refusals(args)
+    for rule in (*_ANY, *(_WITHOUT_ESTIMATOR if settings.estimator == NO_ESTIMATOR else _WITH_ESTIMATOR)):
+        flags = rule.flags.split()
+        if rule.refused(settings, args) if rule.refused else all(values[flag] for flag in flags):
+            why = rule.why.format(s=settings, forms=", ".join(FORMS.available()))
+            yield f"{' with '.join(_named(flag, values[flag]) for flag in flags)}: {why}"
     known, read = {*estimators.available(), *strategies.available()}, {settings.strategy.name}
     if settings.estimator != NO_ESTIMATOR:
         read.add(estimators.get(settings.estimator).name)
-    for flag in filter(settings.given, settings.values):
+    for flag in filter(settings.given, values):
         if flag.partition(".")[0] in known - read:
             yield f"--{flag} is not read by this run's {' and '.join(sorted(read))}; leave it out"
+    if not cpu.active() and machine.ray_cluster() is None:  # those of other hosts are counted when Ray has started
+        yield from too_few_gpus(args, len(machine.look().gpus))
+    yield from _lost_places(settings)
 
 
-def _placement(settings: Settings) -> Iterator[str]:
-    """OpenRLHF asserts this only when Ray has started."""
-    args = settings.args
-    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
-    engines, parallel = args.vllm.num_engines, args.vllm.tensor_parallel_size
-    if not engines:
-        yield "--vllm.num_engines is missing; name the number of engines that generate the rollouts"
-    if args.train.colocate_all and not args.train.async_enable and ranks != engines * parallel:
-        yield (
-            f"--train.colocate_all: the policy has {ranks} GPUs (--actor.num_nodes x --actor.num_gpus_per_node), vLLM "
-            f"{engines} x {parallel} (--vllm.num_engines x --vllm.tensor_parallel_size); give both as many"
-        )
+def _named(flag: str, value: Any) -> str:
+    text = ",".join(value) if isinstance(value, list) else value
+    return f"--{flag}" if text is True or text in (None, "") else f"--{flag} {shown(text, 300)}"
 
 
-def _pairs(settings: Settings) -> Iterator[str]:
-    args, values = settings.args, settings.values
-    lora, replays, form = "ds.lora.rank", "replay.samples", values[_FORM]
-    alone, corrects = args.estimator == NO_ESTIMATOR, args.algo.advantage.is_correction_level != "off"
-    whitened = form in FORMS.available() and FORMS.get(form).whitened
-    used = {lora: args.ds.lora.rank, replays: args.replay.samples}
-    used[_AGGREGATION] = args.actor.loss_agg_mode == CONSTANT_LENGTH
-    for first, second, second_is_used, why in (
-        (lora, "estimator", alone, "vLLM does not know OpenRLHF's names of adapters; --estimator point sends others"),
-        (lora, "ds.tensor_parallel_size", args.ds.tensor_parallel_size > 1, "adapters are not split over GPUs"),
-        (lora, "ds.load_in_4bit", args.ds.load_in_4bit, "adapters are merged into whole weights for vLLM"),
-        (lora, "vllm.sync_with_ray", args.vllm.sync_with_ray, "only a policy that sends its weights merges adapters"),
-        (lora, "train.enable_ema", args.train.enable_ema, "the averaged model has no adapters"),
-        (replays, "train.dynamic_batch_enable", args.train.dynamic_batch_enable, "it makes the micro-batches itself"),
-        (replays, "algo.advantage.is_correction_level", corrects, "no log-probs of vLLM are kept"),
-        (replays, "algo.kl.use_loss", args.algo.kl.use_loss, "no log-probs of the reference model are kept"),
-        (replays, "data.max_images_per_prompt", args.data.max_images_per_prompt, "no images are kept"),
-        (replays, _FORM, whitened, "replays are not whitened"),
-        (_AGGREGATION, "actor.policy_loss_type", args.actor.policy_loss_type != "ppo", "it sums over tokens"),
-    ):
-        if used[first] and second_is_used:
-            one, other = (f"--{flag} {values[flag]}" for flag in (first, second))
-            yield f"{one} does not go with {other}: {why}; leave one out"
-    if args.replay.samples > args.replay.cache:
-        yield f"--replay.samples {args.replay.samples} exceeds --replay.cache {args.replay.cache}; lower it"
+def _names_folders(name: str) -> bool:
+    return bool(re.fullmatch(r"(?!\.+$)[\w.+][\w.+-]*", name)) and len(name.encode(errors="replace")) <= _LONGEST_NAME
 
 
-def _openrlhf_alone(settings: Settings) -> Iterator[str]:
-    args, values = settings.args, settings.values
-    # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
-    strategy = "dynamic" if args.algo.dynamic_filtering_enable else "plain"
-    truthy = (
-        "replay.samples", "train.max_rollouts", "eval.benchmarks", "probe.fraction", "warm_start",
-        "data.pass_rate_key", "data.group_key",
-    )  # fmt: skip
-    for flag, used in (
-        ("rollout.strategy", args.rollout.strategy != strategy),
-        (_AGGREGATION, args.actor.loss_agg_mode == CONSTANT_LENGTH),
-        (_FORM, values[_FORM] not in upstream.choices(_FORM)),
-        ("train.max_lag", args.train.max_lag is not None),
-        ("eval.top_p", args.eval.top_p != args.rollout.top_p),
-        *((flag, values[flag]) for flag in truthy),
-    ):
-        if used:
+def _is_no_folder(model: str) -> bool:
+    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    return is_path and not model.startswith(str(cache(""))) and not Path(model).is_dir()
+
+
+def _rollouts(args: SimpleNamespace) -> int:
+    return int(args.rollout.batch_size * args.rollout.n_samples_per_prompt)
+
+
+def _of_all_ranks(args: SimpleNamespace, part: SimpleNamespace) -> int:
+    """Return the rows of a micro-batch on every rank; dynamic batches have at least one each."""
+    return upstream.data_parallel_ranks(args) * (1 if args.train.dynamic_batch_enable else part.micro_batch_size)
+
+
+def _lost_places(settings: Settings) -> Iterator[str]:
+    """``ray job submit`` copies the working folder, and deletes the copy."""
+    places = {flag: settings.values[flag] for flag in OUTPUTS}
+    url = choose_url(settings.args.store.url)
+    if url.startswith("sqlite:///"):
+        places["store.url"] = str(Path(url.removeprefix("sqlite:///")).absolute())
+    for flag, place in places.items():
+        if place and "/_ray_pkg_" in place:
             yield (
-                f"--{flag} {values[flag]} is not OpenRLHF's, which --estimator {NO_ESTIMATOR} leaves as it is; use "
-                "--estimator point, its group mean"
+                f"--{flag} {place} is in Ray's temporary copy of the working directory; give an absolute path on a "
+                "shared file system"
             )
-
-
-def _estimator(settings: Settings) -> Iterator[str]:
-    args, name, estimator = settings.args, settings.estimator, settings.built_estimator
-    group, fewest = args.rollout.n_samples_per_prompt, estimator.min_rollouts
-    if group < fewest:
-        yield (
-            f"--estimator {name} needs --rollout.n_samples_per_prompt {fewest} or more, got {group}; give as many, or "
-            "--estimator auto, which has a mean from earlier visits"
-        )
-    if estimator.reads_drift and args.data.max_images_per_prompt:
-        yield (
-            f"--estimator {name} takes log-probs of earlier rollouts, and no images are kept; leave out "
-            "--data.max_images_per_prompt, or use --estimator auto"
-        )
-    form = settings.values[_FORM]
-    if form not in FORMS.available():
-        yield (
-            f"--{_FORM} {form} has no place for an estimator; use {', '.join(FORMS.available())}, or --estimator "
-            f"{NO_ESTIMATOR} for OpenRLHF's own advantages"
-        )
-    if FORMS.get(form).leave_one_out and not estimator.can_leave_one_out():
-        yield (
-            f"--{_FORM} {form} scores a rollout by the mean without it, which --estimator {name} cannot "
-            "tell (its group_weight is None); use dr_grpo, or --estimator dbb"
-        )
-
-
-def _strategy(settings: Settings) -> Iterator[str]:
-    strategy, facts, belief = settings.strategy, strategies.facts(settings.args), settings.built_estimator.belief
-    name = settings.args.rollout.strategy
-    if facts.rollouts < strategy.min_rollouts:
-        yield (
-            f"--rollout.strategy {name} looks for groups with different rewards, and a group of {facts.rollouts} never "
-            f"has them; give --rollout.n_samples_per_prompt {strategy.min_rollouts} or more"
-        )
-    if facts.score_range is not None and not strategy.reads_score_range:
-        yield f"--algo.dynamic_filtering_enable asks for another --rollout.strategy than {name}; give one"
-    if strategy.draws and not belief.can_predict():
-        yield (
-            f"--rollout.strategy {name} draws prompts by a forecast, and {belief.name} makes none; "
-            "use --estimator point with --point.memory auto, or --estimator auto or dbb"
-        )
-
-
-def _reward(settings: Settings) -> Iterator[str]:
-    args = settings.args
-    model, url = args.reward.model_name_or_path, args.reward.remote_url
-    if not (model or url):
-        yield (
-            "--reward.remote_url is missing; give math_answer, exact_match, reasoning_gym, a FILE.py of yours, or a "
-            "server's http://...; or --preset none and --reward.model_name_or_path"
-        )
-    if model and url:
-        yield (
-            f"--reward.model_name_or_path {model} is not asked where --reward.remote_url {','.join(url)} gives the "
-            "rewards; give one of them, the model without a preset that has the other (--preset none)"
-        )
-    if model and settings.built_estimator.support != "real":
-        yield (
-            f"--reward.model_name_or_path {model} gives any real number, --estimator {settings.estimator} takes scores "
-            "of 0 to 1 only; use --estimator gaussian or point"
-        )
-    if model and (settings.strategy.needs_scores or args.probe.fraction):
-        yield "--probe.fraction and this --rollout.strategy need rewards at generation: --reward.remote_url"
-
-
-def _numbers(settings: Settings) -> Iterator[str]:
-    for flag, allowed in (
-        ("eval.steps", "1 or more, or -1 for never"),
-        ("ckpt.save_steps", "1 or more, or -1 for never"),
-        ("logger.logging_steps", "1 or more"),
-        ("train.async_queue_size", "1 or more"),  # Python takes 0 as a queue without an end
-        ("rollout.temperature", "more than 0"),  # otherwise the rollouts of a group are equal
-    ):
-        value = settings.values[flag]
-        if value <= 0 and not (value == -1 and "never" in allowed):
-            yield f"--{flag} {value:g} is too low; give {allowed}"
-    if settings.given("data.input_template") and settings.args.data.input_template is None:  # OpenRLHF has emptied it
-        yield "--data.input_template has no {} where the prompt goes; put it in"
-
-
-def _batches(settings: Settings) -> Iterator[str]:
-    args = settings.args
-    prompts, at_a_time = args.rollout.batch_size, args.rollout.vllm_generate_batch_size
-    if at_a_time < prompts:
-        yield (
-            f"--rollout.vllm_generate_batch_size {at_a_time} is less than --rollout.batch_size {prompts}: steps would "
-            "be short of rollouts; give as many or more, or leave it out"
-        )
-    rollouts, ranks = prompts * args.rollout.n_samples_per_prompt, upstream.data_parallel_ranks(args)
-    if args.train.max_rollouts is not None and args.train.max_rollouts < rollouts:
-        yield f"--train.max_rollouts {args.train.max_rollouts} is less than one step: {rollouts} rollouts"
-    step, batch = "--rollout.batch_size x --rollout.n_samples_per_prompt", args.train.batch_size
-    dynamic = args.train.dynamic_batch_enable
-    micro = 1 if dynamic else args.train.micro_batch_size
-    for whole, value, part, divisor in (
-        (step, rollouts, "--train.batch_size", batch),
-        ("--train.batch_size", batch, "--train.micro_batch_size x ranks", micro * ranks),
-        (step, rollouts, "--rollout.micro_batch_size x ranks", 1 if dynamic else args.rollout.micro_batch_size * ranks),
-    ):
-        if value % divisor:
-            yield (
-                f"{whole} = {value} is not a multiple of {part} = {divisor}, and left-over rollouts would vanish; "
-                "change one of them"
-            )
-
-
-def _gpus(settings: Settings) -> Iterator[str]:
-    """OpenRLHF would wait forever for GPUs. Those of other hosts are counted when Ray has started."""
-    if not cpu.active() and machine.ray_cluster() is None:
-        yield from too_few_gpus(settings.args, len(machine.look().gpus))
 
 
 def too_few_gpus(args: SimpleNamespace, there: int) -> Iterator[str]:
-    """Yield an error line if the flags need more GPUs than there are."""
+    """Yield an error line if the flags need more GPUs than there are: OpenRLHF would wait for them for ever."""
     needed = gpus_needed(args)
     if needed > there:
         yield (
@@ -278,22 +237,3 @@ def gpus_needed(args: SimpleNamespace) -> int:
     if train.async_enable or not train.colocate_all:
         needed += (args.vllm.num_engines or 0) * args.vllm.tensor_parallel_size
     return int(needed)
-
-
-def _places(settings: Settings) -> Iterator[str]:
-    """``ray job submit`` copies the working folder, and deletes the copy."""
-    places = {flag: settings.values[flag] for flag in OUTPUTS}
-    url = choose_url(settings.args.store.url)
-    if url.startswith("sqlite:///"):
-        places["store.url"] = str(Path(url.removeprefix("sqlite:///")).absolute())
-    for flag, place in places.items():
-        if place and "/_ray_pkg_" in place:
-            yield (
-                f"--{flag} {place} is in Ray's temporary copy of the working directory; give an absolute path on a "
-                "shared file system"
-            )
-
-
-RULES = (_platform, _run, _placement, _pairs, _gpus, _places)
-RULES_WITHOUT_ESTIMATOR = (_openrlhf_alone,)
-RULES_WITH_ESTIMATOR = (_estimator, _strategy, _reward, _numbers, _batches)

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import presets
-from openrlhf_dbb.driver.arguments import Settings
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.driver.arguments import NO_ESTIMATOR, Settings
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform.cpu import has_bf16
 from openrlhf_dbb.platform.machine import GIB

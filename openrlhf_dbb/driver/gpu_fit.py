@@ -4,10 +4,9 @@ A trial at the start finds out where the estimate is wrong (``PolicyActor.try_lo
 leaves out a reference model, and an engine that does not sleep.
 """
 
-from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.arguments import NO_ESTIMATOR, Settings
 from openrlhf_dbb.driver.capacity import OPTIMIZER, WEIGHT
 from openrlhf_dbb.driver.cpu_fit import rank_count, shared_prompts, with_free
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cuda, machine
 from openrlhf_dbb.platform.machine import GIB

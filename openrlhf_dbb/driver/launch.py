@@ -13,9 +13,9 @@ from openrlhf_dbb.driver import cpu_fit, interrupt
 from openrlhf_dbb.driver.arguments import Settings
 from openrlhf_dbb.driver.cluster import RayStart
 from openrlhf_dbb.driver.light_backend import LightBackend
+from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.driver.progress_line import ProgressLine
 from openrlhf_dbb.driver.progress_line import text as progress_text
-from openrlhf_dbb.driver.start import Start
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.platform import cpu, cuda
 
@@ -29,7 +29,7 @@ class PartDied(RunError):
     """An actor or an engine of the run is gone."""
 
 
-def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
+def launch(prepared: Prepared, ray_start: RayStart) -> Any:
     """Train, with OpenRLHF's trainer in this process and the models and engines in actors.
 
     Returns the trainer's last :class:`openrlhf_dbb.actors.progress.Progress`, or None for OpenRLHF alone. Raises
@@ -42,14 +42,15 @@ def launch(settings: Settings, start: Start | None, ray_start: RayStart) -> Any:
         from openrlhf_dbb.actors.trainer import PosteriorTrainer
         from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
     ray_start.wait()
-    if start is not None:
+    settings = prepared.settings
+    if prepared.run is not None:
         policy = ray.remote(num_gpus=1, **_environment(settings))(PolicyActor)
-        return train(settings, start, PosteriorTrainer, ray.remote(StrictRolloutActor), policy)
+        return train(prepared, PosteriorTrainer, ray.remote(StrictRolloutActor), policy)
     engines = _engines(ray.remote(PlatformRolloutActor), settings)
     return upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=LightBackend)
 
 
-def train(settings: Settings, start: Start, trainer_class: Any, rollout_actor: Any, policy_actor: Any) -> Any:
+def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_actor: Any) -> Any:
     """Train with these classes, the last two of Ray actors; return and raise as :func:`launch`."""
     import ray
 
@@ -58,17 +59,19 @@ def train(settings: Settings, start: Start, trainer_class: Any, rollout_actor: A
             interrupt.raise_from_now_on()
             super().fit(global_step)
 
-    watch, verbose = Watch(), settings.args.verbose
+    settings, run, watch = prepared.settings, prepared.run, Watch()
+    verbose = settings.args.verbose
+    assert run is not None
 
     def make_trainer(*args: Any, **kwargs: Any) -> Any:  # the arguments are OpenRLHF's
         watch.trainer = Trainer(
             *args,
-            store_url=start.store_url,
-            run_uuid=start.run.uuid,
-            checkpoint=start.checkpoint,
-            rows=start.prepared.prompts.rows,
-            sources=start.prepared.prompts.sources,
-            benchmarks=start.prepared.benchmarks,
+            store_url=prepared.store_url,
+            run_uuid=run.uuid,
+            checkpoint=prepared.checkpoint,
+            rows=prepared.prompts.rows,
+            sources=prepared.prompts.sources,
+            benchmarks=prepared.benchmarks,
             progress=watch.progress,
             **kwargs,
         )
@@ -81,7 +84,7 @@ def train(settings: Settings, start: Start, trainer_class: Any, rollout_actor: A
                 trainer=upstream.InThisProcess(make_trainer),
                 rollout_actor=_engines(rollout_actor, settings),
                 policy_actor=policy_actor,
-                get_strategy=functools.partial(LightBackend, loads=start.checkpoint),
+                get_strategy=functools.partial(LightBackend, loads=prepared.checkpoint),
                 bars=verbose,
             )
             return watch.trainer.finish()

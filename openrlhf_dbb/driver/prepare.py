@@ -8,8 +8,7 @@ from typing import Any
 from openrlhf_dbb import presets, storage, tiny, upstream
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
 from openrlhf_dbb.driver import capacity, cpu_fit, gpu_fit
-from openrlhf_dbb.driver.arguments import OUTPUTS, Settings
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.driver.arguments import NO_ESTIMATOR, OUTPUTS, Settings
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading
@@ -29,15 +28,21 @@ LEAST_STEPS_A_CHECKPOINT = 10
 
 @dataclass
 class Prepared:
-    """The results of the steps of :func:`prepare`. Each step reads the results of earlier steps and adds its own."""
+    """What a training begins with. Each step of :func:`prepare` reads the results of earlier steps and adds its own."""
 
     settings: Settings
-    resumed: storage.RunRecord | None  # the run to continue, if any
+    resumed: storage.RunRecord | None = None  # the run to continue, if any
     loaded: dict[str, Any] = field(default_factory=dict)  # data sets by their flags
     tokenizer: Any = None
     prompts: Prompts = field(init=False)
     benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)  # beside --eval.dataset, by name
     notes: list[str] = field(default_factory=list)  # lines that the user should see
+    # Of ``start.begin``; not for --estimator none.
+    run: storage.RunRecord | None = None  # nobody owns it yet
+    store_url: str = ""
+    location: str = ""  # the URL of the store for people, without a password
+    checkpoint: str | None = None  # to continue from; None: from the beginning
+    warm_start: storage.WarmStart | None = None
 
     def questions(self, flag: str) -> list[Any]:
         """Return the prompts of a data set, as texts or as messages; nothing if the flag names none."""

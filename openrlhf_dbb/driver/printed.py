@@ -17,7 +17,7 @@ from openrlhf_dbb.core.choices import probed_prompts
 from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver import cpu_fit, gpu_fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
-from openrlhf_dbb.driver.start import Start
+from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.overview import usage_in_words
@@ -32,8 +32,9 @@ from openrlhf_dbb.watch.serve import PORT
 _TOLD = 8  # visits of the prompt that the summary tells of
 
 
-def plan(settings: Settings, start: Start | None) -> str:
+def plan(prepared: Prepared) -> str:
     """Return what a training prints before it begins; warnings last, where they are still on the screen."""
+    settings = prepared.settings
     args, preset = settings.args, presets.load(settings.preset)
     # The description tells of the preset's own model and data.
     others = any(settings.given(flag) and flag in preset.flags for flag in (MODEL_FLAG, TRAINING))
@@ -44,7 +45,7 @@ def plan(settings: Settings, start: Start | None) -> str:
         f"model      {args.actor.model_name_or_path}",
         *(cpu_fit if cpu.active() else gpu_fit).describe(settings),
         f"method     {methods.describe(settings.method, args, settings.estimator)}",
-        *(_run(settings, start) if start is not None else []),
+        *(_run(prepared, prepared.run) if prepared.run is not None else []),
     ]
     if cpu.active() and gpus:
         lines.append(
@@ -55,9 +56,9 @@ def plan(settings: Settings, start: Start | None) -> str:
     return without_passwords("\n".join([line for line in lines if line not in warnings] + warnings))
 
 
-def _run(settings: Settings, start: Start) -> list[str]:
-    args, warm = settings.args, start.warm_start
-    chosen = start.prepared.prompts
+def _run(prepared: Prepared, run: storage.RunRecord) -> list[str]:
+    settings, warm, chosen = prepared.settings, prepared.warm_start, prepared.prompts
+    args = settings.args
     prompts, group, episodes = len(chosen.texts), args.rollout.n_samples_per_prompt, args.train.num_episodes
     visits, s = episodes, "s" * (episodes != 1)  # of the average prompt
     budget = f"{prompts * group * episodes} rollouts: {prompts} prompts x {group} samples x {episodes} episode{s}"
@@ -67,7 +68,7 @@ def _run(settings: Settings, start: Start) -> list[str]:
     lines = [f"data       {chosen.report} ({args.data.prompt_dataset})", f"budget     {budget}"]
     form = FORMS.get(args.algo.advantage.estimator)
     reads_history = settings.built_estimator.state_fields and form.reads_estimate
-    if reads_history and visits < 2 and not start.prepared.resumed and warm is None:
+    if reads_history and visits < 2 and not prepared.resumed and warm is None:
         advice = "raise --train.num_episodes, use fewer prompts (--data.max_samples), or give --warm_start RUN"
         said = f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters"
         lines.append(f"{said}; the paper visits each 4 times: {advice}")
@@ -81,17 +82,17 @@ def _run(settings: Settings, start: Start) -> list[str]:
         keys = zip(chosen.texts, chosen.labels, strict=True)
         probed = len(probed_prompts(keys, args.probe.fraction, args.train.seed))
         lines.append(f"probes     {probed} prompts, {args.probe.samples} extra rollouts at each visit")
-    held_out = [f"{len(start.prepared.questions(HELD_OUT))} prompts ({args.eval.dataset})"] if args.eval.dataset else []
-    held_out += [f"{len(each.tokens)} prompts of {name}" for name, each in start.prepared.benchmarks.items()]
+    held_out = [f"{len(prepared.questions(HELD_OUT))} prompts ({args.eval.dataset})"] if args.eval.dataset else []
+    held_out += [f"{len(each.tokens)} prompts of {name}" for name, each in prepared.benchmarks.items()]
     if held_out and args.eval.steps > 0:
         each = f"{args.eval.n_samples_per_prompt} samples a prompt, every {args.eval.steps} steps"
         lines.append(f"held-out   {', '.join(held_out)}: {each}")
     else:
         flags = "--eval.dataset" + " and --eval.steps" * (args.eval.steps < 0)
         lines.append(f"warning: held-out accuracy is not measured, so that no run can be compared: give {flags}")
-    verb = f"continues after step {start.run.last_step} at most" if start.prepared.resumed else "is new"
-    run = f"run        {start.run.name} ({verb}) in {start.location}"
-    return [*lines, *start.notes, run, f"look       {_look(start)}; --dry_run shows every value"]
+    verb = f"continues after step {run.last_step} at most" if prepared.resumed else "is new"
+    lines += [*prepared.notes, f"run        {run.name} ({verb}) in {prepared.location}"]
+    return [*lines, f"look       {_look(prepared)}; --dry_run shows every value"]
 
 
 def configuration(settings: Settings) -> str:
@@ -111,23 +112,25 @@ def configuration(settings: Settings) -> str:
     return "\n".join(lines)
 
 
-def summary(start: Start, progress: Any, seconds: float) -> str:
+def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     """Return accuracy, examples, steps, rollouts, groups, the next step and warnings; counts come from the store."""
-    with storage.open_store(start.store_url) as store:
-        used = read.progress(store, start.run)
-        words = usage_in_words(store, start.run, used)
+    run = prepared.run
+    assert run is not None
+    with storage.open_store(prepared.store_url) as store:
+        used = read.progress(store, run)
+        words = usage_in_words(store, run, used)
         change = None
         if len(evaluated := sorted(progress.accuracy)) > 1:
-            change = held_out_difference(store, start.run, start.run, (evaluated[0], evaluated[-1]))
-        log = read.read_log(store, start.run)
-        replays, story = not recorded.unreplayable(log).any(), _story(start, store, log)
+            change = held_out_difference(store, run, run, (evaluated[0], evaluated[-1]))
+        log = read.read_log(store, run)
+        replays, story = not recorded.unreplayable(log).any(), _story(prepared, store, log)
     minutes, rest = divmod(round(seconds), 60)
-    lines = ["", f"run {start.run.name} finished in {minutes:02d}:{rest:02d} min"]
+    lines = ["", f"run {run.name} finished in {minutes:02d}:{rest:02d} min"]
     if change is not None:
         first, last = (progress.accuracy[step] for step in change["steps"])
         lines.append(f"  accuracy     {first:.1%} before, {last:.1%} after (held-out): {difference_in_words(change)}")
     if progress.before:
-        lines += examples(start.prepared.questions(HELD_OUT), progress.before, progress.after)
+        lines += examples(prepared.questions(HELD_OUT), progress.before, progress.after)
     lines += [f"  steps        {progress.step}", *(f"  {name:<12} {text}" for name, text in words.items())]
     if used["probes"]:
         lines.append(f"  probes       {used['samples']} extra rollouts of {used['probes']} groups, not trained on")
@@ -135,16 +138,16 @@ def summary(start: Start, progress: Any, seconds: float) -> str:
         best = progress.best
         lines.append(f"  best model   step {best.step}, {best.measure} {best.value:.3f}: {progress.best_folder}")
     lines += [
-        f"  database     {start.location}",
+        f"  database     {prepared.location}",
         *[f"  one prompt   {story}"] * bool(story),
-        f"  next         {_look(start)}   a live page, http://127.0.0.1:{PORT}/: all prompts, curves, responses",
-        *[f"               {_look(start, f'lab replay {start.run.name}')}   what a memory would have said"] * replays,
+        f"  next         {_look(prepared)}   a live page, http://127.0.0.1:{PORT}/: all prompts, curves, responses",
+        *[f"               {_look(prepared, f'lab replay {run.name}')}   what a memory would have said"] * replays,
         *(f"warning: {warning}" for warning in progress.warnings),
     ]
     return "\n".join(lines)
 
 
-def _story(start: Start, store: storage.PosteriorStore, log: read.StepLog) -> str:
+def _story(prepared: Prepared, store: storage.PosteriorStore, log: read.StepLog) -> str:
     """Return in words how the posterior moved that moved most; "" if no prompt was visited twice."""
     mean_V = np.where(np.isnan(log.alpha), log.mean, log.alpha / (log.alpha + log.beta))
     by_prompt = np.argsort(log.prompt_id, kind="stable")  # and by step
@@ -160,21 +163,27 @@ def _story(start: Start, store: storage.PosteriorStore, log: read.StepLog) -> st
     question = shown(_questions(texts)[0])
     means = ", ".join(f"{mean:.2f}" for mean in mean_V[told])
     steps = ", ".join(map(str, log.step[told]))
-    return f"{question}  posterior mean {means} after steps {steps}: {_look(start, f'history {ids_P[most]}')}"
+    return f"{question}  posterior mean {means} after steps {steps}: {_look(prepared, f'history {ids_P[most]}')}"
 
 
-def _look(start: Start, command: str = "serve") -> str:
-    elsewhere = start.location != parse_url(choose_url(None)).location
-    return f"openrlhf-dbb {command}{f' --store.url {start.location}' * elsewhere}"
+def _look(prepared: Prepared, command: str = "serve") -> str:
+    elsewhere = prepared.location != parse_url(choose_url(None)).location
+    return f"openrlhf-dbb {command}{f' --store.url {prepared.location}' * elsewhere}"
 
 
-def unfinished(start: Start, settings: Settings) -> str:
-    """Return that a run has not finished, where it continues, if anywhere, and the flag that continues it."""
-    newest, _ = checkpoints.newest_whole(Path(settings.args.ckpt.path), start.run.uuid, sys.maxsize)
+def unfinished(prepared: Prepared) -> str:
+    """Return that a run has not finished, where it continues, if anywhere, and the flag that continues it.
+
+    Nothing for OpenRLHF alone, which has no run.
+    """
+    run = prepared.run
+    if run is None:
+        return ""
+    newest, _ = checkpoints.newest_whole(Path(prepared.settings.args.ckpt.path), run.uuid, sys.maxsize)
     advice = (
         "it has no checkpoint; start it over" if newest is None else f"its last checkpoint is {newest}; continue it"
     )
-    return f"run {start.run.name} has not finished, {advice} with --resume {start.run.name}"
+    return f"run {run.name} has not finished, {advice} with --resume {run.name}"
 
 
 def keep_trace(settings: Settings) -> Path:

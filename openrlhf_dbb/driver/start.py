@@ -1,11 +1,9 @@
 """Creates the run to train, or finds the run to continue and checks that it is the same training."""
 
 import contextlib
-import functools
 import math
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,34 +11,21 @@ from openrlhf_dbb import methods, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.data import Prompts
-from openrlhf_dbb.driver.arguments import Settings
-from openrlhf_dbb.driver.flags import NO_ESTIMATOR
+from openrlhf_dbb.data import TRAINING, Prompts
+from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, Settings
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage.engine import check_sqlite_path
 from openrlhf_dbb.storage.url import choose_url, parse_url
 
+# What a run trains, and by what.
+_SUBJECT = (MODEL_FLAG, "method", "estimator", TRAINING, "reward.remote_url", "reward.model_name_or_path")
 _RANKS = "actor.num_nodes", "actor.num_gpus_per_node"
 # A checkpoint can be loaded only with the sharding and the precision that saved it.
 _FORMAT_OF_CHECKPOINTS = (
     "ds.param_dtype", "ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size", "ds.lora.rank",
     "ds.lora.alpha", "ds.lora.target_modules",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Start:
-    """A run that is ready to be trained. Nobody owns it yet."""
-
-    run: storage.RunRecord
-    prepared: Prepared
-    store_url: str
-    location: str  # the URL of the store for people, without a password
-    notes: list[str]  # lines that the user should see
-    checkpoint: str | None = None  # the checkpoint to continue from; None: from the beginning
-    warm_start: storage.WarmStart | None = None
 
 
 def find(settings: Settings) -> storage.RunRecord | None:
@@ -56,20 +41,20 @@ def find(settings: Settings) -> storage.RunRecord | None:
     return resumed
 
 
-def begin(prepared: Prepared) -> Start | None:
-    """Create the run, or find that it can go on; None for ``--estimator none``, which trains without a run.
+def begin(prepared: Prepared) -> None:
+    """Create the run, or find that it can go on; nothing for ``--estimator none``, which trains without a run.
 
     A dry run creates its run in a database that is thrown away.
     """
     settings = prepared.settings
     if settings.estimator == NO_ESTIMATOR:
-        return None
+        return
     with contextlib.ExitStack() as stack:
         store = made_in = stack.enter_context(_open_store(settings))
-        start = functools.partial(Start, prepared=prepared, store_url=store.url, location=store.location)
+        prepared.store_url, prepared.location = store.url, store.location
         if prepared.resumed is not None:
-            checkpoint, notes = _check_resumable(settings, store, prepared.resumed, prepared.prompts)
-            return start(prepared.resumed, checkpoint=checkpoint, notes=notes + prepared.notes)
+            _resume(prepared, store, prepared.resumed)
+            return
         if settings.args.dry_run:
             name = settings.run_name
             if store.is_taken(name):
@@ -77,15 +62,13 @@ def begin(prepared: Prepared) -> Start | None:
             settings = settings.with_values({"warm_start_url": settings.args.warm_start_url or store.url}, "--dry_run")
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             made_in = stack.enter_context(storage.open_store(f"{folder}/dry_run.db"))
-        record, warm_start, notes = _create(settings, made_in, prepared.prompts)
-        return start(record, warm_start=warm_start, notes=notes + prepared.notes)
+        _create(prepared, settings, made_in)
 
 
-def _create(
-    settings: Settings, store: storage.PosteriorStore, prompts: Prompts
-) -> tuple[storage.RunRecord, storage.WarmStart | None, list[str]]:
-    args, identity = settings.args, _identity(settings)
-    posteriors = Posteriors.create(
+def _create(prepared: Prepared, settings: Settings, store: storage.PosteriorStore) -> None:
+    args, prompts, flags = settings.args, prepared.prompts, _plain(settings.flags)
+    reward = ",".join(flags["reward.remote_url"] or []) or str(flags["reward.model_name_or_path"])
+    with Posteriors.create(
         store,
         settings.run_name,
         prompts.texts,
@@ -96,17 +79,19 @@ def _create(
         warm_start_weight=args.warm_start_weight,
         warm_start_store=args.warm_start_url,
         pass_rates=prompts.pass_rates,
-        config=_plain(settings.flags) | {"command": settings.command},
-        **identity,
-    )
-    with posteriors:
-        warm_start, notes = posteriors.warm_start, []
+        model=flags[MODEL_FLAG],
+        dataset=flags[TRAINING],
+        reward=reward,
+        method=settings.method,
+        config=flags | {"command": settings.command},
+    ) as posteriors:
+        prepared.run, prepared.warm_start = record, warm = posteriors.run.record, posteriors.warm_start
         for what in ("model", "dataset", "reward"):
-            ours = identity[what]
-            if warm_start is not None and (theirs := getattr(warm_start.source, what)) != ours:
-                notes.append(f"warning: run {args.warm_start} used another {what}: {theirs}, here {ours}")
+            ours = getattr(record, what)
+            if warm is not None and (theirs := getattr(warm.source, what)) != ours:
+                used = f"run {args.warm_start} used another {what}: {theirs}, here {ours}"
+                prepared.notes.append(f"warning: {used}")
         posteriors.run.release()  # the trainer claims it
-        return posteriors.run.record, warm_start, notes
 
 
 @contextlib.contextmanager
@@ -152,35 +137,17 @@ def _to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.Run
     return record
 
 
-def _check_resumable(
-    settings: Settings, store: storage.PosteriorStore, record: storage.RunRecord, prompts: Prompts
-) -> tuple[str | None, list[str]]:
-    """Return the checkpoint to continue from, and notes. Raise UsageError if something differs from the first start."""
-    identity, changed = _identity(settings), _changed(settings, record)
-    kept = {*_FORMAT_OF_CHECKPOINTS, *(flag for flag in settings.flags if methods.is_piece(flag, settings.strategy))}
-    same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
-    for what, stored, given in (
-        ("model", record.model, identity["model"]),
-        ("method", record.method, identity["method"]),
-        ("estimator", record.estimator, settings.estimator),
-        ("estimator parameters", record.parameters, settings.parameters),
-        ("data set", record.dataset, identity["dataset"]),
-        ("prompts and labels", "these" if same_rows else "of other content or order", "these"),
-        ("reward", record.reward, identity["reward"]),
-        *((flag, *both) for flag, both in changed.items() if flag.startswith("ranks ") or flag[2:] in kept),
-    ):
-        if without_secrets(stored) != given:
-            raise UsageError(
-                f"--resume {record.name}: it was trained with {what} {stored!r}, not {given!r}; "
-                f"give the same one, or {_new_run(record)}"
-            )
-    checkpoint, notes = _checkpoint(Path(settings.args.ckpt.path), store, record)
-    changed.pop("--ckpt.load_enable", None)  # every resume sets it
+def _resume(prepared: Prepared, store: storage.PosteriorStore, record: storage.RunRecord) -> None:
+    settings, stored, now = prepared.settings, record.config, _plain(prepared.settings.flags)
+    _check_same(settings, record, prepared.prompts)
+    prepared.run, (prepared.checkpoint, notes) = record, _checkpoint(Path(settings.args.ckpt.path), store, record)
+    prepared.notes += notes
+    changed = [flag for flag in now if now[flag] != stored.get(flag, now[flag]) and flag != "ckpt.load_enable"]
     if changed:
-        said = ", ".join(f"{flag} {before} -> {now}" for flag, (before, now) in changed.items())
-        notes.append(f"note: changed since the run began: {said}")
-        if checkpoint is not None and "--actor.adam.lr" in changed:
-            notes[-1] += "; the checkpoint keeps its own learning rate, so that --actor.adam.lr has no effect"
+        said = ", ".join(f"--{flag} {stored[flag]} -> {now[flag]}" for flag in changed)
+        if prepared.checkpoint is not None and "actor.adam.lr" in changed:
+            said += "; the checkpoint keeps its own learning rate, so that --actor.adam.lr has no effect"
+        prepared.notes.append(f"note: changed since the run began: {said}")
     take_over = settings.args.store.take_over
     try:
         if settings.args.dry_run:
@@ -189,20 +156,29 @@ def _check_resumable(
             store.claim_run(record.run_id, take_over=take_over).release()
     except storage.StoreError as error:  # the storage names its parameter, not our flag
         raise UsageError(str(error).replace("(take_over)", "with --store.take_over")) from error
-    return checkpoint, notes
+
+
+def _check_same(settings: Settings, record: storage.RunRecord, prompts: Prompts) -> None:
+    """Raise UsageError if something differs from the first start that must not."""
+    stored, now = record.config, _plain(settings.flags)
+    pieces = {flag for flag in now if methods.is_piece(flag, settings.strategy, settings.built_estimator)}
+    kept = [*_SUBJECT, *(flag for flag in now if flag in stored and flag in {*_FORMAT_OF_CHECKPOINTS, *pieces})]
+    same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
+    ranks = (math.prod(flags.get(flag, 1) for flag in _RANKS) for flags in (stored, now))
+    for what, before, after in (
+        *((f"--{flag}", stored.get(flag), now[flag]) for flag in kept),
+        ("prompts and labels", "these" if same_rows else "of other content or order", "these"),
+        (" x ".join(f"--{flag}" for flag in _RANKS), *ranks),
+    ):
+        if before != after:
+            raise UsageError(
+                f"--resume {record.name}: it was trained with {what} {before!r}, not {after!r}; "
+                f"give the same one, or {_new_run(record)}"
+            )
 
 
 def _new_run(record: storage.RunRecord) -> str:
     return f"start a new run, with --warm_start {record.name} from its posteriors"
-
-
-def _changed(settings: Settings, record: storage.RunRecord) -> dict[str, tuple[Any, Any]]:
-    now = _plain(settings.flags)
-    changed = {f"--{flag}": (record.config[flag], value) for flag, value in now.items() if flag in record.config}
-    if set(_RANKS) <= record.config.keys():
-        before, after = (math.prod(flags[flag] for flag in _RANKS) for flags in (record.config, now))
-        changed["ranks (--actor.num_nodes x --actor.num_gpus_per_node)"] = before, after
-    return {flag: (before, after) for flag, (before, after) in changed.items() if before != after}
 
 
 def _checkpoint(folder: Path, store: storage.PosteriorStore, record: storage.RunRecord) -> tuple[str | None, list[str]]:
@@ -227,14 +203,3 @@ def _plain(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the flags as JSON holds them: infinities (OpenRLHF's "no limit") as text, tuples as lists."""
     values = {k: list(v) if isinstance(v, tuple) else v for k, v in flags.items()}
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-
-
-def _identity(settings: Settings) -> dict[str, Any]:
-    args = settings.args
-    identity = {
-        "method": settings.method,
-        "model": args.actor.model_name_or_path,
-        "dataset": args.data.prompt_dataset,
-        "reward": ",".join(args.reward.remote_url or []) or str(args.reward.model_name_or_path),
-    }
-    return dict(without_secrets(identity))
