@@ -2,45 +2,42 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from trainings import until
 
-from openrlhf_dbb.core.ahead import Ahead
+pytest.importorskip("openrlhf")
+from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 
 WAIT = 10.0
 
 
 class Training:
-    """A training whose batches are the pair of step and policy version that made them.
+    """A training of one batch a step, in place of its generator. A batch is its step, and the policy that made it.
 
-    ``version`` counts the training steps; ``go`` has, by step, the event that a batch waits for.
+    ``go`` has, by step, the event that a batch waits for.
     """
 
-    def __init__(self, steps, *, make=None, **options):
-        self.version, self.steps, self.go = 0, steps, {}
-        self.begun = []
-        self.ahead = Ahead(make or self.make, step=0, version=lambda: self.version, **options)
+    def __init__(self, steps, *, size, max_lag=None):
+        train = SimpleNamespace(async_queue_size=size, max_lag=max_lag, partial_rollout_enable=False, num_episodes=1)
+        self.steps, self.begun, self.go, self.vllm_engines, self.oldest = steps, [], {}, [], []
+        self.drop_stale = self.oldest.append
+        self.ahead = GenerationAhead(self, SimpleNamespace(train=train), 0, 0)
 
-    def make(self, step):
+    def generate_samples(self):
+        version, step = self.version, len(self.begun) + 1
         self.begun.append(step)
-        if step > self.steps:
-            return None
-        version = self.version
-        assert self.go.get(step, _OPEN).wait(WAIT)
-        return (step, version), True
+        if step in self.go:
+            assert self.go[step].wait(WAIT)
+        return (step, version), None, 1, step == self.steps
 
-    def train(self):
-        """One step; the batch, or None at the end."""
-        taken = self.ahead.take()
-        if taken is not None:
-            with self.ahead.updating():
-                self.version += 1
-        return taken
+    def take(self):
+        return self.ahead.generate_samples()[0]
 
-
-_OPEN = threading.Event()
-_OPEN.set()
+    def update(self):
+        with self.ahead.updating():
+            pass
 
 
 def stays(condition):
@@ -52,97 +49,71 @@ def stays(condition):
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_batches_come_in_order_and_are_as_late_as_the_queue_is_long(size):
     training = Training(20, size=size)
-    taken = []
-    while True:
-        until(lambda: len(training.begun) == min(len(taken) + size, 21))  # as far ahead as it may be, and no further
-        made = training.train()
-        if made is None:
-            break
-        taken.append(made)
-    assert [step for step, _ in taken] == list(range(1, 21))
-    lags = [step - 1 - version for step, version in taken]
-    # The first batches are all begun under the first policy; a later one when the one `size` before has been taken,
-    # which may be before or after the update that follows.
-    assert lags[:size] == list(range(size))
-    assert set(lags[size:]) <= {size, size - 1}
-    assert training.ahead.take() is None  # the end stays the end
+    for step in range(1, 21):
+        taken, version = training.take()
+        # A batch is begun when the one `size` before has been taken, here before the update that follows.
+        assert (taken, taken - 1 - version) == (step, min(step - 1, size))
+        until(lambda begun=step + size: len(training.begun) == min(begun, 20))
+        training.update()
+    assert not training.take()
+    assert not training.take()  # the end stays the end
 
 
 def test_a_batch_is_not_begun_before_it_can_be_as_fresh_as_asked():
-    on_policy = Training(3, size=3, max_lag=0)
-    until(lambda: on_policy.begun == [1])
-    stays(lambda: on_policy.begun == [1])
-    assert [on_policy.train() for _ in range(4)] == [(1, 0), (2, 1), (3, 2), None]
-    one_late = Training(4, size=9, max_lag=1)
-    until(lambda: one_late.begun == [1, 2])
-    stays(lambda: one_late.begun == [1, 2])
-    taken = [one_late.train() for _ in range(4)]
-    assert [step for step, _ in taken] == [1, 2, 3, 4]
-    assert max(step - 1 - version for step, version in taken) == 1
+    training = Training(4, size=9, max_lag=1)
+    for step in range(1, 5):
+        taken, version = training.take()
+        assert (taken, taken - 1 - version) == (step, min(step - 1, 1))
+        until(lambda begun=step + 1: len(training.begun) == min(begun, 4))
+        stays(lambda begun=step + 1: len(training.begun) == min(begun, 4))
+        training.update()
+    assert training.oldest == [-1, 0, 1, 2]  # groups that have waited since an older policy are left out
 
 
 def test_the_policy_changes_between_batches_and_before_the_next_one():
     training = Training(5, size=1)
     second = training.go[2] = threading.Event()
-    assert training.ahead.take() == (1, 0)
+    assert training.take() == (1, 0)
     until(lambda: training.begun == [1, 2])
-    updated = threading.Event()
-
-    def update():
-        with training.ahead.updating():
-            training.version += 1
-        updated.set()
-
-    threading.Thread(target=update).start()
-    stays(lambda: not updated.is_set())  # the second batch is still being made by version 0
+    update = threading.Thread(target=training.update)
+    update.start()
+    stays(update.is_alive)  # the second batch is still being made by version 0
     second.set()
-    assert training.ahead.take() == (2, 0)
-    assert updated.wait(WAIT)
-    assert training.ahead.take() == (3, 1)  # the update came before it, although it could have been begun at once
+    assert training.take() == (2, 0)
+    update.join(WAIT)
+    assert training.take() == (3, 1)  # the update came before it, although it could have been begun at once
 
 
-def test_the_policy_may_change_while_a_batch_is_made_if_they_overlap():
-    training = Training(2, size=1, overlap=True)
-    assert training.ahead.take() == (1, 0)
-    training.go[2] = threading.Event()
-    with training.ahead.updating():
-        training.version += 1
-    training.go[2].set()
-    assert training.ahead.take()[0] == 2
+def test_a_pass_that_fills_no_batch_costs_no_place_and_no_step(monkeypatch):
+    training = Training(9, size=1)
+    results = [((), None, 0, True), ((1, 0), None, 1, False), ((), None, 0, True), ((2, 0), None, 1, True)]
+    training.ahead._train.num_episodes = 3
+    made = iter(results)
+    monkeypatch.setattr(training, "generate_samples", lambda: next(made))
+    assert [training.ahead.generate_samples() for _ in results] == results
+    assert not training.take()
 
 
-def test_a_pass_that_fills_no_batch_costs_no_place_and_no_step():
-    made = iter([("empty", False), ("empty", False), ("first", True), ("empty", False), ("second", True), None])
-    asked = []
-
-    def make(step):
-        asked.append(step)
-        return next(made)
-
-    training = Training(0, make=make, size=1)
-    assert [training.train() for _ in range(6)] == ["empty", "empty", "first", "empty", "second", None]
-    assert asked == [1, 1, 1, 2, 2, 3]
-
-
-def test_an_error_is_raised_after_the_batches_before_it():
-    def make(step):
-        if step == 3:
+def test_an_error_is_raised_after_the_batches_before_it(monkeypatch):
+    def broken():
+        if len(training.begun) == 2:
             raise ArithmeticError("the reward function failed")
-        return step, True
+        return Training.generate_samples(training)
 
-    training = Training(0, make=make, size=5)
-    assert [training.train(), training.train()] == [1, 2]
-    with training.ahead.updating():  # does not wait for a thread that has ended
-        training.version += 1
-    with pytest.raises(ArithmeticError, match="the reward function failed"):
-        training.train()
+    training = Training(9, size=5)
+    monkeypatch.setattr(training, "generate_samples", broken)
+    assert [training.take()[0], training.take()[0]] == [1, 2]
+    training.update()  # does not wait for a thread that has ended
+    for _ in range(2):
+        with pytest.raises(ArithmeticError, match="the reward function failed"):
+            training.take()
 
 
 def test_no_batch_is_begun_once_closed():
     training = Training(9, size=1)
-    assert training.train() == (1, 0)
+    assert training.take() == (1, 0)
     until(lambda: training.begun == [1, 2])
     training.ahead.close()
-    assert training.ahead.take()[0] == 2
-    assert training.ahead.take() is None
+    assert training.take()[0] == 2
+    assert not training.take()
     assert training.begun == [1, 2]

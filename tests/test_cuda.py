@@ -1,4 +1,4 @@
-"""Checks a machine with CUDA: attention kernels, each way to train, resume, the commands, TRL.
+"""Checks a machine with CUDA: attention kernels, each way to train, resume, ``evaluate``, TRL.
 
 ``bash scripts/gpu_check.sh`` runs this file; its report has the figures that the tests record. Without CUDA the tests
 are skipped. With ``OPENRLHF_DBB_REHEARSE=1`` each way to train then gets a dry run with pretended GPUs, and what the
@@ -288,7 +288,6 @@ def test_training(way, gpus, train, rehearse, tmp_path, record_property):
     if not gpus and way in NOT_ON_A_CPU:
         pytest.skip("rehearsal: the dry run passed; a training needs CUDA")
     done = run(train, tmp_path, *SMALL, *flags)
-    FOLDERS[way] = tmp_path
     check(tmp_path, done, record_property, 0.05 if "--train.async_enable" in flags else 0.005)
     if "--probe.fraction" in flags:
         assert query(tmp_path, "SELECT DISTINCT samples FROM probes") == [(8,)]
@@ -299,27 +298,12 @@ def test_training(way, gpus, train, rehearse, tmp_path, record_property):
         assert 0 < late <= latest <= 2
 
 
-FOLDERS = {}  # of test_training, by the way
-
-
 def call(folder, *words):
     """Return what a program of the environment prints."""
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, tail(done.stdout, done.stderr)
     return done.stdout
-
-
-def test_store_report_and_lab():
-    if "eager" not in FOLDERS:
-        pytest.skip("test_training[eager] has left no run")
-    command = functools.partial(call, FOLDERS["eager"], "-m", "openrlhf_dbb")
-    shown = json.loads(command("show", "--json"))
-    assert (shown["name"], shown["status"], shown["step"]) == (NAME, "finished", STEPS)
-    command("report", "-o", "report.html")
-    page = (FOLDERS["eager"] / "report.html").read_text()
-    assert page.rstrip().endswith("</html>") and NAME in page
-    assert "use next: --estimator " in command("lab", "replay")
 
 
 def test_evaluate(gpus, tmp_path, record_property):

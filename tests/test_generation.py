@@ -428,14 +428,14 @@ def ahead(generator):
     yield make
     for handed in made:
         handed.close()
-        handed._ahead._thread.join()  # or it would ask the engine of the next test
+        handed._thread.join()  # or it would ask the engine of the next test
 
 
 def test_a_checkpoint_belongs_to_the_batch_that_was_handed_out_and_not_to_those_ahead_of_it(generator, ahead):
     labels = [MIXED] * 8
     handed = ahead(labels, Resting(a_round=3))
     assert draw(handed)[0] == "12"
-    until(lambda: len(handed._ahead._batches) == 3)  # the second to the fourth are made
+    until(lambda: len(handed._results) == 3)  # the second to the fourth are made
     assert handed.last_batch.snapshot.generated == 3 * GROUP  # a round is of three prompts
     resumed = continued(generator(labels, Resting(a_round=3)), handed.last_batch.snapshot)
     assert draw(resumed)[0] == draw(handed)[0]

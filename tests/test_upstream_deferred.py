@@ -11,76 +11,41 @@ import pytest
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.upstream.deferred import deferring
 
-FILES = {
-    "deferred_heavy/__init__.py": "VERSION = '1.2'",
-    "deferred_heavy/parts.py": """
+HEAVY = """
 class Engine:
     wheels = 4
 
     def __init__(self, power):
         self.power = power
-
-def describe(engine):
-    return f"{engine.power} kW"
-""",
-    "deferred_light.py": """
-import deferred_heavy
-import deferred_heavy.parts as parts
-from deferred_heavy.parts import Engine, describe
-
-def started(engine: Engine) -> str:
-    return describe(engine)
-""",
-}
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The folder of the packages; they can be imported in this process until the test ends."""
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("deferred_")]:
-        del sys.modules[name]
-
-
-@pytest.fixture
-def light(folder):
-    """A module that names parts of the heavy package, imported without it."""
-    with deferring("deferred_heavy"):
-        return importlib.import_module("deferred_light")
-
-
-def imported():
-    return [name for name in ("deferred_heavy", "deferred_heavy.parts") if name in sys.modules]
-
-
-def test_a_name_becomes_real_when_it_is_called(light):
-    assert imported() == []
-    engine = light.Engine(90)
-    assert imported() == ["deferred_heavy", "deferred_heavy.parts"]
-    assert type(engine) is sys.modules["deferred_heavy.parts"].Engine
-    assert light.started(engine) == "90 kW"
-    assert light.Engine.wheels == light.parts.Engine.wheels == 4
-    heavy = importlib.import_module("deferred_heavy")  # after the block it is the real one
-    assert heavy.VERSION == "1.2" and heavy.__file__.endswith("deferred_heavy/__init__.py")
-
-
-def test_a_stand_in_arrives_in_another_process_as_the_real_thing(light, folder):
-    sent = pickle.dumps([light.Engine, light.parts, light.describe])
-    assert imported() == []
-    code = """
-import pickle, sys
-engine, parts, describe = pickle.load(sys.stdin.buffer)
-assert engine is parts.Engine and type(engine) is type
-print(describe(engine(75)))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=sent, cwd=folder, capture_output=True, check=True, timeout=60
-    )
-    assert done.stdout == b"75 kW\n"
+LIGHT = """
+import deferred_heavy as package
+from deferred_heavy import Engine, parts
+from deferred_heavy.parts import Engine as Part
+"""
+RECEIVER = """
+import pickle, sys
+package, engine, parts, part = pickle.load(sys.stdin.buffer)
+assert engine is package.Engine is part is parts.Engine and type(engine) is type
+print(engine(75).power)
+"""
+
+
+def test_a_name_becomes_real_when_it_is_used_and_in_the_process_that_it_is_sent_to(tmp_path, monkeypatch):
+    (tmp_path / "deferred_heavy").mkdir()
+    (tmp_path / "deferred_heavy/parts.py").write_text(HEAVY)
+    (tmp_path / "deferred_heavy/__init__.py").write_text("from deferred_heavy.parts import Engine")
+    (tmp_path / "deferred_light.py").write_text(LIGHT)
+    monkeypatch.syspath_prepend(tmp_path)
+    with deferring("deferred_heavy"):
+        light = importlib.import_module("deferred_light")
+    sent = pickle.dumps([light.package, light.Engine, light.parts, light.Part])
+    assert "deferred_heavy" not in sys.modules
+    command = [sys.executable, "-c", RECEIVER]
+    assert subprocess.run(command, input=sent, cwd=tmp_path, capture_output=True, check=True).stdout == b"75\n"
+    engine = light.Engine(90)
+    assert type(engine) is sys.modules["deferred_heavy.parts"].Engine
+    assert (engine.power, light.Part.wheels, light.parts.Engine.wheels) == (90, 4, 4)
 
 
 @pytest.mark.skipif(not cpu.active(), reason="prepares a driver without CUDA")

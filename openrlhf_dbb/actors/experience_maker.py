@@ -15,12 +15,11 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
-from openrlhf_dbb.actors.replays import Chosen, PolicyDrift, Replays, padded, remember
+from openrlhf_dbb.actors.replays import CachedRollout, Chosen, PolicyDrift, Replays, padded
 from openrlhf_dbb.actors.rollout_batch import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.checks import Floats
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.replay_cache import CachedRollout
 from openrlhf_dbb.core.step import Probes, Responses, Scored, StepExtras
 from openrlhf_dbb.estimators import FORMS
 
@@ -96,9 +95,9 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         self._spread(experiences, scored)
         if FORMS.get(form).whitened:
             whiten(experiences, ~np.isnan(rewards_R[:trained]), divide=not self.args.algo.advantage.no_std_norm)
-        for keeper in (self.drift, self.replays):
-            if keeper is not None:
-                remember(keeper.cache, self.posteriors.prompt_ids, experiences)
+        for cache in (self.drift, self.replays):
+            if cache is not None:
+                cache.remember(experiences)
         logged = {} if drift_R is None else {"estimator/drift": float(drift_R.mean())}
         return logged | scored.metrics | self._send_replays(replayed, experiences)
 

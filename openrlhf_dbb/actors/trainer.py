@@ -20,13 +20,12 @@ from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperience
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import GENERATING, TRAINING, Progress, StepOutcome
-from openrlhf_dbb.actors.replays import PolicyDrift, Replays
+from openrlhf_dbb.actors.replays import PolicyDrift, Replays, RolloutCache
 from openrlhf_dbb.actors.rollout_batch import Prompt, RolloutBatch, rollouts_of, scores
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import BestModel
 from openrlhf_dbb.core.choices import probed_prompts
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.replay_cache import ReplayCache
 from openrlhf_dbb.core.step import Probes
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
@@ -182,8 +181,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.step = step
         if mark:
             self._generator.load(mark["generation"], states.pop("data_loader_state_dict"))
-            for owner, file in self._cache_files(f"global_step{step}"):
-                owner.cache = ReplayCache.load(file, owner.cache.size)
+            for cache, file in self._caches(f"global_step{step}"):
+                cache.load(file)
         self._snapshot = self._generator.snapshot()
         if self.args.train.async_enable:
             self.samples_generator = self._ahead = GenerationAhead(self._generator, self.args, states["episode"], step)
@@ -276,10 +275,10 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
                 wandb.log({"train/rollouts": table, "train/global_step": global_step})
         if saves and not self.args.ckpt.disable_ds:
-            for owner, file in self._cache_files(tag):
+            for cache, file in self._caches(tag):
                 # If this host does not see the ranks' folder, complete() says it.
                 file.parent.mkdir(parents=True, exist_ok=True)
-                owner.cache.save(file)
+                cache.save(file)
             # The checkpoint counts as whole only once the store is durable up to it.
             listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
             self._posteriors.checkpoint(global_step, tag)
@@ -294,10 +293,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._evaluator.evaluate(step, self._snapshot.generated, [each for each in trackers if each])
         self.progress.enter(phase, self._a_step)
 
-    def _cache_files(self, tag: str) -> list[tuple[Replays | PolicyDrift, Path]]:
+    def _caches(self, tag: str) -> list[tuple[RolloutCache, Path]]:
+        """Return the caches of old rollouts, each with its file in a checkpoint."""
         folder, maker = checkpoints.actor_folder(self._folder, tag), self.experience_maker
-        owners = {"replay.npz": maker.replays, "drift.npz": maker.drift}
-        return [(owner, folder / name) for name, owner in owners.items() if owner]
+        caches = ((maker.replays, "replay.npz"), (maker.drift, "drift.npz"))
+        return [(cache, folder / name) for cache, name in caches if cache is not None]
 
 
 def _outcome(rollouts: list[Any]) -> StepOutcome:

@@ -1,4 +1,4 @@
-"""Checks of what a trainer hands to the core: texts, numbers, kinds. Each raises ValueError with one line."""
+"""Checks of what a trainer hands to the core: texts, numbers, kinds, an estimator; a ValueError is one line."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from openrlhf_dbb import estimators
+from openrlhf_dbb.estimators import RewardEstimator
 
 Floats = NDArray[np.float64]
 Positions = NDArray[np.int64]
@@ -90,3 +93,14 @@ def known_pass_rates(values: Any, prompts: int) -> Floats:
     if not len(attempts) or not ((attempts >= 1) & (successes >= 0) & (successes <= attempts)).all():
         raise ValueError("pass_rates need 0 <= successes <= attempts and 1 attempt or more, for one prompt at least")
     return known_P_2
+
+
+def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
+    """Return an estimator that is given by name and parameters, or as an object."""
+    if isinstance(estimator, str):
+        return estimators.build(estimator, **named("parameters", parameters or {}))
+    if not isinstance(estimator, RewardEstimator):
+        raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
+    if parameters is not None:
+        raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
+    return estimator

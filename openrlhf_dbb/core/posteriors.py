@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import step as steps
-from openrlhf_dbb.core.checks import Floats, Key, Positions, keys_of, known_pass_rates, named, whole
+from openrlhf_dbb.core.checks import Floats, Key, Positions, as_estimator, keys_of, known_pass_rates, named, whole
 from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.core.replayed_visits import can_copy, of_pass_rates, replay
 from openrlhf_dbb.core.step import Groups, Rollouts, Scored, StepExtras
@@ -424,17 +424,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         some_V = ~np.isnan(seen_V_G).all(axis=1)
         belief.observe_at(state, at_V[some_V], seen_V_G[some_V], lag_V[some_V])
         return self.estimator.observe_at({}, at_V, seen_by(self.estimator), leave_one_out=form.leave_one_out)
-
-
-def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
-    """Return an estimator that is given by name and parameters, or as an object."""
-    if isinstance(estimator, str):
-        return estimators.build(estimator, **named("parameters", parameters or {}))
-    if not isinstance(estimator, RewardEstimator):
-        raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
-    if parameters is not None:
-        raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
-    return estimator
 
 
 def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:

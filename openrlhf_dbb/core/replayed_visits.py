@@ -6,10 +6,21 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core.checks import Floats, Positions
-from openrlhf_dbb.core.step import rewards_of
 from openrlhf_dbb.estimators import RewardEstimator, State
 from openrlhf_dbb.estimators.text_features import text_features
 from openrlhf_dbb.storage.read import read_log, whole_prompts
+
+
+def rewards_of(rollouts_V: Positions, successes_V: Floats) -> Floats:
+    """Return rewards (V, G) of groups from their number N and sum S: S ones, N - S zeros; NaN fills up.
+
+    If S is not a whole number from 0 to N, every reward of the group is S / N.
+    """
+    slot = np.arange(rollouts_V.max(initial=0))
+    ones_V_G = np.where(slot < successes_V[:, None], 1.0, 0.0)
+    whole_V = (successes_V == np.round(successes_V)) & (successes_V >= 0) & (successes_V <= rollouts_V)
+    rewards_V_G = np.where(whole_V[:, None], ones_V_G, (successes_V / rollouts_V)[:, None])
+    return np.where(slot < rollouts_V[:, None], rewards_V_G, np.nan)
 
 
 def can_copy(source: storage.RunRecord, own: storage.RunRecord) -> bool:

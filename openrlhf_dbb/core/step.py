@@ -161,18 +161,6 @@ class Groups:
         return values_P[self.group_R] if values_P.ndim == 1 else values_P[self.group_R, self.slot_R]
 
 
-def rewards_of(rollouts_V: Positions, successes_V: Floats) -> Floats:
-    """Return rewards (V, G) of groups from their number N and sum S: S ones, N - S zeros; NaN fills up.
-
-    If S is not a whole number from 0 to N, every reward of the group is S / N.
-    """
-    slot = np.arange(rollouts_V.max(initial=0))
-    ones_V_G = np.where(slot < successes_V[:, None], 1.0, 0.0)
-    whole_V = (successes_V == np.round(successes_V)) & (successes_V >= 0) & (successes_V <= rollouts_V)
-    rewards_V_G = np.where(whole_V[:, None], ones_V_G, (successes_V / rollouts_V)[:, None])
-    return np.where(slot < rollouts_V[:, None], rewards_V_G, np.nan)
-
-
 def earlier_visits(prompt_R: Positions) -> Positions:
     """Return for each entry the number of earlier entries with the same value, (R,)."""
     order = np.argsort(prompt_R, kind="stable")

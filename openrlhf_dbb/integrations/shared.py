@@ -16,8 +16,8 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.checks import Floats, Key
-from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
+from openrlhf_dbb.core.checks import Floats, Key, as_estimator
+from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Scored, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.estimators import FORMS, RewardEstimator

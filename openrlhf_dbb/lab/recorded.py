@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb import estimators
-from openrlhf_dbb.core.step import earlier_visits, rewards_of
+from openrlhf_dbb.core.replayed_visits import rewards_of
+from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import Estimate, RewardEstimator
 from openrlhf_dbb.estimators.base import Floats

@@ -1,7 +1,9 @@
-"""Replay beside a step: which rollouts, with which advantages, and as rows that OpenRLHF would have made."""
+"""Old rollouts: cached, saved, chosen, with which advantages, and as rows that OpenRLHF would have made."""
 
 import dataclasses
+import io
 import math
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +24,17 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
-from openrlhf_dbb.actors.replays import PolicyDrift, Replays, cached_rollouts, remember, replay_row  # noqa: E402
+from openrlhf_dbb.actors.replays import (  # noqa: E402
+    CachedRollout,
+    PolicyDrift,
+    Replays,
+    RolloutCache,
+    cached_rollouts,
+    highest,
+    replay_advantages,
+    replay_row,
+)
+from openrlhf_dbb.errors import RunError  # noqa: E402
 
 NAN = math.nan
 A, B, C = KEYS = [(f"prompt {i}", "label") for i in range(3)]
@@ -64,12 +76,94 @@ def batch(*groups, length=3):
 def filled(*groups, **options):
     """Replays whose cache holds these rewards."""
     made = replays(**options)
-    remember(made.cache, NUMBERS, [batch(*groups)])
+    made.remember([batch(*groups)])
     return made
 
 
 def rewards(chosen):
     return {key: [rollout.reward for rollout in rollouts] for key, rollouts in chosen.items()}
+
+
+def same(one, other):
+    """Bit for bit, types included."""
+    return one.reward == other.reward and all(
+        a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in zip(one[:3], other[:3], strict=True)
+    )
+
+
+def test_a_file_holds_everything_and_the_newest_of_a_prompt_take_the_place_of_its_oldest(tmp_path):
+    several_turns = CachedRollout(
+        tokens=np.array([1, 2**31 - 1, 3, 4, 5], dtype=np.int32),
+        actions=np.array([0, 1, 0, 1], dtype=bool),
+        log_probs=np.array([-0.0, -1e-45], dtype=np.float32),
+        reward=0.1,
+    )
+    unanswered = CachedRollout(np.array([4, 5], np.int32), np.array([False]), np.empty(0, np.float32), 0.5)
+    cache, loaded = RolloutCache(3, {A: 2**40, B: 0}), RolloutCache(3, {A: 2**40, B: 0})
+    cache.save(tmp_path / "empty")
+    cache.remember([batch((A, [1, 0]), (B, [5, 4, 3, 2]))])
+    for rollout in (several_turns, unanswered):
+        cache._add(2**40, rollout)
+    cache.save(tmp_path / "cache")
+    loaded.load(tmp_path / "empty")
+    assert loaded.rollouts == 0
+    loaded.load(tmp_path / "cache")
+    assert loaded.rollouts == 6
+    for key, expected in ((A, [0, 0.1, 0.5]), (B, [4, 3, 2])):
+        assert rewards({key: loaded.rollouts_of(key)}) == {key: expected}
+        assert all(same(*pair) for pair in zip(loaded.rollouts_of(key), cache.rollouts_of(key), strict=True))
+    loaded.remember([batch((B, [6]))])
+    assert rewards({B: loaded.rollouts_of(B)}) == {B: [3, 2, 6]}
+
+
+class Bomb:
+    def __reduce__(self):
+        return pytest.fail, ("code has run",)
+
+
+def saved(save, *arrays, **named):
+    save(content := io.BytesIO(), *arrays, **named)
+    return content.getvalue()
+
+
+BOMBS = np.array([Bomb()], dtype=object)
+OTHERS = {
+    "pickle": pickle.dumps(Bomb()),
+    "npy": saved(np.save, BOMBS),
+    "npz": saved(np.savez, rows=BOMBS),
+    "other": saved(np.savez, rows=np.arange(3), tokens=np.arange(3)),
+    "zip": b"PK\x03\x04",
+}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, "missing"])
+def test_a_file_of_another_kind_is_one_error_and_runs_no_code(tmp_path, name):
+    if name in OTHERS:
+        (tmp_path / name).write_bytes(OTHERS[name])
+    with pytest.raises(RunError, match=rf"^{tmp_path / name} cannot be read: .* --warm_start"):
+        RolloutCache(3, {}).load(tmp_path / name)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(2, [1, 3]), (4, [1, 3, 4, 5]), (5, [0, 1, 3, 4, 5])])
+def test_the_highest_rewards_are_replayed_and_of_equal_ones_the_oldest(count, expected):
+    assert highest(np.array([0.0, 1.0, 0.0, 1.0, 1.0, 0.5]), count).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [  # Means 1/4 and 1/2; N-1 variances (9 + 3) / 16 / 3 = 1/4 and 4 / 4 / 3 = 1/3.
+        ("group_norm", [[1.5, -0.5, -0.5, -0.5], [math.sqrt(3) / 2] * 2 + [-math.sqrt(3) / 2] * 2, [0] * 4]),
+        ("dr_grpo", [[0.75, -0.25, -0.25, -0.25], [0.5, 0.5, -0.5, -0.5], [0] * 4]),
+        # 1 against the mean of 0 0 0, 0 against that of 1 0 0; 1 against that of 1 0 0, 0 against that of 1 1 0
+        ("rloo", [[1, *[-1 / 3] * 3], [2 / 3, 2 / 3, -2 / 3, -2 / 3], [0] * 4]),
+    ],
+)
+def test_replays_are_normalised_by_their_own_prompts_replays(form, expected):
+    rewards_P_K = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0.1] * 4])
+    advantages = replay_advantages(rewards_P_K, form)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-12)
+    assert advantages[2].tolist() == [0.0] * 4  # the mean of four 0.1 may not be 0.1
+    assert replay_advantages(np.ones((2, 1)), form).tolist() == [[0.0], [0.0]]
 
 
 def test_replay_begins_with_a_full_cache_and_without_the_steps_own_rollouts():
@@ -81,10 +175,10 @@ def test_replay_begins_with_a_full_cache_and_without_the_steps_own_rollouts():
         ([0, 1], {A: [0, 0, 1, 1]}),  # the oldest two have gone
     ):
         assert rewards(made.choose([A, A])) == expected
-        remember(made.cache, NUMBERS, [batch((A, group))])
+        made.remember([batch((A, group))])
     penalised = batch((B, [1, 1, 0, 1]))
     penalised.rewards = torch.tensor([0.5, 1, -0.5, 1])  # after a length penalty: the rewards that are optimised
-    remember(made.cache, NUMBERS, [penalised])
+    made.remember([penalised])
     assert rewards(made.choose([B])) == {B: [0.5, 1, -0.5, 1]}
     chosen = filled((A, [1, 0, 0, 0]), (B, [1, 1, 1]), (C, [0, 1, 1, 0])).choose([C, A, A, B])
     assert rewards(chosen) == {C: [1, 1], A: [1, 0]}
@@ -100,7 +194,7 @@ def test_the_drift_counts_from_the_last_visit_also_if_that_was_filtered():
         return made.measure(prompts, [verified] * len(prompts), policy).tolist()
 
     assert drift([A, B], -1) == [0, 0]  # first visits
-    remember(made.cache, NUMBERS, [batch((A, [1, 0]), (B, [NAN]))])  # log-probs 0
+    made.remember([batch((A, [1, 0]), (B, [NAN]))])  # log-probs 0
     assert drift([A, B, A], -0.5) == [0.5, 0, 0.5]
     assert drift([A], -0.75) == [0.25]  # the visit before had no log-probs of its own
     assert drift([A], -2, verified=False) == [0]  # no visit
