@@ -9,7 +9,7 @@ It had groups of all three kinds: all wrong, mixed, all right. The run and the q
     SELECT step, rollouts, successes, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id)
     WHERE run_id = 1 AND prompt = 's579=' ORDER BY step
 
-Right: SmolLM2-135M on sums, prompts drawn evenly, by the memory, by known success rates (study/protocols/draws.toml).
+Right: SmolLM2-135M on sums, prompts drawn evenly, by the memory, by the memory from known rates (study/protocols/draws.toml).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 EPOCHS = ROOT / "study" / "results" / "draws" / "epochs.csv"
-EXPERIMENT = "draws"
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 THEMES = {
     "readme": {"page": "#FFFFFF", "ink": "#1F2328", "grid": "#E0E0E0", "blue": "#0072B2", "orange": "#D55E00"},
@@ -50,7 +49,7 @@ def accuracy(arm: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the rollouts (E,) of an arm's evaluations and its accuracies (seeds, E), both in order."""
     curves: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for row in read(EPOCHS):
-        if (row["experiment"], row["arm"]) == (EXPERIMENT, arm) and row["accuracy"]:
+        if row["arm"] == arm and row["accuracy"]:
             curves[int(row["seed"])].append((float(row["rollouts"]), float(row["accuracy"])))
     points = np.array([sorted(curve) for _, curve in sorted(curves.items())])
     return points[0, :, 0], points[:, :, 1]
@@ -78,8 +77,8 @@ def draw_posterior(axes: Axes, theme: dict[str, str]) -> None:
 def draw_accuracy(axes: Axes, theme: dict[str, str]) -> None:
     """Draw held-out accuracy over rollouts, mean and standard error over seeds."""
     looks = (
-        ("oracle", "drawn by known success rates", theme["blue"], "o", "-"),
-        ("memory", "drawn by the memory", theme["orange"], "D", (0, (1, 1))),
+        ("rates", "drawn from known success rates", theme["blue"], "o", "-"),
+        ("learns", "drawn by the memory", theme["orange"], "D", (0, (1, 1))),
         ("even8", "drawn evenly: GRPO", theme["ink"], "s", (0, (4, 2))),
     )
     for arm, name, color, marker, line in looks:

@@ -20,14 +20,14 @@ NAME, OUTCOME = "draws", "mean_accuracy"
 ARMS = {
     "even8": "even draws, N = 8 (GRPO)",
     "even4": "even draws, N = 4",
-    "oracle": "by measured rates",
-    "oracle-unweighted": "by measured rates, no weights",
-    "memory": "by the memory of then",
+    "oracle": "by measured rates alone",
+    "oracle-unweighted": "by measured rates alone, no weights",
+    "memory": "by the first memory",
     "learns": "by the memory",
-    "warm": "by the memory of an earlier run",
-    "rates": "by the memory, from measured rates",
+    "warm": "by an earlier memory",
+    "rates": "memory, measured rates",
     "learns-unweighted": "by the memory, no weights",
-    "rates-unweighted": "by the memory, from measured rates, no weights",
+    "rates-unweighted": "memory, measured rates, no weights",
 }
 """Printed names of the protocol's arms; the first two draw evenly."""
 EVEN = ("even8", "even4")
@@ -162,7 +162,7 @@ def share(arm: analysis.Curves, even: analysis.Curves) -> tuple[float, float, fl
 
 def _curves(study: Study) -> Any:
     figure, ((axes,),) = figures.new_figure(1, 1, height=4.6)
-    looks = [figures.LOOKS["point"], figures._MORE[0], figures.LOOKS["dbb"], figures._MORE[4], figures.LOOKS["auto"]]
+    looks = [figures.LOOKS["point"], figures._MORE[0], figures.LOOKS["dbb"], figures._MORE[4], figures._MORE[1]]
     for look, arm in zip(looks, DRAWN, strict=True):
         runs = analysis.curves(study.epochs, NAME, arm)
         accuracy = pd.concat([pd.Series(100 * accuracy_E, rollouts_E) for rollouts_E, accuracy_E in runs.values()])

@@ -322,7 +322,7 @@ def _bernoulli(mean_P: Floats) -> Estimate:
 
 def add_command(commands: Any) -> None:
     """Declare ``python -m study rare``."""
-    parser = commands.add_parser("rare", help="GRPO and history from starts of 0.3 to 60 % right responses")
+    parser = commands.add_parser("rare", help="GRPO and history from starts of 0.3 to 60 %% right responses")
     parser.set_defaults(command=_command)
     parser.add_argument("--output", type=Path, default=Path("rare-runs"), metavar="DIR", help="folder (%(default)s)")
     parser.add_argument("--n", type=int, default=8, choices=(1, 2, 4, 8), help="rollouts a prompt (%(default)s)")
