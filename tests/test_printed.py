@@ -48,7 +48,17 @@ def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_a
     other = fill.run(store, name="other")
     fill.step(other, 1, ids, [0.5, 1, 1, 0])
     start.run = other.record
-    assert "lab replay" not in printed.summary(start, Progress(step=1), 61)
+    told = printed.summary(start, Progress(step=1), 61)
+    assert "lab replay" not in told and "--method draws" not in told
+
+
+@pytest.mark.parametrize(("successes", "advised"), [([0, 0, 4, 1], True), ([0, 0, 1, 1], False)])
+def test_where_three_quarters_of_the_groups_are_equal_the_next_run_is_advised_to_draw(store, fill, successes, advised):
+    run, ids = fill.run(store), fill.prompts(store, 4)
+    fill.step(run, 1, ids, successes)
+    start = SimpleNamespace(run=run.record, store_url=store.url, location=store.location)
+    told = printed.summary(start, Progress(step=1), 61)
+    assert ("your command with --method draws --warm_start run   " in told) == advised
 
 
 def examples(*problems):

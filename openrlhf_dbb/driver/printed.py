@@ -30,6 +30,7 @@ from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch.serve import PORT
 
 _TOLD = 8  # visits of the prompt that the summary tells of
+_MOSTLY_EQUAL = 0.75  # share of rollouts in groups of equal rewards, from which on draws by the memory save the most
 
 
 def plan(prepared: Prepared) -> str:
@@ -137,11 +138,14 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     if progress.best is not None:
         best = progress.best
         lines.append(f"  best model   step {best.step}, {best.measure} {best.value:.3f}: {progress.best_folder}")
+    equal = used["zero_variance"] / used["generated"] if used["generated"] else 0.0
+    draws = f"your command with --method draws --warm_start {run.name}   draws where rewards differ"
     lines += [
         f"  database     {prepared.location}",
         *[f"  one prompt   {story}"] * bool(story),
         f"  next         {_look(prepared)}   a live page, http://127.0.0.1:{PORT}/: all prompts, curves, responses",
         *[f"               {_look(prepared, f'lab replay {run.name}')}   what a memory would have said"] * replays,
+        *[f"               {draws}"] * (equal >= _MOSTLY_EQUAL and "drawn" not in words),
         *(f"warning: {warning}" for warning in progress.warnings),
     ]
     return "\n".join(lines)
