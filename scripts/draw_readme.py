@@ -9,7 +9,8 @@ It had groups of all three kinds: all wrong, mixed, all right. The run and the q
     SELECT step, rollouts, successes, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id)
     WHERE run_id = 1 AND prompt = 's579=' ORDER BY step
 
-Right: SmolLM2-135M on sums, prompts drawn evenly, by the memory, by the memory from known rates (study/protocols/draws.toml).
+Right: SmolLM2-135M on sums, prompts drawn evenly, by the memory, and by the memory from known success rates
+(study/protocols/draws.toml).
 """
 
 from __future__ import annotations
