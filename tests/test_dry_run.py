@@ -277,10 +277,10 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkp
 ):
     begun(*own)
     nobody = np.empty(0, dtype=np.int64)
-    none = storage.StepRows(nobody, nobody, *np.empty((3, 0)), *np.empty((2, 0, 2)), nobody)
     with storage.open_store("openrlhf_dbb.db") as store:
         run = store.claim_run(1)
-        run.record_step(1, none)
+        states = np.empty((2, 0, len(run.record.state_fields)))
+        run.record_step(1, storage.StepRows(nobody, nobody, *np.empty((3, 0)), *states, nobody))
         run.release()
         note = "note: no checkpoint of the 1 steps was finished; the run starts over from step 0"
         assert note in dry_run(*own, "--resume", "mine")

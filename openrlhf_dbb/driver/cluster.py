@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,10 @@ class RayStart:
         # The address of the cluster that is joined; None if Ray is started for this run alone.
         self.joins = machine.ray_cluster()
         _check_answers(self.joins)
+        self._settings, self._started = settings, Future[None]()
         # Ray wants to handle SIGTERM and warns that it cannot outside the main thread; interrupt.py does.
         logging.getLogger("ray._private.worker").addFilter(lambda record: "SIGTERM" not in record.getMessage())
-        # Ray's processes die with the thread that started them; this one lives as long as its executor.
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="ray")
-        self._started = self._executor.submit(start, settings)
+        threading.Thread(target=self._run, name="ray", daemon=True).start()
 
     def wait(self) -> None:
         """Wait until Ray has started; raises what :func:`start` has raised."""
@@ -76,6 +75,14 @@ class RayStart:
         )
         hosts = ", ".join(map(_host, alive))
         return [f"cluster    joined {self.joins}: {_gpus()} GPUs on {len(alive)} nodes, {hosts}"]
+
+    def _run(self) -> None:
+        try:
+            start(self._settings)
+            self._started.set_result(None)
+        except Exception as error:
+            self._started.set_exception(error)
+        threading.Event().wait()  # Ray's processes die with the thread that started them
 
 
 def _check_answers(address: str | None) -> None:

@@ -1,6 +1,7 @@
 """Evaluation: models on benchmarks, measured and compared; comparing needs no torch.
 
-command      the command evaluate and its flags
+command      the command evaluate
+flags        its flags, the settings of an evaluation
 pipeline     from these to files on disk; repeated, it continues where it stopped
   benchmarks/       the benchmarks, one TOML file each
   loading           the questions of a benchmark, from the hub or a file, and as the model sees them

@@ -11,9 +11,9 @@ from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, evaluated_model, loading, results
 from openrlhf_dbb.evaluation.answering import answer
-from openrlhf_dbb.evaluation.command import Options
 from openrlhf_dbb.evaluation.engines import Engines, ray_started
 from openrlhf_dbb.evaluation.evaluated_model import Model
+from openrlhf_dbb.evaluation.flags import Options
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.metrics import measures, percent, stored_rows
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses

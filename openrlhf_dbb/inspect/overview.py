@@ -49,12 +49,14 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """Return the sums of a run's usage, "filtered" (generated, not trained on), and what a mixed group cost.
 
-    All numbers are None if usage was not recorded.
+    All numbers are None if usage was not recorded. "single": groups have one rollout (fewer than two on average), so
+    that zero variance is not defined.
     """
     (row,) = store.query(f"SELECT {SUMS} FROM dbb_step WHERE run_id = :run", run=run.run_id)
     totals = row._asdict()
     mixed = mixed_groups(totals)
     return totals | {
+        "single": bool(totals["groups"]) and mixed is None,
         "mixed_groups": mixed,
         "rollouts_per_mixed_group": ratio(totals["generated"], mixed),
         "tokens_per_mixed_group": ratio(totals["generated_tokens"], mixed),
