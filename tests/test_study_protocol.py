@@ -89,7 +89,8 @@ def test_every_run_of_the_shipped_protocols_can_be_parsed_checked_and_collected(
         assert settings.args.rollout.n_samples_per_prompt == arm.n
 
 
-def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_path, capfd):
+def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # runs/NAME may be a model of the hub, which is asked for minutes
     gpu = protocol.load("gpu")
     first, second = gpu.runs[:2]
     with storage.open_store(run.store_url(tmp_path)) as store:
