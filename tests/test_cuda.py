@@ -1,4 +1,4 @@
-"""Checks a machine with CUDA: attention kernels, each way to train, resume, ``evaluate``, TRL.
+"""Checks a machine with CUDA: attention kernels, each way to train, resume, the commands, TRL.
 
 ``bash scripts/gpu_check.sh`` runs this file; its report has the figures that the tests record. Without CUDA the tests
 are skipped. With ``OPENRLHF_DBB_REHEARSE=1`` each way to train then gets a dry run with pretended GPUs, and what the
@@ -10,6 +10,7 @@ import functools
 import importlib.metadata
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ import numpy as np
 import psutil
 import pytest
 import trainings
-from trainings import check_posteriors, last_step, logged, wait_for_step
+from trainings import check_posteriors, last_step, logged
 from trainings import rows as query
 
 from openrlhf_dbb import tiny
@@ -34,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 GIB = 2**30
 TIMEOUT_S = 1800
 NEEDED = ("torch", "vllm", "ray", "deepspeed", "transformers", "openrlhf", "openrlhf-dbb")
+PERHAPS = ("flash-attn", "flashinfer-python", "triton")
 
 PROMPTS, BATCH, SAMPLES, PASSES = 32, 16, 8, 3
 STEPS = PROMPTS // BATCH * PASSES
@@ -172,8 +174,14 @@ def machine():
         "GPU memory": ", ".join(f"{size / GIB:.1f} GiB" for size in sizes) or None,
         "driver": line_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "CUDA of torch": look().cuda,
-        **{package: version(package) for package in NEEDED},
+        **{package: version(package) for package in NEEDED + PERHAPS},
+        "gcc": line_of("gcc", "--version"),
+        "nvcc": line_of(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version", having="release"),
+        "glibc": platform.libc_ver()[1] or None,
+        "python": platform.python_version(),
         "commit": line_of("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
+        "processors": os.cpu_count(),
+        "memory": f"{psutil.virtual_memory().total / GIB:.0f} GiB",
     }
 
 
@@ -288,6 +296,7 @@ def test_training(way, gpus, train, rehearse, tmp_path, record_property):
     if not gpus and way in NOT_ON_A_CPU:
         pytest.skip("rehearsal: the dry run passed; a training needs CUDA")
     done = run(train, tmp_path, *SMALL, *flags)
+    FOLDERS[way] = tmp_path
     check(tmp_path, done, record_property, 0.05 if "--train.async_enable" in flags else 0.005)
     if "--probe.fraction" in flags:
         assert query(tmp_path, "SELECT DISTINCT samples FROM probes") == [(8,)]
@@ -298,12 +307,27 @@ def test_training(way, gpus, train, rehearse, tmp_path, record_property):
         assert 0 < late <= latest <= 2
 
 
+FOLDERS = {}  # of test_training, by the way
+
+
 def call(folder, *words):
     """Return what a program of the environment prints."""
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, tail(done.stdout, done.stderr)
     return done.stdout
+
+
+def test_store_report_and_lab():
+    if "eager" not in FOLDERS:
+        pytest.skip("test_training[eager] has left no run")
+    command = functools.partial(call, FOLDERS["eager"], "-m", "openrlhf_dbb")
+    shown = json.loads(command("show", "--json"))
+    assert (shown["name"], shown["status"], shown["step"]) == (NAME, "finished", STEPS)
+    command("report", "-o", "report.html")
+    page = (FOLDERS["eager"] / "report.html").read_text()
+    assert page.rstrip().endswith("</html>") and NAME in page
+    assert "use next: --estimator " in command("lab", "replay")
 
 
 def test_evaluate(gpus, tmp_path, record_property):
@@ -376,7 +400,11 @@ def kill_after(step, folder, flags):
     with open(folder / "log", "w") as log:
         command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *flags]
         driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-        wait_for_step(folder, step, driver, within_s=TIMEOUT_S)
+        deadline = time.monotonic() + TIMEOUT_S
+        while last_step(folder) < step:
+            assert driver.poll() is None, tail((folder / "log").read_text())
+            assert time.monotonic() < deadline, f"step {step} was not reached: {tail((folder / 'log').read_text())}"
+            time.sleep(0.02)
         started = {process: name(process) for process in psutil.Process(driver.pid).children(recursive=True)}
         driver.kill()
         driver.wait()
