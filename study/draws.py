@@ -23,6 +23,7 @@ ARMS = {
     "oracle": "by measured rates alone",
     "oracle-unweighted": "by measured rates alone, no weights",
     "memory": "by the first memory",
+    "memory-unweighted": "by the first memory, no weights",
     "learns": "by the memory",
     "warm": "by an earlier memory",
     "rates": "memory, measured rates",

@@ -191,7 +191,7 @@ def kind(request):
 
 @pytest.fixture
 def url(kind, new_url):
-    """Of an empty store."""
+    """URL of an empty store."""
     return new_url(kind, tables=True)
 
 

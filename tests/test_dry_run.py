@@ -1,4 +1,4 @@
-"""What a start chooses by itself, prints and refuses, seen by dry runs, which leave nothing behind."""
+"""Dry runs show what a start chooses by itself, prints and refuses; they leave nothing behind."""
 
 import contextlib
 import json
@@ -68,7 +68,7 @@ def dry_run(tmp_path, capsys):
 
 
 def begun(*argv):
-    """What a start has prepared that is stopped before the first step of its run."""
+    """Start a run, and stop before its first step; return what was prepared."""
     prepared = prepare.prepare(arguments.parse(list(argv)), None)
     start.begin(prepared)
     return prepared
@@ -343,7 +343,7 @@ ROWS = [{"input": "1+2=", "label": "3"}, {"input": "s31=", "label": "13"}, {"inp
 
 @pytest.fixture
 def benchmarks(tmp_path, monkeypatch):
-    """Two benchmarks of one's own in the working folder."""
+    """Write two benchmarks into the working folder."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (tmp_path / "sorts.toml").write_text(

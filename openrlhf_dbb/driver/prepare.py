@@ -28,7 +28,7 @@ LEAST_STEPS_A_CHECKPOINT = 10
 
 @dataclass
 class Prepared:
-    """What a training begins with. Each step of :func:`prepare` reads the results of earlier steps and adds its own."""
+    """Holds all that a training begins with. Each step of :func:`prepare` reads earlier results and adds its own."""
 
     settings: Settings
     resumed: storage.RunRecord | None = None  # the run to continue, if any

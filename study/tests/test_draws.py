@@ -1,4 +1,4 @@
-"""The experiment about draws: its gate, and the oracle's posterior."""
+"""The experiment about draws: its gate, the rollouts that an arm needs, and the oracle's posterior."""
 
 import numpy as np
 import pytest
@@ -15,6 +15,15 @@ def test_the_lift_is_the_mean_square_of_p_times_1_minus_p_over_its_squared_mean(
     successes: list[int], lift: float
 ) -> None:
     assert draws.lift(np.array(successes), 8) == pytest.approx(lift)
+
+
+def test_the_share_is_of_the_rollouts_with_which_even_draws_make_nine_tenths_of_their_gain() -> None:
+    rollouts = np.array([0.0, 100, 200])
+    even = {seed: (rollouts, np.array([0.1, 0.2, 0.3])) for seed in (1, 2)}  # 0.28 after 180 rollouts
+    twice = {seed: (rollouts, np.array([0.1, 0.3, 0.3])) for seed in (6, 7, 8)}  # after 90
+    never = {6: (rollouts, np.array([0.1, 0.2, 0.27]))}
+    assert draws.share(twice, even) == pytest.approx((0.5, 0.5, 0.5))
+    assert draws.share(never, even) == (np.inf,) * 3
 
 
 def test_the_oracle_keeps_the_rates_of_the_first_group() -> None:
