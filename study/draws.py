@@ -34,6 +34,7 @@ ARMS = {
 EVEN = ("even8", "even4")
 FIRST_PART, FIRST_SEEDS, SECOND_PART = ("oracle", "memory"), range(1, 6), ("learns", "warm", "rates")
 """Arms that are tested against even draws: Holm over one arm's two in the first part, over the arms in the second."""
+PILOTS = "rate"  # the experiment of other learning rates
 UNWEIGHTED = (("learns-unweighted", "learns"), ("rates-unweighted", "rates"))
 DRAWN = ("even8", "even4", "learns", "warm", "rates")
 """Arms of the figure."""
@@ -44,6 +45,8 @@ _NUMBER = re.compile(r"\d+")
 def report(folder: Path, drawn: Path) -> list[Table]:
     """Return the tables of the rows in a folder, and draw ``draws.png`` into another one."""
     study = rows.load(folder)
+    seeds = set(study.runs.seed[study.runs.experiment == PILOTS])
+    pilots, study = study.of_seeds(seeds), study.of_seeds(set(study.runs.seed) - seeds)
     for frame in (study.runs, study.epochs):  # the arms without weights came as an experiment of their own
         frame.experiment = NAME
     first = study.of_seeds(set(FIRST_SEEDS))
@@ -55,6 +58,7 @@ def report(folder: Path, drawn: Path) -> list[Table]:
         _tests("The tests of the first part", first, by_arm),
         _tests("The tests of the second part", study, by_even),
         _tests("Without weights", study, [[pair] for pair in UNWEIGHTED]),
+        _pilots(pilots),
     ]
     if set(DRAWN) <= set(study.runs.arm):  # before, single seeds would look like a result
         _curves(study).savefig(drawn / "draws.png", dpi=150)
@@ -136,6 +140,15 @@ def _tests(title: str, study: Study, families: Sequence[Sequence[tuple[str, str]
             made.append([f"{ARMS[first]} - {ARMS[second]}", test.runs, *tested(test, p_value(corrected))])
     header = ("mean of the curve", "n", "difference", "95 % interval", "p", "p (Holm)", "detectable")
     return Table(title, header, made, "Points; unpaired, with the deviation within all arms.")
+
+
+def _pilots(pilots: Study) -> Table:
+    curve = pilots.epochs[pilots.epochs.epoch > 0].groupby("run").accuracy.mean()
+    ordered = pilots.runs.sort_values(["arm", "learning_rate"]).itertuples()
+    made = [
+        [ARMS[r.arm], f"{r.learning_rate:g}", f"{100 * curve[r.run]:.1f}", f"{100 * r.accuracy:.1f}"] for r in ordered
+    ]
+    return Table("Other learning rates, a seed each", ("arm", "rate", "mean of the curve %", "last %"), made)
 
 
 def share(arm: analysis.Curves, even: analysis.Curves) -> tuple[float, float, float]:

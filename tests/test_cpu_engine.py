@@ -208,6 +208,53 @@ def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
     asyncio.run(sync())
 
 
+def test_a_group_s_prompt_is_computed_once_but_for_its_last_block(engine, monkeypatch):
+    scheduler, sizes = engine._engine.engine_core.engine_core.scheduler, []
+    schedule = scheduler.schedule
+
+    def counted(*args):
+        planned = schedule(*args)
+        sizes.append(planned.total_num_scheduled_tokens)
+        return planned
+
+    monkeypatch.setattr(scheduler, "schedule", counted)
+
+    async def group():
+        assert await engine.reset_prefix_cache()
+        prompt = {"prompt_token_ids": [1, 2, 3, 4] * 10}
+        return [each async for each in engine.generate(prompt, params(n=8, max_tokens=2), "group")]
+
+    asyncio.run(group())
+    assert sizes == [40 + 7 * (40 - 32), 8]  # blocks of 32 tokens
+
+
+def test_tokens_are_sampled_in_proportion_to_their_probabilities(engine):
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    torch.manual_seed(4)
+    shares, rows = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0]), 40_000
+    tokens = topk_topp_sampler.compiled_random_sample(shares.log().expand(rows, -1).clone())
+    counts = torch.bincount(tokens, minlength=6)
+    assert ((counts - rows * shares).abs() <= 4 * (rows * shares * (1 - shares)).sqrt()).all()
+
+
+def test_norms_are_vllm_s_to_the_rounding_of_bfloat16(engine):
+    def both(worker):
+        layer = worker.get_model().model.layers[0].input_layernorm
+        x, residual = torch.randn(2, 5, layer.hidden_size).bfloat16()
+        alone = [norm(x.clone()) for norm in (layer, layer.forward_native)]
+        summed = [norm(x.clone(), residual.clone()) for norm in (layer, layer.forward_native)]  # both in place
+        return layer._forward_method.__name__, [alone, *zip(*summed, strict=True)]
+
+    async def ask():
+        return await engine.collective_rpc(both)
+
+    [(name, pairs)] = asyncio.run(ask())
+    assert name == "_normed"
+    for mine, theirs in pairs:
+        torch.testing.assert_close(mine, theirs, rtol=2**-7, atol=0)
+
+
 def test_a_failed_step_fails_every_request_that_waits_and_every_later_one(engine, monkeypatch):
     """Has to be the last test: the engine does not work after it."""
     step = engine._engine.step

@@ -83,10 +83,10 @@ def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_eno
 
 
 def test_the_engine_holds_a_step_of_rollouts():
-    flags = ["--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "8", "--data.max_len", "128"]
-    # 64 rollouts of a block of 128 tokens, and vLLM's own block; 11,520 numbers of 2 bytes a token.
+    flags = ["--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "8", "--data.max_len", "100"]
+    # 64 rollouts of four blocks of 32 tokens, and vLLM's own block; 11,520 numbers of 2 bytes a token.
     assert cpu_fit.engine_arguments(fitted(*flags)) == {
-        "max_num_seqs": 64, "kv_cache_memory_bytes": 65 * 128 * 11_520 * 2
+        "max_num_seqs": 64, "kv_cache_memory_bytes": (64 * 4 + 1) * 32 * 11_520 * 2
     }  # fmt: skip
 
 

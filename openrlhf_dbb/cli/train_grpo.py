@@ -48,21 +48,20 @@ def main(argv: list[str] | None = None) -> int:
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         checks.check(settings)
         resumed = start.find(settings)
-        if settings.args.dry_run:
-            prepared = prepare.prepare(settings, resumed)
-            start.begin(prepared)
-            print(printed.configuration(prepared.settings))
-            print(printed.plan(prepared))
-            print("dry run: all checks passed, nothing was started or stored")
-            return 0
-        ray_start = cluster.RayStart(settings)
+        ray_start = None if settings.args.dry_run else cluster.RayStart(settings)
         with waiting("reading data and model"):
             prepared = prepare.prepare(settings, resumed)
-            ray_start.check_hosts(prepared.settings)
+            if ray_start is not None:
+                ray_start.check_hosts(prepared.settings)
             start.begin(prepared)
     except (UsageError, StoreError, RunError) as error:
         print(without_passwords(f"error: {error}"), file=sys.stderr)
         return 1 if isinstance(error, RunError) else REFUSED
+    if ray_start is None:
+        print(printed.configuration(prepared.settings))
+        print(printed.plan(prepared))
+        print("dry run: all checks passed, nothing was started or stored")
+        return 0
     if prepared.run is not None:
         interrupt.say(functools.partial(printed.unfinished, prepared))
     print("\n".join([printed.plan(prepared), *ray_start.describe()]), flush=True)

@@ -103,6 +103,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--rollouts.keep", {"type": _count_or_all, "default": KEEP}, f"rollouts kept of a step, a number or {ALL}"),
     ("--train.max_rollouts", {"type": number(int, 1)}, "most rollouts to generate, instead of --train.num_episodes"),
     ("--train.max_lag", {"type": number(int, 0)}, "most steps of lag, async alone; default: --train.async_queue_size"),
+    ("--train.thin", {"type": number(float, 0, 100), "default": 0.0}, "keep |A| < C with probability |A| / C, as C"),
     ("--ckpt.save_adapter", _SWITCH, "with --ds.lora.rank: save the best and the last model as adapters, not merged"),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )
@@ -354,6 +355,9 @@ def _others(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
         yield "actor.eps_clip_low_high", [values["actor.eps_clip"]] * 2, "--actor.eps_clip"
     if values["algo.dynamic_filtering_enable"] and values["rollout.strategy"] == "plain":
         yield "rollout.strategy", "dynamic", "--algo.dynamic_filtering_enable"
+    if values["train.partial_rollout_enable"] and origin.get("vllm.enable_prefix_caching") == "no CUDA":
+        # A request that waits for new weights keeps its prompt's block in the cache, as the old weights made it.
+        yield "vllm.enable_prefix_caching", False, "--train.partial_rollout_enable"
     rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
     if origin.get("train.batch_size") == f"preset {presets.DEFAULT}" and rollouts % values["train.batch_size"]:
         half = rollouts // 2 if rollouts % 2 == 0 else rollouts

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from deepspeed import DeepSpeedEngine
 from deepspeed.ops.adam import fused_adam
 from openrlhf.utils.deepspeed import DeepspeedStrategy
 from openrlhf.utils.utils import convert_to_torch_dtype
@@ -32,7 +33,12 @@ class Backend(DeepspeedStrategy):
             for name, default in (("mean", 0.0), ("std", 1.0)):
                 if isinstance(getattr(model, name, None), torch.Tensor):
                     getattr(model, name).fill_(getattr(model.config, name, default))
-        return super().prepare(*models)
+        prepared = super().prepare(*models)
+        for entry in prepared if isinstance(prepared, list) else [prepared]:
+            engine = getattr(entry[0] if isinstance(entry, tuple) else entry, "model", None)
+            if self.stage == 0 and self.world_size == 1 and isinstance(engine, DeepSpeedEngine):
+                engine.enable_backward_allreduce = False  # it would copy all gradients, twice, and sum nothing
+        return prepared
 
     def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
         """Save a model in the precision that it came in, tied weights once; adapters merged, or alone if asked for."""

@@ -12,6 +12,7 @@ from openrlhf_dbb.platform import machine
 FLAG_DEFAULTS: dict[str, Any] = {
     "vllm.sync_backend": "gloo",
     "vllm.enforce_eager": True,
+    "vllm.enable_prefix_caching": True,  # a group's prompt is then computed once, but for its last block
     "ds.attn_implementation": "eager",
     "ds.param_dtype": "fp32",  # most processors emulate bf16, which takes 6 to 8 times as long
     "vllm.num_engines": 1,
@@ -94,6 +95,7 @@ def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
         "max_num_seqs": 1024,  # an engine step costs about the same for few and for many sequences
         # vLLM would take a share of all RAM. VLLM_CPU_KVCACHE_SPACE (GiB) wins over this.
         "kv_cache_memory_bytes": 256 * 2**20,
+        "block_size": 32,  # tokens; vLLM's 128 are more than most prompts have, and only whole blocks are shared
         **arguments,
         "worker_extension_cls": "openrlhf_dbb.platform.vllm_worker.WeightWorker",
         "disable_log_stats": True,
