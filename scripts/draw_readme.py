@@ -50,7 +50,7 @@ def accuracy(arm: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the rollouts (E,) of an arm's evaluations and its accuracies (seeds, E), both in order."""
     curves: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for row in read(EPOCHS):
-        if row["arm"] == arm and row["accuracy"]:
+        if row["arm"] == arm and row["accuracy"] and row["experiment"] != "rate":  # other learning rates
             curves[int(row["seed"])].append((float(row["rollouts"]), float(row["accuracy"])))
     points = np.array([sorted(curve) for _, curve in sorted(curves.items())])
     return points[0, :, 0], points[:, :, 1]
@@ -82,13 +82,15 @@ def draw_accuracy(axes: Axes, theme: dict[str, str]) -> None:
         ("learns", "drawn by the memory", theme["orange"], "D", (0, (1, 1))),
         ("even8", "drawn evenly: GRPO", theme["ink"], "s", (0, (4, 2))),
     )
+    seeds = []
     for arm, name, color, marker, line in looks:
         rollouts_E, accuracy_S_E = accuracy(arm)
+        seeds.append(len(accuracy_S_E))
         mean_E, error_E = 100 * accuracy_S_E.mean(axis=0), 100 * stats.sem(accuracy_S_E)
         axes.plot(rollouts_E, mean_E, color=color, marker=marker, linestyle=line, label=name)
         axes.fill_between(rollouts_E, mean_E - error_E, mean_E + error_E, color=color, alpha=0.15, linewidth=0)
     axes.set(xlabel="rollouts", ylabel="right, held-out, %", xticks=rollouts_E)
-    axes.set_title(f"SmolLM2-135M, {len(accuracy_S_E)} seeds", fontsize="medium")
+    axes.set_title(f"SmolLM2-135M, {min(seeds)} to {max(seeds)} seeds", fontsize="medium")
     axes.legend(**BELOW)
 
 

@@ -175,7 +175,7 @@ def share(arm: analysis.Curves, even: analysis.Curves) -> tuple[float, float, fl
 
 
 def _curves(study: Study) -> Any:
-    figure, ((axes,),) = figures.new_figure(1, 1, height=4.6)
+    figure, ((axes,),) = figures.new_figure(1, 1, height=5.2)
     looks = [figures.LOOKS["point"], figures._MORE[0], figures.LOOKS["dbb"], figures._MORE[4], figures._MORE[1]]
     for look, arm in zip(looks, DRAWN, strict=True):
         runs = analysis.curves(study.epochs, NAME, arm)
@@ -184,5 +184,5 @@ def _curves(study: Study) -> Any:
         axes.plot(mean.index, mean, label=f"{ARMS[arm]}, n = {len(runs)}", **look)
     axes.set_ylabel("right held-out answers, %")
     axes.set_xlabel("rollouts")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, handlelength=3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=1, handlelength=3)
     return figure
