@@ -208,3 +208,28 @@ def test_the_longest_micro_batch_is_tried_without_a_trace(two_ranks, tmp_path, r
         assert found["longest"] == [2, 32, True]  # --train.micro_batch_size rows of --data.max_len tokens
         assert found["line"].startswith("--train.micro_batch_size 2: 2 rows of 32 tokens do not fit into ")
         assert [(line or "")[:45] for line in found["nan"]] == ["a gradient of the policy is infinite or NaN; "] * 2
+
+
+ALONE = """
+alone, reduced = actor(), actor()
+began = [each.detach().clone() for each in alone.actor.parameters()]
+found = {"reduces": alone.actor.model.enable_backward_allreduce}
+reduced.actor.model.enable_backward_allreduce = True  # as DeepSpeed has it
+for policy in (alone, reduced):
+    train(policy)
+    train(policy)
+pairs = zip(alone.actor.parameters(), reduced.actor.parameters(), began, strict=True)
+found["same"], found["moved"] = map(all, zip(*((one.equal(two), not one.equal(old)) for one, two, old in pairs)))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
+def test_one_rank_sums_no_gradients_with_itself(two_ranks, tmp_path):
+    arguments = rank_arguments(
+        tmp_path, 1, "--rollout.batch_size", "1", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "4",
+        "--ds.zero_stage", "0", "--ds.param_dtype", "bf16", "--actor.adam.lr", "1e-2",
+    )  # fmt: skip
+    [found] = two_ranks(RANK + ROLLOUTS + ALONE, *arguments, count=1)
+    assert found == {"reduces": False, "same": True, "moved": True}

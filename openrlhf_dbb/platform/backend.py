@@ -36,7 +36,7 @@ class Backend(DeepspeedStrategy):
         prepared = super().prepare(*models)
         for entry in prepared if isinstance(prepared, list) else [prepared]:
             engine = getattr(entry[0] if isinstance(entry, tuple) else entry, "model", None)
-            if self.stage == 0 and self.world_size == 1 and isinstance(engine, DeepSpeedEngine):
+            if isinstance(engine, DeepSpeedEngine) and self.stage == 0 and self.world_size == 1:
                 engine.enable_backward_allreduce = False  # it would copy all gradients, twice, and sum nothing
         return prepared
 
