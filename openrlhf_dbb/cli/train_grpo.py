@@ -5,6 +5,7 @@ leave at once. Their number becomes the number of DeepSpeed ranks.
 """
 
 import functools
+import logging
 import os
 import sys
 import time
@@ -31,6 +32,9 @@ def main(argv: list[str] | None = None) -> int:
 
     # torch imports a package that OpenRLHF pins; nobody who trains can do anything about this warning.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated")
+    # Nor about this one: transformers does the right thing with a setting in the files of many models.
+    tokenizers = logging.getLogger("transformers.tokenization_utils_tokenizers")
+    tokenizers.addFilter(lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces"))
 
     from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed, start
     from openrlhf_dbb.driver.progress_line import waiting
