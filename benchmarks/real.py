@@ -5,6 +5,7 @@ optimizer update, GRPO's loss. They run one after another, in rounds whose order
 median over the steps of all rounds. The clock stands outside.
 
 ours       ``--estimator dbb``: every rollout is trained on, so that no candidate gains by leaving some out
+grpo       ``--estimator point``: groups of equal rewards are left out of the training
 lora       the same with ``--ds.lora.rank 16``
 openrlhf   ``--estimator none``: OpenRLHF's trainer, actors and advantages, with our threads, precision and engine
 trl-*      TRL's GRPOTrainer (``trl_grpo.py``) in bf16 and in fp32; the faster one is what we are compared with
@@ -13,7 +14,7 @@ plain      ``examples/grpo_dbb.py``: a loop in plain PyTorch, generation by tran
 The roofline is the time of the model's matrix products alone, forward and backward, at the sizes of a micro-batch with
 each prompt once, measured in the same run. It needs a quiet machine.
 
-    python benchmarks/real.py --check                    12 minutes a round; exit code 1 if a bound is missed
+    python benchmarks/real.py --check                    13 minutes a round; exit code 1 if a bound is missed
     python benchmarks/real.py --only ours --threads 1    one core
     python benchmarks/real.py --only ours lora           LoRA beside full training
     python benchmarks/real.py --profile                  the pass with each prompt once or for each rollout, and its
@@ -46,13 +47,14 @@ from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.presets import smollm2
 
 TREE = Path(__file__).resolve().parents[1]
-CANDIDATES = ("ours", "lora", "openrlhf", "trl-bf16", "trl-fp32", "plain")
+CANDIDATES = ("ours", "grpo", "lora", "openrlhf", "trl-bf16", "trl-fp32", "plain")
 WARM_UP_STEPS = 2
 POLL_S = 0.1
 BOUNDS = {
     "step / TRL": 0.3,
     "step / plain": 0.55,
     "step / OpenRLHF": 0.5,
+    "step / GRPO": 1.1,
     "roofline / training": 0.45,  # at least
     "memory GiB": 6.0,
     "first step s": 45.0,
@@ -75,7 +77,7 @@ def command(name: str, steps: int, folder: Path) -> list[str]:
         ]  # fmt: skip
     return [
         sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "smollm2", "--run_name", "run",
-        "--estimator", "none" if name == "openrlhf" else "dbb", "--data.max_samples", str(8 * steps),
+        "--estimator", {"openrlhf": "none", "grpo": "point"}.get(name, "dbb"), "--data.max_samples", str(8 * steps),
         "--train.num_episodes", "1", "--eval.steps", "-1", "--ckpt.save_steps", "-1",
         *(["--ds.lora.rank", "16"] if name == "lora" else []),
     ]  # fmt: skip
@@ -230,7 +232,7 @@ def main() -> int:
     return 1 if options.check and missed else 0
 
 
-COMPARED = {"TRL": ("trl-bf16", "trl-fp32"), "plain": ("plain",), "OpenRLHF": ("openrlhf",)}
+COMPARED = {"TRL": ("trl-bf16", "trl-fp32"), "plain": ("plain",), "OpenRLHF": ("openrlhf",), "GRPO": ("grpo",)}
 
 
 def ratio(measured: dict[str, dict[str, float]], *others: str) -> float | None:

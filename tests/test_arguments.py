@@ -80,6 +80,16 @@ def test_without_a_preset_everything_is_as_openrlhf_has_it(openrlhf_parser):
     assert len(flags_of_theirs) > 150
 
 
+@pytest.mark.skipif(not ON_CPU, reason="with CUDA the flag is OpenRLHF's")
+def test_prompts_are_shared_in_generation_but_for_rollouts_that_outlive_their_weights():
+    def caches(*flags):
+        return parse("--preset", "tiny", *flags).args.vllm.enable_prefix_caching
+
+    partial = ("--train.async_enable", "--no-train.colocate_all", "--train.partial_rollout_enable")
+    assert (caches(), caches(*partial), caches("--no-vllm.enable_prefix_caching")) == (True, False, False)
+    assert caches(*partial, "--vllm.enable_prefix_caching")
+
+
 def test_with_cuda_32_bits_are_refused_as_openrlhf_refuses_them(pretend_gpus):
     pretend_gpus(1)
     assert parse("--preset", "tiny").args.ds.param_dtype == "bf16"

@@ -355,7 +355,7 @@ def _others(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
     if values["algo.dynamic_filtering_enable"] and values["rollout.strategy"] == "plain":
         yield "rollout.strategy", "dynamic", "--algo.dynamic_filtering_enable"
     if values["train.partial_rollout_enable"] and origin.get("vllm.enable_prefix_caching") == "no CUDA":
-        # A request that waits for new weights keeps its prompt's block in the cache, as the old weights made it.
+        # It is not known whether the cache forgets the blocks of requests that wait for new weights.
         yield "vllm.enable_prefix_caching", False, "--train.partial_rollout_enable"
     rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
     if origin.get("train.batch_size") == f"preset {presets.DEFAULT}" and rollouts % values["train.batch_size"]:

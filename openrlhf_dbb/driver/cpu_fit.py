@@ -10,7 +10,7 @@ from typing import Any
 from openrlhf_dbb import presets
 from openrlhf_dbb.driver.arguments import NO_ESTIMATOR, Settings
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform.cpu import has_bf16
+from openrlhf_dbb.platform.cpu import BLOCK, has_bf16
 from openrlhf_dbb.platform.machine import GIB
 
 # With fewer parameters a second thread mostly waits for the first, and every choice below costs more than it saves.
@@ -18,7 +18,6 @@ SMALL = 20_000_000
 ORIGIN = "fits the model and this machine"
 _PROCESS = 1.2 * GIB  # a process that has imported torch, transformers and DeepSpeed or vLLM
 _SHORT = 256  # tokens; for short sequences torch's fused attention takes longer backward than the plain one
-_BLOCK = 32  # tokens, as in platform/cpu.py; vLLM takes whole blocks of a sequence
 _CACHE = 64 * 2**20, 2 * GIB  # of an engine at least, at most; vLLM queues rollouts that find no room
 _SEQUENCES = 256  # that an engine generates at a time at most
 _SAVED = 80  # bytes that a backward pass keeps for each token, layer and hidden unit; measured on SmolLM2 in float32
@@ -59,7 +58,7 @@ def engine_arguments(settings: Settings) -> dict[str, int]:
         return {}
     prompts = max(args.rollout.batch_size, args.rollout.vllm_generate_batch_size or 0)
     sequences = -(-prompts * args.rollout.n_samples_per_prompt // args.vllm.num_engines)
-    tokens = (sequences * -(-args.data.max_len // _BLOCK) + 1) * _BLOCK  # one block is vLLM's own
+    tokens = (sequences * -(-args.data.max_len // BLOCK) + 1) * BLOCK  # one block is vLLM's own
     width = 4 if args.ds.param_dtype == "fp32" else 2
     cache = min(max(tokens * shape.key_values * width, _CACHE[0]), _CACHE[1])
     return {"max_num_seqs": min(sequences, _SEQUENCES), "kv_cache_memory_bytes": cache}

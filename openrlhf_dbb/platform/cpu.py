@@ -21,6 +21,10 @@ FLAG_DEFAULTS: dict[str, Any] = {
     **{f"{model}.num_gpus_per_node": 1 for model in ("actor", "ref", "reward", "critic")},
 }
 
+# Tokens that vLLM's cache of keys and values holds together. Its 128 are more than most prompts have, and only whole
+# blocks are shared.
+BLOCK = 32
+
 # Switches that cannot work here. Without a refusal the run fails minutes later, in a Ray actor.
 NEED_CUDA = (
     "ds.use_liger_kernel", "ds.deepcompile", "ds.enable_sleep", "ds.load_in_4bit", "train.enable_ema",
@@ -95,7 +99,7 @@ def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
         "max_num_seqs": 1024,  # an engine step costs about the same for few and for many sequences
         # vLLM would take a share of all RAM. VLLM_CPU_KVCACHE_SPACE (GiB) wins over this.
         "kv_cache_memory_bytes": 256 * 2**20,
-        "block_size": 32,  # tokens; vLLM's 128 are more than most prompts have, and only whole blocks are shared
+        "block_size": BLOCK,
         **arguments,
         "worker_extension_cls": "openrlhf_dbb.platform.vllm_worker.WeightWorker",
         "disable_log_stats": True,

@@ -27,7 +27,7 @@ else:
     def _sampled(logits: torch.Tensor) -> torch.Tensor:
         """Sample a token of each row of logits, (B, V) to (B,), by one uniform number each.
 
-        vLLM draws an exponential number for each token of the vocabulary, which takes a third of a generation step.
+        vLLM draws an exponential number for each token of the vocabulary, which takes a quarter of a generation step.
         """
         cumulated = logits.softmax(dim=-1, dtype=torch.float32).cumsum(dim=-1, dtype=torch.float64)
         level = cumulated[:, -1:] * torch.rand(len(logits), 1, dtype=torch.float64)
