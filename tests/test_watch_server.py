@@ -106,7 +106,8 @@ def test_many_ask_at_once_while_steps_are_written(store, running, fill, serve):
     for ended in clients:
         ended.result()
     before = server.until(lambda answer: answer["runs"][0]["step"] == 39)[0]["runs"][0]["version"]
-    assert [sum(states) for states in server.ask(paths[1])["states"]] == [3] * 39
+    # the state of the prompts may rest a moment on a busy machine
+    server.until(lambda answer: [sum(states) for states in answer["states"]] == [3] * 39, paths[1])
     run.record_metrics(39, {"loss": 2.0})
     server.until(lambda answer: answer["runs"][0]["version"] != before)
     assert server.ask(paths[0])["curves"]["m:loss"][-2:] == [None, 2]
