@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from trainings import SMALL, change, rows
+from trainings import SMALL, rows, unfinish
 
 TRACKER = [
     *SMALL, "--method", "spo", "--rollout.batch_size", "16", "--train.batch_size", "16", "--train.micro_batch_size",
@@ -35,7 +35,7 @@ def test_spo_forgets_by_the_drift_and_a_resume_measures_the_same(lane, tmp_path)
     result = lane.train(whole, *TRACKER, "--run_name", "mine")
     assert result.error is None, result.output[-4000:]
     shutil.copytree(whole, parts)
-    change(parts, "UPDATE dbb_run SET status = 'running', owner_host = '', owner_pid = 0, owner_started = NULL")
+    unfinish(parts)
     saved = parts / "runs/mine/checkpoints"
     shutil.rmtree(saved / "_actor/global_step6")
     result = lane.train(parts, *TRACKER, "--resume", "mine", "--ckpt.path", str(saved))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from trainings import SMALL, change, check_posteriors, last_step, rows, wait_for_step
+from trainings import SMALL, change, check_posteriors, last_step, rows, unfinish, wait_for_step
 
 from openrlhf_dbb.core import best_model, checkpoints
 
@@ -19,11 +19,6 @@ FLAGS = [
     "--estimator", "dbb", *SMALL, "--ckpt.save_steps", "2", "--actor.adam.lr", "1e-3", "--replay.samples", "4",
     "--replay.cache", "8", "--eval.steps", "6", "--eval.n_samples_per_prompt", "1", "--ckpt.best_metric_key", "",
 ]  # fmt: skip
-
-
-def unfinish(folder):
-    """As if the process had been killed after the last step, before the model was saved."""
-    change(folder, "UPDATE dbb_run SET status = 'running', owner_host = '', owner_pid = 0, owner_started = NULL")
 
 
 @pytest.fixture(scope="module")
