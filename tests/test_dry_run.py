@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 import psutil
 import pytest
+from ray.exceptions import RayTaskError
 from sqlalchemy import text
 
 from openrlhf_dbb import Posteriors, storage, tiny
@@ -301,14 +302,16 @@ def test_greso_gets_the_rollouts_that_its_episodes_would_cost(dry_run, own):
 
 
 def test_a_training_that_gives_up_ends_in_one_line(own, monkeypatch, capsys):
-    def give_up(*_):
-        raise RunError("no batch")
+    def give_up(*_):  # as Ray hands on an actor's error: below its traceback
+        raise RayTaskError("train", "Traceback ...", RunError("no batch")).as_instanceof_cause()
 
     no_ray = SimpleNamespace(check_hosts=lambda _: None, describe=list)
     monkeypatch.setattr("openrlhf_dbb.driver.cluster.RayStart", lambda _: no_ray)
     monkeypatch.setattr("openrlhf_dbb.driver.launch.launch", give_up)
-    assert train_grpo.main(own) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == "error: no batch"
+    assert train_grpo.main([*own, "--run_name", "mine"]) == 1
+    *_, way_on, error = capsys.readouterr().err.splitlines()
+    assert way_on == "run mine has not finished, it has no checkpoint; start it over with --resume mine"
+    assert error == "error: no batch"
 
 
 def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(own, tmp_path):

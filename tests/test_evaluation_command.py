@@ -9,11 +9,16 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import chdir, nullcontext
+from unittest import mock
 
 import pytest
 from trainings import kill_tree
 
+from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation import pipeline
+from openrlhf_dbb.evaluation.engines import Finished
 from openrlhf_dbb.evaluation.results import read_evaluation
 from openrlhf_dbb.storage import open_store
 from openrlhf_dbb.tiny import default_folder, prepare
@@ -32,12 +37,18 @@ class Evaluating:
 
     def __init__(self, folder, tiny):
         self.folder = folder
-        self._command = [
-            sys.executable, "-m", "openrlhf_dbb", "evaluate", "--model", str(tiny.model), "--name", "mine",
+        self._arguments = [
+            "evaluate", "--model", str(tiny.model), "--name", "mine",
             "--benchmarks", f"heldout={tiny.heldout},train={tiny.train}",
             "--max_new_tokens", "10", "--temperature", "1", "--top_p", "1",
         ]  # fmt: skip
+        self._command = [sys.executable, "-m", "openrlhf_dbb", *self._arguments]
         self.place = folder / "evaluations" / "mine"
+
+    def run_here(self, *flags):
+        """In this process; the exit code."""
+        with chdir(self.folder):
+            return main([*self._arguments, *flags])
 
     def run(self, *flags):
         """To the end; the completed process."""
@@ -115,22 +126,34 @@ def test_an_evaluation_is_written_whole_and_its_summary_is_what_the_file_says(ev
     assert f"{100 * statistics.mean(means):.2f} \u00b1" in lines["average"]
 
 
-def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_its_run(evaluated, fill):
+def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_its_run(evaluated, fill, capsys):
     evaluating, done = evaluated
     url = f"sqlite:///{evaluating.folder}/store.db"
     written = (evaluating.place / "responses.jsonl").read_bytes()
-    with open_store(url) as store:
+    with open_store(url) as store, mock.patch.object(pipeline, "ray_started", side_effect=AssertionError):
         fill.run(store, "first")
-        again = evaluating.run(*evaluating.flags, "--store.url", url, "--run", "first")
+        assert evaluating.run_here(*evaluating.flags, "--store.url", url, "--run", "first") == 0
         [rows] = store.query("SELECT count(*), sum(samples), sum(successes) FROM evaluation_results")
-    assert "80 of 80 prompts are done" in again.stdout
-    assert done.stdout.splitlines()[-5:] == again.stdout.splitlines()[-6:-1]
+    again = capsys.readouterr().out
+    assert "80 of 80 prompts are done" in again
+    assert done.stdout.splitlines()[-5:] == again.splitlines()[-6:-1]
     assert (evaluating.place / "responses.jsonl").read_bytes() == written
     scores = [score for each in evaluating.rows() for score in each["scores"]]
     assert rows == (2 * 2 * 20, len(scores), sum(scores))
 
 
-def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_path):
+class OtherEngines:
+    """Engines that answer -1 to every request."""
+
+    def __init__(self, arguments, seeds, sampling):
+        self._n = sampling["n"]
+
+    def generate(self, requests):
+        for each in requests:
+            yield [Finished(each.number, ["-1"] * self._n, [3] * self._n, [False] * self._n)]
+
+
+def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_path, capsys):
     before, _ = evaluated
     evaluating = Evaluating(tmp_path, tiny)
     shutil.copytree(before.place, evaluating.place)
@@ -139,13 +162,14 @@ def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_p
     kept = evaluating.rows()
     with pytest.raises(UsageError, match=r"is not finished, .* repeat the evaluate command"):
         read_evaluation(evaluating.place)
-    done = evaluating.run(*before.flags, "--engines", "1")
-    assert f"{len(kept)} of 80 prompts are done" in done.stdout
+    with mock.patch.multiple(pipeline, Engines=OtherEngines, ray_started=lambda *_: nullcontext(1)):
+        assert evaluating.run_here(*before.flags) == 0
+    assert f"{len(kept)} of 80 prompts are done" in capsys.readouterr().out
     ended = evaluating.rows()
-    assert [row for row in ended if row in kept] == kept and len(ended) == 80
+    assert [row for row in ended if row["responses"] != ["-1"] * 4] == kept and 0 < len(kept) < len(ended) == 80
 
 
-@pytest.mark.long  # what a kill leaves is tested above
+@pytest.mark.long  # what a kill leaves is tested above, with other engines
 def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
     evaluating = Evaluating(tmp_path, tiny)
     total = 4 * (128 + 512)
