@@ -17,8 +17,8 @@ from openrlhf_dbb import upstream
 from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed, start
 from openrlhf_dbb.errors import UsageError
 
-_A_RUNS_OWN = ("model", "seed", "remote_rm_url")
-"""Arguments of a vLLM engine that may differ between the runs of a session."""
+_A_RUNS_OWN = ("model", "seed", "remote_rm_url", "logprobs_mode", "max_logprobs")
+"""Arguments of a vLLM engine that may differ between the runs of a session: each engine gives log-probs if asked."""
 
 
 class _Kept:

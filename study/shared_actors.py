@@ -19,7 +19,14 @@ class SharedPolicy(PolicyActor):
         self.actor = self.actor_optim = self.actor_scheduler = self.trainer = None
         gc.collect()
         super().init_model_from_pretrained(strategy, *args, **kwargs)
+        # Only trained weights are sent, and the engines have the previous run's below this run's adapters, too.
+        made: Any = self.trainer
+        frozen = [weight for weight in made.actor.parameters() if not weight.requires_grad]
+        for weight in frozen:
+            weight.requires_grad = True
         self.broadcast_to_vllm()
+        for weight in frozen:
+            weight.requires_grad = False
 
 
 class SharedRollouts(StrictRolloutActor):

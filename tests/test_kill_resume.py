@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from trainings import kill_tree, last_step, rows, wait_for_step
+from trainings import check_store, kill_tree, last_step, rows, wait_for_step
 
 from openrlhf_dbb import tiny
 from openrlhf_dbb.core.strategies.posterior import expected_variance, inclusion
@@ -23,7 +24,7 @@ from openrlhf_dbb.core.strategies.posterior import expected_variance, inclusion
 pytestmark = pytest.mark.e2e
 
 KILLS = int(os.environ.get("OPENRLHF_DBB_KILLS", "1"))
-SHORT = ("dapo-dbb", "async-dbb")  # a group of each is judged, drawn again, or late; grpo-dbb has neither
+SHORT = ("dapo-auto", "async-dbb")  # a group of each is judged, drawn again, or late; grpo-dbb has neither
 SEED = int(os.environ.get("OPENRLHF_DBB_KILL_SEED", "1"))
 DISCOUNT = 0.75
 # 32 prompts, 8 a step, 4 rollouts a prompt, 2 optimizer steps a step, a checkpoint every second step
@@ -77,7 +78,6 @@ class Case:
     Attributes:
         flags: beside COMMAND.
         steps: it takes at least so many.
-        keeps: the weight that the posterior leaves of the past; None where only the rows have it, as SPO's rho.
         filters: whether only groups with different rewards are trained on.
         budget: ``--train.max_rollouts``; None if the passes over the data end the run.
         latest: the most steps that a group may be late, in async training; None if training waits for generation.
@@ -87,7 +87,6 @@ class Case:
 
     flags: list[str]
     steps: int
-    keeps: float | None = DISCOUNT
     filters: bool = False
     budget: int | None = None
     latest: int | None = None
@@ -97,8 +96,8 @@ class Case:
 
 CASES = {
     "grpo-dbb": Case([*DBB, "--probe.fraction", "0.25", "--probe.samples", "4"], 4 * EPOCHS),
-    "dapo-dbb": Case(
-        ["--method", "dapo", *DBB, "--eval.steps", "2", "--eval.benchmarks", "mine=benchmark.jsonl",
+    "dapo-auto": Case(
+        ["--method", "dapo", "--estimator", "auto", "--eval.steps", "2", "--eval.benchmarks", "mine=benchmark.jsonl",
          "--eval.dataset", "", "--ckpt.best_metric_key", ""],
         EPOCHS, filters=True,
     ),
@@ -110,9 +109,9 @@ CASES = {
     "lora-dbb": Case([*DBB, "--ds.lora.rank", "4", "--ckpt.save_adapter", "--eval.steps", "2"], 4 * EPOCHS),
     "repo": Case(
         ["--method", "repo", "--replay.samples", "4", "--replay.cache", "8", "--point.memory", "dbb"],
-        4 * EPOCHS, keeps=0.5,
+        4 * EPOCHS,
     ),
-    "spo": Case(["--method", "spo", "--rollout.n_samples_per_prompt", str(SAMPLES)], 4 * EPOCHS, keeps=None),
+    "spo": Case(["--method", "spo", "--rollout.n_samples_per_prompt", str(SAMPLES)], 4 * EPOCHS),
     # Partial rollouts, 12 groups at a time for batches of 8, only from the first resume on.
     "async-dbb": Case(
         [*DBB, "--train.async_enable", "--train.async_queue_size", "2",
@@ -151,13 +150,12 @@ def run_until(folder, arguments, log, target, delay):
 
 def check_all(folder, case):
     """What holds at any moment, also in the middle of a step."""
-    from store_invariants import check
-
-    from openrlhf_dbb.storage import open_store
-
     if last_step(folder) == 0:
         return
-    check_posteriors(folder, case)
+    if "auto" in case.flags:
+        check_run_wide(folder)
+    elif {"repo", "spo"} & {*case.flags}:
+        check_tracked(folder, case)
     check_usage(folder, case)
     if case.draws:
         check_draws(folder)
@@ -166,31 +164,48 @@ def check_all(folder, case):
     check_checkpoint(folder)
     check_lags(folder, case)
     check_best(folder)
-    with open_store(f"sqlite:///{folder}/openrlhf_dbb.db", create=False) as store:
-        assert check(store) == []
+    check_store(folder)
 
 
-def check_posteriors(folder, case):
-    """No step missing or half there, and alpha' = discount * alpha + S along every prompt's rows."""
-    posterior, last, visits, steps = {}, {}, Counter(), set()
-    for step, prompt, rollouts, successes, alpha, beta, mean in query(
-        folder,
-        "SELECT step, prompt_id, rollouts, successes, alpha, beta, mean FROM posterior_history ORDER BY step",
+def check_tracked(folder, case):
+    """What RePO and SPO keep of the past; the invariants of the store know only DBB."""
+    posterior = {}
+    for prompt, rollouts, successes, alpha, beta, mean in query(
+        folder, "SELECT prompt_id, rollouts, successes, alpha, beta, mean FROM posterior_history ORDER BY step"
     ):
-        assert "--point.memory" not in case.flags or mean == successes / rollouts
-        before, kept = posterior.get(prompt, (1.0, 1.0)), case.keeps
-        if kept is None:
+        if "repo" in case.flags:
+            before, kept = posterior.get(prompt, (1.0, 1.0)), 0.5
+            assert mean == successes / rollouts
+        else:
             before = posterior.get(prompt, (0.5, 0.5))
             kept = (alpha - successes) / before[0]
             assert 0.875 - 1e-9 < kept < 0.96 + 1e-9 and mean == pytest.approx(before[0] / sum(before), rel=1e-14)
         assert alpha == pytest.approx(kept * before[0] + successes, rel=1e-14)
-        assert beta == pytest.approx(kept * before[1] + rollouts - successes, rel=1e-9 if case.keeps is None else 1e-14)
-        posterior[prompt], last[prompt] = (alpha, beta), step
-        visits[prompt] += 1
-        steps.add(step)
-    assert sorted(steps) == list(range(1, last_step(folder) + 1))
-    current = query(folder, "SELECT prompt_id, alpha, beta, step, visits FROM posteriors")
-    assert {prompt: values for prompt, *values in current} == {p: [*posterior[p], last[p], visits[p]] for p in visits}
+        assert beta == pytest.approx(kept * before[1] + rollouts - successes, rel=1e-9)
+        posterior[prompt] = alpha, beta
+
+
+def check_run_wide(folder):
+    """All numbers of ``auto``, of prompts and of the run, are those of a run that saw the same groups and no kill."""
+    from openrlhf_dbb import Posteriors
+
+    # Registered together, as at the start, they get the same ids, and so the same order in each sum.
+    of_id = {p: text for p, *text in query(folder, "SELECT prompt_id, prompt, label FROM prompts") if p <= PROMPTS}
+    groups = defaultdict(list)
+    for step, *group in query(
+        folder, "SELECT step, prompt_id, rollouts, successes FROM posterior_history ORDER BY step, prompt_id"
+    ):
+        groups[step].append(group)
+    of_prompts = "SELECT step, prompt_id, alpha, beta FROM posterior_history ORDER BY step, prompt_id"
+    with tempfile.TemporaryDirectory() as other:
+        url = f"sqlite:///{other}/openrlhf_dbb.db"
+        with Posteriors.create(url, "whole", *zip(*of_id.values(), strict=True), estimator="auto") as whole:
+            for step, seen in groups.items():
+                texts = [of_id[prompt] for prompt, rollouts, _ in seen for _ in range(rollouts)]
+                rewards = [float(i < right) for _, rollouts, right in seen for i in range(rollouts)]
+                whole.observe(step, *zip(*texts, strict=True), rewards)
+        for sql in ("SELECT step, shared FROM steps ORDER BY step", of_prompts):
+            assert query(folder, sql) == query(Path(other), sql)
 
 
 def check_usage(folder, case):
@@ -377,7 +392,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_pat
         assert ended.returncode == 0, tail(log)
         check_all(tmp_path, case)
         check_end(tmp_path, case, tail(log))
-    if name == "dapo-dbb":
+    if name == "dapo-auto":
         check_best_at_end(tmp_path)
     if name == "async-dbb":
         check_lateness(tmp_path)

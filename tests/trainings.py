@@ -80,10 +80,15 @@ def logged(folder):
     return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
 
 
-def check_posteriors(folder, steps):
-    """Steps 1 to ``steps`` are whole, and a posterior is what Algorithm 1 makes of the one before."""
+def check_store(folder):
+    """The tables agree, and a posterior of DBB is what Algorithm 1 makes of the one before."""
     with open_store(f"sqlite:///{folder}/openrlhf_dbb.db", create=False) as store:
         assert check(store) == []
+
+
+def check_posteriors(folder, steps):
+    """Steps 1 to ``steps`` are whole."""
+    check_store(folder)
     groups = rows(folder, "SELECT step, count(*) FROM posterior_history GROUP BY step ORDER BY step")
     assert groups == [(step, 16) for step in range(1, steps + 1)]
 
