@@ -152,9 +152,11 @@ def test_a_training_that_is_taken_over_stops_at_its_next_step(url, fill):
     with open_store(url) as store:
         run, ids = fill.run(store), fill.prompts(store, 3)
         fill.step(run, 1, ids, [1, 2, 3])
+    together = multiprocessing.get_context("fork").Barrier(4)
 
     def take_over(number):
         with open_store(url) as store:
+            together.wait()
             run = store.claim_run(1, take_over=True)
             try:
                 for step in range(run.record.last_step + 1, 80):

@@ -3,12 +3,13 @@
 import dataclasses
 import json
 
+import filler
 import numpy as np
 import pytest
 from sqlalchemy import event
 from store_invariants import check
 
-from openrlhf_dbb.storage import ProbeRows, RolloutRows, StepRows, StoreError, open_store, read_log, read_probes
+from openrlhf_dbb.storage import RolloutRows, StepRows, StoreError, open_store, read_log, read_probes
 from openrlhf_dbb.storage.read import kept_rollouts, progress, prompt_history
 
 NAN = float("nan")
@@ -117,10 +118,6 @@ def test_an_estimator_without_state_keeps_visits_and_history(store, ids, fill):
     assert run.load(ids).visits.tolist() == [1, 1, 1]
 
 
-def _probes(ids):
-    return ProbeRows(ids[:2], np.array([8, 4]), np.array([3.0, 2.0]), np.array([3.0, 2.0]))
-
-
 def _kept(ids):
     """Two of prompt 1, one of prompt 0 that could not be verified; not in order."""
     return RolloutRows(
@@ -140,7 +137,10 @@ def _kept(ids):
 # A value of a step, and another one.
 CONTENT = {
     "successes": (lambda ids: np.array([4.0, 1.0, 0.0]), lambda ids: np.array([4.0, 1.0, 1.0])),
-    "probes": (_probes, lambda ids: dataclasses.replace(_probes(ids), squares=np.array([3.0, 1.5]))),
+    "probes": (
+        lambda ids: filler.probes(ids[:2], [8, 4], [3, 2]),
+        lambda ids: filler.probes(ids[:2], [8, 4], [3, 2], [3, 1.5]),
+    ),
     "kept": (_kept, lambda ids: dataclasses.replace(_kept(ids), text=["long", "", "other"])),
     "shared": (lambda ids: {"a": np.array([2.0])}, lambda ids: {"a": np.array([np.nextafter(2, 3)])}),
     "policy_version": (lambda ids: np.array([0.0, 0.0, 0.0]), lambda ids: np.array([0.0, 0.0, NAN])),
