@@ -203,18 +203,6 @@ def test_the_store_alone_tells_every_advantage(tmp_path, form, estimator):
         assert row.weight == pytest.approx(weights[place] if row.step == 2 else 1)
 
 
-def test_the_stored_baseline_holds_the_mean_of_the_step(tmp_path):
-    # alpha, beta = 4.5, 0.5 and 0.5, 4.5: X - p is 0.1 four times and -0.1 four times; with 1.5, 3.5 it is 0.7, -0.3
-    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "run", list("ab"), [""] * 2) as posteriors:
-        extras = StepExtras(responses=Responses([""] * 8, keep=None))
-        rewards = [1, 1, 1, 1, 1, 0, 0, 0]
-        posteriors.observe(1, list("aaaabbbb"), [""] * 8, rewards, form="batch_centered", extras=extras)
-        posteriors.settle()
-        found = {round(row.baseline, 12) for row in posteriors.store.query("SELECT baseline, scale FROM rollouts")}
-    mean = (4 * 0.1 + 0.7 - 3 * 0.3) / 8
-    assert sorted(found) == pytest.approx([0.3 + mean, 0.9 + mean])
-
-
 def test_the_form_in_contributing_works(monkeypatch):
     sources = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), flags=re.DOTALL)
     [source] = [source for source in sources if "(Form)" in source]

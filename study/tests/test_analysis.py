@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from openrlhf_dbb.errors import UsageError
 from study import __main__ as command
-from study import analysis, rows, tables
+from study import analysis, draws, measured, rows, tables
 from study.rows import COLUMNS, Study
 
 PROMPTS = 2048
@@ -134,6 +134,34 @@ def test_errors_of_estimates_by_task_by_hand():
     # The tasks have -1 and (-2 - 4) / 2: t = -2 with one degree of freedom, whose p is 1 - (2 / pi) arctan 2.
     assert (test.n, test.mean, test.p) == pytest.approx((2, -2, 1 - 2 / math.pi * math.atan(2)))
     assert analysis.by_task(study).task.unique().tolist() == ["pairs", "lcm"]
+
+
+# Right, right, wrong, wrong among 4 of 8, over right, wrong among 2, squared.
+SOLVED_IN_HALF = 144 / 1680 / (16 / 56) ** 2
+
+
+@pytest.mark.parametrize(("successes", "lift"), [([4, 4], SOLVED_IN_HALF), ([4, 0, 0, 8], 4 * SOLVED_IN_HALF)])
+def test_the_lift_is_the_mean_square_of_p_times_1_minus_p_over_its_squared_mean(successes, lift):
+    assert draws.lift(np.array(successes), 8) == pytest.approx(lift)
+
+
+def test_the_share_is_of_the_rollouts_with_which_even_draws_make_nine_tenths_of_their_gain():
+    rollouts = np.array([0.0, 100, 200])
+    even = {seed: (rollouts, np.array([0.1, 0.2, 0.3])) for seed in (1, 2)}  # 0.28 after 180 rollouts
+    twice = {seed: (rollouts, np.array([0.1, 0.3, 0.3])) for seed in (6, 7, 8)}  # after 90
+    never = {6: (rollouts, np.array([0.1, 0.2, 0.27]))}
+    assert draws.share(twice, even) == pytest.approx((0.5, 0.5, 0.5))
+    assert draws.share(never, even) == (np.inf,) * 3
+
+
+def test_the_oracle_keeps_the_rates_of_the_first_group():
+    estimator = measured.FirstGroup()
+    state = estimator.initial_state(2)
+    for rewards in ([[1, 1, 0, 0], [0, 0, 0, np.nan]], [[0, 0, 0, 0], [1, 1, 1, 1]]):
+        state |= estimator.update(state, np.array(rewards, float))
+    alpha, beta = estimator.predictive(state)
+    assert alpha == pytest.approx([0.1 + 2, 0.1])
+    assert beta == pytest.approx([0.9 + 2, 0.9 + 3])
 
 
 CURVE = [0.40, 0.44, 0.46, 0.47, 0.48]
