@@ -171,7 +171,7 @@ ALONE = {"num_generations": 1, "per_device_train_batch_size": 4, "scale_rewards"
 )
 def test_a_run_is_what_ones_own_loop_makes_of_its_rewards(model, tmp_path, watched, ours, changed, form):
     """Five steps of four prompts; three are a pass."""
-    reward, data, other = Reward(), prompts(12), tmp_path / "other"
+    reward, data, other = Reward(missing=not ours and not changed), prompts(12), tmp_path / "other"
     other.mkdir()
     made = trainer(
         model, tmp_path, reward, data=data, held_out=prompts(2), ours=ours | {"label_column": "answer"},
@@ -193,7 +193,7 @@ def test_a_run_is_what_ones_own_loop_makes_of_its_rewards(model, tmp_path, watch
         assert rollouts > 1 or not batch["theirs"].any()  # the group's own mean is the reward itself
     loop.posteriors.close()
     assert len(watched) == 5 and history(tmp_path) == history(other)
-    assert not ours or len({inclusion for *_, inclusion in history(tmp_path)}) > 4  # not even
+    assert not ours or len({inclusion for *_, inclusion in history(tmp_path)}) > 1  # not even
     [(status, last_step, config)] = rows(tmp_path, "SELECT status, last_step, config FROM dbb_run")
     assert (status, last_step, json.loads(config)["num_generations"]) == ("finished", 5, rollouts)
     assert rows(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [(form,)]

@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from openrlhf_dbb.errors import UsageError
 from study import __main__ as command
-from study import analysis, draws, measured, rows, tables
+from study import analysis, draws, measured, tables
 from study.rows import COLUMNS, Study
 
 PROMPTS = 2048
@@ -191,14 +190,3 @@ def test_the_committed_tables_follow_from_the_committed_rows(tmp_path, monkeypat
         committed = command.RESULTS / name / "tables.md"
         assert (tmp_path / name / "tables.md").read_text() == committed.read_text(), "run python -m study draw"
     assert {path.name for path in tmp_path.glob("*.png")} <= shown
-
-
-def test_files_are_written_with_six_digits_and_checked_when_read(tmp_path):
-    into, columns = tmp_path / "into.csv", ("seed", "cosine")
-    rows.append(into, columns, [(1, 0.123456789), (2, math.nan)])
-    rows.append(into, columns, [(3, 1234567.8)])
-    assert into.read_text() == "seed,cosine\n1,0.123457\n2,\n3,1.23457e+06\n"
-    with pytest.raises(UsageError, match="no column arm"):
-        rows.read(into, ("seed", "arm"))
-    with pytest.raises(UsageError, match="collect the study first"):
-        rows.load(tmp_path)
