@@ -1,6 +1,6 @@
 """Simulated trainings: the draws, the measures by hand, the tables and the command."""
 
-from dataclasses import dataclass
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -57,25 +57,6 @@ def test_variance_draws_each_prompt_by_the_chance_that_the_floor_leaves_it():
     assert simulation._chances(np.array([0.0, 1.0, 0.5, 0.5])) == pytest.approx([0.0625, 0.0625, 0.4375, 0.4375])
 
 
-@dataclass(frozen=True)
-class Half(estimators.RewardEstimator):
-    """Always Beta(1, 1)."""
-
-    name = "half"
-
-    def initial_state(self, num_prompts):
-        return {}
-
-    def update(self, state, rewards_P_G):
-        return state
-
-    def estimate(self, state, rewards_P_G):
-        return estimators.Estimate(np.full(len(rewards_P_G), 0.5), np.full(len(rewards_P_G), 0.25))
-
-    def predictive(self, state):
-        return np.ones(2), np.ones(2)
-
-
 def hand_made():
     """Two prompts, two updates of both; a pass is one update."""
     p_U_P = np.array([[0.5, 0.1], [0.7, 0.3], [0.95, 0.2]])
@@ -84,7 +65,9 @@ def hand_made():
 
 
 def test_measures_by_hand():
-    measured = measure(Half(), hand_made())
+    half = estimators.Estimate(np.full(2, 0.5), np.full(2, 0.25))
+    always = Mock(**{"observe_at.return_value": half, "predictive.return_value": (np.ones(2), np.ones(2))})
+    measured = measure(always, hand_made())
     assert measured.visits == pytest.approx((0 + 0.16 + 0.04 + 0.04) / 4)
     # at the ends of the passes, of the update that follows: 0.7, 0.3, then 0.95, 0.2
     assert measured.forecasts == pytest.approx((0.04 + 0.04 + 0.2025 + 0.09) / 4)
