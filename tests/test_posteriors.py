@@ -293,20 +293,6 @@ def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, option
         assert check(store) == []
 
 
-def test_a_forecast_reads_the_text_where_prompts_that_read_alike_fare_alike(new_url):
-    """Prompts with ? succeed, those with ! fail: the first visits of more of them are expected to do the same."""
-    prompts = [f"{number} {mark}" for number in range(40) for mark in "?!"]
-    data = prompts, ["1"] * len(prompts)
-    with Posteriors.create(new_url("sqlite"), "demo", *data, estimator="point") as posteriors:
-        for step in (1, 2, 3):
-            seen = prompts[20 * step : 20 * step + 20]
-            posteriors.observe(step, seen, ["1"] * 20, [float("?" in prompt) for prompt in seen])
-        expected = posteriors.predictive()
-        mean = dict(zip(expected.prompt_ids, expected.alpha / (expected.alpha + expected.beta), strict=True))
-        unseen = [mean[posteriors.prompt_ids[prompt, "1"]] for prompt in ("0 ?", "0 !")]
-    assert unseen[0] > 0.75 and unseen[1] < 0.25
-
-
 @pytest.mark.parametrize("memory", ["auto", "predicted_prior", "dbb", "gaussian"])
 def test_a_group_scored_alone_is_remembered_and_its_advantages_do_not_see_that(url, memory):
     """Point's advantages are those of the group's own mean and deviation, bit for bit, whatever the run remembers."""
