@@ -15,21 +15,18 @@ from study.simulation import MEASURES, Setting, Training, measure, simulate, tra
 SETTING = Setting(prompts=50, visits=3, batch=20)  # 3 updates a pass
 
 
-@pytest.mark.parametrize("drawn", ["visits", "epoch"])
-def test_every_prompt_comes_once_a_pass(drawn):
+@pytest.mark.parametrize("drawn", simulation.DRAWS)
+def test_prompts_come_once_a_pass_or_at_irregular_times_but_never_twice_in_an_update(drawn):
     run = training("jumps", drawn, 4, SETTING, seed=0)
-    assert [len(seen) for seen in run.seen_U] == [20, 20, 10] * 3
-    for first in (0, 3, 6):
-        assert sorted(np.concatenate(run.seen_U[first : first + 3])) == list(range(50))
-    assert [rewards.shape for rewards in run.rewards_U] == [(20, 4), (20, 4), (10, 4)] * 3
-
-
-@pytest.mark.parametrize("drawn", ["uniform", "variance"])
-def test_otherwise_prompts_come_at_irregular_times_but_not_twice_in_an_update(drawn):
-    run = training("jumps", drawn, 4, SETTING, seed=0)
-    assert [len(set(seen)) for seen in run.seen_U] == [20] * 9
-    visits = np.bincount(np.concatenate(run.seen_U), minlength=50)
-    assert visits.min() < 3 < visits.max()
+    assert [len(set(seen)) for seen in run.seen_U] == [len(rewards_B_4) for rewards_B_4 in run.rewards_U]
+    if drawn in ("visits", "epoch"):
+        assert [rewards.shape for rewards in run.rewards_U] == [(20, 4), (20, 4), (10, 4)] * 3
+        passes = [np.concatenate(run.seen_U[first : first + 3]) for first in (0, 3, 6)]
+        assert [sorted(of_pass) for of_pass in passes] == [list(range(50))] * 3
+    else:
+        visits = np.bincount(np.concatenate(run.seen_U), minlength=50)
+        assert [rewards.shape for rewards in run.rewards_U] == [(20, 4)] * 9
+        assert visits.min() < 3 < visits.max()
 
 
 @pytest.mark.parametrize("drawn", simulation.DRAWS)
@@ -74,10 +71,7 @@ def test_measures_by_hand():
     assert measured.spread == pytest.approx(4 / 6 / (0.21 + 0.21 + 0.0475 + 0.16))  # E[p (1 - p)] of Beta(1, 1): 1/6
     assert measured.coverage == 0.75  # 0.95 is outside [0.1, 0.9]
     assert measured.log_score == pytest.approx(np.log(1 / 3))  # of 2 rollouts, each S has 1/3
-
-
-def test_an_estimator_without_forecasts_has_no_measures_of_them():
-    measured = measure(specs.parse("point"), hand_made())
+    measured = measure(specs.parse("point"), hand_made())  # which forecasts nothing
     assert measured.visits == pytest.approx((0.25 + 0.16 + 0.09 + 0.04) / 4)
     assert np.isnan([measured.forecasts, measured.spread, measured.coverage, measured.log_score]).all()
 
