@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import chdir, nullcontext
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -142,15 +143,11 @@ def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_
     assert rows == (2 * 2 * 20, len(scores), sum(scores))
 
 
-class OtherEngines:
+def other_engines(arguments, seeds, sampling):
     """Engines that answer -1 to every request."""
-
-    def __init__(self, arguments, seeds, sampling):
-        self._n = sampling["n"]
-
-    def generate(self, requests):
-        for each in requests:
-            yield [Finished(each.number, ["-1"] * self._n, [3] * self._n, [False] * self._n)]
+    n = sampling["n"]
+    answers = [["-1"] * n, [3] * n, [False] * n]
+    return SimpleNamespace(generate=lambda requests: ([Finished(each.number, *answers)] for each in requests))
 
 
 def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_path, capsys):
@@ -162,7 +159,7 @@ def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_p
     kept = evaluating.rows()
     with pytest.raises(UsageError, match=r"is not finished, .* repeat the evaluate command"):
         read_evaluation(evaluating.place)
-    with mock.patch.multiple(pipeline, Engines=OtherEngines, ray_started=lambda *_: nullcontext(1)):
+    with mock.patch.multiple(pipeline, Engines=other_engines, ray_started=lambda *_: nullcontext(1)):
         assert evaluating.run_here(*before.flags) == 0
     assert f"{len(kept)} of 80 prompts are done" in capsys.readouterr().out
     ended = evaluating.rows()

@@ -26,7 +26,7 @@ REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
     return float(solution_str.replace("<|im_end|>", "").strip() == ground_truth)
 """
-PROMPTS, ROLLOUTS = 8, 4
+PROMPTS, ROLLOUTS, STEPS = 8, 4, 3
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.slow]
 
 
@@ -60,11 +60,11 @@ def folder(tmp_path_factory):
     return folder
 
 
-def train(folder, steps, *flags, name="demo"):
+def train(folder):
     settings = f"""
         trainer.device=cpu trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console]
-        trainer.experiment_name={name} trainer.default_local_dir={folder}/{name} trainer.val_before_train=False
-        trainer.rollout_data_dir={folder}/rollouts-{name} trainer.total_training_steps={steps} trainer.total_epochs=100
+        trainer.experiment_name=demo trainer.default_local_dir={folder}/demo trainer.val_before_train=False
+        trainer.rollout_data_dir={folder}/rollouts trainer.total_training_steps={STEPS} trainer.total_epochs=100
         trainer.save_freq=2 trainer.test_freq=2
         data.train_files={folder}/train.jsonl data.val_files={folder}/heldout.jsonl data.train_batch_size={PROMPTS}
         data.max_prompt_length=16 data.max_response_length=10 data.dataloader_num_workers=0
@@ -99,42 +99,38 @@ def train(folder, steps, *flags, name="demo"):
         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
         "TORCHDYNAMO_DISABLE": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings.split(), *flags]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *settings.split()]
     run = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     return run.stdout
 
 
-def rewarded(folder, step, name="demo"):
+def rewarded(folder, step):
     """By prompt and label: rollouts, and how many were right, by verl's own record of the step."""
-    found = defaultdict(lambda: [0, 0.0])
-    for line in (folder / f"rollouts-{name}" / f"{step}.jsonl").read_text().splitlines():
+    found = defaultdict(lambda: (0, 0.0))
+    for line in (folder / "rollouts" / f"{step}.jsonl").read_text().splitlines():
         row = json.loads(line)
-        key = row["input"], row["gts"]
-        found[key] = [found[key][0] + 1, found[key][1] + row["score"]]
-    return {key: tuple(value) for key, value in found.items()}
-
-
-def stored(folder, step, name="demo"):
-    rows = query(
-        folder,
-        f"""SELECT prompt, label, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)
-            WHERE step = {step} AND run_id = (SELECT run_id FROM runs WHERE name = '{name}')""",
-    )
-    return {(prompt, label): (rollouts, successes) for prompt, label, rollouts, successes in rows}
+        rollouts, successes = found[row["input"], row["gts"]]
+        found[row["input"], row["gts"]] = (rollouts + 1, successes + row["score"])
+    return found
 
 
 def test_the_store_has_what_verl_rewarded(folder):
-    printed = train(folder, 3)
-    assert query(folder, "SELECT name, status, last_step FROM runs") == [("demo", "finished", 3)]
-    for step in (1, 2, 3):
-        assert stored(folder, step) == rewarded(folder, step)
-        assert {rollouts for rollouts, _ in stored(folder, step).values()} == {ROLLOUTS}
+    printed = train(folder)
+    assert query(folder, "SELECT name, status, last_step FROM runs") == [("demo", "finished", STEPS)]
+    for step in range(1, STEPS + 1):
+        stored = query(
+            folder,
+            f"""SELECT prompt, label, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)
+                WHERE step = {step}""",
+        )
+        assert {(prompt, label): tuple(counts) for prompt, label, *counts in stored} == rewarded(folder, step)
+        assert {rollouts for _, _, rollouts, _ in stored} == {ROLLOUTS}
     kept = query(folder, "SELECT step, count(*), sum(missing) FROM rollouts GROUP BY step ORDER BY step")
     assert [(step, missing) for step, _, missing in kept] == [(1, 0), (2, 0), (3, 0)]
     assert all(0 < count <= 64 for _, count, _ in kept)
     logged = query(folder, "SELECT metrics FROM steps ORDER BY step")
-    assert all(json.loads(metrics)["plan/steps"] == 3 for (metrics,) in logged)
+    assert all(json.loads(metrics)["plan/steps"] == STEPS for (metrics,) in logged)
     assert "estimator/rescued" in printed and "val-core/tiny" in printed
     saved = json.loads((folder / "demo" / "global_step_2" / "posteriors.json").read_text())
     assert saved["step"] == 2
