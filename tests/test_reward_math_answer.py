@@ -36,14 +36,14 @@ SIMPLIFY, SIMPLIFY_LABEL = r"Simplify $\sqrt{12}$.", r"2\sqrt{3}"
 LONG = "Many words follow. " * 400
 # Responses to the sum that a person would call wrong, and right.
 WRONG = (
-    "To find the final answer of 7 + 4 - 6, we would need", "7 + 4 - 6", "= (5) - ", r"\boxed{7+4-6}", r"$7 + 4 - 6$",
+    "To find the final answer of 7 + 4 - 6, we would need", "= (5) - ", r"\boxed{7+4-6}", r"$7 + 4 - 6$",
     r"\boxed{10/2}", "The answer is not 5 but 12.", "It isn't 5.", "3, 4 or 5", r"\boxed{3, 4, 5}", "Is it 5?",
     "5. First, add the numbers", r"The answer is \boxed{5", "1. 5\n2. 6", "5 is wrong.", "5 or more", "at least 5",
-    "5 at most", "Let x = 5", "I cannot tell whether it is 5.",
-    "more than 5", "If it were 5, then", "x > 5", "It cannot be 5.", "The answer is 6, not 5.", "5th", "", "3\n2",
-    "I do not think that the answer is 5.", SUM, r"\boxed{???}", r"\boxed{" + "1" * 10_000 + "}", "--5",
-    r"\boxed{1/" + "3" * 4301 + "}", r"\boxed{" * 20_000 + "5" + "}" * 20_000, r"\boxed{" * 5_000, "$ " * 20_000,
-    r"\boxed{" + "(" * 600 + "5" + ")" * 600 + "}",
+    "5 at most", "Let x = 5", "I cannot tell whether it is 5.", "more than 5", "If it were 5, then", "x > 5",
+    "It cannot be 5.", "5th", "", "I do not think that the answer is 5.", SUM, r"\boxed{???}", "--5",
+    # bombs
+    r"\boxed{" + "1" * 10_000 + "}", r"\boxed{1/" + "3" * 4301 + "}", r"\boxed{" * 20_000 + "5" + "}" * 20_000,
+    r"\boxed{" * 5_000, "$ " * 20_000, r"\boxed{" + "(" * 600 + "5" + ")" * 600 + "}",
     "So it is 5.\n" + LONG,  # the window: docs/rewards.md
 )  # fmt: skip
 RIGHT = (

@@ -38,6 +38,13 @@ def fill_in(browser, selector, value):
     }})()""")
 
 
+@pytest.fixture(autouse=True)
+def no_complaints(browser):
+    """The page never complains, whatever a test does with it."""
+    yield
+    assert browser.complaints == []
+
+
 @pytest.fixture
 def store(open_new):
     return open_new("sqlite")
@@ -80,7 +87,7 @@ def sixty(store, fill, write):
     return store
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False)])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(browser, sixty, written, width, dark):
     address = written(sixty)
     for view in VIEWS:
@@ -149,7 +156,6 @@ def test_the_page_opens_on_a_picture_of_drawn_prompts_and_others(browser, store,
     assert text(browser, "#pool-told") == f"Prompt {ids[0]}, mastered; step 2: posterior mean 0.96, drawn"
     browser.press("Enter")
     browser.until(f"document.querySelector('#prompt-title').textContent == 'Prompt {ids[0]}'")
-    assert browser.complaints == []
 
 
 def test_numbers_and_rows_choose_the_prompts_of_the_picture(browser, sixty, written):
@@ -164,7 +170,6 @@ def test_numbers_and_rows_choose_the_prompts_of_the_picture(browser, sixty, writ
     browser.mouse(place(browser, 0.5, 0.26), place(browser, 0.5, 0.4), place(browser, 0.5, 0.74))
     browser.until("document.querySelector('#pool-title').textContent.startsWith('30 of 60 prompts')")  # rows 15 to 44
     assert browser("location.hash").endswith("rows=15-45") and not browser("document.querySelector('dialog').open")
-    assert browser.complaints == []
 
 
 def test_what_changed_since_the_last_visit(browser, store, fill, drawn, written):
@@ -207,7 +212,6 @@ def test_curves_say_their_values(browser, sixty, written):
     assert text(browser, "[data-chart=entropy] .readout").startswith("step 1: 1")
     click(browser, "#others summary")
     browser.until("document.querySelectorAll('#other-charts figure').length == 1")
-    assert browser.complaints == []
 
 
 def test_search_filter_and_sorting_are_in_the_address(browser, sixty, written):
@@ -257,7 +261,6 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     assert "wrong" in verdict and "advantage -0.50" in verdict and "10 tokens" in verdict and response == "answer 1"
     browser.press("Escape")
     browser.until("!document.querySelector('dialog#prompt').open")
-    assert browser.complaints == []
 
 
 def test_where_the_rollouts_went(browser, store, fill, written):
@@ -270,11 +273,13 @@ def test_where_the_rollouts_went(browser, store, fill, written):
     run.finish(unused_rollouts=7)
     browser.open(f"{written(store)}#view=usage")
     numbers = dict(zip(texts(browser, "#usage-numbers dt"), texts(browser, "#usage-numbers dd"), strict=True))
-    assert numbers["rollouts generated"] == "24" and numbers["trained on"] == "20 (83.3 %)"
-    assert numbers["filtered out"] == "4 (16.7 %)" and numbers["replayed"] == "13"
-    # 12 of the 24 rollouts are in 3 groups whose rewards differ
-    assert numbers["mixed groups"] == "3 of 6" and numbers["rollouts per mixed group"] == "8"
-    assert numbers["zero-variance groups given an advantage"] == "2 of 3" and numbers["unused at the end"] == "7"
+    expected = {
+        "rollouts generated": "24", "trained on": "20 (83.3 %)", "filtered out": "4 (16.7 %)", "replayed": "13",
+        # 12 of the 24 rollouts are in 3 groups whose rewards differ
+        "mixed groups": "3 of 6", "rollouts per mixed group": "8", "unused at the end": "7",
+        "zero-variance groups given an advantage": "2 of 3",
+    }  # fmt: skip
+    assert expected.items() <= numbers.items()
     assert texts(browser, "#usage-parts dt") == [
         "mixed: 12 (50.0 %)", "zero variance, given an advantage: 8 (33.3 %)",
         "no advantage: 0 (0.0 %)", "filtered out: 4 (16.7 %)",
@@ -301,7 +306,6 @@ def test_three_runs_over_each_other(browser, store, fill, write, written):
     click(browser, "#runs tbody tr:first-child input[type=checkbox]")
     click(browser, "#tabs a[data-view=curves]")
     browser.until("document.querySelectorAll('#legend li').length == 2")
-    assert browser.complaints == []
 
 
 def test_two_runs_are_compared_and_numbers_are_not_smoothed(browser, store, fill, write, written):
@@ -350,11 +354,9 @@ def test_a_run_of_no_step_or_one(browser, store, fill, written, steps):
 # from a server
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_an_open_page_gains_steps_runs_and_what_is_written(browser, open_new, kind, fill, write, serve):
-    store = open_new(kind)
+def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill, write, serve):
     browser.open(serve(store.url).url)
-    assert text(browser, "#no-runs").startswith("No runs yet in ") and browser.complaints == []
+    assert text(browser, "#no-runs").startswith("No runs yet in ")
     run, ids = fill.run(store), fill.prompts(store, 4)
     for step in range(1, 6):
         write(run, ids, step, [1, 2, 3, step % 5])
@@ -370,7 +372,7 @@ def test_an_open_page_gains_steps_runs_and_what_is_written(browser, open_new, ki
     browser.until('document.querySelectorAll("#groups .card").length == 8')
     write(other, ids, 2, [0, 0, 0, 0])
     browser.until("document.querySelector('#rollouts-note').textContent.startsWith('Step 2: 8 kept rollouts, 8 wrong')")
-    assert len(browser("performance.getEntriesByName('update-draw')")) > 0 and browser.complaints == []
+    assert len(browser("performance.getEntriesByName('update-draw')")) > 0
     assert {url.split("/")[2] for url in browser.requests} == {browser("location.host")}
 
 
@@ -388,3 +390,4 @@ def test_a_server_that_is_killed_and_started_again(browser, store, fill, write, 
     assert text(browser, "#live").startswith("live, step 2")
     run.finish()
     browser.until("document.querySelector('#live').textContent.startsWith('no run is being written; last write ')")
+    browser.complaints.clear()  # of the server that was away
