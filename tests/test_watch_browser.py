@@ -286,69 +286,58 @@ def test_where_the_rollouts_went(browser, store, fill, written):
     ]  # fmt: skip
 
 
-def test_three_runs_over_each_other(browser, store, fill, write, written):
-    ids = fill.prompts(store, 4)
-    for name, steps in (("short", 1), ("middle", 3), ("long", 6)):
+def test_three_runs_over_each_other_and_two_of_them_compared_by_numbers_that_are_not_smoothed(
+    browser, store, fill, write, written
+):
+    """Of ten held-out prompts the second run solves 11 of 40 samples more than the others."""
+    ids, held_out = fill.prompts(store, 4), store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10)
+    for name, steps, more in (("first", 3, 0), ("second", 3, [1] * 9 + [2]), ("third", 6, 0)):
         run = fill.run(store, name)
         for step in range(1, steps + 1):
             write(run, ids, step, [step % 5, 1, 2, 3])
-    address = written(store, "short", "middle", "long")
-    browser.open(f"{address}#view=curves&x=rollouts&smooth=0")
+        rows = [fill.evaluation(held_out, np.array([2, 1] * 5) + more)]
+        run.record_evaluation(steps, "training", rows, model="", config={})
+    address = written(store, "first", "second", "third")
+    browser.open(f"{address}#view=curves&x=rollouts&smooth=0.9")
     browser.until('document.querySelectorAll("[data-chart=reward] .curves path.curve").length == 3')
-    assert [each.split()[0] for each in texts(browser, "#legend li")] == ["long", "middle", "short"]
+    assert [each.split()[0] for each in texts(browser, "#legend li")] == ["third", "second", "first"]
     browser('document.querySelector("[data-chart=reward] > svg").focus()')
     browser.press("Home")
     assert text(browser, "[data-chart=reward] .readout").startswith("16 rollouts")
     fill_in(browser, "#axis", "steps")
     browser.press("Home")
     browser.until("document.querySelector('[data-chart=reward] .readout').textContent.startsWith('step 1:')")
-    browser.open(f"{address}#view=runs")
+    browser.open(f"{address}#view=runs&smooth=0.9")
     click(browser, "#runs tbody tr:first-child input[type=checkbox]")
     click(browser, "#tabs a[data-view=curves]")
     browser.until("document.querySelectorAll('#legend li').length == 2")
-
-
-def test_two_runs_are_compared_and_numbers_are_not_smoothed(browser, store, fill, write, written):
-    """Both runs solve 0, 4 and 2 of 4; of ten held-out prompts the second solves 11 of 40 samples more."""
-    ids, held_out = fill.prompts(store, 1), store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10)
-    for name, more in (("first", 0), ("second", [1] * 9 + [2])):
-        run = fill.run(store, name)
-        for step, successes in enumerate([0, 4, 2], start=1):
-            write(run, ids, step, [successes])
-        rows = [fill.evaluation(held_out, np.array([2, 1] * 5) + more)]
-        run.record_evaluation(3, "training", rows, model="", config={})
-    browser.open(f"{written(store, 'first', 'second')}#view=curves&smooth=0.9")
     said = text(browser, "#comparison")
     assert said.startswith("Held-out accuracy, second (second) minus first (first), last evaluations: +27.5 points")
     assert "the second is higher. One run of each" in said and "10 prompts \u00d7 4 samples" in said
     told = "document.querySelector('[data-chart=reward] .readout').textContent"
-    browser.until(f"{told} == 'step 3: second 0.5; first 0.5'")
+    browser.until(f"{told} == 'step 3: second 0.5625; first 0.5625'")  # 9 of 16
 
 
-def test_prompts_without_the_template_and_means_by_their_name(browser, store, fill, written):
-    """A run of an estimator without history, on prompts of a chat model."""
+def test_a_run_of_no_step_and_of_one_step_of_an_estimator_without_history(browser, store, fill, written):
+    """Its prompts are a chat model's."""
+    run = fill.run(store, "point", fields=())
     chat = [f"<|im_start|>user\nWhat is {i}?<|im_end|>\n<|im_start|>assistant\n" for i in (1, 2, 3)]
     ids = np.sort(store.register_prompts(chat, [""] * 3))
-    run, none, mean = fill.run(store, "point", fields=()), np.empty((3, 0)), np.array([0.25, 0.5, 1.0])
-    rows = StepRows(ids, np.full(3, 4), 4 * mean, mean, mean * (1 - mean), none, none, np.full(3, -1))
-    run.record_step(1, rows)
-    browser.open(f"{written(store)}#view=prompts&prompt={ids[1]}")
+    for step in (0, 1):
+        if step:
+            none, mean = np.empty((3, 0)), np.array([0.25, 0.5, 1.0])
+            rows = StepRows(ids, np.full(3, 4), 4 * mean, mean, mean * (1 - mean), none, none, np.full(3, -1))
+            run.record_step(step, rows)
+        address = written(store)
+        for view in VIEWS:
+            browser.open(f"{address}#view={view}")
+            assert browser.complaints == []
+            assert len(text(browser, f"#view-{view}").strip()) > 20  # something is said, never an empty chart
+    browser.open(f"{address}#view=prompts&prompt={ids[1]}")
     assert texts(browser, "#prompts tbody td:last-child") == [f"What is {i}?" for i in (1, 2, 3)]
     assert text(browser, "#prompt-facts") == "learning, group mean 0.500, 1 visit"
     assert text(browser, "#prompt-text pre") == chat[1].strip()
     assert text(browser, "#prompt-note").startswith("This estimator keeps no history: the group mean is")
-
-
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_run_of_no_step_or_one(browser, store, fill, written, steps):
-    run = fill.run(store)
-    if steps:
-        fill.step(run, 1, fill.prompts(store, 2), [1, 4], usage=None)
-    address = written(store)
-    for view in VIEWS:
-        browser.open(f"{address}#view={view}")
-        assert browser.complaints == []
-        assert len(text(browser, f"#view-{view}").strip()) > 20  # something is said, never an empty chart
 
 
 # from a server
