@@ -105,7 +105,7 @@ class Session:
         for module in (command, launcher, vllm_engine):  # each has its own copy of Ray's function
             upstream.replace(module, "placement_group", groups)
         try:
-            progress = launch.train(prepared, PosteriorTrainer, rollouts, policy)
+            progress = launch.train(prepared, PosteriorTrainer, launch.engines(rollouts, settings), policy)
         except launch.PartDied:
             self.close()
             raise

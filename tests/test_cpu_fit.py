@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from openrlhf_dbb.driver import arguments, cpu_fit
+from openrlhf_dbb.driver import arguments, fit
 from openrlhf_dbb.driver.capacity import Shape
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
@@ -26,9 +26,9 @@ def machine(monkeypatch):
     """Two cores with bfloat16 and 20 GiB; a function that changes them."""
 
     def change(*, cores=2, bf16=True, free=20.0):
-        monkeypatch.setattr(cpu_fit.os, "sched_getaffinity", lambda _: range(cores))
-        monkeypatch.setattr(cpu_fit, "has_bf16", lambda: bf16)
-        monkeypatch.setattr(cpu_fit, "_available", lambda: int(free * GIB))
+        monkeypatch.setattr(fit.os, "sched_getaffinity", lambda _: range(cores))
+        monkeypatch.setattr(cpu, "has_bf16", lambda: bf16)
+        monkeypatch.setattr(fit, "_available", lambda: int(free * GIB))
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     change()
@@ -36,7 +36,7 @@ def machine(monkeypatch):
 
 
 def fitted(*argv, shape=SMOLLM2):
-    return cpu_fit.fitted(dataclasses.replace(arguments.parse([*MODEL, *argv]), shape=shape))
+    return fit.fitted(dataclasses.replace(arguments.parse([*MODEL, *argv]), shape=shape))
 
 
 def chosen(settings):
@@ -46,36 +46,36 @@ def chosen(settings):
 
 def test_a_real_model_gets_all_cores_and_bfloat16_and_a_small_one_keeps_its_own(machine):
     settings = fitted("--train.micro_batch_size", "1")
-    assert chosen(settings) == ("bf16", "sdpa", 0, False) and cpu_fit.threads(settings) == 2
-    assert settings.origin["ds.param_dtype"] == cpu_fit.ORIGIN
+    assert chosen(settings) == ("bf16", "sdpa", 0, False) and fit.threads(settings) == 2
+    assert settings.origin["ds.param_dtype"] == fit.ORIGIN
     assert fitted("--data.max_len", "256").args.ds.attn_implementation == "eager"
     small = fitted(shape=TINY)
-    assert chosen(small) == ("fp32", "eager", 2, True) and cpu_fit.threads(small) == 1
-    assert cpu_fit.engine_arguments(small) == {}
+    assert chosen(small) == ("fp32", "eager", 2, True) and fit.threads(small) == 1
+    assert fit.engine_arguments(small) == {}
     machine(cores=8, bf16=False)
     assert chosen(fitted("--train.micro_batch_size", "1")) == ("fp32", "sdpa", 2, False)
-    assert cpu_fit.threads(fitted("--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2")) == 4
-    assert cpu_fit.threads(fitted("--train.async_enable", "--no-train.colocate_all")) == 4  # both at the same time
+    assert fit.threads(fitted("--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2")) == 4
+    assert fit.threads(fitted("--train.async_enable", "--no-train.colocate_all")) == 4  # both at the same time
 
 
 def test_flags_and_the_environment_win(machine, monkeypatch):
     flags = ["--ds.param_dtype", "fp32", "--ds.attn_implementation", "eager", "--ds.zero_stage", "3"]
     assert chosen(fitted(*flags, "--actor.gradient_checkpointing_enable")) == ("fp32", "eager", 3, True)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert cpu_fit.threads(fitted()) == 7
+    assert fit.threads(fitted()) == 7
 
 
 def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_enough(machine):
     flags = ["--train.micro_batch_size", "8", "--data.max_len", "512", "--rollout.max_new_tokens", "64"]
     # Saved for the backward pass: 8 x 512 tokens x 30 layers x 576 x 80 bytes = 5.3 GiB; 2 layers' with checkpoints.
-    with_all = cpu_fit.memory(fitted(*flags)) / GIB
-    packed = cpu_fit.memory(fitted(*flags, "--ds.packing_samples")) / GIB
+    with_all = fit.cpu_memory(fitted(*flags)) / GIB
+    packed = fit.cpu_memory(fitted(*flags, "--ds.packing_samples")) / GIB
     assert packed - with_all == pytest.approx(8 * 64 * 49_152 * 10 / GIB)  # OpenRLHF's pass copies the logits
     machine(free=with_all - 1)
     settings = fitted(*flags)
-    assert chosen(settings)[3] and cpu_fit.memory(settings) / GIB == pytest.approx(with_all - 5.27 * 28 / 30, abs=0.02)
+    assert chosen(settings)[3] and fit.cpu_memory(settings) / GIB == pytest.approx(with_all - 5.27 * 28 / 30, abs=0.02)
     machine(free=6.5)  # the model alone: 20 bytes a parameter, 2 in the engine, and three processes of 1.2 GiB
-    assert "too few if" in cpu_fit.describe(fitted(*flags))[1]
+    assert "too few if" in fit.describe(fitted(*flags))[1]
     machine(free=6.3)
     with pytest.raises(UsageError, match=r"m needs 6\.4 GiB of memory beside its rollouts, 6\.3 are free; take"):
         fitted(*flags)
@@ -85,7 +85,7 @@ def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_eno
 def test_the_engine_holds_a_step_of_rollouts():
     flags = ["--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "8", "--data.max_len", "100"]
     # 64 rollouts of four blocks of 32 tokens, and vLLM's own block; 11,520 numbers of 2 bytes a token.
-    assert cpu_fit.engine_arguments(fitted(*flags)) == {
+    assert fit.engine_arguments(fitted(*flags)) == {
         "max_num_seqs": 64, "kv_cache_memory_bytes": (64 * 4 + 1) * 32 * 11_520 * 2
     }  # fmt: skip
 

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb.driver import arguments, capacity, checks, gpu_fit
+from openrlhf_dbb.driver import arguments, capacity, checks
+from openrlhf_dbb.driver import fit as fits
 from openrlhf_dbb.driver.capacity import Shape
 from openrlhf_dbb.errors import UsageError
 
@@ -58,7 +59,7 @@ def fit(pretend_gpus):
     def settings(preset, gib, *flags, gpus=1):
         pretend_gpus(gpus, REAL[gib])
         parsed = dataclasses.replace(arguments.parse(["--preset", preset, *flags]), shape=SHAPES[preset])
-        fitted = gpu_fit.fitted(parsed)
+        fitted = fits.fitted(parsed)
         checks.check(fitted)
         return fitted
 
@@ -75,9 +76,9 @@ def test_the_estimate_by_hand(fit):
     # 2 bytes of weights, 2 of gradients, 12 of states; 4e9 bytes beside them
     expected = [one * 16, one * 16 + batch + 4, one * 2 + log_probs + 4]
     settings = fit("qwen3-1.7b", 80)
-    assert [needed / 1e9 for needed in gpu_fit.memory(settings)] == pytest.approx(expected, rel=1e-5)
+    assert [needed / 1e9 for needed in fits.gpu_memory(settings)] == pytest.approx(expected, rel=1e-5)
     for flags, states in (([], one * (2 + 14 / 4)), (["--ds.zero_stage", "3"], one * 16 / 4 + 2)):  # 2 are gathered
-        assert gpu_fit.memory(fit("qwen3-1.7b", 80, *flags, gpus=4))[1] / 1e9 == pytest.approx(states + batch + 4)
+        assert fits.gpu_memory(fit("qwen3-1.7b", 80, *flags, gpus=4))[1] / 1e9 == pytest.approx(states + batch + 4)
 
 
 @pytest.mark.parametrize(
@@ -92,19 +93,19 @@ def test_the_estimate_by_hand(fit):
 def test_micro_batches_are_as_large_as_fit(fit, preset, gib, flags, gpus, expected):
     settings = fit(preset, gib, *flags, gpus=gpus)
     assert sizes(settings) == expected
-    [line] = gpu_fit.describe(settings)
+    [line] = fits.describe(settings)
     assert f"{expected[0] * (2 if 'repo' in flags else 1)} rows (training) and {expected[1]} (log-probs)" in line
 
 
 def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fit, monkeypatch):
     settings = fit("qwen3-0.6b", 24, "--train.micro_batch_size", "4", "--rollout.micro_batch_size", "2")
     assert sizes(settings) == (4, 2)
-    assert gpu_fit.describe(settings)[1].startswith("warning: of 23.5 GiB of a GPU the estimate takes 23.8: lower --tr")
+    assert fits.describe(settings)[1].startswith("warning: of 23.5 GiB of a GPU the estimate takes 23.8: lower --tr")
     monkeypatch.setattr("openrlhf_dbb.platform.machine.is_real", lambda module: True)
     args = fit("qwen3-0.6b", 24).args  # packed: 5,120 logits a row
     assert (args.train.max_tokens_per_gpu, args.rollout.max_tokens_per_gpu) == (5120, 2 * 5120)
     given = fit("qwen3-0.6b", 24, "--train.max_tokens_per_gpu", "20480")
-    assert given.args.train.max_tokens_per_gpu == 20480 and len(gpu_fit.describe(given)) == 2
+    assert given.args.train.max_tokens_per_gpu == 20480 and len(fits.describe(given)) == 2
 
 
 def test_only_what_cannot_fit_in_any_case_is_refused(fit):
@@ -113,4 +114,4 @@ def test_only_what_cannot_fit_in_any_case_is_refused(fit):
     ):
         fit("qwen3-1.7b", 24)
     near = fit("qwen3-8b", 40, gpus=4)  # 32.8e9 bytes of states with ZeRO 3, and 5.0e9 of one row's logits
-    assert sizes(near) == (1, 4) and len(gpu_fit.describe(near)) == 2
+    assert sizes(near) == (1, 4) and len(fits.describe(near)) == 2

@@ -11,8 +11,7 @@ printed    the plan before the training, the summary after it
 launch     runs OpenRLHF with our classes; names an actor that has died
 
 capacity   the shape of a model, and the disk space of its checkpoints
-cpu_fit    threads, precision and memory without CUDA
-gpu_fit    micro-batches that fit the memory of GPUs
+fit        threads, precision and micro-batches that fit the model and the machine
 light_backend  OpenRLHF's DeepSpeed backend as the driver needs it, without DeepSpeed
 interrupt  Ctrl-C and SIGTERM at every moment
 progress_line  the line on the terminal that says what the training is doing

@@ -7,14 +7,13 @@ from typing import Any
 
 from openrlhf_dbb import presets, storage, tiny, upstream
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
-from openrlhf_dbb.driver import capacity, cpu_fit, gpu_fit
+from openrlhf_dbb.driver import capacity, fit
 from openrlhf_dbb.driver.arguments import NO_ESTIMATOR, OUTPUTS, Settings
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading
 from openrlhf_dbb.evaluation.evaluated_model import Model, refuse_code
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
-from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
@@ -98,9 +97,7 @@ def read_model(prepared: Prepared) -> None:
     except (OSError, ValueError) as error:
         raise _cannot_be_loaded(f"--actor.model_name_or_path {name}", error) from error
     shape = capacity.Shape.of(config)
-    prepared.settings = dataclasses.replace(prepared.settings, shape=shape)
-    if shape is not None:
-        prepared.settings = (cpu_fit if cpu.active() else gpu_fit).fitted(prepared.settings)
+    prepared.settings = fit.fitted(dataclasses.replace(prepared.settings, shape=shape))
 
 
 def _cannot_be_loaded(what: str, error: Exception) -> UsageError:

@@ -59,14 +59,13 @@ def begin(prepared: Prepared) -> None:
             name = settings.run_name
             if store.is_taken(name):
                 raise UsageError(f"--run_name {name}: there is such a run in {store.location}; give another name")
-            settings = settings.with_values({"warm_start_url": settings.args.warm_start_url or store.url}, "--dry_run")
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             made_in = stack.enter_context(storage.open_store(f"{folder}/dry_run.db"))
-        _create(prepared, settings, made_in)
+        _create(prepared, made_in, settings.args.warm_start_url or store)
 
 
-def _create(prepared: Prepared, settings: Settings, store: storage.PosteriorStore) -> None:
-    args, prompts, flags = settings.args, prepared.prompts, _plain(settings.flags)
+def _create(prepared: Prepared, store: storage.PosteriorStore, source: storage.PosteriorStore | str) -> None:
+    settings, prompts, flags = prepared.settings, prepared.prompts, _plain(prepared.settings.flags)
     reward = ",".join(flags["reward.remote_url"] or []) or str(flags["reward.model_name_or_path"])
     with Posteriors.create(
         store,
@@ -75,9 +74,9 @@ def _create(prepared: Prepared, settings: Settings, store: storage.PosteriorStor
         prompts.labels,
         estimator=settings.estimator,
         parameters=settings.parameters,
-        warm_start=args.warm_start,
-        warm_start_weight=args.warm_start_weight,
-        warm_start_store=args.warm_start_url,
+        warm_start=settings.args.warm_start,
+        warm_start_weight=settings.args.warm_start_weight,
+        warm_start_store=source,
         pass_rates=prompts.pass_rates,
         model=flags[MODEL_FLAG],
         dataset=flags[TRAINING],
@@ -89,7 +88,7 @@ def _create(prepared: Prepared, settings: Settings, store: storage.PosteriorStor
         for what in ("model", "dataset", "reward"):
             ours = getattr(record, what)
             if warm is not None and (theirs := getattr(warm.source, what)) != ours:
-                used = f"run {args.warm_start} used another {what}: {theirs}, here {ours}"
+                used = f"run {settings.args.warm_start} used another {what}: {theirs}, here {ours}"
                 prepared.notes.append(f"warning: {used}")
         posteriors.run.release()  # the trainer claims it
 
@@ -117,29 +116,29 @@ def _to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.Run
     resume, folder = settings.args.resume, settings.args.ckpt.path
     if resume:
         record = store.find_run(resume)
-    elif resume is not None:
+        if record.status == "finished":
+            ended = f"that run finished at step {record.last_step}"
+            raise UsageError(f"--resume {record.name}: {ended}; {_new_run(record)}")
+        return record
+    if resume is not None:
         latest = store.latest_run(unfinished=True)
         if latest is None:
             raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
-        record = latest
-    elif settings.args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
-        same = [run for run in store.runs() if run.config.get("ckpt.path") == folder and run.status != "finished"]
-        if not same and checkpoints.tags(Path(folder)):
-            raise UsageError(
-                f"--ckpt.load_enable: the checkpoints in {folder} belong to no unfinished run in {store.location}; "
-                "name the run with --resume, or another --ckpt.path"
-            )
-        return same[-1] if same else None
-    else:
+        return latest
+    if not settings.args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
         return None
-    if record.status == "finished":
-        raise UsageError(f"--resume {record.name}: that run finished at step {record.last_step}; {_new_run(record)}")
-    return record
+    same = [run for run in store.runs() if run.config.get("ckpt.path") == folder and run.status != "finished"]
+    if not same and checkpoints.tags(Path(folder)):
+        raise UsageError(
+            f"--ckpt.load_enable: the checkpoints in {folder} belong to no unfinished run in {store.location}; "
+            "name the run with --resume, or another --ckpt.path"
+        )
+    return same[-1] if same else None
 
 
 def _resume(prepared: Prepared, store: storage.PosteriorStore, record: storage.RunRecord) -> None:
     settings, stored, now = prepared.settings, record.config, _plain(prepared.settings.flags)
-    _check_same(settings, record, prepared.prompts)
+    _check_same(record, now, settings, prepared.prompts)
     prepared.run, (prepared.checkpoint, notes) = record, _checkpoint(Path(settings.args.ckpt.path), store, record)
     prepared.notes += notes
     changed = [flag for flag in now if now[flag] != stored.get(flag, now[flag]) and flag != "ckpt.load_enable"]
@@ -158,9 +157,9 @@ def _resume(prepared: Prepared, store: storage.PosteriorStore, record: storage.R
         raise UsageError(str(error).replace("(take_over)", "with --store.take_over")) from error
 
 
-def _check_same(settings: Settings, record: storage.RunRecord, prompts: Prompts) -> None:
+def _check_same(record: storage.RunRecord, now: dict[str, Any], settings: Settings, prompts: Prompts) -> None:
     """Raise UsageError if something differs from the first start that must not."""
-    stored, now = record.config, _plain(settings.flags)
+    stored = record.config
     pieces = {flag for flag in now if methods.is_piece(flag, settings.strategy, settings.built_estimator)}
     kept = [*_SUBJECT, *(flag for flag in now if flag in stored and flag in {*_FORMAT_OF_CHECKPOINTS, *pieces})]
     same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
