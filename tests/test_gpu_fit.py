@@ -5,9 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb.driver import arguments, capacity, checks
-from openrlhf_dbb.driver import fit as fits
-from openrlhf_dbb.driver.capacity import Shape
+from openrlhf_dbb.driver import arguments, checks, fit
+from openrlhf_dbb.driver.fit import Shape
 from openrlhf_dbb.errors import UsageError
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
@@ -45,21 +44,20 @@ def test_a_mixture_or_an_unknown_kind_of_model_is_not_judged():
 )
 def test_the_start_warns_where_checkpoints_have_no_room(pretend_gpus, monkeypatch, flags, free, said):
     pretend_gpus(1)
-    monkeypatch.setattr(capacity.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(fit.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     own = ["--actor.model_name_or_path", "m", "--ckpt.max_num", "2", "--ckpt.save_steps", "5", *flags]
     shape = dataclasses.replace(SHAPES["qwen3-0.6b"], parameters=10**9)
-    lines = capacity.checkpoint_warnings(shape, arguments.parse(own).args)
+    lines = fit.checkpoint_warnings(shape, arguments.parse(own).args)
     assert len(lines) == bool(said) and "".join(lines).startswith(said)
 
 
 @pytest.fixture
-def fit(pretend_gpus):
-    """Function: the fitted settings of a preset on some GPUs."""
+def fitted(pretend_gpus):
+    """Function: the settings of a preset that are fitted to some GPUs."""
 
     def settings(preset, gib, *flags, gpus=1):
         pretend_gpus(gpus, REAL[gib])
-        parsed = dataclasses.replace(arguments.parse(["--preset", preset, *flags]), shape=SHAPES[preset])
-        fitted = fits.fitted(parsed)
+        fitted = fit.fitted(arguments.parse(["--preset", preset, *flags]), SHAPES[preset])
         checks.check(fitted)
         return fitted
 
@@ -70,15 +68,19 @@ def sizes(settings):
     return settings.args.train.micro_batch_size, settings.args.rollout.micro_batch_size
 
 
-def test_the_estimate_by_hand(fit):
+def test_the_estimate_by_hand(fitted):
+    def needed(*flags, gpus=1):
+        return [
+            each / 1e9 for each in fit.gpu_memory(fitted("qwen3-1.7b", 80, *flags, gpus=gpus), SHAPES["qwen3-1.7b"])
+        ]
+
     one, batch = 1.720451, 4 * 5120 * 2048 * (28 * 2 + 40) / 1e9 + 4 * 4096 * 151_936 * 4 / 1e9
     log_probs = 8 * 5120 * 2048 * 40 / 1e9 + 8 * 4096 * 151_936 * 3 / 1e9
     # 2 bytes of weights, 2 of gradients, 12 of states; 4e9 bytes beside them
-    expected = [one * 16, one * 16 + batch + 4, one * 2 + log_probs + 4]
-    settings = fit("qwen3-1.7b", 80)
-    assert [needed / 1e9 for needed in fits.gpu_memory(settings)] == pytest.approx(expected, rel=1e-5)
-    for flags, states in (([], one * (2 + 14 / 4)), (["--ds.zero_stage", "3"], one * 16 / 4 + 2)):  # 2 are gathered
-        assert fits.gpu_memory(fit("qwen3-1.7b", 80, *flags, gpus=4))[1] / 1e9 == pytest.approx(states + batch + 4)
+    assert needed() == pytest.approx([one * 16, one * 16 + batch + 4, one * 2 + log_probs + 4], rel=1e-5)
+    assert needed(gpus=4)[1] == pytest.approx(one * (2 + 14 / 4) + batch + 4)
+    # ZeRO 3 gathers 2
+    assert needed("--ds.zero_stage", "3", gpus=4)[1] == pytest.approx(one * 16 / 4 + 2 + batch + 4)
 
 
 @pytest.mark.parametrize(
@@ -90,28 +92,30 @@ def test_the_estimate_by_hand(fit):
         ("qwen3-8b", 80, [], 4, (4, 8)),
     ],
 )
-def test_micro_batches_are_as_large_as_fit(fit, preset, gib, flags, gpus, expected):
+def test_micro_batches_are_as_large_as_fit(fitted, preset, gib, flags, gpus, expected):
     settings = fit(preset, gib, *flags, gpus=gpus)
     assert sizes(settings) == expected
-    [line] = fits.describe(settings)
+    [line] = fit.describe(settings, SHAPES[preset])
     assert f"{expected[0] * (2 if 'repo' in flags else 1)} rows (training) and {expected[1]} (log-probs)" in line
 
 
-def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fit, monkeypatch):
-    settings = fit("qwen3-0.6b", 24, "--train.micro_batch_size", "4", "--rollout.micro_batch_size", "2")
+def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fitted, monkeypatch):
+    settings = fitted("qwen3-0.6b", 24, "--train.micro_batch_size", "4", "--rollout.micro_batch_size", "2")
     assert sizes(settings) == (4, 2)
-    assert fits.describe(settings)[1].startswith("warning: of 23.5 GiB of a GPU the estimate takes 23.8: lower --tr")
+    assert fit.describe(settings, SHAPES["qwen3-0.6b"])[1].startswith(
+        "warning: of 23.5 GiB of a GPU the estimate takes 23.8: lower --tr"
+    )
     monkeypatch.setattr("openrlhf_dbb.platform.machine.is_real", lambda module: True)
-    args = fit("qwen3-0.6b", 24).args  # packed: 5,120 logits a row
+    args = fitted("qwen3-0.6b", 24).args  # packed: 5,120 logits a row
     assert (args.train.max_tokens_per_gpu, args.rollout.max_tokens_per_gpu) == (5120, 2 * 5120)
-    given = fit("qwen3-0.6b", 24, "--train.max_tokens_per_gpu", "20480")
-    assert given.args.train.max_tokens_per_gpu == 20480 and len(fits.describe(given)) == 2
+    given = fitted("qwen3-0.6b", 24, "--train.max_tokens_per_gpu", "20480")
+    assert given.args.train.max_tokens_per_gpu == 20480 and len(fit.describe(given, SHAPES["qwen3-0.6b"])) == 2
 
 
-def test_only_what_cannot_fit_in_any_case_is_refused(fit):
+def test_only_what_cannot_fit_in_any_case_is_refused(fitted):
     with pytest.raises(
         UsageError, match=r"Qwen3-1.7B-Base needs 25\.6 GiB of each GPU for .* has 23\.5; give --ds.zero"
     ):
-        fit("qwen3-1.7b", 24)
-    near = fit("qwen3-8b", 40, gpus=4)  # 32.8e9 bytes of states with ZeRO 3, and 5.0e9 of one row's logits
-    assert sizes(near) == (1, 4) and len(fits.describe(near)) == 2
+        fitted("qwen3-1.7b", 24)
+    near = fitted("qwen3-8b", 40, gpus=4)  # 32.8e9 bytes of states with ZeRO 3, and 5.0e9 of one row's logits
+    assert sizes(near) == (1, 4) and len(fit.describe(near, SHAPES["qwen3-8b"])) == 2

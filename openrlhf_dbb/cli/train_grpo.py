@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     tokenizers = logging.getLogger("transformers.tokenization_utils_tokenizers")
     tokenizers.addFilter(lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces"))
 
-    from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed, start
+    from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed
     from openrlhf_dbb.driver.progress_line import waiting
     from openrlhf_dbb.errors import RunError, UsageError
     from openrlhf_dbb.secrets import without_passwords
@@ -52,13 +52,13 @@ def main(argv: list[str] | None = None) -> int:
             )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         checks.check(settings)
-        resumed = start.find(settings)
+        resumed = prepare.find(settings)
         ray_start = None if settings.args.dry_run else cluster.RayStart(settings)
         with waiting("reading data and model"):
             prepared = prepare.prepare(settings, resumed)
             if ray_start is not None:
                 ray_start.check_hosts(Path(prepared.settings.args.ckpt.path))
-            start.begin(prepared)
+            prepare.begin(prepared)
     except (UsageError, StoreError, RunError) as error:
         print(without_passwords(f"error: {error}"), file=sys.stderr)
         return 1 if isinstance(error, RunError) else REFUSED

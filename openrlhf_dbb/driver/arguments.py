@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ from typing import Any
 
 from openrlhf_dbb import estimators, methods, presets, tasks, tiny, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
-from openrlhf_dbb.driver.capacity import Shape
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators.parameters import parameter_fields
 from openrlhf_dbb.options import Parser, add_trust, number
@@ -123,7 +123,6 @@ class Settings:
     origin: Mapping[str, str] = field(repr=False)  # of each value that is not OpenRLHF's default
     command: str = field(repr=False)  # that was given, without secrets
     preset_read: presets.Preset = field(repr=False)  # empty for "none"
-    shape: Shape | None = None  # of a dense model; known once its configuration has been read
 
     preset = _named("preset")  # or the path of its file, or "none"
     method = _named("method")  # or "none"
@@ -149,9 +148,10 @@ class Settings:
 
     @property
     def flags(self) -> dict[str, Any]:
-        """The values that are printed and stored; passwords are not among them."""
-        first = {flag: self.values[flag] for flag in _SHOWN}
-        return dict(without_secrets(first | {k: value for k, value in self.values.items() if k not in _HIDDEN}))
+        """The values that are printed and stored, as JSON holds them; passwords are not among them."""
+        shown = {flag: self.values[flag] for flag in (*_SHOWN, *self.values) if flag not in _HIDDEN}
+        endless = {flag: str(v) for flag, v in shown.items() if isinstance(v, float) and not math.isfinite(v)}
+        return dict(without_secrets(shown | endless))  # tuples become lists
 
     @cached_property
     def built_estimator(self) -> estimators.RewardEstimator:

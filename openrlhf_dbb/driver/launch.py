@@ -10,7 +10,6 @@ from typing import Any
 from openrlhf_dbb import presets, upstream
 from openrlhf_dbb.actors.progress import COUNTED_BY_ENGINES, Progress
 from openrlhf_dbb.driver import fit, interrupt
-from openrlhf_dbb.driver.arguments import Settings
 from openrlhf_dbb.driver.cluster import RayStart
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
@@ -42,31 +41,26 @@ def launch(prepared: Prepared, ray_start: RayStart) -> Any:
         from openrlhf_dbb.actors.trainer import PosteriorTrainer
         from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
     ray_start.wait()
-    settings = prepared.settings
+    rollout_class = PlatformRolloutActor if prepared.run is None else StrictRolloutActor
+    rollout_actor = engines(ray.remote(rollout_class), prepared)
     if prepared.run is None:
-        actors = engines(ray.remote(PlatformRolloutActor), settings)
-        return upstream.run(settings.openrlhf_args(), rollout_actor=actors, get_strategy=LightBackend)
-    policy = ray.remote(num_gpus=1, **_environment(settings))(PolicyActor)
-    return train(prepared, PosteriorTrainer, engines(ray.remote(StrictRolloutActor), settings), policy)
+        return upstream.run(prepared.settings.openrlhf_args(), rollout_actor=rollout_actor, get_strategy=LightBackend)
+    policy = ray.remote(num_gpus=1, **fit.actor_options(prepared.settings.args, prepared.shape))(PolicyActor)
+    return train(prepared, PosteriorTrainer, rollout_actor, policy)
 
 
-def _environment(settings: Settings) -> dict[str, Any]:
-    if not cpu.active():
-        return {}
-    return {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(fit.threads(settings))}}}
-
-
-def engines(rollout_actor: Any, settings: Settings) -> Any:
+def engines(rollout_actor: Any, prepared: Prepared) -> Any:
     """Return the actor class of the engines with vLLM's arguments, which OpenRLHF does not set."""
-    args = settings.args
+    args = prepared.settings.args
+    options = fit.actor_options(args, prepared.shape)
     arguments: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
     if cpu.active():
-        arguments |= cpu.engine_arguments(fit.engine_arguments(settings))
+        arguments |= cpu.engine_arguments(fit.engine_arguments(args, prepared.shape))
         if args.ds.param_dtype == "fp32":
             arguments["dtype"] = "float32"
-    elif settings.preset != presets.NONE:
+    elif prepared.settings.preset != presets.NONE:
         arguments |= cuda.engine_limits(args)
-    return upstream.with_more(rollout_actor, _environment(settings), arguments)
+    return upstream.with_more(rollout_actor, options, arguments)
 
 
 def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_actor: Any) -> Any:

@@ -44,7 +44,7 @@ def plan(prepared: Prepared) -> str:
     lines = [
         f"openrlhf_dbb {__version__} - preset {settings.preset}{about}",
         f"model      {args.actor.model_name_or_path}",
-        *fit.describe(settings),
+        *fit.describe(settings, prepared.shape),
         f"method     {methods.describe(settings.method, args, settings.estimator)}",
         *(_run(prepared, prepared.run) if prepared.run is not None else []),
     ]
@@ -105,7 +105,7 @@ def configuration(settings: Settings) -> str:
     if expects := settings.preset_read.expects:
         lines.append(f"   preset {settings.preset} is made for {expects}")
     for flag, value in settings.flags.items():
-        differs = flag in paper and (list(value) if isinstance(value, tuple) else value) != paper[flag]
+        differs = flag in paper and value != paper[flag]
         if flag in settings.origin or differs:
             note = f"  paper: {_text(paper[flag])}" if differs else ""
             origin = settings.origin.get(flag, "OpenRLHF's default")
@@ -117,11 +117,11 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     """Return accuracy, examples, steps, rollouts, groups, the next step and warnings; counts come from the store."""
     run = prepared.run
     assert run is not None
+    problems = examples(prepared.questions(HELD_OUT), progress.before, progress.after) if progress.before else []
     with storage.open_store(prepared.store_url) as store:
-        used = read.progress(store, run)
-        words = usage_in_words(store, run, used)
-        log = read.read_log(store, run)
+        used, log = read.progress(store, run), read.read_log(store, run)
         replays, story = not recorded.unreplayable(log).any(), _story(prepared, store, log)
+        words = usage_in_words(store, run, used)
         evaluated = sorted(progress.accuracy)
         change = held_out_difference(store, run, run, (evaluated[0], evaluated[-1])) if len(evaluated) > 1 else None
     minutes, rest = divmod(round(seconds), 60)
@@ -129,9 +129,7 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     if change is not None:
         first, last = (progress.accuracy[step] for step in change["steps"])
         lines.append(f"  accuracy     {first:.1%} before, {last:.1%} after (held-out): {difference_in_words(change)}")
-    if progress.before:
-        lines += examples(prepared.questions(HELD_OUT), progress.before, progress.after)
-    lines += [f"  steps        {progress.step}", *(f"  {name:<12} {text}" for name, text in words.items())]
+    lines += [*problems, f"  steps        {progress.step}", *(f"  {name:<12} {text}" for name, text in words.items())]
     if used["probes"]:
         lines.append(f"  probes       {used['samples']} extra rollouts of {used['probes']} groups, not trained on")
     if progress.best is not None:
