@@ -93,7 +93,7 @@ def test_the_estimate_by_hand(fitted):
     ],
 )
 def test_micro_batches_are_as_large_as_fit(fitted, preset, gib, flags, gpus, expected):
-    settings = fit(preset, gib, *flags, gpus=gpus)
+    settings = fitted(preset, gib, *flags, gpus=gpus)
     assert sizes(settings) == expected
     [line] = fit.describe(settings, SHAPES[preset])
     assert f"{expected[0] * (2 if 'repo' in flags else 1)} rows (training) and {expected[1]} (log-probs)" in line
