@@ -328,11 +328,6 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
         assert store.runs() == []
 
 
-def test_ranks_other_than_0_leave_at_once(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert train_grpo.main(["--no-such-flag"]) == 0
-
-
 TINY = ["--preset", "tiny", "--estimator", "dbb"]
 ROWS = [{"input": "1+2=", "label": "3"}, {"input": "s31=", "label": "13"}, {"input": "12+34=", "label": "64"}]
 
