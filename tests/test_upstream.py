@@ -115,8 +115,8 @@ def test_the_table_has_all_that_is_replaced_subclassed_or_read_privately():
 
 def test_a_trainer_in_this_process_is_made_and_called_as_an_actor_is(monkeypatch):
     monkeypatch.setattr("ray.put", lambda value: ("in Ray", value))
-    pose = upstream.InThisProcess(lambda model, steps: SimpleNamespace(fit=lambda: (model, steps)))
-    assert pose.remote("m", steps=2) is pose
+    pose = upstream.InThisProcess(lambda model, steps: SimpleNamespace(fit=lambda: (model, steps)), steps=2)
+    assert pose.remote("m") is pose
     assert pose.fit.remote() == ("in Ray", ("m", 2))
 
 
