@@ -1,9 +1,8 @@
-"""The training pass gives the log-probs, losses, gradients and metrics of OpenRLHF's own pass."""
+"""The training pass gives the log-probs and gradients of OpenRLHF's own pass."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from trainings import RANK, rank_arguments
 
 from openrlhf_dbb import tiny
 from openrlhf_dbb.platform import cpu
@@ -149,79 +148,3 @@ def test_beside_the_logits_nothing_is_larger_than_a_chunk(monkeypatch, dtype):
     assert max(made.sizes) == 3 * 50 * 4
     expected = 0.5 * (logits.detach().float().softmax(1) - torch.eye(40, 50))
     torch.testing.assert_close(copy.detach(), expected.to(dtype))
-
-
-COMPARE = """
-from openrlhf.trainer.ppo_utils.experience import remove_padding_in_sequences
-from openrlhf.trainer.ray import ppo_actor
-from openrlhf_dbb.actors.training_pass import together
-
-torch.compiler.set_stance("force_eager")  # upstream compiles its entropy
-theirs = ppo_actor.Actor, ppo_actor.ActorPPOTrainer, ppo_actor.iter_grad_accum_global_norm
-
-def plain(values):
-    ppo_actor.Actor, ppo_actor.ActorPPOTrainer, iterate = theirs
-
-    def in_our_order(batches, strategy, accumulated, *args):  # upstream's metrics depend on it
-        rows = [remove_padding_in_sequences(split_experience_batch(batch)) for batch in batches]
-        return iterate(together(rows, accumulated, []), strategy, accumulated, *args)
-
-    ppo_actor.iter_grad_accum_global_norm = in_our_order
-    made = PolicyActor(ranks, rank, "127.0.0.1", port)
-    args = settings.with_values(values, "the test").openrlhf_args()
-    super(PolicyActor, made).init_model_from_pretrained(strategy(args), model, max_steps=10)
-    return made
-
-def train(policy, ours):
-    tokens = torch.randint(0, 14, (8, 8), generator=torch.Generator().manual_seed(rank))
-    tokens[:, :4] = tokens[[0, 1, 1, 0, 1, 1, 0, 0], :4]  # the prompts of two groups
-    lengths = torch.tensor([8, 5, 6, 8, 7, 4, 8, 8])
-    attention = (torch.arange(8)[None] < lengths[:, None]).long()
-    actions = (torch.arange(7)[None] > 2) & attention[:, 1:].bool()
-    # On the second rank all rows but one are left out.
-    rewarded = [0, 0, 1.0, -0.5, 0, 0, 0, 0] if rank == 0 else [0, 0, 0, 0, 0, 2.0, 0, 0]
-    advantages = torch.tensor(rewarded)[:, None] * actions
-    made = Experience(sequences=tokens, attention_mask=attention, action_mask=actions, advantages=advantages,
-                      base_action_log_probs=-2.5 * actions, returns=advantages.clone(),
-                      response_length=actions.sum(1), info={"reward": torch.ones(8)})
-    if not ours:
-        made.action_log_probs = policy.forward(tokens, actions, attention)
-    computed = []
-    policy.actor.model.register_forward_pre_hook(
-        lambda _, inputs: computed.append(inputs[0].numel()) if torch.is_grad_enabled() else None)
-    policy.append(made)
-    torch.manual_seed(2)  # the order of the rows
-    status = policy.fit(0.1)
-    # ZeRO 3 keeps no whole weights outside a pass; there the norm of the gradient has to do.
-    weights = [each.detach().double().sum().item() for each in policy.actor.model.module.parameters()]
-    return {key: float(value) for key, value in status.items()}, weights, sum(computed)
-
-results = []
-EVERY_ROW = {"actor.entropy_coef": 0.01, "algo.kl.use_loss": True, "algo.kl.init_coef": 0.1}
-for mode, kind, more in (("token-mean", "ppo", {}), ("seq-mean-token-mean", "ppo", {}),
-                         ("seq-mean-token-sum-norm", "ppo", {}), ("seq-mean-token-mean", "gspo", {}),
-                         ("token-mean", "ppo", EVERY_ROW)):
-    values = {"actor.loss_agg_mode": mode, "actor.policy_loss_type": kind, **more}
-    ours = train(actor(values), True)
-    if mode == "seq-mean-token-sum-norm":  # upstream has no such mode: ours, with old log-probs and all rows
-        results.append([train(actor(values), False), ours])
-    else:
-        results.append([train(plain(values), False), ours])
-print(json.dumps(results))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 1), (1, 2), (2, 3)])
-def test_a_step_is_openrlhfs_for_every_loss_and_zero_stage(two_ranks, tmp_path, ranks, stage):
-    arguments = rank_arguments(
-        tmp_path, ranks, "--rollout.batch_size", str(ranks), "--rollout.n_samples_per_prompt", "8",
-        "--train.batch_size", str(8 * ranks), "--rollout.max_new_tokens", "5", "--ds.zero_stage", str(stage),
-        "--ds.param_dtype", "fp32", "--actor.adam.lr", "1", "--actor.adam.eps", "100",  # a step is a gradient / 100
-    )  # fmt: skip
-    for results in two_ranks(RANK + COMPARE, *arguments, count=ranks):
-        for (theirs, their_weights, their_tokens), (status, weights, computed) in results:
-            assert status == pytest.approx(theirs, rel=1e-4, abs=1e-6)
-            assert weights == pytest.approx(their_weights, rel=1e-6, abs=1e-5)
-            assert computed < their_tokens
