@@ -6,7 +6,12 @@ import os
 import sys
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience, remove_padding_in_sequences, split_experience_batch
+from openrlhf.trainer.ppo_utils.experience import (
+    Experience,
+    make_experience_batch,
+    remove_padding_in_sequences,
+    split_experience_batch,
+)
 from openrlhf.trainer.ray import ppo_actor
 
 from openrlhf_dbb.actors.policy_actor import PolicyActor
@@ -173,6 +178,28 @@ def replays(rank):
         steps, length = policy.actor.model.global_steps, policy.trainer.actor_loss_fn.length
         found.append({"rows": sizes, "computed": sum(computed), "steps": steps, "length": length, "same": same})
     return found
+
+
+def replays_as_fresh(rank):
+    """A step on four rows and as many replays, one on all eight as fresh rows, and one on four rows after them."""
+    began, found, sizes = None, [], []
+    for fresh in (4, 8):
+        policy = rank.actor({"rollout.n_samples_per_prompt": fresh, "train.batch_size": fresh})
+        began = weights(policy)
+        rows = remove_padding_in_sequences(split_experience_batch(_of_several_lengths(rank, policy)))
+        policy.append(make_experience_batch(rows[:fresh]))
+        policy.append_replays(rows[fresh:])
+        fit(policy)
+        found.append((policy.actor.model.global_steps, weights(policy)))
+        policy.append(make_experience_batch(rows[:fresh]))
+        policy.trainer.actor.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+        fit(policy)
+    (steps, replayed), (others, expected) = found
+
+    def distance(to):
+        return max((one - other).abs().max().item() for one, other in zip(replayed, to, strict=True))
+
+    return {"steps": [steps, others], "rows": sizes[:2], "moved": distance(began), "difference": distance(expected)}
 
 
 def checkpoint(rank):

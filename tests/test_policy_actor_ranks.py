@@ -92,6 +92,9 @@ def ranks(tmp_path_factory):
         each.end()
 
 
+SMALL = ["--rollout.n_samples_per_prompt", 4, "--train.batch_size", 4]
+
+
 @pytest.mark.parametrize(("count", "stage"), [(1, 0), (2, 1), (1, 2), (2, 3)])
 def test_a_step_is_openrlhfs_for_every_loss_and_zero_stage(ranks, count, stage):
     flags = [
@@ -149,7 +152,12 @@ def test_two_ranks_take_the_same_steps_with_and_without_replays(ranks):
     assert once["computed"] < alone["computed"]
 
 
-SMALL = ["--rollout.n_samples_per_prompt", 4, "--train.batch_size", 4]
+def test_a_replay_weighs_as_much_as_a_fresh_row_once(ranks):
+    flags = ["--rollout.micro_batch_size", 2, "--rollout.max_new_tokens", 11, "--ds.param_dtype", "fp32"]
+    step = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm", "--actor.adam.lr", 1, "--actor.adam.eps", 100]
+    [found] = ranks(1, "replays_as_fresh", *SMALL, *flags, *step)
+    assert (found["steps"], found["rows"]) == ([1, 1], [2, 2])
+    assert found["difference"] < 1e-3 * found["moved"]
 
 
 @pytest.mark.parametrize(("more", "trained"), [([], 116_160), (["--ds.lora.rank", 2], 2 * 2688)])

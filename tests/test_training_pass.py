@@ -9,13 +9,14 @@ from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
-from openrlhf.models import Actor  # noqa: E402
+from openrlhf.models import Actor, PolicyLoss  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.utils import utils as openrlhf_utils  # noqa: E402
 from transformers import AutoModelForCausalLM, MambaConfig, MixtralConfig, Qwen2Config  # noqa: E402
 
 from openrlhf_dbb.actors import training_pass  # noqa: E402
 from openrlhf_dbb.actors.shared_prompts import laid_out, longest_row  # noqa: E402
-from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor  # noqa: E402
+from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor, StepLoss, together  # noqa: E402
 from openrlhf_dbb.platform.backend import torch_dtype  # noqa: E402
 
 # Two actions apart, as agents make them; a row that is shorter; a row without a response.
@@ -148,3 +149,44 @@ def test_beside_the_logits_nothing_is_larger_than_a_chunk(monkeypatch, dtype):
     assert max(made.sizes) == 3 * 50 * 4
     expected = 0.5 * (logits.detach().float().softmax(1) - torch.eye(40, 50))
     torch.testing.assert_close(copy.detach(), expected.to(dtype))
+
+
+# Three rows of three tokens, the third one empty. A = 1: min(1.5, 1.28) + min(0.5, 0.8) + 1 = 2.78.
+# A = -2: min(-3, -2.56) + min(-1, -1.6) = -4.6.
+RATIOS = torch.tensor([[1.5, 0.5, 1.0], [1.5, 0.5, 7.0], [2.0, 2.0, 2.0]])
+ADVANTAGES = torch.tensor([[1.0] * 3, [-2.0] * 3, [5.0] * 3])
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
+SUM = -2.78 + 4.6
+
+
+def test_token_sums_over_rows_and_a_constant_length():
+    loss = StepLoss(PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.28, token_level_loss=False), 4)
+    given = RATIOS.log(), torch.zeros(3, 3), ADVANTAGES
+    # Two rows that are not empty.
+    alone = loss(*given, action_mask=MASK, global_batch_size=2.0)[0].item()
+    assert alone == pytest.approx(SUM / (2 * 4), rel=1e-6)
+    # As upstream calls it: its number of tokens is not used. Two ranks, whose gradients are averaged.
+    info = {"dp_size": 2, "batch_num_tokens": torch.tensor(5.0), "global_batch_size": torch.tensor(2.0)}
+    assert loss(*given, action_mask=MASK, **info)[0].item() == pytest.approx(2 * SUM / (2 * 4), rel=1e-6)
+
+
+def row(token):
+    """Three tokens, two of them a prompt."""
+    there = torch.ones(3, dtype=torch.long)
+    return Experience(sequences=token * there, attention_mask=there, action_mask=torch.tensor([0, 1]), info={})
+
+
+@pytest.mark.parametrize(
+    ("replayed", "expected"),
+    [
+        # Two updates of two micro-batches of two rows.
+        ([], [[[1, 1], [2, 2]], [[1, 3], [3, 4]]]),
+        # One replay goes to the first update and two to the second; their prompts' rows are beside them.
+        ([2, 3, 9], [[[1, 1], [2, 2, 2]], [[1, 3, 3], [3, 4, 9]]]),
+    ],
+)
+def test_rows_of_a_prompt_come_together_within_their_optimizer_update(replayed, expected):
+    prompts = [[2, 1], [1, 2], [3, 4], [1, 3]]
+    made = list(together([list(map(row, pair)) for pair in prompts], 2, list(map(row, replayed))))
+    found = [each.sequences[:, 0].tolist() for each in made]
+    assert [found[:2], found[2:]] == expected
