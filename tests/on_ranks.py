@@ -37,20 +37,33 @@ class Rank:
         cls.init_model_from_pretrained(made, backend(args), self.model, max_steps=10)
         return made
 
+    def seeded(self):
+        return torch.Generator().manual_seed(self.number)
+
     def rollouts(self, policy, rows, advantage):
-        tokens = torch.randint(0, 14, (rows, 8), generator=torch.Generator().manual_seed(self.number))
+        """Rows of four tokens after a prompt of four, with the policy's log-probs."""
         actions = torch.arange(7).expand(rows, 7) > 2
-        advantages = torch.full((rows, 7), advantage)
-        made = Experience(
-            sequences=tokens, attention_mask=torch.ones_like(tokens), action_mask=actions, advantages=advantages,
-            returns=advantages.clone(), info={"reward": torch.ones(rows)},
-        )  # fmt: skip
-        made.action_log_probs = policy.forward(tokens, actions, made.attention_mask)
-        return made
+        tokens = torch.randint(0, 14, (rows, 8), generator=self.seeded())
+        made = experience(tokens, torch.full((rows,), 8), actions, torch.full((rows, 7), advantage))
+        return with_log_probs(policy, made)
 
     def train(self, policy, rows=4):
         policy.append(self.rollouts(policy, rows, 1.0))
         return fit(policy)
+
+
+def experience(tokens, lengths, actions, advantages):
+    """Rows of so many tokens (B,) of (B, T), some of which (B, T - 1) were generated, with these advantages."""
+    return Experience(
+        sequences=tokens, attention_mask=(torch.arange(tokens.shape[1])[None] < lengths[:, None]).long(),
+        action_mask=actions.long(), advantages=advantages, returns=advantages.clone(),
+        response_length=actions.sum(1), total_length=lengths.float(), info={"reward": torch.ones(len(tokens))},
+    )  # fmt: skip
+
+
+def with_log_probs(policy, rows):
+    rows.action_log_probs = policy.forward(rows.sequences, rows.action_mask, rows.attention_mask)
+    return rows
 
 
 def fit(policy, *kl):
@@ -96,21 +109,16 @@ def _plain(rank, values):
 
 
 def _step(rank, policy, *, old_log_probs):
-    tokens = torch.randint(0, 14, (8, 8), generator=torch.Generator().manual_seed(rank.number))
-    tokens[:, :4] = tokens[[0, 1, 1, 0, 1, 1, 0, 0], :4]  # the prompts of two groups
     lengths = torch.tensor([8, 5, 6, 8, 7, 4, 8, 8])
-    attention = (torch.arange(8)[None] < lengths[:, None]).long()
-    actions = (torch.arange(7)[None] > 2) & attention[:, 1:].bool()
+    tokens = torch.randint(0, 14, (8, 8), generator=rank.seeded())
+    tokens[:, :4] = tokens[[0, 1, 1, 0, 1, 1, 0, 0], :4]  # the prompts of two groups
+    actions = (torch.arange(7) > 2) & (torch.arange(1, 8) < lengths[:, None])
     # On the second rank all rows but one are left out.
     rewarded = [0, 0, 1.0, -0.5, 0, 0, 0, 0] if rank.number == 0 else [0, 0, 0, 0, 0, 2.0, 0, 0]
-    advantages = torch.tensor(rewarded)[:, None] * actions
-    made = Experience(
-        sequences=tokens, attention_mask=attention, action_mask=actions, advantages=advantages,
-        base_action_log_probs=-2.5 * actions, returns=advantages.clone(), response_length=actions.sum(1),
-        info={"reward": torch.ones(8)},
-    )  # fmt: skip
+    made = experience(tokens, lengths, actions, torch.tensor(rewarded)[:, None] * actions)
+    made.base_action_log_probs = -2.5 * actions
     if old_log_probs:
-        made.action_log_probs = policy.forward(tokens, actions, attention)
+        with_log_probs(policy, made)
     computed = []
     policy.actor.model.register_forward_pre_hook(
         lambda _, inputs: computed.append(inputs[0].numel()) if torch.is_grad_enabled() else None
@@ -146,19 +154,12 @@ def packed(rank):
 
 
 def _of_several_lengths(rank, policy):
-    seeded = torch.Generator().manual_seed(rank.number)
     lengths = torch.tensor([4, 9, 12, 5, 7, 12, 3, 10]).roll(rank.number)
-    there = torch.arange(12)[None] < lengths[:, None]
+    there, seeded = torch.arange(12) < lengths[:, None], rank.seeded()
     tokens = torch.randint(0, 14, (8, 12), generator=seeded) * there
-    actions = (torch.arange(1, 12)[None] > 1) & there[:, 1:]
     advantages = torch.randn(8, 1, generator=seeded).expand(8, 11).clone()
-    made = Experience(
-        sequences=tokens, attention_mask=there.long(), action_mask=actions.long(), advantages=advantages,
-        returns=advantages.clone(), rewards=torch.zeros(8), scores=torch.zeros(8), response_length=actions.sum(-1),
-        truncated=torch.zeros(8, dtype=torch.bool), total_length=lengths.float(), info={"reward": torch.ones(8)},
-    )  # fmt: skip
-    made.action_log_probs = policy.forward(tokens, made.action_mask, made.attention_mask)
-    return made
+    made = experience(tokens, lengths, (torch.arange(11) > 0) & there[:, 1:], advantages)
+    return with_log_probs(policy, made)
 
 
 def replays(rank):

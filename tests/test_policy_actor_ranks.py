@@ -1,6 +1,5 @@
 """The policy actor on DeepSpeed itself, on one and two ranks: each shortcut takes the step that it is short for."""
 
-import contextlib
 import json
 import os
 import socket
@@ -51,14 +50,16 @@ class Ranks:
             ]  # fmt: skip
 
     def ask(self, name, flags):
-        """Call a function of ``on_ranks`` on each rank; their answers."""
+        """Call a function of ``on_ranks`` on each rank; their answers. After a failure all of them have ended."""
         alarm = threading.Timer(300, self.end)
         alarm.start()
         for process in self.processes:
             print(json.dumps([name, flags]), file=process.stdin, flush=True)
         answers = [process.stdout.readline() for process in self.processes]
         alarm.cancel()
-        assert all(answers), self._log.read_text()[-4000:]
+        if not all(answers):
+            self.end()
+            pytest.fail(self._log.read_text()[-4000:])
         return list(map(json.loads, answers))
 
     def end(self):
@@ -74,22 +75,19 @@ def ranks(tmp_path_factory):
     tiny.build_tokenizer().save_pretrained(folder / "model")
 
     def call(count, name, *flags):
-        together = started.pop(count, None) or Ranks(count, folder)
+        group = started.pop(count, None) or Ranks(count, folder)
         common = [
             "--preset", "none", "--estimator", "none", "--actor.model_name_or_path", str(folder / "model"),
             "--actor.num_gpus_per_node", str(count), "--actor.lr_warmup_ratio", "0", "--algo.kl.init_coef", "0",
             "--train.micro_batch_size", "2", "--reward.remote_url", "math_answer", "--rollout.batch_size", str(count),
         ]  # fmt: skip
-        with contextlib.ExitStack() as stack:
-            stack.callback(together.end)  # after a failure the next test gets others
-            answers = together.ask(name, [*common, *map(str, flags)])
-            stack.pop_all()
-        started[count] = together
+        answers = group.ask(name, [*common, *map(str, flags)])
+        started[count] = group  # not after a failure
         return answers
 
     yield call
-    for each in started.values():
-        each.end()
+    for group in started.values():
+        group.end()
 
 
 SMALL = ["--rollout.n_samples_per_prompt", 4, "--train.batch_size", 4]
