@@ -83,9 +83,10 @@ def equal(some, others):
 def openrlhfs(rank):
     """A step as OpenRLHF takes it and as we do, for each loss: metrics, weights, and the tokens that were computed."""
     every_row = {"actor.entropy_coef": 0.01, "algo.kl.use_loss": True, "algo.kl.init_coef": 0.1}
-    losses = [("token-mean", "ppo", {}), ("seq-mean-token-mean", "ppo", {}), ("seq-mean-token-sum-norm", "ppo", {})]
-    losses += [("seq-mean-token-mean", "gspo", {}), ("token-mean", "ppo", every_row)]
-    found = []
+    losses, found = [("token-mean", "ppo", {}), ("token-mean", "ppo", every_row)], []
+    if rank.settings.flags["ds.zero_stage"] < 2:  # a loss knows nothing of the stage
+        losses += [("seq-mean-token-mean", kind, {}) for kind in ("ppo", "gspo")]
+        losses.append(("seq-mean-token-sum-norm", "ppo", {}))
     with torch.compiler.set_stance("force_eager"):  # upstream compiles its entropy
         for mode, kind, more in losses:
             values = {"actor.loss_agg_mode": mode, "actor.policy_loss_type": kind, **more}

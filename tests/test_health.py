@@ -28,8 +28,8 @@ def test_rare_successes_among_the_last_rollouts_are_named(right, kinds):
 @pytest.mark.parametrize(
     ("estimator", "form", "advised"),
     [("dbb", "group_norm", True), ("point", "group_norm", False), ("auto", "group_norm", False),
-     ("dbb", "batch_centered", False), ("dbb", "batch_mean", False)],
-)  # fmt: skip
+     ("dbb", "batch_centered", False)],
+)
 def test_another_method_is_advised_where_the_advantages_of_a_step_do_not_sum_to_0(estimator, form, advised):
     machine.add_shims()
     with upstream.imports_for_driver():
