@@ -1,5 +1,6 @@
 """What test_policy_actor_ranks.py lets each rank of a training do: functions that take a rank and give it an answer."""
 
+import gc
 import json
 import math
 import os
@@ -303,6 +304,7 @@ def alone(rank):
 def serve(answers):
     """Answer lines of JSON, each the name of a function above and the flags of a rank."""
     number, count, port, model = sys.argv[1:]
+    gc.freeze()  # each sleep collects garbage, which would look through all that was imported
     for line in sys.stdin:
         name, flags = json.loads(line)
         rank = Rank(int(number), int(count), port, model, flags)
