@@ -19,7 +19,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors.shared_prompts import laid_out, longest_row, prompt_of
+from openrlhf_dbb.actors.shared_prompts import ROUND, laid_out, longest_row, prompt_of
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
 
@@ -116,16 +116,19 @@ class ResponseActor(Actor):
         positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1).flatten()
         tokens, inputs = sequences.flatten(), places.clamp(min=0)
         # Padding comes to predict the first token of the first row, which nobody reads.
-        kept = wanted.flatten()[places + 1].any(dim=0).nonzero()[:, 0]
+        kept = wanted.flatten()[places + 1].any(dim=0)
+        spare = (~kept).nonzero()[:, 0]
+        kept[spare[len(spare) - -int(kept.sum()) % ROUND :]] = True
+        kept = kept.nonzero()[:, 0]
         predicted = (places[:, kept] + 1).flatten()
         output = self.model(tokens[inputs], attention_mask=mask, position_ids=positions[inputs], logits_to_keep=kept)
         logits, output["logits"] = output["logits"].flatten(0, 1), None
 
         def spread(values: torch.Tensor) -> torch.Tensor:
-            return values.new_zeros(rows * length).index_put((predicted,), values).view(rows, length)[:, first:]
+            values = values.new_zeros(rows * length).index_put((predicted,), values).view(rows, length)
+            return values[:, first:] * wanted[:, first:]
 
         log_probs, output.entropy = map(spread, LogProbs.apply(logits, tokens[predicted], self.temperature))
-        log_probs = log_probs * action_mask.float()
         return (log_probs, output) if return_output else log_probs
 
 
