@@ -121,8 +121,8 @@ def compare(study: Study, first: Arm, second: Arm, outcome: Callable[[str, str],
 
 def outcomes(study: Study, experiments: Iterable[str], outcome: Callable[[str, str], Any]) -> list[Any]:
     """Return an outcome of every arm of some experiments."""
-    arms = study.runs[study.runs.experiment.isin(experiments)].groupby(["experiment", "arm"])
-    return [outcome(*arm) for arm in arms.groups]
+    wanted = set(experiments)
+    return [outcome(*arm) for arm in study.runs_of if arm[0] in wanted]
 
 
 def against_baseline(

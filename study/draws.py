@@ -159,19 +159,20 @@ def share(arm: analysis.Curves, even: analysis.Curves) -> tuple[float, float, fl
     start = np.mean([accuracy_E[0] for _, accuracy_E in [*arm.values(), *even.values()]])
     random = np.random.default_rng(0)
 
-    def found(arm: Sequence[analysis.Curve], even: Sequence[analysis.Curve]) -> float:
-        (rollouts_E, accuracy_E), (even_rollouts_E, even_E) = (np.mean(curves, axis=0) for curves in (arm, even))
-        level = start + SHARE_OF_GAIN * (even_E[-1] - start)
-        needed = analysis.rollouts_needed(even_rollouts_E, even_E, level)
-        return analysis.rollouts_needed(rollouts_E, accuracy_E, level) / needed
+    def found(arm: Any, even: Any) -> Any:
+        """Return the shares of mean curves, (..., 2, E) each."""
+        level = start + SHARE_OF_GAIN * (even[..., 1, -1] - start)
+        needed, needed_even = (analysis.rollouts_needed(of[..., 0, :], of[..., 1, :], level) for of in (arm, even))
+        return needed / needed_even
 
-    every = list(arm.values()), list(even.values())
-    drawn_B = [
-        found(*([curves[at] for at in random.integers(0, len(curves), len(curves))] for curves in every))
+    every = [np.array(list(curves.values())) for curves in (arm, even)]  # (R, 2, E)
+    means_B = [
+        [curves[random.integers(0, len(curves), len(curves))].mean(axis=0) for curves in every]
         for _ in range(analysis.DRAWS)
     ]
-    low, high = np.nanquantile(drawn_B, [0.025, 0.975], method="inverted_cdf")
-    return found(*every), float(low), float(high)
+    shares_B = found(*map(np.array, zip(*means_B, strict=True)))
+    low, high = np.nanquantile(shares_B, [0.025, 0.975], method="inverted_cdf")
+    return float(found(*(curves.mean(axis=0) for curves in every))), float(low), float(high)
 
 
 def _curves(study: Study) -> Any:

@@ -144,15 +144,23 @@ class Study:
                 after training. A run that misses one of these evaluations has no value.
         """
         if not name.startswith("mean_"):
-            mine = self.runs[(self.runs.experiment == experiment) & (self.runs.arm == arm)]
+            mine = self.runs_of.get((experiment, arm), self.runs.iloc[:0])
             return mine.set_index("seed")[name].dropna().sort_index()
-        column = name.removeprefix("mean_")
+        means = self._means(experiment, name.removeprefix("mean_"))
+        return means.xs(arm) if arm in means.index.get_level_values(0) else means.droplevel(0).iloc[:0]
+
+    @functools.cached_property
+    def runs_of(self) -> dict[tuple[str, str], Any]:
+        """The rows of runs.csv by experiment and arm, in this order."""
+        return dict(iter(self.runs.groupby(["experiment", "arm"])))
+
+    @functools.cache  # noqa: B019 - of all arms at once, as above
+    def _means(self, experiment: str, column: str) -> Any:
         mine = self.epochs[(self.epochs.experiment == experiment) & (self.epochs.epoch > 0)]
         # Arms may divide as many rollouts into more epochs, so an evaluation is known by its part of the run.
         rows = mine.assign(part=mine.epoch / mine.groupby("run").epoch.transform("max")).dropna(subset=[column])
         table = rows.pivot_table(index=["arm", "seed"], columns="part", values=column)
-        means = table.mean(axis=1, skipna=column not in EVALUATED).dropna()
-        return means.xs(arm) if arm in means.index.get_level_values(0) else means.droplevel(0).iloc[:0]
+        return table.mean(axis=1, skipna=column not in EVALUATED).dropna()
 
 
 def load(*folders: Path) -> Study:

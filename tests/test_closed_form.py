@@ -83,11 +83,6 @@ def test_visits_that_never_came_are_nan_and_change_nothing():
     assert np.isnan(ended.mse[0, 2]) and np.isnan(ended.bias[1]).all() and np.isnan(ended.variance[1]).all()
 
 
-def test_what_has_no_closed_form_is_refused():
-    with pytest.raises(ValueError, match=r"no closed form is known for .*; it is for dbb, ema"):
-        moments(build("auto"), [[0.5]], 8)
-
-
 def test_the_noise_of_a_probe_is_taken_out_of_squared_errors():
     samples, successes, squares = np.array([4, 4, 5]), np.array([2.0, 3.0, 5.0]), np.array([1.5, 3.0, 5.0])
     # Scores 1 1 0.5 ... of mean 1/2: (1.5 - 4/4) / (4 * 3); 3/4: (3 - 9/4) / 12; all 1: no noise.

@@ -5,13 +5,13 @@ Axes: P prompts, D features, K regressions.
 
 import numpy as np
 import pytest
-from scipy.special import betaln, logit
+from scipy.special import logit
 from scipy.stats import betabinom
 
 from openrlhf_dbb.estimators import build, text_prior
 from openrlhf_dbb.estimators.auto import TEXT_DISCOUNTS_K, TEXT_WEIGHTS
 from openrlhf_dbb.estimators.text_features import WIDTH, text_features
-from openrlhf_dbb.estimators.text_prior import learned, log_score, predicted
+from openrlhf_dbb.estimators.text_prior import learned, predicted
 
 
 def sigmoid(x):
@@ -27,13 +27,6 @@ def padded(features_P_D):
 def begun(features_P_D):
     auto = build("auto")
     return auto, auto.initial_state(len(features_P_D)) | {"features": padded(features_P_D)}
-
-
-def test_the_score_is_the_beta_binomial_without_its_coefficient():
-    alpha, beta = np.array([[1.0, 2.5], [0.2, 7.0]]), np.array([[1.0, 0.5], [3.0, 1.0]])
-    successes, rollouts = np.array([3.0, 0.0]), np.array([4.0, 2.0])
-    wanted = betaln(alpha + successes, beta + rollouts - successes) - betaln(alpha, beta)
-    np.testing.assert_allclose(log_score(alpha, beta, successes, rollouts), wanted)
 
 
 def test_two_visits_by_hand():

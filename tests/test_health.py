@@ -11,18 +11,30 @@ from openrlhf_dbb.actors.progress import Progress, StepOutcome
 from openrlhf_dbb.platform import machine
 
 
-def warned(outcomes=(), accuracy=None, samples=512, difference=0.0):
-    progress = Progress(outcomes=outcomes, accuracy=accuracy or {}, difference=difference)
-    return progress.troubles(held_out_samples=samples, max_new_tokens=24, punishes_failures=True)
-
-
 @pytest.mark.parametrize(
-    ("right", "kinds"),
-    [([4, 9, 3, 0], {"rare"}), ([4, 17, 15, 12], set()), ([float("nan")], set())],
+    ("outcomes", "kinds"),
+    [
+        # Of the last 512 rollouts 0 are right, or 12 (2.3 %), above the 2 % of the rule. Other rewards say nothing.
+        ([(512, 4, 0), (512, 9, 0), (512, 3, 0), (512, 0, 0)], {"rare"}),
+        ([(512, 4, 0), (512, 17, 0), (512, 15, 0), (512, 12, 0)], set()),
+        ([(512, float("nan"), 0)], set()),
+        # Too few say nothing; several steps count together: 4 of 256, and 8 of 256, which are 3.1 %.
+        ([(64, 0, 0)] * 3, set()),
+        ([(64, 60, 0)] * 9 + [(64, 1, 0)] * 4, {"rare"}),
+        ([(64, 1, 0)] * 9 + [(64, 2, 0)] * 4, set()),
+        # More than half of the responses are cut; more than one in twenty has no verdict.
+        ([(64, 32, 20)], set()),
+        ([(64, 32, 40)], {"cut"}),
+        ([(76, 60, 0, 4)], set()),
+        ([(75, 60, 0, 5)], {"missing"}),
+    ],
 )
-def test_rare_successes_among_the_last_rollouts_are_named(right, kinds):
-    # Of the last 512 rollouts 0 are right, or 12 (2.3 %), above the 2 % of the rule. Other rewards say nothing.
-    assert warned([StepOutcome(512, count, 0) for count in right]).keys() == kinds
+def test_steps_that_teach_little_are_named(outcomes, kinds):
+    assert warned(outcomes=[StepOutcome(*each) for each in outcomes]).keys() == kinds
+
+
+def warned(samples=512, **progress):
+    return Progress(**progress).troubles(held_out_samples=samples, max_new_tokens=24, punishes_failures=True)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +59,6 @@ def test_another_method_is_advised_where_the_advantages_of_a_step_do_not_sum_to_
     assert ("--method centered" in said["rare"], "drawn evenly" in said.values()) == (advised, True)
 
 
-def test_too_few_rollouts_say_nothing_and_several_steps_count_together():
-    assert warned([StepOutcome(64, 0, 0)] * 3) == {}
-    assert warned([StepOutcome(64, 60, 0)] * 9 + [StepOutcome(64, 1, 0)] * 4).keys() == {"rare"}  # 4 of 256
-    assert warned([StepOutcome(64, 1, 0)] * 9 + [StepOutcome(64, 2, 0)] * 4) == {}  # 8 of 256 are 3.1 %
-
-
 def test_held_out_accuracy_falls_if_it_is_lower_by_two_standard_errors():
     # 3.2 -> 0.2 % of 256: 3.0 points, standard error of the difference 1.1 points
     assert warned(accuracy={0: 0.032, 4: 0.05, 8: 0.002}, samples=256).keys() == {"falling"}
@@ -61,18 +67,9 @@ def test_held_out_accuracy_falls_if_it_is_lower_by_two_standard_errors():
     assert warned(accuracy={0: 0.40}) == {}
 
 
-def test_responses_that_are_mostly_cut_are_named_with_the_limit():
-    said = warned([StepOutcome(64, 32, 40)])
-    assert said.keys() == {"cut"} and "62% of the last 64 responses" in said["cut"]
-    assert warned([StepOutcome(64, 32, 20)]) == {}
-
-
-def test_more_than_one_rollout_in_twenty_without_a_verdict_is_named():
-    assert warned([StepOutcome(76, 60, 0, missing=4)]) == {}
-    said = warned([StepOutcome(75, 60, 0, missing=5)])["missing"]
-    assert said.startswith("6.2 % of the last 80 rollouts could not be verified")
-
-
-def test_log_probs_far_apart_mean_other_weights_in_vllm():
+def test_the_numbers_are_in_the_warning():
+    assert "62% of the last 64 responses" in warned(outcomes=[StepOutcome(64, 32, 40)])["cut"]
+    assert warned(outcomes=[StepOutcome(75, 60, 0, 5)])["missing"].startswith("6.2 % of the last 80 rollouts")
+    # Log-probs far apart mean other weights in vLLM.
     assert warned(difference=0.05) == {}
     assert "differ by 0.3 nats a token" in warned(difference=0.3)["weights"]

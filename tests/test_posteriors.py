@@ -1,6 +1,5 @@
 """The public Posteriors on both databases, without a training framework: text in, advantages out."""
 
-import contextlib
 import math
 import signal
 import subprocess
@@ -10,9 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-import test_kill_resume
 from store_invariants import check
-from trainings import change
 
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
@@ -182,11 +179,10 @@ BAD = [
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "prompts hold None, which is not a str"),
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
-    ((1, None, ["2"], [1]), "prompts = None is not a list"),
     ((1, *group(0, [1, 0]), {"extras": None}), "extras = None is not a StepExtras; pass one"),
     *(
         ((1, *group(0, [1, 0]), {"scores": values}), "scores = .* holds other values than finite numbers")
-        for values in (["1", "0"], [1j, 0], [object(), 1], [math.inf, 0], [[1], [1, 0]], [10**400, 0])
+        for values in (["1", "0"], [object(), 1], [math.inf, 0], [[1], [1, 0]], [10**400, 0])
     ),
     *(
         ((1, *group(0, [1, 0]), {"extras": StepExtras(**{name: values})}), message)
@@ -198,7 +194,6 @@ BAD = [
             ("read", ["a"], "there are 2 prompts and 1 texts that were read"),
             ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
             ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),
-            ("probes", [("1+1=", "2")], "probes = .* is not a Probes; pass one"),
             ("responses", Responses(["a", "b"], keep=-1), "keep is -1; give a whole number from 0"),
             ("replayed", None, "replayed = None is not a tuple"),
             ("skipped", 2**63, "skipped is 9.*; give a whole number from 0 to 2"),
@@ -240,7 +235,6 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url, estimator):
         ({"run_name": 5}, "the run's name 5 is empty, not printable"),
         ({"model": None}, "None is stored as text"),
         ({"config": [1]}, r"config = \[1\] is not a mapping with str keys"),
-        ({"parameters": {1: 2}}, "parameters = {1: 2} is not a mapping with str keys"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
         ({"store": 5}, "the store 5 is not a str"),
     ],
@@ -297,20 +291,6 @@ def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, option
     assert history(url, "parts") == history(url, "whole")
     with open_store(url) as store:
         assert check(store) == []
-
-
-def test_a_forecast_reads_the_text_where_prompts_that_read_alike_fare_alike(new_url):
-    """Prompts with ? succeed, those with ! fail: the first visits of more of them are expected to do the same."""
-    prompts = [f"{number} {mark}" for number in range(40) for mark in "?!"]
-    data = prompts, ["1"] * len(prompts)
-    with Posteriors.create(new_url("sqlite"), "demo", *data, estimator="point") as posteriors:
-        for step in (1, 2, 3):
-            seen = prompts[20 * step : 20 * step + 20]
-            posteriors.observe(step, seen, ["1"] * 20, [float("?" in prompt) for prompt in seen])
-        expected = posteriors.predictive()
-        mean = dict(zip(expected.prompt_ids, expected.alpha / (expected.alpha + expected.beta), strict=True))
-        unseen = [mean[posteriors.prompt_ids[prompt, "1"]] for prompt in ("0 ?", "0 !")]
-    assert unseen[0] > 0.75 and unseen[1] < 0.25
 
 
 @pytest.mark.parametrize("memory", ["auto", "predicted_prior", "dbb", "gaussian"])
@@ -384,27 +364,6 @@ def test_visits_of_a_prompt_whose_row_is_gone_are_replayed_without_its_text(new_
         connection.exec_driver_sql("DELETE FROM dbb_prompt WHERE prompt = '2+2='")
     with Posteriors.create(url, "new", *DATA, estimator="auto", warm_start="old") as new:
         assert (new.warm_start.matched, new.warm_start.unmatched) == (2, 1)
-
-
-# ---- what a resume restores
-
-
-@pytest.mark.parametrize("broken", [None, "alpha = alpha * (1 + 1e-10)", "beta = beta + 1", "alpha = 1, beta = 1"])
-def test_a_broken_restore_is_caught(tmp_path, broken):
-    """The negative control of the tests that kill: what they check after a resume notices a changed posterior."""
-    case, url = test_kill_resume.CASES["dapo-dbb"], f"sqlite:///{tmp_path}/openrlhf_dbb.db"
-    with Posteriors.create(url, "run", *DATA, parameters={"discount": test_kill_resume.DISCOUNT}) as run:
-        for step in (1, 2):
-            run.observe(step, *batch([[1, 0], [0, 0], [1, 1]]))
-    if broken:
-        change(tmp_path, f"UPDATE dbb_posterior SET {broken} WHERE prompt_id = 2")
-    with Posteriors.resume(url, "run", *DATA) as run:
-        run.observe(3, *batch([[1, 0], [0, 1], [1, 1]]))
-    with open_store(url) as store:
-        violated = {sentence for sentence, _ in check(store)}
-    assert violated == ({"the state before a visit is the state after the visit before"} if broken else set())
-    with pytest.raises(AssertionError) if broken else contextlib.nullcontext():
-        test_kill_resume.check_posteriors(tmp_path, case)
 
 
 LOOP = """

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import numpy as np
 import pytest
@@ -33,12 +32,8 @@ def _rows(ids, benchmark="algebra"):
     )
 
 
-def _record(store, rows, name, run):
-    return store.record_evaluation(name, rows, model="tiny", config={"temperature": 0.6}, run=run)
-
-
-def _evaluate(run, step, rows, name="training"):
-    return run.record_evaluation(step, name, rows, model="tiny", config={})
+def _evaluate(run, step, *rows, name="training", model="tiny", config=None, **more):
+    return run.record_evaluation(step, name, rows, model=model, config=config or {}, **more)
 
 
 def _stored(store):
@@ -59,25 +54,10 @@ def ids(store, fill):
     return np.sort(fill.prompts(store, 3))
 
 
-def test_an_evaluation_of_a_step_and_one_afterwards(store, run, ids, fill):
-    config = {"temperature": 0.6, "seeds": [0, 1]}
-    rows = [_rows(ids), _rows(ids[::-1], "g\u00e9om\u00e9trie")]
-    evaluation_id = run.record_evaluation(2, "training", rows, model="tiny", config=config, generated_total=24)
-    other = fill.run(store, "other").record
-    later = _record(store, [_rows(ids)], "later", other)
-    columns = "evaluation_id, run_id, step, name, model, config, generated_total"
-    assert store.query(f"SELECT {columns} FROM dbb_evaluation ORDER BY 1") == [
-        (evaluation_id, run.record.run_id, 2, "training", "tiny", json.dumps(config), 24),
-        (later, other.run_id, None, "later", "tiny", '{"temperature": 0.6}', None),
-    ]
-    names = "SELECT DISTINCT benchmark FROM evaluations WHERE run_id = :run ORDER BY 1"
-    assert store.query(names, run=run.record.run_id) == [("algebra",), ("g\u00e9om\u00e9trie",)]
-    assert check(store) == []
-
-
 def test_the_view_holds_the_measures_of_each_benchmark(store, run, ids):
-    run.record_evaluation(2, "training", [_rows(ids)], model="tiny", config={}, generated_total=24)
-    (row,) = store.query("SELECT * FROM evaluations")
+    _evaluate(run, 2, _rows(ids), _rows(ids[::-1], "g\u00e9om\u00e9trie"), generated_total=24)
+    row, other = store.query("SELECT * FROM evaluations ORDER BY benchmark")
+    assert other.benchmark == "g\u00e9om\u00e9trie"
     # Mean over prompts in each evaluation run, then over these; the prompt with nothing verified is left out.
     accuracy = ((3 / 4 + 1 / 2) / 2 + (1 + 0 + 2 / 4) / 3) / 2
     best, majority = ((1 + 1) / 2 + (1 + 0 + 1) / 3) / 2, ((1 + 0.5) / 2 + (1 + 0 + 0.5) / 3) / 2
@@ -86,9 +66,9 @@ def test_the_view_holds_the_measures_of_each_benchmark(store, run, ids):
         (accuracy, best, majority, (132 / 12 + 84 / 12) / 2, (6 / 12 + 0) / 2, (6 / 12 + 0) / 2), rel=1e-15
     )
     assert row.generated_total == 24
-    results = store.query("SELECT * FROM evaluation_results ORDER BY repeat, place")
+    results = store.query("SELECT * FROM evaluation_results WHERE benchmark = 'algebra' ORDER BY repeat, place")
     key = (row.evaluation_id, run.record.run_id, 2, "training", "algebra")
-    assert [tuple(result) for result in results[1:4]] == [
+    assert results[1:4] == [
         (*key, 0, 1, ids[1], 4, 2, 1.0, 1.0, 0.5, 44, 2),
         (*key, 0, 2, ids[2], 4, 0, 0.0, None, None, 48, 4),
         (*key, 1, 0, ids[0], 4, 4, 4.0, 1.0, 1.0, 40, 0),
@@ -96,11 +76,10 @@ def test_the_view_holds_the_measures_of_each_benchmark(store, run, ids):
 
 
 def test_the_same_evaluation_again_takes_the_place_of_the_first(store, run, ids):
-    first = run.record_evaluation(2, "training", [_rows(ids)], model="tiny", config={}, generated_total=24)
-    other = run.record_evaluation(1, "training", [_rows(ids)], model="tiny", config={})
+    first = _evaluate(run, 2, _rows(ids), generated_total=24)
+    other = _evaluate(run, 1, _rows(ids))
     fewer = dataclasses.replace(_rows(ids, "geometry"), prompt_ids=ids[::-1])
-    again = run.record_evaluation(2, "training", [fewer], model="larger", config={"n": 4}, generated_total=25)
-    assert again == first != other
+    assert _evaluate(run, 2, fewer, model="larger", config={"n": 4}, generated_total=25) == first != other
     found = "SELECT evaluation_id, benchmark, prompt_id FROM evaluation_results WHERE repeat = 0 ORDER BY 1, place"
     expected = [(first, "geometry", each) for each in ids[::-1]] + [(other, "algebra", each) for each in ids]
     assert store.query(found) == expected and _stored(store) == [2, 12]
@@ -112,73 +91,62 @@ def test_the_same_evaluation_again_takes_the_place_of_the_first(store, run, ids)
 def test_results_that_do_not_fit_are_refused_and_leave_nothing(store, run):
     rows = dataclasses.replace(_rows([1, 2, 3]), prompt_ids=np.array([1, 2]))
     with pytest.raises(StoreError, match=r"'algebra': samples has shape \(2, 3\); it must be \(2, 2\)"):
-        _record(store, [_rows([1, 2, 3], "fine"), rows], "training", run.record)
-    assert _stored(store) == [0, 0]
-
-
-@pytest.mark.parametrize("owner", [True, False])
-def test_a_step_that_is_not_recorded_cannot_be_evaluated(store, run, ids, owner):
-    record = run.record_evaluation if owner else functools.partial(store.record_evaluation, run=run.record)
-    with pytest.raises(StoreError, match=r"run 'run' is at step 2 and cannot store .*evaluation .* step 3"):
-        record(name="training", rows=[_rows(ids)], model="tiny", config={}, step=3)
+        _evaluate(run, 2, _rows([1, 2, 3], "fine"), rows)
+    for record in (run.record_evaluation, functools.partial(store.record_evaluation, run=run.record)):
+        with pytest.raises(StoreError, match=r"run 'run' is at step 2 and cannot store .*evaluation .* step 3"):
+            record(name="training", rows=[_rows([1, 2, 3])], model="tiny", config={}, step=3)
     assert _stored(store) == [0, 0]
 
 
 def test_held_out_accuracy_over_steps(store, fill, run, ids):
     # of 12 responses: 3, 6 and 6 right; 6 is reached first at step 1
     for step, successes in ((0, [1, 2, 0]), (1, [4, 2, 0]), (2, [1, 1, 4])):
-        _evaluate(run, step, [fill.evaluation(ids, successes)])
+        _evaluate(run, step, fill.evaluation(ids, successes))
     found = held_out(store, run.record)
     assert (found.step.tolist(), found.accuracy.tolist(), found.best) == ([0, 1, 2], [0.25, 0.5, 0.5], 1)
     assert (found.benchmarks, found.prompts, found.samples) == (1, 3, 4)
-
-
-def test_benchmarks_weigh_the_same_and_repeated_runs_add_samples(store, fill, run, ids):
-    # 1 of 4 on the one prompt of logic; 4 + 0 + 2 and 2 + 2 + 2 of 12 in the two evaluation runs of sums
-    rows = [fill.evaluation(ids, [[4, 0, 2], [2, 2, 2]]), fill.evaluation(ids[:1], [1], "logic")]
-    _evaluate(run, 2, rows)
+    # Again, of two benchmarks, which weigh the same: 1 of 4 on the one prompt of logic; 4 + 0 + 2 and 2 + 2 + 2 of 12
+    # in two evaluation runs of sums, which add samples.
+    _evaluate(run, 2, fill.evaluation(ids, [[4, 0, 2], [2, 2, 2]]), fill.evaluation(ids[:1], [1], "logic"))
     found = held_out(store, run.record)
-    assert found.accuracy.tolist() == [(0.5 + 0.25) / 2]
+    assert found.accuracy.tolist() == [0.25, 0.5, (0.5 + 0.25) / 2]
     assert (found.benchmarks, found.prompts, found.samples) == (2, 4, 8)
 
 
 def test_only_what_was_measured_during_this_training_counts(store, fill, run, ids):
-    other = fill.run(store, "other")
-    _evaluate(other, 0, [fill.evaluation(ids, [4, 4, 4])])
-    _evaluate(run, 1, [fill.evaluation(ids, [4, 4, 4])], "afterwards")
-    store.record_evaluation(
-        "training", [fill.evaluation(ids, [4, 4, 4])], model="tiny", config={}, run=run.record
-    )  # of no step
+    rows = fill.evaluation(ids, [4, 4, 4])
+    _evaluate(fill.run(store, "other"), 0, rows)
+    _evaluate(run, 1, rows, name="afterwards")
+    store.record_evaluation("training", [rows], model="tiny", config={}, run=run.record)  # of no step
+    assert store.query("SELECT count(*) FROM evaluations WHERE step IS NULL") == [(1,)]
     assert held_out(store, run.record) is None
     assert held_out_prompts(store, run.record, 1) == {}
 
 
 def test_a_benchmark_without_a_verified_response_has_no_measures_and_its_step_is_left_out(store, fill, run, ids):
-    none, nan = np.zeros((1, 3), dtype=int), np.full((1, 3), np.nan)
+    none, nan = np.zeros((1, 3), dtype=int), np.full((1, 3), NAN)
     unverified = dataclasses.replace(
         fill.evaluation(ids, [0, 0, 0], "logic"), verified=none, successes=none + 0.0, best=nan, majority=nan
     )
-    _evaluate(run, 0, [fill.evaluation(ids, [4, 4, 4]), unverified])
+    _evaluate(run, 0, fill.evaluation(ids, [4, 4, 4]), unverified)
     found = store.query("SELECT accuracy, best, majority, missing, length FROM evaluations WHERE benchmark = 'logic'")
     assert found == [(None, None, None, 1.0, 10.0)]
     assert check(store) == []
     assert held_out(store, run.record) is None
-    _evaluate(run, 1, [fill.evaluation(ids, [4, 4, 4])])
+    _evaluate(run, 1, fill.evaluation(ids, [4, 4, 4]))
     assert held_out(store, run.record).step.tolist() == [1]
 
 
 def test_held_out_accuracy_of_each_prompt(store, fill, run, ids):
     sums = fill.evaluation(ids[[2, 0, 2]], [[4, 1, 0], [2, 3, 0]])  # a prompt twice, two evaluation runs
-    logic = dataclasses.replace(fill.evaluation(ids[:2], [1, 0], "logic"), verified=np.array([[2, 0]]))
-    logic = dataclasses.replace(logic, best=np.array([[1.0, np.nan]]), majority=np.full((1, 2), np.nan))
-    _evaluate(run, 1, [sums, logic])
-    _evaluate(run, 2, [fill.evaluation(ids, [0, 0, 0])])
+    logic = dataclasses.replace(
+        fill.evaluation(ids[:2], [1, 0], "logic"), verified=np.array([[2, 0]]), best=np.array([[1.0, NAN]])
+    )
+    _evaluate(run, 1, sums, logic)
+    _evaluate(run, 2, fill.evaluation(ids, [0, 0, 0]))
     found = held_out_prompts(store, run.record, 1)
-    assert list(found) == ["logic", "sums"]
     by_prompt = {name: [column.tolist() for column in columns] for name, columns in found.items()}
-    assert by_prompt["sums"] == [[ids[0], ids[2]], [4 / 8, (4 + 2 + 0 + 0) / 16], [[8, 4], [16, 6]]]
-    assert by_prompt["logic"] == [
-        [ids[0]],
-        [1 / 2],
-        [[2, 1]],
-    ]  # of the verified ones; nothing verified of the other prompt
+    assert by_prompt == {
+        "sums": [[ids[0], ids[2]], [4 / 8, (4 + 2 + 0 + 0) / 16], [[8, 4], [16, 6]]],
+        "logic": [[ids[0]], [1 / 2], [[2, 1]]],  # of the verified ones; nothing verified of the other prompt
+    }

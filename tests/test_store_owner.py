@@ -2,46 +2,11 @@
 
 import os
 import socket
-import subprocess
-import sys
-import threading
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 from openrlhf_dbb.storage import StoreError, open_store
-
-ROOT = Path(__file__).parents[1]
-
-CHILD = """
-import sys, time
-from openrlhf_dbb.storage import open_store
-store = open_store(sys.argv[1])
-store.claim_run(int(sys.argv[2]), take_over=True)
-print("owner", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.fixture
-def start_owner():
-    """Function: start a process that owns the run; killed after the test."""
-    children = []
-
-    def start(url, run_id):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, url, str(run_id)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
-        children.append(child)
-        assert child.stdout.readline() == "owner\n"
-        return child
-
-    yield start
-    for child in children:
-        child.kill()
-        child.wait()
-        child.stdout.close()
 
 
 def test_a_second_claim_fences_the_first_owner(url, fill, dump):
@@ -69,28 +34,6 @@ def test_a_second_claim_fences_the_first_owner(url, fill, dump):
         assert dump(one) == before
         assert new.record.last_step == 1
         fill.step(new, 2, ids, [4])
-
-
-def test_a_living_owner_keeps_its_run(url, fill, start_owner, dump):
-    with open_store(url) as store:
-        run_id = fill.run(store).record.run_id
-        store.check_claimable(run_id)
-        child = start_owner(url, run_id)
-        before = dump(store)
-        store.check_claimable(run_id, take_over=True)
-        for claim in (lambda: store.claim_run(run_id, wait_s=0.3), lambda: store.check_claimable(run_id)):
-            with pytest.raises(StoreError, match=rf"'run' is still being written by process {child.pid} on "):
-                claim()
-        assert dump(store) == before
-        assert store.claim_run(run_id, take_over=True).record.run_id == run_id
-
-
-def test_a_claim_waits_for_an_owner_that_is_about_to_end(open_new, fill, start_owner):
-    store = open_new("sqlite")
-    run_id = fill.run(store).record.run_id
-    child = start_owner(store.url, run_id)
-    threading.Timer(0.5, child.kill).start()
-    assert store.claim_run(run_id, wait_s=60).record.run_id == run_id
 
 
 def _pretend(store, **columns):

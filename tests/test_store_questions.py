@@ -135,60 +135,51 @@ def test_prompts_refuses_scores_that_are_neither_right_nor_wrong(url, capsys, tm
 
 # ---- import
 
-GROUPS = {3: [("p", "1", [1, 0]), ("q", "2", [0, 0])], 7: [("p", "1", [1, 1])]}
-ROWS = [(step, prompt, label, reward, f"{prompt}{place}") for step, groups in GROUPS.items()
-        for prompt, label, rewards in groups for place, reward in enumerate(rewards)]  # fmt: skip
-TRL = ("step", "prompt", "label", "accuracy_reward", "completion")
-VERL = ("step", "input", "gts", "score", "output")
+ROWS = [(3, "p", "1", 1, "p0"), (3, "p", "1", 0, "p1"), (3, "q", "2", 0, "q0"), (3, "q", "2", 0, "q1"),
+        (7, "p", "1", 1, "p0"), (7, "p", "1", 1, "p1")]  # fmt: skip
 
 
-def json_lines(folder, names):
-    for step in GROUPS:
-        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in ROWS if row[0] == step]
-        (folder / f"{step}.jsonl").write_text("\n".join(lines))
-    return folder
+def verl_dumps(table, folder):
+    for step, rows in table.groupby("step"):
+        rows.to_json(folder / f"{step}.jsonl", orient="records", lines=True)
 
 
-def wandb_table(folder, names):
-    (folder / "a.json").write_text(json.dumps({"columns": names, "data": ROWS}))
-    return folder / "a.json"
-
-
-def comma_separated(folder, names):
-    (folder / "a.csv").write_text("\n".join(",".join(map(str, row)) for row in (names, *ROWS)))
-    return folder / "a.csv"
-
-
-def parquet(folder, names):
-    pandas = pytest.importorskip("pandas")
-    for step in GROUPS:  # as TRL: messages, no column "label", a name with the step
-        rows = pandas.DataFrame([row for row in ROWS if row[0] == step], columns=names)
-        rows["prompt"] = [[{"role": "user", "content": text}] for text in rows["prompt"]]
-        rows["completion"] = [[{"role": "assistant", "content": text}] for text in rows["completion"]]
+def trl_tables(table, folder):
+    """Messages, no column "label", a name with the step."""
+    for name, role in (("prompt", "user"), ("completion", "assistant")):
+        table[name] = [[{"role": role, "content": text}] for text in table[name]]
+    for step, rows in table.groupby("step"):
         rows.drop(columns="step").to_parquet(folder / f"completions_{step:05d}.parquet")
-    return folder
 
 
 LOGS = {
-    "verl's dumps": (json_lines, VERL, []),
-    "a table of W&B": (wandb_table, ("global_step", "prompt", "label", "reward", "response"), []),
-    "CSV": (comma_separated, ("t", "q", "a", "r", "x"), [f"--{name}_key={key}" for name, key in zip(
-        ("step", "prompt", "label", "reward", "response"), "tqarx", strict=True)]),
-    "TRL's tables": (parquet, TRL, ["--reward_key", "accuracy_reward"]),
+    "verl's dumps": (verl_dumps, ("step", "input", "gts", "score", "output"), []),
+    "a table of W&B": (
+        lambda table, folder: table.to_json(folder / "a.json", orient="split", index=False),
+        ("global_step", "prompt", "label", "reward", "response"), [],
+    ),
+    "CSV": (
+        lambda table, folder: table.to_csv(folder / "a.csv", index=False), tuple("tqarx"),
+        ["--step_key", "t", "--prompt_key", "q", "--label_key", "a", "--reward_key", "r", "--response_key", "x"],
+    ),
+    "TRL's tables": (
+        trl_tables, ("step", "prompt", "label", "accuracy_reward", "completion"), ["--reward_key", "accuracy_reward"],
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_a_log_becomes_a_finished_run(open_new, fill, capsys, tmp_path, log):
-    write, names, flags = LOGS[log]
-    store = open_new("sqlite")
-    code, out = ran(capsys, "import", write(tmp_path, names), "--run_name", "log", *flags, "--store.url", store.url)
+def test_a_log_becomes_a_finished_run(open_new, capsys, tmp_path, log):
+    pandas = pytest.importorskip("pandas")
+    (write, names, flags), store, folder = LOGS[log], open_new("sqlite"), tmp_path / "log"
+    folder.mkdir()
+    write(pandas.DataFrame(ROWS, columns=names), folder)
+    code, out = ran(capsys, "import", folder, "--run_name", "log", *flags, "--store.url", store.url)
     assert code == 0 and out.startswith("run 'log': 2 steps, 2 prompts, 6 rollouts, estimator dbb\n")
-    history = (
-        "SELECT step, prompt, label, rollouts, successes, alpha FROM posterior_history JOIN prompts USING (prompt_id)"
-    )
+    history = """SELECT step, prompt, label, rollouts, successes, alpha
+                 FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY step, prompt"""
     # 1 of 2, 0 of 2; then 2 of 2
-    assert sorted(map(tuple, store.query(history))) == [
+    assert store.query(history) == [
         (1, "p", "1", 2, 1.0, 1.5), (1, "q", "2", 2, 0.0, 0.5), (2, "p", "1", 2, 2.0, 2.75),
     ]  # fmt: skip
     assert [json.loads(row.metrics)["import/step"] for row in store.query("SELECT metrics FROM steps")] == [3, 7]
@@ -219,18 +210,10 @@ REFUSED = {
     "nothing.jsonl": (None, "there is no .*nothing.jsonl; name a log"),
     "a.txt": ("x", "a.txt is no log that can be read; allowed are .json, "),
     "a.jsonl": ('{"prompt": "p"', "a.jsonl: 1 of 1 rows cannot be used: line 1: broken JSON"),
-    "b.jsonl": (
-        '{"prompt": "p", "step": 1}',
-        r"b.jsonl, line 1 has no column score or reward; give --reward_key of prompt",
-    ),
+    "b.jsonl": ('{"prompt": "p", "step": 1}', "line 1 has no column score or reward; give --reward_key of prompt"),
     "c.jsonl": ('{"prompt": "p", "reward": "good", "step": 1}', "line 1: reward 'good' or step '1' is not a number"),
-    "d.jsonl": (
-        '{"prompt": "p", "reward": 1}',
-        "line 1 has no column step or global_step; give --step_key of prompt, reward",
-    ),
-    "e.jsonl": ("[1]", "1 of 1 rows cannot be used: row 1: it is no JSON object"),
-    "f.jsonl": ('{"prompt": "", "reward": 1, "step": 1}', "line 1 has no prompt in 'prompt'; fix or drop"),
-    "g.jsonl": ('{"prompt": "p", "reward": null, "step": 1}', "has no rows with a reward"),
+    "d.jsonl": ('{"prompt": "", "reward": 1, "step": 1}', "line 1 has no prompt in 'prompt'; fix or drop"),
+    "e.jsonl": ('{"prompt": "p", "reward": null, "step": 1}', "has no rows with a reward"),
 }
 
 

@@ -130,7 +130,6 @@ def test_another_release_of_trl_is_refused(monkeypatch):
     "changed",
     [
         {},
-        TWO_OF_TWO,
         {"scale_rewards": "none"},
         {"scale_rewards": "batch"},
         {"reward": [Reward(), short], "reward_weights": [2.0, 0.5], "scale_rewards": "none"},
@@ -141,7 +140,7 @@ def test_with_point_the_advantages_are_trl_s(model, tmp_path, watched, changed):
     changed = dict(changed)
     made = trainer(model, tmp_path, changed.pop("reward", None), ours={"estimator": "point"}, **changed)
     made.train()
-    assert len(watched) == (2 if "num_iterations" not in changed else 1)
+    assert len(watched) == 2
     for batch in watched:
         weights = np.array(changed.get("reward_weights", [1.0] * batch["rewards"].shape[1]))
         rewards = np.where(
@@ -156,37 +155,49 @@ def test_with_point_the_advantages_are_trl_s(model, tmp_path, watched, changed):
     assert any(np.isnan(batch["rewards"]).any() for batch in watched)
 
 
-def test_dbb_by_hand(model, tmp_path, watched):
-    """Two passes over four prompts: alpha <- alpha / 2 + S, beta <- beta / 2 + N - S, from 1 and 1."""
-    reward = Reward()
-    ours = {"label_column": "answer"}
-    made = trainer(model, tmp_path, reward, data=prompts().select(range(4)), ours=ours, max_steps=3)
+DRAWN = {"strategy": "posterior", "strategy_parameters": {"floor": 0.2}, "form": "dr_grpo"}
+ALONE = {"num_generations": 1, "per_device_train_batch_size": 4, "scale_rewards": "none"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "changed", "form"),
+    [
+        ({}, {}, "group_norm"),
+        (DRAWN, {}, "dr_grpo"),  # TRL's data loader fetches ahead of the steps
+        (DRAWN, TWO_OF_TWO, "dr_grpo"),
+        ({}, ALONE, "batch_centered"),
+    ],
+    ids=["dbb", "drawn", "drawn, four updates", "one rollout"],
+)
+def test_a_run_is_what_ones_own_loop_makes_of_its_rewards(model, tmp_path, watched, ours, changed, form):
+    """Five steps of four prompts; three are a pass."""
+    reward, data, other = Reward(missing=not ours and not changed), prompts(12), tmp_path / "other"
+    other.mkdir()
+    made = trainer(
+        model, tmp_path, reward, data=data, held_out=prompts(2), ours=ours | {"label_column": "answer"},
+        max_steps=10 if changed is TWO_OF_TWO else 5, **changed,
+    )  # fmt: skip
     made.train()
-    alpha, beta = Counter(), Counter()
-    query = "SELECT prompt, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = "
-    for number, ((texts, scores, columns), batch) in enumerate(zip(reward.calls, watched, strict=True), 1):
-        for text in dict.fromkeys(texts):
-            of = [score for other, score in zip(texts, scores, strict=True) if other == text]
-            seen = [score for score in of if score is not None]
-            before = alpha.get(text, 1.0), beta.get(text, 1.0)
-            alpha[text] = before[0] / 2 + sum(seen) if seen else before[0]
-            beta[text] = before[1] / 2 + len(seen) - sum(seen) if seen else before[1]
-            mean = alpha[text] / (alpha[text] + beta[text])
-            expected = [0.0 if score is None else (score - mean) / (mean * (1 - mean)) ** 0.5 for score in of]
-            place = texts.index(text)
-            np.testing.assert_allclose(batch["ours"][place : place + ROLLOUTS], expected, rtol=1e-6)
+    keys, rollouts = list(zip(data["prompt"], data["answer"], strict=True)), made.num_generations
+    settings = shared.Settings(store=f"sqlite:///{other}/openrlhf_dbb.db", **ours)
+    loop = shared.Steps(settings, "run", False, keys, RunFacts(4, rollouts, 3))
+    extras = StepExtras(tokens=[1] * 4 * rollouts, trained=[1] * 4 * rollouts)
+    for (texts, scores, columns), batch in zip(reward.calls, watched, strict=True):
+        rows_of_step = list(zip(texts, columns["answer"], strict=True))
+        if ours:
+            assert rows_of_step == [keys[row] for row in loop.draw() for _ in range(rollouts)]
+        rewards = np.array(scores, dtype=float)
+        expected = loop.observe(rows_of_step, rewards, rewards, form, extras).advantages
+        np.testing.assert_allclose(batch["ours"], expected, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(batch["logged"], batch["ours"], rtol=1e-6)
-        stored = {text: (a, b) for text, a, b in rows(tmp_path, query + str(number))}
-        visited = {text for text, score in zip(texts, scores, strict=True) if score is not None}
-        assert stored == {text: (alpha[text], beta[text]) for text in visited}
-        assert columns["answer"] == [str(2 * int(text.split("+")[0])) for text in texts]
-    assert rows(tmp_path, "SELECT status, last_step FROM dbb_run") == [("finished", 3)]
-    ((config,),) = rows(tmp_path, "SELECT config FROM dbb_run")
-    assert json.loads(config)["num_generations"] == ROLLOUTS
-    assert rows(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [("group_norm",)]
-    assert set(made.state.log_history[-1]) >= {
-        "estimator/mean", "estimator/zero_variance", "estimator/rescued", "estimator/missing",
-    }  # fmt: skip
+        assert rollouts > 1 or not batch["theirs"].any()  # the group's own mean is the reward itself
+    loop.posteriors.close()
+    assert len(watched) == 5 and history(tmp_path) == history(other)
+    assert not ours or len({inclusion for *_, inclusion in history(tmp_path)}) > 1  # not even
+    [(status, last_step, config)] = rows(tmp_path, "SELECT status, last_step, config FROM dbb_run")
+    assert (status, last_step, json.loads(config)["num_generations"]) == ("finished", 5, rollouts)
+    assert rows(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [(form,)]
+    assert 0 <= made.evaluate()["eval_reward"] <= 1
 
 
 @pytest.mark.parametrize("form", FORMS.available())
@@ -206,27 +217,6 @@ def test_every_form_gives_what_it_gives_in_ones_own_loop(tmp_path, form):
         tokens = np.repeat(expected[counted], extras.tokens[counted])
         expected = np.where(counted, (expected - tokens.mean()) / tokens.std(), expected)
     np.testing.assert_allclose(ours.advantages, expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("changed", [{}, TWO_OF_TWO], ids=["one update", "four updates"])
-def test_a_strategy_draws_by_what_the_last_step_has_shown(model, tmp_path, watched, changed):
-    """Three steps are a pass over twelve prompts; TRL's data loader fetches ahead of the steps."""
-    reward, data = Reward(missing=False), prompts(12)
-    ours = {"strategy": "posterior", "strategy_parameters": {"floor": 0.2}, "form": "dr_grpo"}
-    trainer(model, tmp_path, reward, data=data, ours=ours, max_steps=5 * (2 if changed else 1), **changed).train()
-    other = shared.Settings(store=f"sqlite:///{tmp_path}/other/openrlhf_dbb.db", **ours)
-    (tmp_path / "other").mkdir()
-    keys, extras = [(text, "") for text in data["prompt"]], StepExtras(tokens=[1] * 16, trained=[1] * 16)
-    reference = shared.Steps(other, "run", False, keys, RunFacts(4, ROLLOUTS, 3))
-    for (texts, scores, _), batch in zip(reward.calls, watched, strict=True):
-        drawn = [keys[row] for row in reference.draw() for _ in range(ROLLOUTS)]
-        assert texts == [text for text, _ in drawn]
-        scored = reference.observe(drawn, np.array(scores), np.array(scores), "dr_grpo", extras)
-        np.testing.assert_allclose(batch["ours"], scored.advantages, rtol=1e-5)
-    reference.posteriors.close()
-    assert history(tmp_path) == history(tmp_path / "other") and len(history(tmp_path)) == 5 * 4
-    assert len({inclusion for *_, inclusion in history(tmp_path)}) > 4  # not even
-    assert rows(tmp_path, "SELECT DISTINCT form FROM dbb_step") == [("dr_grpo",)]
 
 
 def test_remember_changes_the_store_alone(model, tmp_path):
@@ -251,31 +241,6 @@ def test_remember_changes_the_store_alone(model, tmp_path):
     assert warm.posteriors.warm_start.matched > 4
 
 
-def test_one_rollout_a_prompt_by_hand(model, tmp_path, watched):
-    """Two passes over four prompts in batches of two; a prompt's first success gives 1.5 / (1.5 + 0.5)."""
-    reward = Reward(missing=False)
-    made = trainer(
-        model, tmp_path, reward, data=prompts().select(range(4)), held_out=prompts().select([4, 5]),
-        num_generations=1, per_device_train_batch_size=2, per_device_eval_batch_size=2, max_steps=4,
-        scale_rewards="none",
-    )  # fmt: skip
-    before = made.model.get_input_embeddings().weight.clone()
-    made.train()
-    assert made.evaluate()["eval_reward"] in (0, 0.5, 1)
-    posterior, visits = {}, Counter()
-    for (texts, scores, _), batch in zip(reward.calls[:4], watched, strict=True):
-        residuals = []
-        for text, score in zip(texts, scores, strict=True):
-            alpha, beta = posterior.get(text, (1.0, 1.0))
-            posterior[text] = alpha, beta = alpha / 2 + score, beta / 2 + 1 - score
-            visits[text] += 1
-            residuals.append(score - alpha / (alpha + beta))
-        assert list(batch["theirs"]) == [0, 0]  # the group's own mean is the reward itself
-        assert batch["ours"] == pytest.approx(np.array(residuals) - np.mean(residuals), rel=1e-6)
-    assert list(visits.values()) == [2] * 4
-    assert not torch.equal(before, made.model.get_input_embeddings().weight)
-
-
 def test_what_was_written_and_logged_is_stored_with_each_step(model, tmp_path):
     reward = Reward()
     made = trainer(
@@ -295,6 +260,7 @@ def test_what_was_written_and_logged_is_stored_with_each_step(model, tmp_path):
     assert means == [{prompt: mean for at, prompt, mean in stored if at == step} for step in (1, 2)]
     logged = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
     history = [entry for entry in made.state.log_history if "loss" in entry]
+    assert history[0].keys() >= {"estimator/mean", "estimator/zero_variance", "estimator/rescued", "estimator/missing"}
     # Of the two optimizer steps on a batch, the second one's; the summary at the end is beside it.
     assert [found["loss"] for found in logged] == pytest.approx([history[1]["loss"], history[3]["loss"]], abs=1e-6)
     assert {found["plan/steps"] for found in logged} == {2}
@@ -349,6 +315,10 @@ def test_several_reward_functions_by_hand():
     assert np.isnan(combine(np.array([[np.nan, np.nan]]), np.array([1.0, 1.0]), None, 1)[0]).all()
 
 
+def history(folder):
+    return rows(folder, "SELECT step, prompt_id, alpha, beta, inclusion FROM posterior_history ORDER BY 1, 2")
+
+
 class StopAt(TrainerCallback):
     """Ends the training early."""
 
@@ -366,10 +336,6 @@ def run_to(model, folder, step, resume_from=None, *, data=None, changed=None, **
     made.add_callback(StopAt(step))
     made.train(resume_from_checkpoint=resume_from)
     return made
-
-
-def history(folder):
-    return rows(folder, "SELECT step, prompt_id, alpha, beta, inclusion FROM posterior_history ORDER BY 1, 2")
 
 
 @pytest.mark.parametrize("changed", [{}, {"num_iterations": 2, "max_steps": 12}], ids=["one update", "two updates"])

@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from openrlhf_dbb.errors import UsageError
 from study import __main__ as command
-from study import analysis, rows, tables
+from study import analysis, draws, measured, tables
 from study.rows import COLUMNS, Study
 
 PROMPTS = 2048
@@ -136,6 +135,34 @@ def test_errors_of_estimates_by_task_by_hand():
     assert analysis.by_task(study).task.unique().tolist() == ["pairs", "lcm"]
 
 
+# Right, right, wrong, wrong among 4 of 8, over right, wrong among 2, squared.
+SOLVED_IN_HALF = 144 / 1680 / (16 / 56) ** 2
+
+
+@pytest.mark.parametrize(("successes", "lift"), [([4, 4], SOLVED_IN_HALF), ([4, 0, 0, 8], 4 * SOLVED_IN_HALF)])
+def test_the_lift_is_the_mean_square_of_p_times_1_minus_p_over_its_squared_mean(successes, lift):
+    assert draws.lift(np.array(successes), 8) == pytest.approx(lift)
+
+
+def test_the_share_is_of_the_rollouts_with_which_even_draws_make_nine_tenths_of_their_gain():
+    rollouts = np.array([0.0, 100, 200])
+    even = {seed: (rollouts, np.array([0.1, 0.2, 0.3])) for seed in (1, 2)}  # 0.28 after 180 rollouts
+    twice = {seed: (rollouts, np.array([0.1, 0.3, 0.3])) for seed in (6, 7, 8)}  # after 90
+    never = {6: (rollouts, np.array([0.1, 0.2, 0.27]))}
+    assert draws.share(twice, even) == pytest.approx((0.5, 0.5, 0.5))
+    assert draws.share(never, even) == (np.inf,) * 3
+
+
+def test_the_oracle_keeps_the_rates_of_the_first_group():
+    estimator = measured.FirstGroup()
+    state = estimator.initial_state(2)
+    for rewards in ([[1, 1, 0, 0], [0, 0, 0, np.nan]], [[0, 0, 0, 0], [1, 1, 1, 1]]):
+        state |= estimator.update(state, np.array(rewards, float))
+    alpha, beta = estimator.predictive(state)
+    assert alpha == pytest.approx([0.1 + 2, 0.1])
+    assert beta == pytest.approx([0.9 + 2, 0.9 + 3])
+
+
 CURVE = [0.40, 0.44, 0.46, 0.47, 0.48]
 ABOVE = {21: [0.40, *(value + 0.01 for value in CURVE[1:])], 22: [0.40, *(value + 0.03 for value in CURVE[1:])]}
 
@@ -163,14 +190,3 @@ def test_the_committed_tables_follow_from_the_committed_rows(tmp_path, monkeypat
         committed = command.RESULTS / name / "tables.md"
         assert (tmp_path / name / "tables.md").read_text() == committed.read_text(), "run python -m study draw"
     assert {path.name for path in tmp_path.glob("*.png")} <= shown
-
-
-def test_files_are_written_with_six_digits_and_checked_when_read(tmp_path):
-    into, columns = tmp_path / "into.csv", ("seed", "cosine")
-    rows.append(into, columns, [(1, 0.123456789), (2, math.nan)])
-    rows.append(into, columns, [(3, 1234567.8)])
-    assert into.read_text() == "seed,cosine\n1,0.123457\n2,\n3,1.23457e+06\n"
-    with pytest.raises(UsageError, match="no column arm"):
-        rows.read(into, ("seed", "arm"))
-    with pytest.raises(UsageError, match="collect the study first"):
-        rows.load(tmp_path)

@@ -14,7 +14,7 @@ from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
-from study import control, exact, protocol, rare  # noqa: E402
+from study import control, exact, protocol  # noqa: E402
 from study.sampling import NOTHING, Tokens, sample, token_log_probabilities  # noqa: E402
 
 END = 3  # of the tokens 0 to 3
@@ -135,22 +135,6 @@ def test_prompts_are_drawn_by_the_exact_variance_of_the_present_policy():
     # p (1 - p) = 48/256 and 15/256: of the nine tenths that follow it, 48/63 are of the first half; half of the others.
     share = 0.9 * 48 / 63 + 0.1 / 2
     assert np.mean(np.concatenate([next(drawn) for _ in range(200)]) < 64) == pytest.approx(share, abs=0.01)
-
-
-@pytest.mark.parametrize("arm", sorted(rare.ARMS))
-def test_the_arms_of_rare_starts(task, arm):
-    """The sum over all-wrong groups is what the arm's change says it is, for groups without any success."""
-    rewards = np.zeros((2, 4))
-    rewards[1, 0] = 1
-    advantages = rare.Learner(rare.ARMS[arm], task, Bigram()).advantages(np.array([0, 1]), rewards)
-    wrong = advantages[0]
-    assert np.ptp(wrong) == pytest.approx(0)
-    if (rare.ARMS[arm].estimator == "point" and not rare.ARMS[arm].change) or arm == "dbb-hopeful":
-        assert wrong == pytest.approx(np.zeros(4))
-    elif "centred" in arm:
-        assert advantages.sum() == pytest.approx(0)
-    else:
-        assert (wrong < 0).all()
 
 
 def test_starts_of_a_seed_share_prompts_and_differ_in_the_model(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """Simulated trainings: the draws, the measures by hand, the tables and the command."""
 
-from dataclasses import dataclass
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -15,21 +15,18 @@ from study.simulation import MEASURES, Setting, Training, measure, simulate, tra
 SETTING = Setting(prompts=50, visits=3, batch=20)  # 3 updates a pass
 
 
-@pytest.mark.parametrize("drawn", ["visits", "epoch"])
-def test_every_prompt_comes_once_a_pass(drawn):
+@pytest.mark.parametrize("drawn", simulation.DRAWS)
+def test_prompts_come_once_a_pass_or_at_irregular_times_but_never_twice_in_an_update(drawn):
     run = training("jumps", drawn, 4, SETTING, seed=0)
-    assert [len(seen) for seen in run.seen_U] == [20, 20, 10] * 3
-    for first in (0, 3, 6):
-        assert sorted(np.concatenate(run.seen_U[first : first + 3])) == list(range(50))
-    assert [rewards.shape for rewards in run.rewards_U] == [(20, 4), (20, 4), (10, 4)] * 3
-
-
-@pytest.mark.parametrize("drawn", ["uniform", "variance"])
-def test_otherwise_prompts_come_at_irregular_times_but_not_twice_in_an_update(drawn):
-    run = training("jumps", drawn, 4, SETTING, seed=0)
-    assert [len(set(seen)) for seen in run.seen_U] == [20] * 9
-    visits = np.bincount(np.concatenate(run.seen_U), minlength=50)
-    assert visits.min() < 3 < visits.max()
+    assert [len(set(seen)) for seen in run.seen_U] == [len(rewards_B_4) for rewards_B_4 in run.rewards_U]
+    if drawn in ("visits", "epoch"):
+        assert [rewards.shape for rewards in run.rewards_U] == [(20, 4), (20, 4), (10, 4)] * 3
+        passes = [np.concatenate(run.seen_U[first : first + 3]) for first in (0, 3, 6)]
+        assert [sorted(of_pass) for of_pass in passes] == [list(range(50))] * 3
+    else:
+        visits = np.bincount(np.concatenate(run.seen_U), minlength=50)
+        assert [rewards.shape for rewards in run.rewards_U] == [(20, 4)] * 9
+        assert visits.min() < 3 < visits.max()
 
 
 @pytest.mark.parametrize("drawn", simulation.DRAWS)
@@ -57,25 +54,6 @@ def test_variance_draws_each_prompt_by_the_chance_that_the_floor_leaves_it():
     assert simulation._chances(np.array([0.0, 1.0, 0.5, 0.5])) == pytest.approx([0.0625, 0.0625, 0.4375, 0.4375])
 
 
-@dataclass(frozen=True)
-class Half(estimators.RewardEstimator):
-    """Always Beta(1, 1)."""
-
-    name = "half"
-
-    def initial_state(self, num_prompts):
-        return {}
-
-    def update(self, state, rewards_P_G):
-        return state
-
-    def estimate(self, state, rewards_P_G):
-        return estimators.Estimate(np.full(len(rewards_P_G), 0.5), np.full(len(rewards_P_G), 0.25))
-
-    def predictive(self, state):
-        return np.ones(2), np.ones(2)
-
-
 def hand_made():
     """Two prompts, two updates of both; a pass is one update."""
     p_U_P = np.array([[0.5, 0.1], [0.7, 0.3], [0.95, 0.2]])
@@ -84,17 +62,16 @@ def hand_made():
 
 
 def test_measures_by_hand():
-    measured = measure(Half(), hand_made())
+    half = estimators.Estimate(np.full(2, 0.5), np.full(2, 0.25))
+    always = Mock(**{"observe_at.return_value": half, "predictive.return_value": (np.ones(2), np.ones(2))})
+    measured = measure(always, hand_made())
     assert measured.visits == pytest.approx((0 + 0.16 + 0.04 + 0.04) / 4)
     # at the ends of the passes, of the update that follows: 0.7, 0.3, then 0.95, 0.2
     assert measured.forecasts == pytest.approx((0.04 + 0.04 + 0.2025 + 0.09) / 4)
     assert measured.spread == pytest.approx(4 / 6 / (0.21 + 0.21 + 0.0475 + 0.16))  # E[p (1 - p)] of Beta(1, 1): 1/6
     assert measured.coverage == 0.75  # 0.95 is outside [0.1, 0.9]
     assert measured.log_score == pytest.approx(np.log(1 / 3))  # of 2 rollouts, each S has 1/3
-
-
-def test_an_estimator_without_forecasts_has_no_measures_of_them():
-    measured = measure(specs.parse("point"), hand_made())
+    measured = measure(specs.parse("point"), hand_made())  # which forecasts nothing
     assert measured.visits == pytest.approx((0.25 + 0.16 + 0.09 + 0.04) / 4)
     assert np.isnan([measured.forecasts, measured.spread, measured.coverage, measured.log_score]).all()
 

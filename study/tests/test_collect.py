@@ -19,12 +19,9 @@ RIGHT = {0: (0, 1), 2: (1, 1), 4: (2, 1), 6: (2, 2), 8: (4, 1)}
 def logged(step):
     """What the trainer logs of a step, as far as the study reads it."""
     return {
-        "estimator/abs_advantage": step / 8,
-        "ppo_clip_ratio": step / 100,
-        "actor_grad_norm": float(step),
-        "entropy_loss": 1 / 3,
-        "policy_loss": -step / 10,
-    }
+        "estimator/abs_advantage": step / 8, "ppo_clip_ratio": step / 100, "actor_grad_norm": float(step),
+        "entropy_loss": 1 / 3, "policy_loss": -step / 10,
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -33,62 +30,50 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def trained(open_new, fill, folder):
-    """Function that makes a run of the study, finished by default."""
+def trained(open_new, fill):
+    """Function that makes a run of the study. It finishes with ``unused`` rollouts left over, or not at all: None."""
     store = open_new("sqlite")
     ids = fill.prompts(store, 4)
 
-    def usage(successes, filtered):
+    def usage(successes, strategy):
         counts = fill.usage(ids[:2], successes, 2)
-        if filtered:
-            kept = counts.trained - counts.zero_variance
-            return dataclasses.replace(counts, trained=kept, trained_tokens=10 * kept, informative=kept, rescued=0)
-        return counts
+        if strategy == "plain":
+            return counts
+        kept = counts.trained - counts.zero_variance
+        return dataclasses.replace(counts, trained=kept, trained_tokens=10 * kept, informative=kept, rescued=0)
 
-    def make(
-        name,
-        *,
-        successes=SUCCESSES,
-        right=RIGHT,
-        sources=("heldout", "ood"),
-        strategy="plain",
-        samples=2,
-        probes=None,
-        finished=True,
-        unused=0,
-        metrics=logged,
-        heldout="first",
-        limit=256,
-    ):
+    def make(name, successes=SUCCESSES, right=RIGHT, probes=None, metrics=logged, alone=False, unused=0, **more):
         config = {
-            "rollout.n_samples_per_prompt": samples,
-            "rollout.strategy": strategy,
-            "actor.adam.lr": 2e-4,
-            "actor.model_name_or_path": f"model of seed {name.rpartition('-s')[2]}",
-            "eval.dataset": heldout,
-            "data.max_samples": limit,
-            "train.num_episodes": 4,
-            "probe.fraction": 0.0 if probes is None else 0.1,
-        }
+            "rollout.n_samples_per_prompt": 2, "rollout.strategy": "plain", "actor.adam.lr": 2e-4,
+            "actor.model_name_or_path": f"model of seed {name.rpartition('-s')[2]}", "eval.dataset": "first",
+            "data.max_samples": 256, "train.num_episodes": 4, "probe.fraction": 0.0 if probes is None else 0.1,
+        } | more  # fmt: skip
         run = fill.run(store, name, config=config)
         for step in range(len(successes) + 1):
             if step:
-                counts = usage(successes[step - 1], filtered=strategy != "plain")
-                more = {} if probes is None else {"probes": probes[step - 1]}
-                fill.step(run, step, ids[:2], successes[step - 1], 2, usage=counts, **more)
+                probed = {} if probes is None else {"probes": probes[step - 1]}
+                counts = usage(successes[step - 1], config["rollout.strategy"])
+                fill.step(run, step, ids[:2], successes[step - 1], 2, usage=counts, **probed)
                 run.record_metrics(step, metrics(step))
             if step in right:
-                rows = [fill.evaluation(ids[2 * place :][:2], right[step], s) for place, s in enumerate(sources)]
-                if "ood" in sources:
-                    rows[1] = fill.evaluation(ids[2:], (0, step / 2), "ood")
+                rows = [fill.evaluation(ids[:2], right[step], "default" if alone else "heldout")]
+                if not alone:
+                    rows.append(fill.evaluation(ids[2:], (0, step / 2), "ood"))
                 run.record_evaluation(step, "training", rows, model="tiny", config={})
-        if finished:
-            run.finish(unused)
-        else:
+        if unused is None:
             run.release()
+        else:
+            run.finish(unused)
 
     make.store = store
     return make
+
+
+@pytest.fixture
+def probes(trained, fill):
+    """Of the first prompt in two steps: p~ = 1/4, then 3/4, each with the noise 1/4 * 3/4 / 15 = 0.0125."""
+    ids = fill.prompts(trained.store, 1)
+    return [ProbeRows(ids, np.array([16]), *np.full((2, 1), float(right))) for right in (4, 12)]
 
 
 def collected(trained, folder):
@@ -131,7 +116,7 @@ def test_every_number_of_a_run(trained, folder):
 
 
 def test_unknown_values_are_left_empty_and_reported(trained, folder, capsys):
-    trained("n2-grpo-s1", right={4: (2, 1), 8: (4, 1)}, sources=("default",), metrics=lambda step: {})
+    trained("n2-grpo-s1", right={4: (2, 1), 8: (4, 1)}, alone=True, metrics=lambda step: {})
     collected_files = collected(trained, folder)
     # A single data source is the held-out one; no seconds, and no evaluation before training or after every epoch.
     assert collected_files["runs"][1] == "n2-grpo-s1,n2,grpo,2,1,0.0002,,0.625,1,,,0.625,,,32,32,8,"
@@ -143,7 +128,7 @@ def test_unknown_values_are_left_empty_and_reported(trained, folder, capsys):
 def test_a_method_that_discards_rollouts(trained, folder):
     # 6 steps: epochs end at 1.5, 3, 4.5 and 6, rounded to even steps.
     right = {0: (0, 0), 4: (2, 2), 6: (4, 2)}
-    trained("n8-dapo-s1", successes=SUCCESSES[:6], right=right, strategy="dynamic", samples=8, unused=6)
+    trained("n8-dapo-s1", SUCCESSES[:6], right, unused=6, **{"rollout.strategy": "dynamic"})
     found = collected(trained, folder)
     assert column(found["epochs"], "steps") == ["", "2", "1", "1", "2"]
     assert column(found["epochs"], "rollouts") == ["0", "8", "12", "16", "24"]
@@ -157,13 +142,12 @@ def test_a_method_that_discards_rollouts(trained, folder):
     assert (column(found["runs"], "rollouts"), column(found["runs"], "trained")) == (["30"], ["10"])
 
 
-def test_errors_against_probes(trained, folder, fill):
-    ids = fill.prompts(trained.store, 1)
-    # p~ = 1/4, then 3/4, each with the noise 1/4 * 3/4 / 15 = 0.0125.
-    probes = [ProbeRows(ids, np.array([16]), *np.full((2, 1), float(right))) for right in (4, 12)]
-    trained("probe-n2-grpo-s1", successes=((1, 1), (2, 1)), right={2: (4, 1)}, probes=probes)
+def test_errors_against_probes_and_those_of_priors_at_their_best_discount(trained, folder, probes):
+    for name in ("probe-n2-grpo-s1", "probe-n2-dbb-s1"):
+        trained(name, ((1, 1), (2, 1)), {2: (4, 1)}, probes=probes)
     trained("n2-grpo-s1")
-    rows = list(csv.DictReader(collected(trained, folder)["mse"]))
+    files = collected(trained, folder)
+    rows = list(csv.DictReader(files["mse"]))
     assert {row["run"] for row in rows} == {"probe-n2-grpo-s1"}
     found = {(row["estimator"], row["discount"]): row["mse"] for row in rows}
     # point: 0.5, then 1, each 1/4 off; 0.0625 - 0.0125. ema without a past is the same.
@@ -177,15 +161,8 @@ def test_errors_against_probes(trained, folder, fill):
     keys = [("point", ""), *(("dbb", x) for x in every[1:]), *(("ema", x) for x in every[:-1])]
     keys += [*(("laplace", x) for x in every[1:]), ("empirical_bayes", ""), ("auto", "")]
     assert list(found) == keys
-
-
-def test_errors_of_priors_at_their_best_discount(trained, folder, fill):
-    ids = fill.prompts(trained.store, 1)
-    probes = [ProbeRows(ids, np.array([16]), *np.full((2, 1), float(right))) for right in (4, 12)]
-    trained("sweep-n2-grpo-s1", successes=((1, 1), (2, 1)), right={2: (4, 1)}, probes=probes)
-    trained("sweep-n2-dbb-s1", successes=((1, 1), (2, 1)), right={2: (4, 1)}, probes=probes)
-    rows = list(csv.DictReader(collected(trained, folder)["priors"]))
-    assert {row["run"] for row in rows} == {"sweep-n2-grpo-s1"}
+    rows = list(csv.DictReader(files["priors"]))
+    assert {row["run"] for row in rows} == {"probe-n2-grpo-s1"}
     of = {(row["prior_alpha"], row["prior_beta"]): (float(row["discount"]), float(row["mse"])) for row in rows}
     assert len(of) == 36
     # Prior (1, 1) and discount 0.7: Beta(1.7, 1.7), then Beta(3.19, 1.19): (0.05 + (3.19/4.38 - 0.75)^2 - 0.0125) / 2.
@@ -196,7 +173,7 @@ def test_errors_of_priors_at_their_best_discount(trained, folder, fill):
 
 def test_runs_that_are_not_of_the_study_or_unfinished_are_reported(trained, folder, capsys):
     trained("n2-dbb-s10")
-    trained("n2-auto-s1", finished=False)
+    trained("n2-auto-s1", unused=None)
     trained("mine")
     made = collected(trained, folder)
     assert column(made["runs"], "run") == ["n2-dbb-s10"]
@@ -213,8 +190,8 @@ def test_runs_start_at_the_mean_over_the_evaluations_of_their_model_on_their_dat
     trained("n2-auto-s1", right={**RIGHT, 0: (3, 1)})
     trained("n2-dbb-s1", right=late)
     trained("n2-dbb-s2", right=late)
-    trained("n4-grpo-s1", right={**RIGHT, 0: (2, 0)}, limit=80)
-    trained("n8-grpo-s1", right={**RIGHT, 0: (4, 4)}, heldout="other")
+    trained("n4-grpo-s1", right={**RIGHT, 0: (2, 0)}, **{"data.max_samples": 80})
+    trained("n8-grpo-s1", right={**RIGHT, 0: (4, 4)}, **{"eval.dataset": "other"})
     found = collected(trained, folder)
     assert " ".join(column(found["runs"], "run")) == "n2-auto-s1 n2-dbb-s1 n2-dbb-s2 n2-grpo-s1 n4-grpo-s1 n8-grpo-s1"
     shared = ["0.375", "0.375", "", "0.375", "0.25", "1"]  # 0.375 of (1 + 1) / 8 and (3 + 1) / 8; then their own

@@ -1,10 +1,12 @@
 """Protocols of the study: their runs, the arguments of these, and what is trained and measured of them."""
 
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 
 from openrlhf_dbb import storage
+from openrlhf_dbb.cli.main import build
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
 from study import exact, measure, protocol, rows, run
@@ -89,8 +91,9 @@ def test_every_run_of_the_shipped_protocols_can_be_parsed_checked_and_collected(
         assert settings.args.rollout.n_samples_per_prompt == arm.n
 
 
-def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # runs/NAME may be a model of the hub, which is asked for minutes
+def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_path, monkeypatch):
+    commands = []
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: commands.append(words) or SimpleNamespace(returncode=1))
     gpu = protocol.load("gpu")
     first, second = gpu.runs[:2]
     with storage.open_store(run.store_url(tmp_path)) as store:
@@ -98,9 +101,10 @@ def test_a_finished_runs_model_is_evaluated_and_a_failure_is_named(fill, tmp_pat
         made = fill.run(store, first.name, config=config)
         fill.step(made, 1, fill.prompts(store, 2), (1, 0), 2)
         made.finish()
-    failed = measure.evaluate([first, second], gpu, tmp_path)
-    assert list(failed) == [first.name]  # there is no model; the second is not finished
-    assert f"runs/{first.name}" in capfd.readouterr().err
+    assert list(measure.evaluate([first, second], gpu, tmp_path)) == [first.name]  # the second is not finished
+    [[_, _, package, *argv]] = commands  # python -m
+    parsed = build(["evaluate"]).parse_args(argv)
+    assert (package, parsed.model, parsed.run) == ("openrlhf_dbb", f"runs/{first.name}", first.name)
 
 
 def test_each_policy_that_a_run_saved_is_measured_once(tmp_path, fill, monkeypatch):
