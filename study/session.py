@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed, start
+from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed
 from openrlhf_dbb.errors import UsageError
 
 _A_RUNS_OWN = ("model", "seed", "remote_rm_url", "logprobs_mode", "max_logprobs")
@@ -79,8 +79,8 @@ class Session:
         began = time.monotonic()
         settings = arguments.parse(list(argv))
         checks.check(settings)
-        prepared = prepare.prepare(settings, start.find(settings))
-        start.begin(prepared)
+        prepared = prepare.prepare(settings, prepare.find(settings))
+        prepare.begin(prepared)
         settings = prepared.settings
         if prepared.run is None:
             raise UsageError(
@@ -105,7 +105,7 @@ class Session:
         for module in (command, launcher, vllm_engine):  # each has its own copy of Ray's function
             upstream.replace(module, "placement_group", groups)
         try:
-            progress = launch.train(prepared, PosteriorTrainer, rollouts, policy)
+            progress = launch.train(prepared, PosteriorTrainer, launch.engines(rollouts, prepared), policy)
         except launch.PartDied:
             self.close()
             raise

@@ -25,9 +25,9 @@ class Serving:
         assert found, self.said + self.process.stderr.read()
         self.url, self.port = found[0], int(found[2])
 
-    def get(self, path="api/state", method="GET", **headers):
+    def get(self, path, method="GET"):
         """Status, headers and body."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", headers=headers, method=method)
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", method=method)
         try:
             with urllib.request.urlopen(request, timeout=LONGEST_S) as answer:
                 return answer.status, answer.headers, answer.read().decode()
@@ -39,15 +39,13 @@ class Serving:
         assert status == 200, body
         return json.loads(body)
 
-    def until(self, holds, path="state", within=LONGEST_S):
-        """The answer as soon as it is as wanted, and how long that took."""
-        began = time.monotonic()
-        while True:
-            answer, took = self.ask(path), time.monotonic() - began
-            if holds(answer):
-                return answer, took
-            assert took < within, answer
+    def until(self, holds, path="state"):
+        """The answer as soon as it is as wanted."""
+        deadline = time.monotonic() + LONGEST_S
+        while not holds(answer := self.ask(path)):
+            assert time.monotonic() < deadline, answer
             time.sleep(0.05)
+        return answer
 
     def end(self, sent=signal.SIGINT):
         """Exit code, stderr and how long it took."""

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.driver import arguments, checks, printed
+from openrlhf_dbb.driver import arguments, printed
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
@@ -97,36 +97,22 @@ def test_with_cuda_32_bits_are_refused_as_openrlhf_refuses_them(pretend_gpus):
         parse("--preset", "tiny", "--ds.param_dtype", "fp32")
 
 
-def test_naming_a_model_means_preset_default_and_plain_openrlhf_none():
-    assert parse(*MODEL).preset == parse(*MODEL, "--estimator", "point").preset == "default"
-    assert parse(*MODEL, "--preset", "tiny").preset == "tiny"
-    alone = parse(*MODEL, "--estimator", "none")
-    assert (alone.preset, alone.method, alone.args.algo.advantage.estimator) == ("none", "none", "gae")
-    assert (alone.args.rollout.n_samples_per_prompt, alone.args.train.num_episodes) == (1, 1)
+def test_what_a_command_line_leaves_open():
+    def chosen(*argv):
+        settings = parse(*argv)
+        return settings.preset, settings.method, settings.estimator, settings.args.algo.advantage.estimator
 
-
-def test_an_estimator_without_a_preset_means_grpo_unless_told_otherwise():
-    group = ["--preset", "none", "--rollout.n_samples_per_prompt", "4"]
-    settings = parse(*MODEL, *group, "--estimator", "dbb")
-    assert (settings.method, settings.args.algo.advantage.estimator) == ("grpo", "group_norm")
-    assert list(settings.args.actor.eps_clip_low_high) == [0.98, 0.98]
-    explicit = [*group, "--algo.advantage.estimator", "dr_grpo", "--estimator", "dbb"]
-    assert parse(*MODEL, *explicit).args.algo.advantage.estimator == "dr_grpo"
-    assert parse(*MODEL, *group).args.algo.advantage.estimator == "gae"
-
-
-@pytest.mark.skipif(not ON_CPU, reason="with CUDA it can be trained")
-def test_without_cuda_a_preset_that_needs_it_is_refused():
-    with pytest.raises(UsageError, match=r"--preset qwen3-1.7b needs CUDA, and there is none here; use --preset tiny"):
-        checks.check(parse("--preset", "qwen3-1.7b"))
-
-
-@pytest.mark.skipif(not ON_CPU, reason="with CUDA the bare command is the paper's setting")
-def test_bare_is_a_pretrained_model_without_cuda():
-    assert (parse().preset, parse().method, parse().estimator) == ("smollm2", "grpo", "point")
-    settings = parse("--estimator", "dbb")
-    assert (settings.preset, settings.method, settings.parameters["discount"]) == ("smollm2", "grpo", 0.5)
-    assert settings.args.vllm.sync_backend == "gloo"
+    group = [*MODEL, "--preset", "none", "--rollout.n_samples_per_prompt", "4"]
+    assert chosen(*MODEL) == ("default", "grpo", "point", "group_norm")
+    assert chosen(*MODEL, "--preset", "tiny") == ("tiny", "grpo", "dbb", "group_norm")
+    assert chosen(*MODEL, "--estimator", "none") == ("none", "none", "none", "gae")
+    assert chosen(*group) == ("none", "none", "none", "gae")
+    assert chosen(*group, "--estimator", "dbb") == ("none", "grpo", "dbb", "group_norm")
+    form = ["--algo.advantage.estimator", "dr_grpo"]
+    assert chosen(*group, *form, "--estimator", "dbb") == ("none", "grpo", "dbb", "dr_grpo")
+    if ON_CPU:  # with CUDA the bare command is the paper's setting
+        assert chosen() == ("smollm2", "grpo", "point", "group_norm")
+        assert chosen("--estimator", "dbb") == ("smollm2", "grpo", "dbb", "group_norm")
 
 
 @pytest.mark.parametrize(
@@ -235,10 +221,12 @@ def test_openrlhf_gets_a_copy_of_the_settings():
     assert settings.args.actor.eps_clip_low_high == [0.98, 0.98]
 
 
-def test_a_clip_range_of_the_command_line_replaces_that_of_a_method():
-    settings = parse("--preset", "tiny", "--actor.eps_clip", "0.1")
-    assert list(settings.args.actor.eps_clip_low_high) == [0.1, 0.1]
+def test_values_follow_from_flags_of_the_command_line():
+    flags = ["--preset", "tiny", "--actor.eps_clip", "0.1", "--rollout.top_p", "0.9"]
+    settings = parse(*flags)
+    assert (settings.args.actor.eps_clip_low_high, settings.args.eval.top_p) == ([0.1, 0.1], 0.9)
     assert settings.origin["actor.eps_clip_low_high"] == "--actor.eps_clip"
+    assert parse(*flags, "--eval.top_p", "0.5").args.eval.top_p == 0.5
 
 
 def test_the_launchers_rank_arguments_are_harmless():
@@ -295,9 +283,3 @@ def test_a_faulty_preset_file_gets_one_clear_line(tmp_path, text, line):
     with pytest.raises(UsageError, match=line) as caught:
         parse("--preset", f"{tmp_path}/mine.toml", *MODEL[:4])
     assert f"{tmp_path}/mine.toml" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_top_p_is_that_of_the_training_unless_given():
-    top_p = ["--preset", "tiny", "--rollout.top_p", "0.9"]
-    assert parse(*top_p).args.eval.top_p == 0.9
-    assert parse(*top_p, "--eval.top_p", "0.5").args.eval.top_p == 0.5

@@ -3,8 +3,8 @@
 import functools
 import os
 import re
+import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,11 +12,12 @@ import pytest
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import arguments, checks, cluster
+from openrlhf_dbb.driver import arguments, checks, cluster, launch
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import engines
 from openrlhf_dbb.platform import machine, ray_start
 
+ROOT = Path(__file__).parents[1]
 SEPARATE = ["--no-train.colocate_all", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "3"]
 
 
@@ -34,11 +35,12 @@ def test_gpus_are_counted_as_openrlhf_reserves_them(flags, gpus):
     assert checks.gpus_needed(arguments.parse(["--preset", "tiny", *flags]).args) == gpus
 
 
-def test_fewer_cpus_than_gpus_are_given_or_counted(pretend_gpus, monkeypatch):
+def test_fewer_cpus_than_gpus_are_given_or_counted_and_the_part_that_has_died_is_named(pretend_gpus, monkeypatch):
     ray_start.prepare()
     import ray
 
     monkeypatch.setenv("RAY_ADDRESS", "local")
+    monkeypatch.setenv("PYTHONPATH", f"/of/the/host:{ROOT}")
     monkeypatch.setattr("ray._private.utils.get_num_cpus", lambda: 1)
     pretend_gpus(2)
     given, one_cpu = [], functools.partial(ray_start.init, num_cpus=1, num_gpus=2)
@@ -47,11 +49,38 @@ def test_fewer_cpus_than_gpus_are_given_or_counted(pretend_gpus, monkeypatch):
         with pytest.raises(UsageError, match=r"^these flags need 3 GPUs, there are 1; .*--cpus-per-task"):
             cluster.start(arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"]))
         assert ray_start.places(2) == 1
+        see_who_has_died(ray)
     finally:
         ray.shutdown()
     with pytest.raises(UsageError, match=r"^Ray has GPUs, each with a CPU, for 1 engines with"):
         engines.ray_started(2, 1, verbose=False).__enter__()
     assert given == [2 + 2, 2 + 2]
+
+
+def see_who_has_died(ray):
+    """Also: a worker keeps the PYTHONPATH of its host, and finds what stands in for packages that need CUDA."""
+
+    @ray.remote(num_cpus=0)
+    class Worker:
+        def __init__(self, broken=False):
+            if broken:
+                raise ValueError("no such model")
+
+        def process(self):
+            stands_in = any("openrlhf_dbb/platform/shims" in path for path in sys.path)
+            return os.getpid(), os.environ["PYTHONPATH"], stands_in
+
+    alive, killed, broken = Worker.remote(), Worker.remote(), Worker.remote(broken=True)
+    pid, path, stands_in = ray.get(killed.process.remote())
+    assert (path, stands_in) == (f"/of/the/host:{ROOT}", True)
+    parts = {"vLLM engine 0": alive, "rank 1 of the policy": killed}
+    assert launch.find_dead(parts, 0) is None
+    os.kill(pid, signal.SIGKILL)
+    on = f"(process {pid} on host {os.uname().nodename} ({ray.util.get_node_ip_address()}))"
+    crashed = "has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
+    assert launch.find_dead(parts, 120) == f"rank 1 of the policy {on} {crashed}"
+    ray.wait([broken.process.remote()], timeout=120)
+    assert launch.find_dead({"rank 0 of the policy": broken}) is None  # the exception of its constructor says more
 
 
 def test_a_cluster_is_that_of_ray_address_or_the_one_on_this_host_or_none(monkeypatch, tmp_path):
@@ -102,68 +131,10 @@ def test_nothing_is_written_into_the_copy_that_ray_makes_of_a_jobs_folder(monkey
         checks.check(settings)
 
 
-ACTORS = """
-import os, signal, ray, sys
-from openrlhf_dbb.driver import arguments, cluster, launch
-
-def say(*words):
-    # In one piece: a thread of Ray prints lines of its own, also between the words and the end of a print.
-    sys.stdout.write("> " + " ".join(map(str, words)) + chr(10))
-    sys.stdout.flush()
-
-settings = arguments.parse(["--estimator", "dbb", "--preset", "tiny", "--actor.num_gpus_per_node", "2"])
-cluster.start(settings)
-
-@ray.remote(num_gpus=1)
-class Other:
-    def environment(self):
-        import os, sys
-        return os.environ["PYTHONPATH"], any("openrlhf_dbb/platform/shims" in path for path in sys.path)
-
-say(*ray.get(Other.remote().environment.remote()))
-
-@ray.remote(num_cpus=0)
-class Worker:
-    def __init__(self, broken=False):
-        if broken:
-            raise ValueError("no such model")
-    def pid(self):
-        return os.getpid()
-
-alive, killed, broken = Worker.remote(), Worker.remote(), Worker.remote(broken=True)
-pid = ray.get(killed.pid.remote())
-parts = {"vLLM engine 0": alive, "rank 1 of the policy": killed}
-say(launch.find_dead(parts, 0))
-os.kill(pid, signal.SIGKILL)
-line = launch.find_dead(parts, 120)
-for known, name in ((pid, "PID"), (os.uname().nodename, "HOST"), (ray.util.get_node_ip_address(), "ADDRESS")):
-    line = line.replace(str(known), name)
-say(line)
-ray.wait([broken.pid.remote()], timeout=120)
-say(launch.find_dead({"rank 0 of the policy": broken}))
-"""
-
-
-def test_the_part_that_has_died_is_named():
-    """Also: a worker keeps the PYTHONPATH of its host, and finds what stands in for packages that need CUDA."""
-    environment = os.environ | {"PYTHONPATH": "/of/the/host", "RAY_ADDRESS": "local"}
-    done = subprocess.run(
-        [sys.executable, "-c", ACTORS], capture_output=True, text=True, timeout=180, check=True, env=environment
-    )
-    crashed = "has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
-    said = [line for line in done.stdout.splitlines() if line.startswith("> ")]
-    assert [line.removeprefix("> ") for line in said] == [
-        "/of/the/host True",
-        "None",
-        f"rank 1 of the policy (process PID on host HOST (ADDRESS)) {crashed}",
-        "None",  # the exception of its constructor says more
-    ]
-
-
 def test_the_role_that_the_page_makes_can_keep_a_store(new_url):
     import psycopg
 
-    page = (Path(__file__).parents[1] / "docs/machines.md").read_text()
+    page = (ROOT / "docs/machines.md").read_text()
     statements = re.findall(r'-c "([^"]+)"', page)
     assert [statement.split()[0] for statement in statements] == ["CREATE", "GRANT"]
     url = new_url("postgresql")

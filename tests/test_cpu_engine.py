@@ -246,10 +246,7 @@ def test_norms_are_vllm_s_to_the_rounding_of_bfloat16(engine):
         summed = [norm(x.clone(), residual.clone()) for norm in (layer, layer.forward_native)]  # both in place
         return layer._forward_method.__name__, [alone, *zip(*summed, strict=True)]
 
-    async def ask():
-        return await engine.collective_rpc(both)
-
-    [(name, pairs)] = asyncio.run(ask())
+    [(name, pairs)] = asyncio.run(engine.collective_rpc(both))
     assert name == "_normed"
     for mine, theirs in pairs:
         torch.testing.assert_close(mine, theirs, rtol=2**-7, atol=0)

@@ -48,6 +48,7 @@ def test_with_flash_attention_samples_are_packed_into_dynamic_batches(parse):
     assert batches(settings) == ["flash_attention_2", True, True, 4 * 2048, 8 * 2048, True]
     assert settings.origin["ds.packing_samples"] == "fast on CUDA"
     assert batches(parse(*MODEL, "--train.max_tokens_per_gpu", "999", flash=True))[3:5] == [999, 8 * 2048]
+    assert batches(parse(*MODEL, flash=True, capability=(10, 0)))[0] == "sdpa"  # Blackwell
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def strategy(args):
 
 
 def check(*files, **options):
+    """The rows that a training would load from files."""
     args = arguments(*files, **options)
     return data.load(args, strategy(args), data.TRAINING)
 
@@ -122,13 +123,16 @@ def test_labels_are_the_text_of_the_file_and_other_columns_may_hold_anything(loa
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32"])
-def test_a_float_of_parquet_is_the_shortest_decimal(tmp_path, kind):
+def test_a_float_of_parquet_is_the_shortest_decimal_and_a_key_with_dots_reaches_into_it(tmp_path, kind):
     from datasets import Dataset, Features, Value
 
     labels = [1e-05, 2.5, 0.1, 7.0, -0.001]
-    kinds = Features({"input": Value("string"), "label": Value(kind)})
-    Dataset.from_dict({"input": list("abcde"), "label": labels}, kinds).to_parquet(tmp_path / "data.parquet")
+    kinds = Features({"input": Value("string"), "label": Value(kind), "reward_model": {"ground_truth": Value("int64")}})
+    columns = {"input": list("abcde"), "label": labels, "reward_model": [{"ground_truth": 7}] * 5}
+    Dataset.from_dict(columns, kinds).to_parquet(tmp_path / "data.parquet")
     assert check(tmp_path / "data.parquet")["label"][:] == ["0.00001", "2.5", "0.1", "7", "-0.001"]
+    key = "reward_model.ground_truth"
+    assert check(tmp_path / "data.parquet", label_key=key, drop_duplicates=True)[key][:] == ["7"] * 5
 
 
 @pytest.mark.parametrize(
@@ -145,15 +149,6 @@ def test_a_broken_csv_file_is_refused(tmp_path, content, fault):
     (tmp_path / "data.csv").write_bytes(content.encode("latin-1"))
     with pytest.raises(UsageError, match=f"data.csv:? {fault}"):
         check(tmp_path / "data.csv")
-
-
-def test_a_key_with_dots_reaches_into_parquet(tmp_path):
-    from datasets import Dataset
-
-    rows = [{"input": "a", "reward_model": {"ground_truth": 7}}]
-    Dataset.from_list(rows).to_parquet(tmp_path / "data.parquet")
-    key = "reward_model.ground_truth"
-    assert check(tmp_path / "data.parquet", label_key=key)[key][:] == ["7"]
 
 
 def test_several_files_are_one_data_set(tmp_path):
@@ -206,9 +201,9 @@ def test_every_label_of_the_reward_earns_itself(load):
 def choose(load, tmp_path):
     """Function: the chosen prompts of a JSONL file with these rows."""
 
-    def run(*rows, **options):
+    def run(*rows, tokenizer=None, **options):
         args = arguments(tmp_path / "data.jsonl", **options)
-        return data.choose(load(*rows, **options), args, strategy(args), Words())
+        return data.choose(load(*rows, **options), args, strategy(args), tokenizer or Words())
 
     return run
 
@@ -245,11 +240,8 @@ def test_rows_that_a_file_names_are_left_out(choose, tmp_path):
     file = tmp_path / "out.jsonl"
     file.write_text('{"prompt": "b", "label": "1", "why": "never"}\n{"prompt": "c", "label": "other"}\n')
     kept = choose(row("a"), row("b"), row("c"), leave_out=str(file))
-    assert (kept.texts, kept.rows, kept.report) == (
-        ["a", "c"],
-        [0, 2],
-        "2 of 3 prompts; 1 left out by --data.leave_out",
-    )
+    assert (kept.texts, kept.rows) == (["a", "c"], [0, 2])
+    assert kept.report == "2 of 3 prompts; 1 left out by --data.leave_out"
     for content, message in (
         (None, "out.jsonl cannot be read: No such file or directory; openrlhf-dbb prompts writes one"),
         ("{", "line 1: broken JSON"),
@@ -271,9 +263,8 @@ def test_long_prompts_and_those_without_a_token_are_dropped(choose):
         choose(row("a"), row(long))
 
 
-def test_prompts_with_characters_that_the_model_does_not_know_are_counted(load, tmp_path):
-    args, rows = arguments(tmp_path / "data.jsonl"), load(row("1+2="), row("max(12)="), row("1*2="))
-    kept = data.choose(rows, args, strategy(args), build_tokenizer())
+def test_prompts_with_characters_that_the_model_does_not_know_are_counted(choose):
+    kept = choose(row("1+2="), row("max(12)="), row("1*2="), tokenizer=build_tokenizer())
     assert kept.report == "3 of 3 prompts; 2 with characters that the model does not know"
 
 
@@ -295,8 +286,10 @@ def test_the_schema_of_dapo_math_17k(choose):
          "reward_model": {"ground_truth": str(2 * i), "style": "rule"}, "extra_info": {"index": f"id{i}"}}
         for i in (1, 2, 1, 2, 3)
     ]  # fmt: skip
-    columns = {"input_key": "prompt", "label_key": "reward_model.ground_truth"}
-    kept = choose(*rows, **columns, apply_chat_template=True, drop_duplicates=True)
+    columns = {"input_key": "prompt", "label_key": "reward_model.ground_truth", "drop_duplicates": True}
+    with pytest.raises(UsageError, match=r"the prompts are messages; give --data.apply_chat_template"):
+        choose(*rows, **columns)
+    kept = choose(*rows, **columns, apply_chat_template=True)
     assert kept.texts == ["What is 1+1? Answer:", "What is 2+2? Answer:", "What is 3+3? Answer:"]
     assert kept.labels == ["2", "4", "6"]
 
@@ -308,8 +301,7 @@ def test_the_schema_of_dapo_math_17k(choose):
         ([said("tool", "a")], "its last message is of role tool"),
         ([said("User", "a")], "its message 1 has the role 'User'; allowed: system, developer, user, assistant, tool"),
         (["a"], "its message 1 has the role None"),
-        (messages("a", None), "its message 2 has no text as content"),
-        (messages(" "), "its message 1 has no text as content"),
+        (messages("a", " "), "its message 2 has no text as content"),
         (messages([{"type": "text", "text": "a"}]), "its message 1 has no text as content"),
     ],
 )
@@ -319,15 +311,9 @@ def test_messages_that_a_model_cannot_answer_are_refused_with_their_row(load, pr
         load(row(fine), row(prompt))
 
 
-def test_messages_need_a_chat_template(choose):
-    with pytest.raises(UsageError, match=r"the prompts are messages; give --data.apply_chat_template"):
-        choose(row(messages("a")), row(messages("b")))
-
-
-def test_the_digest_depends_on_text_label_and_order(choose):
-    a, b = row("a"), row("b")
-    chosen = [choose(*rows) for rows in ([a, b], [b, a], [a, row("b", "2")], [row("ab"), b], [a, b])]
-    first, *others, again = [dataset_digest(prompts.texts, prompts.labels) for prompts in chosen]
+def test_the_digest_depends_on_text_label_and_order():
+    columns = ["ab", "11"], ["ba", "11"], ["ab", "12"], [["ab", ""], "11"], ["ab", "11"]
+    first, *others, again = [dataset_digest(list(texts), list(labels)) for texts, labels in columns]
     assert len({first, *others}) == 4
     assert again == first
 
@@ -344,14 +330,12 @@ def test_pass_rates_are_successes_and_attempts(load):
     assert [None if math.isnan(got[0]) else got for got in texts[data._RATE][:]] == [[5, 8], None, None, [0, 4]]
 
 
-def test_the_columns_of_rates_and_groups_have_to_be_there_and_may_be_one(load, tmp_path):
+def test_the_columns_of_rates_and_groups_have_to_be_there_and_may_be_one(choose):
     for key in ("pass_rate_key", "group_key"):
         with pytest.raises(UsageError, match=rf"has no column 'hard' \(--data.{key}\); it has input, label"):
-            load(GOOD, row("other"), **{key: "hard"})
-    lines = [row("a") | {"hard": "5/8"}, row("b b b b b b b b b b b b b b b b b b b b b b b b b") | {"hard": "1/8"}]
-    rows = load(*lines, row("c"), pass_rate_key="hard", group_key="hard")
-    args = arguments(tmp_path / "data.jsonl", pass_rate_key="hard", group_key="hard")
-    kept = data.choose(rows, args, strategy(args), Words())
+            choose(GOOD, row("other"), **{key: "hard"})
+    too_long = row("b " * 25) | {"hard": "1/8"}
+    kept = choose(row("a") | {"hard": "5/8"}, too_long, row("c"), pass_rate_key="hard", group_key="hard")
     assert (kept.rows, kept.sources, kept.pass_rates[0]) == ([0, 2], ["5/8", "None"], [5, 8])
     assert math.isnan(kept.pass_rates[1][0])
     assert kept.report.endswith("; 1 with a pass rate")

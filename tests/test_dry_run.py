@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from sqlalchemy import text
 
 from openrlhf_dbb import Posteriors, storage, tiny
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import arguments, prepare, printed, start
+from openrlhf_dbb.driver import arguments, prepare, printed
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.evaluation import evaluated_model
 
@@ -71,7 +70,7 @@ def dry_run(tmp_path, capsys):
 def begun(*argv):
     """Start a run, and stop before its first step; return what was prepared."""
     prepared = prepare.prepare(arguments.parse(list(argv)), None)
-    start.begin(prepared)
+    prepare.begin(prepared)
     return prepared
 
 
@@ -96,7 +95,6 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
         (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: there is no such folder"),
         (["--dbb.discount", "0.9"], "--dbb.discount is not read by this run's plain and point; leave it out"),
         (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded: "),
-        (["--eval.dataset", "/no/such.jsonl"], "--eval.dataset /no/such.jsonl cannot be loaded: "),
         (["--eval.dataset", "half.jsonl"], "--eval.dataset half.jsonl: 2 of 3 rows cannot be used: line 2: no label"),
         (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
         (["--reward.remote_url", "/no/reward.py"], "/no/reward.py failed: FileNotFoundError"),
@@ -176,9 +174,8 @@ def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_pat
         assert store.find_run("mine").owner.host == "elsewhere"
 
 
-@pytest.mark.parametrize("estimator", ["point", "dbb"])
-def test_a_finished_run_is_advised_as_a_warm_start(dry_run, own, estimator):
-    with Posteriors.create("openrlhf_dbb.db", "mine", ["1+1="], ["2"], estimator=estimator) as posteriors:
+def test_a_finished_run_is_advised_as_a_warm_start(dry_run, own):
+    with Posteriors.create("openrlhf_dbb.db", "mine", ["1+1="], ["2"]) as posteriors:
         posteriors.finish()
     [line] = dry_run(*own, "--resume", "mine")
     advice = "start a new run, with --warm_start mine from its posteriors"
@@ -246,7 +243,6 @@ def test_a_name_is_free_again_if_its_run_ended_before_the_first_step(dry_run, ow
         (["--dbb.discount", "0.75"], "--dbb.discount 0.5, not 0.75"),
         (["--estimator", "auto"], "--estimator 'dbb', not 'auto'"),
         (["--data.max_samples", "32"], "prompts and labels 'of other content or order', not 'these'"),
-        (["--method", "dapo"], "--method 'grpo', not 'dapo'"),
         (["--ds.zero_stage", "3"], "--ds.zero_stage 2, not 3"),
         (
             ["--actor.num_nodes", "2", "--vllm.num_engines", "2"],
@@ -335,11 +331,6 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
         assert store.runs() == []
 
 
-def test_ranks_other_than_0_leave_at_once(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert train_grpo.main(["--no-such-flag"]) == 0
-
-
 TINY = ["--preset", "tiny", "--estimator", "dbb"]
 ROWS = [{"input": "1+2=", "label": "3"}, {"input": "s31=", "label": "13"}, {"input": "12+34=", "label": "64"}]
 
@@ -372,22 +363,14 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
     assert plan[0].endswith(" - preset tiny")  # its description is of another model
 
 
-def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made(benchmarks):
+def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made(benchmarks, monkeypatch):
+    evaluated = [*TINY, "--eval.steps", "4", "--eval.benchmarks"]
     with pytest.raises(UsageError, match=r"longest prompt of mine \(6 tokens\) .* do not fit into --data.max_len 15"):
-        begun(*TINY, "--eval.benchmarks", "mine=mine.jsonl", "--eval.steps", "4", "--data.max_len", "15")
-
-
-def test_a_data_set_that_is_out_of_reach_says_what_to_do(tmp_path):
-    code = (
-        "import sys\nfrom openrlhf_dbb.cli import train_grpo\n"
-        "sys.exit(train_grpo.main(['--dry_run', '--preset', 'tiny', '--eval.benchmarks', 'aime24']))"
-    )
-    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, text=True, capture_output=True, check=False)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: --eval.benchmarks: benchmark aime24: Couldn't reach 'Maxwell-Jia/AIME_2024'")
-    assert "give the data as aime24=FILE (.json" in line
+        begun(*evaluated, "mine=mine.jsonl", "--data.max_len", "15")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match=r"^--eval.benchmarks: benchmark aime24: Couldn't reach .* as aime24=FILE "):
+        begun(*evaluated, "aime24")
 
 
 def test_a_presets_benchmarks_can_be_switched_off_with_the_evaluations(tmp_path):

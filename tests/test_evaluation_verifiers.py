@@ -40,12 +40,9 @@ def test_the_letter_that_a_response_settles_on(letter, responses):
         ("invalid", [r"\boxed{\text{invalid}}", "It is deductively invalid."], [r"\boxed{valid}", "Invalidated"]),
         (
             "8",
-            [r"\boxed{8}", r"\boxed{8 \text{ objects}}", r"\boxed{3 + 5 = 8}", r"\boxed{8.0}",
-             "The answer is 8. 3 are red.", "the answer is (-5 + 9) * 2 = 8.", "There are 8 objects."],
-            [r"\boxed{18}", r"\boxed{-8}", "eight", "", "1" * 10_000, r"\boxed{" + "1" * 10_000 + "}"],
+            [r"\boxed{8 \text{ objects}}", "The answer is 8. 3 are red.", "the answer is (-5 + 9) * 2 = 8."],
+            [r"\boxed{18}", "eight", ""],
         ),
-        ("-48", [r"\boxed{-48}", "The answer is \u221248."], [r"\boxed{48}"]),
-        ("1234", [r"\boxed{1{,}234}", r"\boxed{1,234}"], [r"\boxed{234}"]),
         (
             "] ) }",
             [r"\boxed{] ) }}", r"\boxed{] ) \}}", r"\boxed{\text{] ) }}}", "The answer is ] ) }.", "Answer: `]) }`"],
@@ -89,13 +86,10 @@ def test_training_and_evaluation_give_the_same_verdict(response, label, verdict)
 @pytest.mark.parametrize(
     "same",
     [
-        ["1/2", r"\frac{1}{2}", r"\dfrac12", r"\frac 1 2", r"$\tfrac{1}{2}$", r"x = \frac{1}{2}", r"\frac{1}{2}."],
-        ["1234", "1,234", "1{,}234", r"1\,234", r"1,\!234", "1234.0", "+1234", r"\$1234", "01234"],
-        ["5", r"5 \text{ cm}", r"5\,\mathrm{cm}", r"5 \text{ cm}^2", "n=5", "5\u00b0"],
-        ["0.5", ".50", "+0.50", "1/2"],
+        ["5", r"5 \text{ cm}", r"5 \text{ cm}^2", "n=5", "5\u00b0", "5.0", "10/2"],
         [r"(0,1]", r"\left( 0, \, 1 \right]", r"\big(0,1\big]"],
+        ["1,2", "2 and 1"],
         [r"2\sqrt{3}", r"2 \sqrt {3}", r"2\,\sqrt{3}\,\text{m}"],
-        [r"4.5\times10^{33}", "4.5e33", r"4.5 \times 10^{33}", "4.5E+33"],
     ],
 )
 def test_equal_answers_vote_together(same):

@@ -238,21 +238,10 @@ def test_the_log_probs_of_vllm_and_the_policy_are_compared_at_the_generated_toke
 
 
 def filtered_group(prompt, scores, length=TOKENS):
-    """A group that was generated, but is not trained on."""
-    rollouts = [
-        Experience(
-            sequences=torch.ones(1, 1 + TOKENS, dtype=torch.int32),
-            action_mask=(torch.arange(TOKENS) < length)[None],
-            rewards=torch.tensor([score]).nan_to_num(),
-            scores=torch.tensor([score]),
-            response_length=torch.tensor([length]),
-            truncated=torch.tensor([False]),
-            prompts=[PROMPTS[prompt]],
-            labels=[str(prompt + 1)],
-        )
-        for score in scores
-    ]
-    return group(prompt, rollouts)
+    """A group that was generated, but is not trained on: the policy has taken no log-probs."""
+    rollouts = experiences([scores], batch=1, lengths=[length] * len(scores))
+    own = {"prompts": [PROMPTS[prompt]], "labels": [str(prompt + 1)], "action_log_probs": None}
+    return group(prompt, [replace(rollout, **own) for rollout in rollouts])
 
 
 def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
@@ -307,7 +296,8 @@ class Ranks:
 VISITS = [[1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
 
 
-def test_replays_ride_along_from_the_third_visit_on(ours, ray_node):
+def test_replays_ride_along_from_the_third_visit_on(ours, monkeypatch):
+    monkeypatch.setattr("ray.get", list)
     mine, store = ours("dbb", "--method", "repo", discount=0.5)
     mine.actor_model_group = Ranks()
     for step, visit in enumerate(VISITS, 1):

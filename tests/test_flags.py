@@ -7,6 +7,7 @@ import pytest
 from openrlhf_dbb import estimators
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu
 
 DATA = ["--data.prompt_dataset", "some/data", "--data.label_key", "label", "--rollout.n_samples_per_prompt", "8"]
 OWN = ["--preset", "none", "--actor.model_name_or_path", "m", "--vllm.num_engines", "1", *DATA]
@@ -32,6 +33,8 @@ MEDIAN = f"{__name__}:Median"
     ("argv", "line"),
     [
         (["--preset", "none"], "--actor.model_name_or_path: missing"),
+        pytest.param(["--preset", "qwen3-1.7b"], "--preset qwen3-1.7b needs CUDA, and there is none here; use --preset",
+                     marks=pytest.mark.skipif(not cpu.active(), reason="with CUDA it can be trained")),
         *(
             ([f"--run_name={name}"], ": it names folders; use letters, digits and . _ + -, no - first, at most 200 ")
             for name in ("a/b", "..", "-x", "a\n", "\u6f22" * 67)

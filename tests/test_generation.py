@@ -362,19 +362,13 @@ def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engi
     assert ray.get(engine.recorded.remote("sizes")) == [3, 2, 2]
 
 
-def test_only_the_first_batch_of_a_start_comes_with_log_probs(generator):
-    made = generator([MIXED] * 4, at_a_time=3)
-    draw(made)
-    assert {rollout.rollout_log_probs.shape for rollout in rollouts_of(made.last_batch.trained)} == {(1, 3)}
-    assert draw(made)[0] == "34"  # 3 waited, and came with them
-    assert [rollout.rollout_log_probs for rollout in rollouts_of(made.last_batch.trained)] == [None] * 4
-
-
-def test_each_batch_comes_with_log_probs_where_no_pass_of_the_policy_takes_them(generator):
-    made = generator([MIXED] * 4, train_batch=2 * GROUP)  # all rollouts in one update
-    for _ in range(2):
-        draw(made)
-        assert {rollout.rollout_log_probs.shape for rollout in rollouts_of(made.last_batch.trained)} == {(1, 3)}
+@pytest.mark.parametrize(("updates", "second"), [(2, None), (1, (1, 3))])
+def test_after_the_first_batch_log_probs_come_only_where_no_pass_of_the_policy_takes_them(generator, updates, second):
+    made = generator([MIXED] * 4, at_a_time=3, train_batch=BATCH * GROUP // updates)
+    for prompts, shape in (("12", (1, 3)), ("34", second)):  # 3 has waited, and came with them
+        assert draw(made)[0] == prompts
+        log_probs = [rollout.rollout_log_probs for rollout in rollouts_of(made.last_batch.trained)]
+        assert [each if each is None else each.shape for each in log_probs] == [shape] * 4
 
 
 def test_groups_that_became_stale_while_they_waited_are_observed_and_not_trained_on(generator):

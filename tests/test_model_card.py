@@ -19,7 +19,8 @@ def read(*args):
     return huggingface_hub.ModelCard(model_card.text(*args), ignore_metadata_errors=False)
 
 
-def test_a_card_by_hand(store, fill):
+def test_a_card_by_hand(open_new, fill):
+    store = open_new("sqlite")
     url = "http://me:hunter2@host/train.jsonl"
     run = fill.run(store, "mine", model="Qwen/Qwen3-0.6B", dataset=url, method="centered", config=CONFIG)
     ids = fill.prompts(store, 4)
@@ -52,7 +53,8 @@ def test_a_card_by_hand(store, fill):
     assert "chosen for its eval_mean@4, the highest" in card.text
 
 
-def test_a_model_in_a_folder_is_no_hub_name_and_what_was_not_measured_is_not_claimed(store, fill, tmp_path):
+def test_a_model_in_a_folder_is_no_hub_name_and_what_was_not_measured_is_not_claimed(open_new, fill, tmp_path):
+    store = open_new("sqlite")
     run = fill.run(store, model=str(tmp_path), config=CONFIG | {"eval.dataset": None, "eval.benchmarks": None})
     fill.step(run, 1, fill.prompts(store, 1), [1])
     card = read(store, run.record, 1)

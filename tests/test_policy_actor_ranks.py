@@ -1,59 +1,145 @@
-"""The policy actor itself, on DeepSpeed and on two ranks of which one has replays."""
+"""The policy actor on DeepSpeed itself, on one and two ranks: each shortcut takes the step that it is short for."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
-from trainings import RANK, rank_arguments
 
+from openrlhf_dbb import tiny
 from openrlhf_dbb.platform import cpu
 
-ROLLOUTS = """
-def rollouts(policy, rows, advantage):
-    tokens = torch.randint(0, 14, (rows, 8), generator=torch.Generator().manual_seed(rank))
-    actions = torch.arange(7).expand(rows, 7) > 2
-    advantages = torch.full((rows, 7), advantage)
-    made = Experience(sequences=tokens, attention_mask=torch.ones_like(tokens), action_mask=actions,
-                      advantages=advantages, returns=advantages.clone(), info={"reward": torch.ones(rows)})
-    made.action_log_probs = policy.forward(tokens, actions, made.attention_mask)
-    return made
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not cpu.active(), reason="the ranks would share a GPU, which NCCL refuses"),
+]
 
-def train(policy):
-    policy.append(rollouts(policy, 4, 1.0))
-    torch.manual_seed(2)  # the order of the rows
-    policy.fit()
-"""
-
-REPLAYS = """
-found = []
-for longest_shared in (0, 2**31):  # a prompt once more for each row, or once
-    policy = actor()
-    policy.actor.longest_shared = longest_shared
-    old = rollouts(policy, 5, -1.0)  # a forward pass under ZeRO-3 needs both ranks
-    replays = split_experience_batch(old) if rank == 0 else []
-    policy.append(rollouts(policy, 8, 1.0))  # the prompts of the old rows among them
-    policy.execute_batch("append_replays", {"experience": [replays]}, 0, 1)
-    sizes, computed = [], []
-    policy.trainer.actor.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-    policy.actor.model.register_forward_pre_hook(lambda _, inputs: computed.append(inputs[0].numel()))
-    torch.manual_seed(2)  # the order of the rows
-    status = {key: float(value) for key, value in policy.fit().items()}
-    weights = sum(parameter.double().abs().sum().item() for parameter in policy.actor.parameters())
-    found.append({
-        "rows": sizes, "computed": sum(computed), "steps": policy.actor.model.global_steps,
-        "length": policy.trainer.actor_loss_fn.length, "same": {"weights": weights, **status},
-    })
-print(json.dumps(found))
+TESTS = Path(__file__).parent
+BEGIN = """
+import os
+answers = os.dup(1)
+os.dup2(2, 1)  # DeepSpeed and OpenRLHF print
+from openrlhf_dbb.platform import machine
+machine.add_shims()
+import on_ranks
+on_ranks.serve(answers)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
-def test_two_ranks_take_the_same_steps_with_and_without_replays(two_ranks, tmp_path):
-    # 16 rows on two ranks, 8 a step, 2 a micro-batch: two steps of two micro-batches.
-    arguments = rank_arguments(
-        tmp_path, 2, "--rollout.batch_size", "2", "--rollout.n_samples_per_prompt", "8", "--train.batch_size", "8",
-        "--actor.loss_agg_mode", "seq-mean-token-sum-norm", "--rollout.max_new_tokens", "6", "--ds.zero_stage", "3",
-        "--rollout.micro_batch_size", "2",
+class Ranks:
+    """Processes of one torch group, which live until all tests are done: their imports take longer than a test."""
+
+    def __init__(self, count, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = [str(count), str(free.getsockname()[1]), str(folder / "model")]
+        paths = f"{TESTS}:{TESTS.parent}:{os.environ.get('PYTHONPATH', '')}"
+        self._log = folder / f"{count} ranks"
+        with self._log.open("w") as log:
+            self.processes = [
+                subprocess.Popen(
+                    [sys.executable, "-c", BEGIN, str(rank), *place], text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                    env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+                )
+                for rank in range(count)
+            ]  # fmt: skip
+
+    def ask(self, name, flags):
+        """Call a function of ``on_ranks`` on each rank; their answers. After a failure all of them have ended."""
+        alarm = threading.Timer(300, self.end)
+        alarm.start()
+        for process in self.processes:
+            print(json.dumps([name, flags]), file=process.stdin, flush=True)
+        answers = [process.stdout.readline() for process in self.processes]
+        alarm.cancel()
+        if not all(answers):
+            self.end()
+            pytest.fail(self._log.read_text()[-4000:])
+        return list(map(json.loads, answers))
+
+    def end(self):
+        for process in self.processes:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Function: call a function of ``on_ranks`` with these flags on one or two ranks; the answer of each."""
+    folder, started = tmp_path_factory.mktemp("ranks"), {}
+    tiny.build_model(0).save_pretrained(folder / "model")
+    tiny.build_tokenizer().save_pretrained(folder / "model")
+
+    def call(count, name, *flags):
+        group = started.pop(count, None) or Ranks(count, folder)
+        common = [
+            "--preset", "none", "--estimator", "none", "--actor.model_name_or_path", str(folder / "model"),
+            "--actor.num_gpus_per_node", str(count), "--actor.lr_warmup_ratio", "0", "--algo.kl.init_coef", "0",
+            "--train.micro_batch_size", "2", "--reward.remote_url", "math_answer", "--rollout.batch_size", str(count),
+        ]  # fmt: skip
+        answers = group.ask(name, [*common, *map(str, flags)])
+        started[count] = group  # not after a failure
+        return answers
+
+    yield call
+    for group in started.values():
+        group.end()
+
+
+SMALL = ["--rollout.n_samples_per_prompt", 4, "--train.batch_size", 4]
+
+
+@pytest.mark.parametrize(("count", "stage"), [(1, 0), (2, 1), (1, 2), (2, 3)])
+def test_a_step_is_openrlhfs_for_every_loss_and_zero_stage(ranks, count, stage):
+    flags = [
+        "--rollout.n_samples_per_prompt", 8, "--train.batch_size", 8 * count, "--rollout.max_new_tokens", 5,
+        "--ds.zero_stage", stage, "--ds.param_dtype", "fp32", "--actor.adam.lr", 1, "--actor.adam.eps", 100,
+    ]  # fmt: skip  # a step is a gradient / 100
+    for results in ranks(count, "openrlhfs", *flags):
+        for (theirs, their_weights, their_tokens), (status, weights, computed) in results:
+            assert status == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+            assert weights == pytest.approx(their_weights, rel=1e-6, abs=1e-5)
+            assert computed < their_tokens
+
+
+@pytest.mark.parametrize(
+    ("stage", "loss"),
+    [(1, "seq-mean-token-mean"), (3, "seq-mean-token-mean"), (2, "seq-mean-token-mean"), (2, "token-mean"),
+     (2, "seq-mean-token-sum-norm")],
+)  # fmt: skip
+def test_packed_and_dynamic_batches_take_the_same_step(ranks, stage, loss):
+    # 16 rows on two ranks, all of them one optimizer step. A step of Adam is a hundredth of the gradient.
+    found, _ = ranks(
+        2, "packed", "--rollout.n_samples_per_prompt", 8, "--train.batch_size", 16, "--rollout.micro_batch_size", 8,
+        "--rollout.max_new_tokens", 11, "--actor.adam.lr", 1, "--actor.adam.eps", 100, "--actor.max_norm", 0,
+        "--ds.zero_stage", stage, "--actor.loss_agg_mode", loss,
     )  # fmt: skip
-    first, second = two_ranks(RANK + ROLLOUTS + REPLAYS, *arguments)
+    padded, packed, dynamic = (found[mode] for mode in ("padded", "packed", "dynamic"))
+    moved = padded["after"] - padded["before"]
+    assert abs(moved) > 1e-2
+    if loss == "seq-mean-token-mean":
+        # As OpenRLHF configures ZeRO 1 and 2, they keep the last micro-batch alone: 1.589.
+        assert padded["grad_norm"] == pytest.approx(3.998, abs=1e-3)
+    for other in (packed, dynamic):
+        assert other["before"] == pytest.approx(padded["before"], rel=1e-5)
+        assert other["after"] - other["before"] == pytest.approx(moved, rel=1e-2)
+        assert other["grad_norm"] == pytest.approx(padded["grad_norm"], rel=1e-4)
+    assert [each["steps"] for each in (padded, packed)] == [1, 1]
+    # 8 rows of 62 tokens: 4 padded micro-batches of 2 rows; 3 dynamic ones of at most 24 tokens.
+    assert [each["rows"] for each in (padded, packed, dynamic)] == [8, 8, 8]
+    assert [each["micro-batches"] for each in (padded, packed, dynamic)] == [4, 4, 3]
+
+
+def test_two_ranks_take_the_same_steps_with_and_without_replays(ranks):
+    # 16 rows on two ranks, 8 a step, 2 a micro-batch: two steps of two micro-batches.
+    first, second = ranks(
+        2, "replays", "--rollout.n_samples_per_prompt", 8, "--train.batch_size", 8, "--rollout.micro_batch_size", 2,
+        "--actor.loss_agg_mode", "seq-mean-token-sum-norm", "--rollout.max_new_tokens", 6, "--ds.zero_stage", 3,
+    )  # fmt: skip
     for with_replays, without in zip(first, second, strict=True):
         assert sorted(with_replays["rows"]) == [3, 3, 3, 4]  # two fresh rows and one or two replays
         assert without["rows"] == [2, 2, 2, 2]
@@ -64,172 +150,51 @@ def test_two_ranks_take_the_same_steps_with_and_without_replays(two_ranks, tmp_p
     assert once["computed"] < alone["computed"]
 
 
-EXACT = """
-def fp32(resume):
-    return actor({"ds.param_dtype": "fp32", "ckpt.load_enable": resume})
-
-def weights(policy):
-    return torch.cat([each.detach().flatten() for each in policy.actor.model.module.parameters()])
-
-policy = fp32(False)
-train(policy)
-policy.save_checkpoint("one", {})
-first = weights(policy)
-resumed = fp32(True)
-same = torch.equal(weights(resumed), first)
-train(policy)
-train(resumed)
-trained = sum(each.numel() for each in policy.actor.model.module.parameters() if each.requires_grad)
-adam = policy.actor.model.optimizer.state_dict()["base_optimizer_state"]["state"]
-print(json.dumps({
-    "dtype": str(first.dtype), "moved": not torch.equal(weights(policy), first), "trained": trained,
-    "moments": sum(state["exp_avg"].numel() for state in adam.values()),
-    "resumed": [same, torch.equal(weights(resumed), weights(policy)), resumed.actor.model.global_steps],
-}))
-"""
+def test_a_replay_weighs_as_much_as_a_fresh_row_once(ranks):
+    flags = ["--rollout.micro_batch_size", 2, "--rollout.max_new_tokens", 11, "--ds.param_dtype", "fp32"]
+    step = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm", "--actor.adam.lr", 1, "--actor.adam.eps", 100]
+    [found] = ranks(1, "replays_as_fresh", *SMALL, *flags, *step)
+    assert (found["steps"], found["rows"]) == ([1, 1], [2, 2])
+    assert found["difference"] < 1e-3 * found["moved"]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not cpu.active(), reason="OpenRLHF has no fp32 with CUDA")
-@pytest.mark.parametrize(("more", "trained"), [([], 116_160), (["--ds.lora.rank", "2"], 2 * 2688)])
-def test_a_checkpoint_in_fp32_continues_exactly(two_ranks, tmp_path, more, trained):
-    arguments = rank_arguments(
-        tmp_path / "start", 1, "--rollout.batch_size", "1", "--rollout.n_samples_per_prompt", "4",
-        "--train.batch_size", "4", "--actor.adam.lr", "1e-3", "--ckpt.path", str(tmp_path / "checkpoints"), *more,
-    )  # fmt: skip
-    [found] = two_ranks(RANK + ROLLOUTS + EXACT, *arguments, count=1)
-    assert (found["dtype"], found["moved"]) == ("torch.float32", True)
+@pytest.mark.parametrize(("more", "trained"), [([], 116_160), (["--ds.lora.rank", 2], 2 * 2688)])
+def test_a_checkpoint_in_fp32_continues_exactly(ranks, tmp_path, more, trained):
+    flags = ["--ds.param_dtype", "fp32", "--actor.adam.lr", 1e-3, "--ckpt.path", tmp_path, *more]
+    [found] = ranks(1, "checkpoint", *SMALL, *flags)
+    assert (found["dtypes"], found["moved"]) == (["torch.float32"], True)
     assert found["resumed"] == [True, True, 2]  # one step before the checkpoint, one after
     assert found["trained"] == found["moments"] == trained  # Adam keeps nothing for a frozen weight
 
 
-SLEEP = """
-def log_probs(policy):
-    return rollouts(policy, 4, 1.0).action_log_probs.tolist()
-
-found = {}
-for stage in (1, 2, 3):
-    values = {"ds.zero_stage": stage, "ckpt.path": f"{settings.flags['ckpt.path']}/{stage}"}
-    plain, sleeper = actor(values), actor({**values, "ds.enable_sleep": True})  # upstream lets it sleep at once
-    before = log_probs(plain)
-    for _ in range(2):
-        train(plain)
-        sleeper.reload_states()
-        train(sleeper)
-        same = log_probs(plain) == log_probs(sleeper) != before
-        sleeper.offload_states()
-    sleeper.reload_states()
-    sleeper.save_checkpoint("one", {})
-    resumed = actor({**values, "ckpt.load_enable": True})
-    kept = sorted({key for state in resumed.actor.model.basic_optimizer.state.values() for key in state})
-    train(plain)
-    train(resumed)
-    found[stage] = {"same": same, "kept": kept, "resumed": log_probs(plain) == log_probs(resumed)}
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not cpu.active(), reason="over gloo")
-def test_a_policy_that_sleeps_between_its_steps_trains_the_same_in_every_zero_stage(two_ranks, tmp_path):
-    arguments = rank_arguments(
-        tmp_path / "start", 1, "--rollout.batch_size", "1", "--rollout.n_samples_per_prompt", "4", "--ds.param_dtype",
-        "bf16", "--train.batch_size", "4", "--actor.adam.lr", "1e-2", "--ckpt.path", str(tmp_path / "checkpoints"),
-    )  # fmt: skip
-    [found] = two_ranks(RANK + ROLLOUTS + SLEEP, *arguments, count=1)
+def test_a_policy_that_sleeps_between_its_steps_trains_the_same_in_every_zero_stage(ranks, tmp_path):
+    [found] = ranks(1, "sleep", *SMALL, "--ds.param_dtype", "bf16", "--actor.adam.lr", 1e-2, "--ckpt.path", tmp_path)
     # A checkpoint holds the buffers that ZeRO 3 sleeps in; loaded onto a GPU, they would hold the sleeping Adam there.
     as_it_is = {"same": True, "kept": ["exp_avg", "exp_avg_sq", "step"], "resumed": True}
     assert found == {"1": as_it_is, "2": as_it_is, "3": as_it_is}
 
 
-TRIAL = """
-import math
-from openrlhf_dbb.errors import RunError
-
-def state(policy):
-    engine = policy.actor.model
-    weights = [getattr(each, "ds_tensor", each).detach().clone() for each in engine.module.parameters()]
-    gradients = sum(each.grad is not None for each in engine.module.parameters())
-    counters = engine.micro_steps, engine.global_steps, getattr(engine.optimizer, "micro_step_id", None), gradients
-    return [*weights, torch.tensor([each or 0 for each in counters]), torch.get_rng_state()]
-
-def equal(some, others):
-    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
-
-def no_memory(*args, **options):
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-tried, other, passes = actor(), actor(), []
-tried.actor.register_forward_hook(lambda _, inputs, made: passes.append([*inputs[0].shape, made[0].requires_grad]))
-before = state(tried)
-tried.try_longest_micro_batch()
-found = {"same": equal(before, state(tried)), "longest": passes.pop()}
-for policy in (tried, other):
-    for _ in range(2):
-        policy.append(rollouts(policy, 8, 1.0))
-        torch.manual_seed(2)
-        policy.fit()
-found["trained"] = [equal(state(tried), state(other)), not equal(before[:-2], state(tried)[:-2])]
-def line(call):
-    try:
-        call()
-    except RunError as error:
-        return str(error)
-
-poison = tried.actor.model.module.get_input_embeddings().register_forward_hook(lambda _, __, made: made * math.nan)
-found["nan"] = [line(tried.try_longest_micro_batch)]
-poison.remove()
-tried.append(rollouts(tried, 8, math.nan))
-found["nan"].append(line(tried.fit))
-tried.actor.model.module.forward = no_memory
-found["line"] = line(tried.try_longest_micro_batch)
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
 @pytest.mark.parametrize(
-    ("ranks", "more"),
+    ("count", "more"),
     [
-        (2, ["--ds.zero_stage", "2", "--ds.param_dtype", "bf16"]),
-        (2, ["--ds.zero_stage", "3"]),
-        (1, ["--ds.lora.rank", "2"]),
+        (2, ["--ds.zero_stage", 2, "--ds.param_dtype", "bf16"]),
+        (2, ["--ds.zero_stage", 3]),
+        (1, ["--ds.lora.rank", 2]),
     ],
 )
-def test_the_longest_micro_batch_is_tried_without_a_trace(two_ranks, tmp_path, ranks, more):
-    arguments = rank_arguments(
-        tmp_path, ranks, "--rollout.batch_size", str(ranks), "--rollout.n_samples_per_prompt", "8", "--data.max_len",
-        "32", "--train.batch_size", str(4 * ranks), "--actor.adam.lr", "1e-3", "--rollout.micro_batch_size", "2",
-        "--actor.gradient_checkpointing_enable", "--ds.lora.dropout", "0.5", *more,
+def test_the_longest_micro_batch_is_tried_without_a_trace(ranks, count, more):
+    answers = ranks(
+        count, "trial", "--rollout.n_samples_per_prompt", 8, "--data.max_len", 32, "--train.batch_size", 4 * count,
+        "--actor.adam.lr", 1e-3, "--rollout.micro_batch_size", 2, "--actor.gradient_checkpointing_enable",
+        "--ds.lora.dropout", 0.5, *more,
     )  # fmt: skip
-    for found in two_ranks(RANK + ROLLOUTS + TRIAL, *arguments, count=ranks):
+    for found in answers:
         assert (found["same"], found["trained"]) == (True, [True, True])
         assert found["longest"] == [2, 32, True]  # --train.micro_batch_size rows of --data.max_len tokens
         assert found["line"].startswith("--train.micro_batch_size 2: 2 rows of 32 tokens do not fit into ")
         assert [(line or "")[:45] for line in found["nan"]] == ["a gradient of the policy is infinite or NaN; "] * 2
 
 
-ALONE = """
-alone, reduced = actor(), actor()
-began = [each.detach().clone() for each in alone.actor.parameters()]
-found = {"reduces": alone.actor.model.enable_backward_allreduce}
-reduced.actor.model.enable_backward_allreduce = True  # as DeepSpeed has it
-for policy in (alone, reduced):
-    train(policy)
-    train(policy)
-pairs = zip(alone.actor.parameters(), reduced.actor.parameters(), began, strict=True)
-found["same"], found["moved"] = map(all, zip(*((one.equal(two), not one.equal(old)) for one, two, old in pairs)))
-print(json.dumps(found))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
-def test_one_rank_sums_no_gradients_with_itself(two_ranks, tmp_path):
-    arguments = rank_arguments(
-        tmp_path, 1, "--rollout.batch_size", "1", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "4",
-        "--ds.zero_stage", "0", "--ds.param_dtype", "bf16", "--actor.adam.lr", "1e-2",
-    )  # fmt: skip
-    [found] = two_ranks(RANK + ROLLOUTS + ALONE, *arguments, count=1)
+def test_one_rank_sums_no_gradients_with_itself(ranks):
+    [found] = ranks(1, "alone", *SMALL, "--ds.zero_stage", 0, "--ds.param_dtype", "bf16", "--actor.adam.lr", 1e-2)
     assert found == {"reduces": False, "same": True, "moved": True}

@@ -19,6 +19,11 @@ def narrow(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
 
 
+def summary(store, run, progress):
+    start = SimpleNamespace(run=run.record, store_url=store.url, location=store.location)
+    return printed.summary(start, progress, 61)
+
+
 def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_and_one_next_step(store, fill):
     run, ids = fill.run(store), fill.prompts(store, 4)
     # Zero variance where all or none of 4 rollouts are right: 4, 1, 1, 1 and 2 of the 4 groups.
@@ -28,8 +33,7 @@ def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_a
         run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="", config={})
     progress = Progress(step=5, accuracy={0: 7 / 16, 2: 1.0, 5: 10 / 16})
     run.finish(unused_rollouts=3)
-    start = SimpleNamespace(run=run.record, store_url=store.url, location=store.location)
-    lines = dict(line[2:].split(maxsplit=1) for line in printed.summary(start, progress, 61).splitlines()[2:])
+    lines = dict(line[2:].split(maxsplit=1) for line in summary(store, run, progress).splitlines()[2:])
     low, high = stats.ttest_1samp([2 / 4, 1 / 4, 0, 0], 0).confidence_interval()
     change = f"+18.8 points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f} (4 prompts x 4 samples)"
     assert lines["accuracy"] == f"43.8% before, 62.5% after (held-out): {change}"
@@ -44,11 +48,10 @@ def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_a
     assert lines["next"].startswith(f"openrlhf-dbb serve {elsewhere} ")
     # What it advises is possible, so a run with a reward of 0.5 is not to be replayed.
     replay = f"openrlhf-dbb lab replay {run.record.name} {elsewhere} "
-    assert replay in printed.summary(start, progress, 61)
+    assert replay in summary(store, run, progress)
     other = fill.run(store, name="other")
     fill.step(other, 1, ids, [0.5, 1, 1, 0])
-    start.run = other.record
-    told = printed.summary(start, Progress(step=1), 61)
+    told = summary(store, other, Progress(step=1))
     assert "lab replay" not in told and "--method draws" not in told
 
 
@@ -56,8 +59,7 @@ def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_a
 def test_where_three_quarters_of_the_groups_are_equal_the_next_run_is_advised_to_draw(store, fill, successes, advised):
     run, ids = fill.run(store), fill.prompts(store, 4)
     fill.step(run, 1, ids, successes)
-    start = SimpleNamespace(run=run.record, store_url=store.url, location=store.location)
-    told = printed.summary(start, Progress(step=1), 61)
+    told = summary(store, run, Progress(step=1))
     assert ("your command with --method draws --warm_start run   " in told) == advised
 
 

@@ -229,7 +229,6 @@ ROLLOUTS = [
     ([6, 7, 8, 9, 10, 11, 12], [(1, 3), (4, 5)], 0.5),
     ([6, 7], [], 0.0),
 ]
-ACTIONS = [[0, 1, 1, 1], [0, 1, 1], [1, 1, 0, 1, 0, 0], [0]]
 ADVANTAGES = [0.5, -0.5, 0.25, -0.25]  # X - mean of the pairs (1, 0) and (0.5, 0)
 
 
@@ -256,27 +255,11 @@ def fresh_batch():
     return maker.compute_advantages_and_returns([batch])[0]
 
 
-def replayed(batch, advantages=ADVANTAGES):
-    return [replay_row(*pair) for pair in zip(cached_rollouts(batch), [batch] * 4, advantages, strict=True)]
-
-
-def test_rollouts_are_cached_without_padding():
-    batch = fresh_batch()
-    rollouts = cached_rollouts(batch)
-    assert [rollout.tokens.tolist() for rollout in rollouts] == [tokens for tokens, _, _ in ROLLOUTS]
-    assert [rollout.actions.tolist() for rollout in rollouts] == ACTIONS
-    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0, 0.5, 0.0]
-    # The batch is 6 actions wide: rows begin at 0, 6, 12 and 18; minus eighths of the position + 1.
-    eighths = [[2, 3, 4], [8, 9], [13, 14, 16], []]
-    assert [(-8 * rollout.log_probs).tolist() for rollout in rollouts] == eighths
-    assert batch.index == [0, 1, 2, 3] and batch.sequences.shape == (4, 7)
-    batch.sequences.zero_(), batch.action_mask.zero_(), batch.action_log_probs.zero_()
-    assert rollouts[0].tokens.all() and rollouts[1].actions.any() and rollouts[2].log_probs.all()  # copies
-
-
 def test_a_replayed_row_is_the_fresh_row_and_makes_one_batch_with_it():
-    batch = fresh_batch()
-    rows = replayed(batch)
+    batch, gone = fresh_batch(), fresh_batch()
+    cached = cached_rollouts(gone)
+    gone.sequences.zero_(), gone.action_mask.zero_(), gone.action_log_probs.zero_()  # the cache has copies
+    rows = [replay_row(rollout, batch, advantage) for rollout, advantage in zip(cached, ADVANTAGES, strict=True)]
     fresh = remove_padding_in_sequences(split_experience_batch(dataclasses.replace(batch)))
     for old, new in zip(rows, fresh, strict=True):
         for field in dataclasses.fields(Experience):

@@ -1,18 +1,29 @@
-"""The grammar reads texts as values, and compares values."""
+"""The grammar reads texts as values, and compares values; exact_match compares texts."""
 
+import runpy
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openrlhf_dbb.rewards.answers import last_box, read_label, response_text
+import openrlhf_dbb.rewards
+from openrlhf_dbb.rewards.answers import last_box, read_label
 from openrlhf_dbb.rewards.values import Equation, Formula, Items, Number, canonical, equal, read
 
 
-def test_response_is_what_follows_the_prompt_without_trailing_special_tokens():
-    responses = {"2<eos>": "2", " 2 <|im_end|>\n<|endoftext|><pad><pad>": "2", "</s>": "", "a</s>b": "a</s>b"}
-    assert {rest: response_text("Q: 1+1=" + rest, "Q: 1+1=") for rest in responses} == responses
+def test_exact_match_compares_what_follows_the_prompt_without_special_tokens_at_the_end():
+    path = Path(openrlhf_dbb.rewards.__file__).with_name("exact_match.py")
+    reward_func = runpy.run_path(str(path))["reward_func"]
+    right = {"21<eos>": 21, " 21 <|im_end|>\n<|endoftext|><pad><pad>": " 21", "a</s>b": "a</s>b"}
+    wrong = {"21.0<eos>": "21", "12+9=21<eos>": "21", "01<eos>": "1", "</s>": "1"}  # Math-Verify would take 21.0 for 21
+    queries, labels = zip(*((f"12+9={response}", label) for response, label in (right | wrong).items()), strict=True)
+    rewards = [1.0] * len(right) + [0.0] * len(wrong)
+    result = reward_func(queries, ["12+9="] * len(queries), labels)
+    assert result == {"rewards": rewards, "scores": rewards, "extra_logs": {}, "read": [None] * len(rewards)}
+    with pytest.raises(ValueError, match="does not start with its prompt"):
+        reward_func(["2+9=11<eos>"], ["12+9="], ["11"])
 
 
 def test_last_box_is_the_last_one_whose_braces_close():
@@ -30,18 +41,14 @@ def test_last_box_is_the_last_one_whose_braces_close():
         ("50\u00b0", "50"), ("5.", "5"), ("$5.$", "5"), (r"\boxed{1,234.}", "1234"), ("\u20135", "-5"),
         ("2 1/2", "5/2"), ("x=3", "3"), ("-1./3", "-1/3"), (r"111, \! 111", "111111"), ("6\\frac15", "31/5"),
         ("She sold 48/2.\n#### 72", "72"), ("0.\\overline{6}", "2/3"), ("\uff15", "5"), ("{3\\over 4}", "3/4"),
+        # prose and torn texts are not read
+        ("???", None), ("There are $12$ ways for $n=3$.", None), ("It is 7 because 3 plus 4 is 7", None),
+        ("5 is right", None), ("1" * 5000, None), ("(1,2", None),
     ],
 )  # fmt: skip
 def test_labels_that_are_numbers(label, number):
-    assert canonical(read_label(label)) == number
-
-
-@pytest.mark.parametrize(
-    "label",
-    ["???", "There are $12$ ways for $n=3$.", "It is 7 because 3 plus 4 is 7", "5 is right", "1" * 5000, "(1,2"],
-)
-def test_prose_and_torn_texts_are_not_read(label):
-    assert read_label(label) is None
+    value = read_label(label)
+    assert (value and canonical(value)) == number
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,8 @@ def same(label, answer):
         ("9\\text{ cm}^2", ["9 square centimetres", "0.0009 m^2"], ["9 cm", "9 \\text{ cm}^3"]),
         ("18.50", [r"\$18.5", "18 dollars and 50 cents", "18,50"], ["1850", "18.05"]),
         ("50^{\\circ}", ["50", "50 degrees"], ["50 radians"]),
-        ("0.5", [r"\frac12", "50\\%", ".5"], ["5", "0.05"]),
+        ("0.5", [r"\frac12", r"\frac 1 2", r"$\tfrac{1}{2}$.", "50\\%", ".5"], ["5", "0.05"]),
+        ("1234", ["1,234", "1{,}234", r"1\,234", r"1,\!234", "+1234.0", r"\$1234", "01234"], ["234"]),
         ("1010_2", ["(1010)_2", "0b1010", "1010"], ["1010_3", "1011_2"]),
         ("(1,2)", ["x=1, y=2", r"\left(1,\,2\right)", r"\langle 1,2\rangle"], ["(2,1)", "[1,2]", "(1,2,3)"]),
         (r"\{1,2,3\}", ["3, 2, 1", "{3,2,1}", "1 and 2 and 3", "x=1, x=2, x=3"], ["1,2", r"\{1,2,3,4\}"]),

@@ -33,25 +33,21 @@ def workers(pool):
     return lambda: sorted(verifiers_of(os.getpid()) - before)
 
 
-def is_running(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def running(word):
+    """The running processes with a word in their command line, which one that has ended does not have."""
+    found = psutil.process_iter(["pid", "ppid", "cmdline"])
+    return [each.info for each in found if word in " ".join(each.info["cmdline"] or ())]
 
 
 def verifiers_of(parent):
     """Ids of the running verifier processes of a process."""
-    found = [each.info for each in psutil.process_iter(["pid", "ppid", "cmdline"]) if each.info["ppid"] == parent]
-    # A process that has ended has no command line.
-    return {info["pid"] for info in found if "verifier_pool" in " ".join(info["cmdline"] or ())}
+    return {info["pid"] for info in running("verifier_pool") if info["ppid"] == parent}
 
 
 def test_expression_that_never_finishes_is_missing_and_the_next_one_works(pool, workers):
     assert pool.verify(r"\boxed{1/2}", r"\boxed{0.5}") is True
-    (pid,) = workers()
     assert pool.verify(NEVER_FINISHES, r"\boxed{5}") is None
-    assert not is_running(pid)
+    assert workers() == []
     assert pool.verify(r"\boxed{1/2}", r"\boxed{0.5}") is True
     assert pool.verify(r"\boxed{1/3}", r"\boxed{0.5}") is False
 
@@ -66,19 +62,14 @@ def test_worker_that_dies_on_an_answer_is_replaced_and_the_answer_is_missing(poo
     assert workers() != [pid]
 
 
-def test_worker_killed_while_idle_costs_no_verdict(pool, workers):
-    assert pool.verify("1", "1") is True
-    (pid,) = workers()
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: not is_running(pid))
-    assert pool.verify("2", "2") is True
-
-
-def test_worker_is_started_when_needed_and_then_reused(workers):
+def test_worker_is_started_when_needed_then_reused_and_replaced_where_it_was_killed_while_idle(workers):
     pool = VerifierPool(size=4)
     assert workers() == []
     assert [pool.verify("1", str(label)) for label in range(3)] == [False, True, False]
-    assert len(workers()) == 1
+    (pid,) = workers()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: workers() == [])
+    assert pool.verify("2", "2") is True  # the kill costs no verdict
     pool.close()
     assert workers() == []
 
@@ -104,7 +95,7 @@ def test_a_verifier_without_its_alarm_or_with_children_does_not_hold_the_caller(
     assert [pool.verify("a", "b"), pool.verify("a", "b")] == [verdict, verdict]
     pool.close()
     # The kernel takes a killed child away later than it ends the process that was waited for.
-    until(lambda: not [each for each in psutil.process_iter(["cmdline"]) if "worker" in (each.info["cmdline"] or ())])
+    until(lambda: not running("-m worker"))
 
 
 def test_a_worker_that_cannot_start_raises_every_time(monkeypatch):
@@ -133,10 +124,10 @@ def test_workers_end_when_the_parent_is_killed(busy):
     assert parent.stdout.readline() == "verified\n"
     (worker,) = verifiers_of(parent.pid)
     time.sleep(0.3)
-    assert is_running(worker)
+    assert verifiers_of(parent.pid) == {worker}
     parent.kill()
     parent.communicate()
-    until(lambda: not is_running(worker))
+    until(lambda: worker not in {info["pid"] for info in running("verifier_pool")})
 
 
 def test_the_environment_sets_the_time_limit(monkeypatch):

@@ -13,6 +13,12 @@ PYTHON = """case "$*" in *python_version*) echo 3.11.0;; "-m venv"*) echo no roo
 GPUS, BROKEN = "echo GPU 0: NVIDIA H200", "echo NVIDIA-SMI has failed; exit 9"
 
 
+def setup(venv, *arguments, **variables):
+    command = ["bash", ROOT / "scripts/setup_env.sh", *arguments]
+    environment = os.environ | {"OPENRLHF_DBB_VENV": str(venv)} | variables
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("arguments", "platform", "nvidia_smi", "line"),
     [
@@ -26,21 +32,14 @@ def test_setup_refuses_or_takes_cuda_where_a_gpu_is_listed(tmp_path, arguments, 
     for name, script in (("nvidia-smi", nvidia_smi), ("python3.11", PYTHON)):
         (tmp_path / name).write_text(f"#!{shutil.which('bash')}\n{script}\n")
         (tmp_path / name).chmod(0o755)
-    variables = os.environ | {
-        "OPENRLHF_DBB_VENV": str(tmp_path / "venv"),
-        "OPENRLHF_DBB_PLATFORM": platform,
-        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
-    }
-    command = ["bash", ROOT / "scripts/setup_env.sh", *arguments]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = setup(tmp_path / "venv", *arguments, OPENRLHF_DBB_PLATFORM=platform, PATH=path)
     assert done.returncode == 1
     assert line in done.stdout + done.stderr
 
 
 def test_setup_leaves_a_folder_that_it_did_not_make(tmp_path):
     (tmp_path / "mine.txt").write_text("keep")
-    variables = os.environ | {"OPENRLHF_DBB_VENV": str(tmp_path)}
-    command = ["bash", ROOT / "scripts/setup_env.sh"]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    done = setup(tmp_path)
     assert (done.returncode, [path.name for path in tmp_path.iterdir()]) == (1, ["mine.txt"])
     assert done.stderr.startswith(f"setup: error: {tmp_path} exists and this script did not make it; remove it or set")

@@ -1,6 +1,8 @@
 """Tasks of reasoning-gym as prompts, labels and rewards."""
 
+import dataclasses
 import json
+import re
 
 import pytest
 
@@ -9,24 +11,39 @@ pytest.importorskip("reasoning_gym")
 from openrlhf_dbb import tasks
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation import benchmarks, loading
 from openrlhf_dbb.rewards.reasoning_gym import reward_func, score
 
 SUMS = "reasoning_gym:chain_sum?size=40&max_terms=2&max_digits=1"
 
 
-def test_a_spec_gives_the_same_problems_again_and_a_repeated_question_keeps_its_label():
-    first = tasks.problems(f"{SUMS}&seed=3")
-    tasks.problems.cache_clear()
-    assert tasks.problems(f"{SUMS}&seed=3") == first != tasks.problems(f"{SUMS}&seed=4")
-    assert len(first) == 40 > len({row["prompt"] for row in first}) == len({row["label"] for row in first})
-    assert tasks.problems(SUMS, "Now.")[0]["prompt"].endswith(" =\nNow.")
-    words = "reasoning_gym:ransom_note?size=5"  # goes by the hash seed, another one in each process
-    assert [tasks.problems(words), tasks.problems.cache_clear()][0] == tasks.problems(words)
+def made(spec):
+    """Label and answer of a task's first problem, made in this process: to start one of its own takes seconds."""
+    ((_, label), *_) = tasks.reply_to(task=spec)["rows"]
+    return label, json.loads(label)["answer"]
+
+
+@pytest.fixture(scope="module")
+def sums():
+    return tasks.problems(SUMS, "Now.")
+
+
+def test_a_repeated_question_keeps_its_label_and_the_instruction_follows_it(sums):
+    assert len(sums) == 40 > len({row["prompt"] for row in sums}) == len({row["label"] for row in sums})
+    assert all(row["prompt"].endswith(" =\nNow.") for row in sums)
+    assert made("chain_sum?seed=3") == made("chain_sum?seed=3") != made("chain_sum?seed=4")
+    benchmark = dataclasses.replace(benchmarks.find(SUMS), instruction="Now.")
+    assert loading.load(benchmark).texts == [row["prompt"] for row in sums]
+
+
+def test_a_spec_gives_the_same_problems_again_in_another_process():
+    spec = "reasoning_gym:ransom_note?size=5"  # goes by the hash seed, another one in each process
+    assert [tasks.problems(spec), tasks.problems.cache_clear()][0] == tasks.problems(spec)
 
 
 def test_settings_have_the_types_of_the_task_s_own():
-    (row,) = tasks.problems("reasoning_gym:basic_arithmetic?size=1&operators=+&operators=-&allow_negation=false")
-    assert '{"seed": 0, "size": 1, "operators": ["+", "-"], "allow_negation": false}' in row["label"]
+    label, _ = made("basic_arithmetic?size=1&operators=+&operators=-&allow_negation=false")
+    assert '{"seed": 0, "size": 1, "operators": ["+", "-"], "allow_negation": false}' in label
 
 
 UNUSABLE = {
@@ -45,25 +62,29 @@ ANSWERS = {  # right and wrong ones
 
 
 @pytest.mark.parametrize("spec", UNUSABLE)
-def test_a_spec_that_cannot_be_used_is_one_line(spec):
-    with pytest.raises(UsageError, match=rf"^reasoning_gym:{spec.partition('?')[0]}.*: .*{UNUSABLE[spec]}"):
-        tasks.problems(f"reasoning_gym:{spec}")
+def test_a_spec_that_cannot_be_used_says_why(spec):
+    assert re.search(UNUSABLE[spec], tasks.reply_to(task=spec)["unverified"])
+
+
+def test_a_spec_that_cannot_be_used_is_one_line():
+    with pytest.raises(UsageError, match=r"^reasoning_gym:puzzle24: task 'puzzle24' cannot be verified"):
+        tasks.problems("reasoning_gym:puzzle24")
 
 
 @pytest.mark.parametrize("task", ANSWERS)
 def test_only_an_answer_with_full_credit_is_right(task):
     right, wrong = ANSWERS[task]
-    label = tasks.problems(f"reasoning_gym:{task}?size=1")[0]["label"]
-    answer = json.loads(label)["answer"]
-    assert [score(text.format(answer), label) for text in right + wrong] == [1.0] * len(right) + [0.0] * len(wrong)
+    label, answer = made(f"{task}?size=1")
+    replies = [tasks.reply_to(label=label, answer=text.format(answer)) for text in right + wrong]
+    assert [reply["correct"] for reply in replies] == [True] * len(right) + [False] * len(wrong)
 
 
-def test_the_reward_reads_the_response_behind_the_prompt_and_refuses_another_label():
-    row = tasks.problems(SUMS)[0]
+def test_the_reward_reads_the_response_behind_the_prompt_and_refuses_another_label(sums):
+    row = sums[0]
     answer = json.loads(row["label"])["answer"]
     queries = [f"{row['prompt']} {text}<|im_end|>" for text in (answer, f"{answer}0")]
     assert reward_func(queries, [row["prompt"]] * 2, [row["label"]] * 2)["rewards"] == [1.0, 0.0]
-    assert score("2", tasks.problems("reasoning_gym:prime_factorization?size=1")[0]["label"]) == 0.0
+    assert score("2", made("prime_factorization?size=1")[0]) == 0.0
     for label in ("43", row["label"].replace(f'"{answer}"', '"x"')):
         with pytest.raises(ValueError, match="cannot read the label"):
             score("43", label)

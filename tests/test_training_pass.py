@@ -1,22 +1,22 @@
-"""The training pass gives the log-probs, losses, gradients and metrics of OpenRLHF's own pass."""
+"""The training pass gives the log-probs and gradients of OpenRLHF's own pass."""
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from trainings import RANK, rank_arguments
 
 from openrlhf_dbb import tiny
 from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
-from openrlhf.models import Actor  # noqa: E402
+from openrlhf.models import Actor, PolicyLoss  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.utils import utils as openrlhf_utils  # noqa: E402
 from transformers import AutoModelForCausalLM, MambaConfig, MixtralConfig, Qwen2Config  # noqa: E402
 
 from openrlhf_dbb.actors import training_pass  # noqa: E402
 from openrlhf_dbb.actors.shared_prompts import laid_out, longest_row  # noqa: E402
-from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor  # noqa: E402
+from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor, StepLoss, together  # noqa: E402
 from openrlhf_dbb.platform.backend import torch_dtype  # noqa: E402
 
 # Two actions apart, as agents make them; a row that is shorter; a row without a response.
@@ -24,8 +24,14 @@ ACTIONS = torch.tensor([[0, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 
 LENGTHS = torch.tensor([8, 4, 5, 7])
 
 
-@pytest.mark.parametrize("rows", [None, [True, False, False, True], [False] * 4])
-@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-4), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize(
+    ("rows", "dtype", "rounding"),
+    [
+        (None, torch.float32, 1e-4),
+        ([True, False, False, True], torch.bfloat16, 1e-2),
+        ([False] * 4, torch.float32, 1e-4),
+    ],
+)
 def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, monkeypatch, rows, dtype, rounding):
     monkeypatch.setitem(training_pass.CHUNK, "cpu", 5 * 14)  # five tokens of 14 words
     tiny.build_model(3).save_pretrained(tmp_path)
@@ -67,9 +73,15 @@ def groups(padded_left):
     return tokens, actions, attention
 
 
-@pytest.mark.parametrize(("padded_left", "lora"), [(False, 0), (True, 0), (False, 2)])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize(("dtype", "rounding"), [("fp32", 1e-4), ("bf16", 3e-2)])
+@pytest.mark.parametrize(
+    ("padded_left", "lora", "attention", "dtype", "rounding"),
+    [
+        (False, 0, "eager", "fp32", 1e-4),
+        (True, 0, "sdpa", "fp32", 1e-4),
+        (False, 0, "sdpa", "bf16", 3e-2),
+        (True, 2, "eager", "bf16", 3e-2),
+    ],
+)
 def test_a_prompt_is_computed_once_for_its_rollouts(
     tmp_path, monkeypatch, padded_left, lora, attention, dtype, rounding
 ):
@@ -94,11 +106,11 @@ def test_a_prompt_is_computed_once_for_its_rollouts(
         gradients = [weight.grad for weight in actor.model.parameters() if weight.requires_grad]
         found.append([log_probs, entropy, *(gradient / gradient.norm() for gradient in gradients)])
     # Prompts of 4, 2 and 3 tokens without the last, which goes with each of the 8, 6 and 2 tokens of the responses.
-    assert computed == [(6, 9), (3, 3 + 8)]
+    assert computed == [(6, 9), (3, 3 + 8 + 5)]  # a multiple of 8
     torch.testing.assert_close(found[1], found[0], rtol=rounding, atol=rounding)
 
 
-@pytest.mark.parametrize(("prompt", "shape"), [(800, (1, 799 + 8 * 100)), (100, (8, 899))])
+@pytest.mark.parametrize(("prompt", "shape"), [(800, (1, 799 + 8 * 100 + 1)), (100, (8, 899))])
 def test_prompts_are_shared_where_this_is_less_work(prompt, shape):
     tokens = torch.ones(8, 900, dtype=torch.long)
     # Beside each other, the responses of 800 tokens would make a sequence of 6,499 tokens.
@@ -151,77 +163,42 @@ def test_beside_the_logits_nothing_is_larger_than_a_chunk(monkeypatch, dtype):
     torch.testing.assert_close(copy.detach(), expected.to(dtype))
 
 
-COMPARE = """
-from openrlhf.trainer.ppo_utils.experience import remove_padding_in_sequences
-from openrlhf.trainer.ray import ppo_actor
-from openrlhf_dbb.actors.training_pass import together
-
-torch.compiler.set_stance("force_eager")  # upstream compiles its entropy
-theirs = ppo_actor.Actor, ppo_actor.ActorPPOTrainer, ppo_actor.iter_grad_accum_global_norm
-
-def plain(values):
-    ppo_actor.Actor, ppo_actor.ActorPPOTrainer, iterate = theirs
-
-    def in_our_order(batches, strategy, accumulated, *args):  # upstream's metrics depend on it
-        rows = [remove_padding_in_sequences(split_experience_batch(batch)) for batch in batches]
-        return iterate(together(rows, accumulated, []), strategy, accumulated, *args)
-
-    ppo_actor.iter_grad_accum_global_norm = in_our_order
-    made = PolicyActor(ranks, rank, "127.0.0.1", port)
-    args = settings.with_values(values, "the test").openrlhf_args()
-    super(PolicyActor, made).init_model_from_pretrained(strategy(args), model, max_steps=10)
-    return made
-
-def train(policy, ours):
-    tokens = torch.randint(0, 14, (8, 8), generator=torch.Generator().manual_seed(rank))
-    tokens[:, :4] = tokens[[0, 1, 1, 0, 1, 1, 0, 0], :4]  # the prompts of two groups
-    lengths = torch.tensor([8, 5, 6, 8, 7, 4, 8, 8])
-    attention = (torch.arange(8)[None] < lengths[:, None]).long()
-    actions = (torch.arange(7)[None] > 2) & attention[:, 1:].bool()
-    # On the second rank all rows but one are left out.
-    rewarded = [0, 0, 1.0, -0.5, 0, 0, 0, 0] if rank == 0 else [0, 0, 0, 0, 0, 2.0, 0, 0]
-    advantages = torch.tensor(rewarded)[:, None] * actions
-    made = Experience(sequences=tokens, attention_mask=attention, action_mask=actions, advantages=advantages,
-                      base_action_log_probs=-2.5 * actions, returns=advantages.clone(),
-                      response_length=actions.sum(1), info={"reward": torch.ones(8)})
-    if not ours:
-        made.action_log_probs = policy.forward(tokens, actions, attention)
-    computed = []
-    policy.actor.model.register_forward_pre_hook(
-        lambda _, inputs: computed.append(inputs[0].numel()) if torch.is_grad_enabled() else None)
-    policy.append(made)
-    torch.manual_seed(2)  # the order of the rows
-    status = policy.fit(0.1)
-    # ZeRO 3 keeps no whole weights outside a pass; there the norm of the gradient has to do.
-    weights = [each.detach().double().sum().item() for each in policy.actor.model.module.parameters()]
-    return {key: float(value) for key, value in status.items()}, weights, sum(computed)
-
-results = []
-EVERY_ROW = {"actor.entropy_coef": 0.01, "algo.kl.use_loss": True, "algo.kl.init_coef": 0.1}
-for mode, kind, more in (("token-mean", "ppo", {}), ("seq-mean-token-mean", "ppo", {}),
-                         ("seq-mean-token-sum-norm", "ppo", {}), ("seq-mean-token-mean", "gspo", {}),
-                         ("token-mean", "ppo", EVERY_ROW)):
-    values = {"actor.loss_agg_mode": mode, "actor.policy_loss_type": kind, **more}
-    ours = train(actor(values), True)
-    if mode == "seq-mean-token-sum-norm":  # upstream has no such mode: ours, with old log-probs and all rows
-        results.append([train(actor(values), False), ours])
-    else:
-        results.append([train(plain(values), False), ours])
-print(json.dumps(results))
-"""
+# Three rows of three tokens, the third one empty. A = 1: min(1.5, 1.28) + min(0.5, 0.8) + 1 = 2.78.
+# A = -2: min(-3, -2.56) + min(-1, -1.6) = -4.6.
+RATIOS = torch.tensor([[1.5, 0.5, 1.0], [1.5, 0.5, 7.0], [2.0, 2.0, 2.0]])
+ADVANTAGES = torch.tensor([[1.0] * 3, [-2.0] * 3, [5.0] * 3])
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
+SUM = -2.78 + 4.6
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not cpu.active(), reason="its two ranks would share a GPU, which NCCL refuses")
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 1), (1, 2), (2, 3)])
-def test_a_step_is_openrlhfs_for_every_loss_and_zero_stage(two_ranks, tmp_path, ranks, stage):
-    arguments = rank_arguments(
-        tmp_path, ranks, "--rollout.batch_size", str(ranks), "--rollout.n_samples_per_prompt", "8",
-        "--train.batch_size", str(8 * ranks), "--rollout.max_new_tokens", "5", "--ds.zero_stage", str(stage),
-        "--ds.param_dtype", "fp32", "--actor.adam.lr", "1", "--actor.adam.eps", "100",  # a step is a gradient / 100
-    )  # fmt: skip
-    for results in two_ranks(RANK + COMPARE, *arguments, count=ranks):
-        for (theirs, their_weights, their_tokens), (status, weights, computed) in results:
-            assert status == pytest.approx(theirs, rel=1e-4, abs=1e-6)
-            assert weights == pytest.approx(their_weights, rel=1e-6, abs=1e-5)
-            assert computed < their_tokens
+def test_token_sums_over_rows_and_a_constant_length():
+    loss = StepLoss(PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.28, token_level_loss=False), 4)
+    given = RATIOS.log(), torch.zeros(3, 3), ADVANTAGES
+    # Two rows that are not empty.
+    alone = loss(*given, action_mask=MASK, global_batch_size=2.0)[0].item()
+    assert alone == pytest.approx(SUM / (2 * 4), rel=1e-6)
+    # As upstream calls it: its number of tokens is not used. Two ranks, whose gradients are averaged.
+    info = {"dp_size": 2, "batch_num_tokens": torch.tensor(5.0), "global_batch_size": torch.tensor(2.0)}
+    assert loss(*given, action_mask=MASK, **info)[0].item() == pytest.approx(2 * SUM / (2 * 4), rel=1e-6)
+
+
+def row(token):
+    """Three tokens, two of them a prompt."""
+    there = torch.ones(3, dtype=torch.long)
+    return Experience(sequences=token * there, attention_mask=there, action_mask=torch.tensor([0, 1]), info={})
+
+
+@pytest.mark.parametrize(
+    ("replayed", "expected"),
+    [
+        # Two updates of two micro-batches of two rows.
+        ([], [[[1, 1], [2, 2]], [[1, 3], [3, 4]]]),
+        # One replay goes to the first update and two to the second; their prompts' rows are beside them.
+        ([2, 3, 9], [[[1, 1], [2, 2, 2]], [[1, 3, 3], [3, 4, 9]]]),
+    ],
+)
+def test_rows_of_a_prompt_come_together_within_their_optimizer_update(replayed, expected):
+    prompts = [[2, 1], [1, 2], [3, 4], [1, 3]]
+    made = list(together([list(map(row, pair)) for pair in prompts], 2, list(map(row, replayed))))
+    found = [each.sequences[:, 0].tolist() for each in made]
+    assert [found[:2], found[2:]] == expected

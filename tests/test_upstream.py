@@ -113,20 +113,6 @@ def test_the_table_has_all_that_is_replaced_subclassed_or_read_privately():
     assert {"PPOTrainer", "DeepspeedStrategy", "ActorPPOTrainer", "blending_datasets", "_dispatch_forward"} <= found
 
 
-def test_a_trainer_in_this_process_is_made_and_called_as_an_actor_is(monkeypatch):
-    monkeypatch.setattr("ray.put", lambda value: ("in Ray", value))
-    pose = upstream.InThisProcess(lambda model, steps: SimpleNamespace(fit=lambda: (model, steps)))
-    assert pose.remote("m", steps=2) is pose
-    assert pose.fit.remote() == ("in Ray", ("m", 2))
-
-
-def test_an_actor_class_gets_more_options_and_arguments_than_openrlhf_gives():
-    actor = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda **arguments: (options, arguments)))
-    more = upstream.with_more(actor, {"runtime_env": "e"}, {"dtype": "float32"})
-    made = more.options(num_cpus=1).remote(model="m", dtype="auto")
-    assert made == ({"num_cpus": 1, "runtime_env": "e"}, {"model": "m", "dtype": "float32"})
-
-
 def test_a_resume_logs_no_step_twice_to_tensorboard(tmp_path):
     from openrlhf.utils.logging_utils import TensorboardLogger
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

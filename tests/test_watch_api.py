@@ -288,7 +288,7 @@ def test_an_answer_about_prompts_that_rested_is_not_kept_for_a_newer_run(store, 
     assert asked("pool")["last"] == 2
 
 
-# ---- rollouts, what a run is
+# ---- rollouts
 
 
 def keep(fill, ids, texts):
@@ -322,14 +322,6 @@ def test_kept_rollouts(store, fill):
     assert asked(f"prompts/{ids[0]}")["visits"]["kept"] == [2, 2, 0]
 
 
-def test_what_a_run_is(trained):
-    store, run, _ = trained
-    found = Asked(store, run.record)("about")
-    assert dict(found["facts"])["status"] == "running, step 2"
-    assert [row[1] for row in found["events"]] == ["warm_start"]
-    assert "geheim" not in json.dumps(found) and "http://***@host" in json.dumps(found["config"])
-
-
 # ---- the file
 
 
@@ -354,8 +346,11 @@ def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
     }
     for name in ("series", "pool", "prompts", *(f"prompts/{each}" for each in ids)):
         assert found[f"runs/{number}/{name}"] == asked(name)
-    (state,) = found["state"]["runs"]
-    assert state["name"] == "run"
+    assert [run["name"] for run in found["state"]["runs"]] == ["run"]
+    about = found[f"runs/{number}/about"]
+    assert dict(about["facts"])["status"] == "running, step 2"
+    assert [row[1] for row in about["events"]] == ["warm_start"]
+    assert "geheim" not in json.dumps(about) and "http://***@host" in json.dumps(about["config"])
     assert " MB: 4 prompts with their visits, 0 steps with rollouts; open" in capsys.readouterr().out
 
 

@@ -38,6 +38,13 @@ def fill_in(browser, selector, value):
     }})()""")
 
 
+@pytest.fixture(autouse=True)
+def no_complaints(browser):
+    """The page never complains, whatever a test does with it."""
+    yield
+    assert browser.complaints == []
+
+
 @pytest.fixture
 def store(open_new):
     return open_new("sqlite")
@@ -80,7 +87,7 @@ def sixty(store, fill, write):
     return store
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False)])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_every_view_of_a_file_opens_without_a_complaint_or_a_request(browser, sixty, written, width, dark):
     address = written(sixty)
     for view in VIEWS:
@@ -149,7 +156,6 @@ def test_the_page_opens_on_a_picture_of_drawn_prompts_and_others(browser, store,
     assert text(browser, "#pool-told") == f"Prompt {ids[0]}, mastered; step 2: posterior mean 0.96, drawn"
     browser.press("Enter")
     browser.until(f"document.querySelector('#prompt-title').textContent == 'Prompt {ids[0]}'")
-    assert browser.complaints == []
 
 
 def test_numbers_and_rows_choose_the_prompts_of_the_picture(browser, sixty, written):
@@ -164,7 +170,6 @@ def test_numbers_and_rows_choose_the_prompts_of_the_picture(browser, sixty, writ
     browser.mouse(place(browser, 0.5, 0.26), place(browser, 0.5, 0.4), place(browser, 0.5, 0.74))
     browser.until("document.querySelector('#pool-title').textContent.startsWith('30 of 60 prompts')")  # rows 15 to 44
     assert browser("location.hash").endswith("rows=15-45") and not browser("document.querySelector('dialog').open")
-    assert browser.complaints == []
 
 
 def test_what_changed_since_the_last_visit(browser, store, fill, drawn, written):
@@ -207,7 +212,6 @@ def test_curves_say_their_values(browser, sixty, written):
     assert text(browser, "[data-chart=entropy] .readout").startswith("step 1: 1")
     click(browser, "#others summary")
     browser.until("document.querySelectorAll('#other-charts figure').length == 1")
-    assert browser.complaints == []
 
 
 def test_search_filter_and_sorting_are_in_the_address(browser, sixty, written):
@@ -257,7 +261,6 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     assert "wrong" in verdict and "advantage -0.50" in verdict and "10 tokens" in verdict and response == "answer 1"
     browser.press("Escape")
     browser.until("!document.querySelector('dialog#prompt').open")
-    assert browser.complaints == []
 
 
 def test_where_the_rollouts_went(browser, store, fill, written):
@@ -270,91 +273,79 @@ def test_where_the_rollouts_went(browser, store, fill, written):
     run.finish(unused_rollouts=7)
     browser.open(f"{written(store)}#view=usage")
     numbers = dict(zip(texts(browser, "#usage-numbers dt"), texts(browser, "#usage-numbers dd"), strict=True))
-    assert numbers["rollouts generated"] == "24" and numbers["trained on"] == "20 (83.3 %)"
-    assert numbers["filtered out"] == "4 (16.7 %)" and numbers["replayed"] == "13"
-    # 12 of the 24 rollouts are in 3 groups whose rewards differ
-    assert numbers["mixed groups"] == "3 of 6" and numbers["rollouts per mixed group"] == "8"
-    assert numbers["zero-variance groups given an advantage"] == "2 of 3" and numbers["unused at the end"] == "7"
+    expected = {
+        "rollouts generated": "24", "trained on": "20 (83.3 %)", "filtered out": "4 (16.7 %)", "replayed": "13",
+        # 12 of the 24 rollouts are in 3 groups whose rewards differ
+        "mixed groups": "3 of 6", "rollouts per mixed group": "8", "unused at the end": "7",
+        "zero-variance groups given an advantage": "2 of 3",
+    }  # fmt: skip
+    assert expected.items() <= numbers.items()
     assert texts(browser, "#usage-parts dt") == [
         "mixed: 12 (50.0 %)", "zero variance, given an advantage: 8 (33.3 %)",
         "no advantage: 0 (0.0 %)", "filtered out: 4 (16.7 %)",
     ]  # fmt: skip
 
 
-def test_three_runs_over_each_other(browser, store, fill, write, written):
-    ids = fill.prompts(store, 4)
-    for name, steps in (("short", 1), ("middle", 3), ("long", 6)):
+def test_three_runs_over_each_other_and_two_of_them_compared_by_numbers_that_are_not_smoothed(
+    browser, store, fill, write, written
+):
+    """Of ten held-out prompts the second run solves 11 of 40 samples more than the others."""
+    ids, held_out = fill.prompts(store, 4), store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10)
+    for name, steps, more in (("first", 3, 0), ("second", 3, [1] * 9 + [2]), ("third", 6, 0)):
         run = fill.run(store, name)
         for step in range(1, steps + 1):
             write(run, ids, step, [step % 5, 1, 2, 3])
-    address = written(store, "short", "middle", "long")
-    browser.open(f"{address}#view=curves&x=rollouts&smooth=0")
+        rows = [fill.evaluation(held_out, np.array([2, 1] * 5) + more)]
+        run.record_evaluation(steps, "training", rows, model="", config={})
+    address = written(store, "first", "second", "third")
+    browser.open(f"{address}#view=curves&x=rollouts&smooth=0.9")
     browser.until('document.querySelectorAll("[data-chart=reward] .curves path.curve").length == 3')
-    assert [each.split()[0] for each in texts(browser, "#legend li")] == ["long", "middle", "short"]
+    assert [each.split()[0] for each in texts(browser, "#legend li")] == ["third", "second", "first"]
     browser('document.querySelector("[data-chart=reward] > svg").focus()')
     browser.press("Home")
     assert text(browser, "[data-chart=reward] .readout").startswith("16 rollouts")
     fill_in(browser, "#axis", "steps")
     browser.press("Home")
     browser.until("document.querySelector('[data-chart=reward] .readout').textContent.startsWith('step 1:')")
-    browser.open(f"{address}#view=runs")
+    browser.open(f"{address}#view=runs&smooth=0.9")
     click(browser, "#runs tbody tr:first-child input[type=checkbox]")
     click(browser, "#tabs a[data-view=curves]")
     browser.until("document.querySelectorAll('#legend li').length == 2")
-    assert browser.complaints == []
-
-
-def test_two_runs_are_compared_and_numbers_are_not_smoothed(browser, store, fill, write, written):
-    """Both runs solve 0, 4 and 2 of 4; of ten held-out prompts the second solves 11 of 40 samples more."""
-    ids, held_out = fill.prompts(store, 1), store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10)
-    for name, more in (("first", 0), ("second", [1] * 9 + [2])):
-        run = fill.run(store, name)
-        for step, successes in enumerate([0, 4, 2], start=1):
-            write(run, ids, step, [successes])
-        rows = [fill.evaluation(held_out, np.array([2, 1] * 5) + more)]
-        run.record_evaluation(3, "training", rows, model="", config={})
-    browser.open(f"{written(store, 'first', 'second')}#view=curves&smooth=0.9")
     said = text(browser, "#comparison")
     assert said.startswith("Held-out accuracy, second (second) minus first (first), last evaluations: +27.5 points")
     assert "the second is higher. One run of each" in said and "10 prompts \u00d7 4 samples" in said
     told = "document.querySelector('[data-chart=reward] .readout').textContent"
-    browser.until(f"{told} == 'step 3: second 0.5; first 0.5'")
+    browser.until(f"{told} == 'step 3: second 0.5625; first 0.5625'")  # 9 of 16
 
 
-def test_prompts_without_the_template_and_means_by_their_name(browser, store, fill, written):
-    """A run of an estimator without history, on prompts of a chat model."""
+def test_a_run_of_no_step_and_of_one_step_of_an_estimator_without_history(browser, store, fill, written):
+    """Its prompts are a chat model's."""
+    run = fill.run(store, "point", fields=())
     chat = [f"<|im_start|>user\nWhat is {i}?<|im_end|>\n<|im_start|>assistant\n" for i in (1, 2, 3)]
     ids = np.sort(store.register_prompts(chat, [""] * 3))
-    run, none, mean = fill.run(store, "point", fields=()), np.empty((3, 0)), np.array([0.25, 0.5, 1.0])
-    rows = StepRows(ids, np.full(3, 4), 4 * mean, mean, mean * (1 - mean), none, none, np.full(3, -1))
-    run.record_step(1, rows)
-    browser.open(f"{written(store)}#view=prompts&prompt={ids[1]}")
+    for step in (0, 1):
+        if step:
+            none, mean = np.empty((3, 0)), np.array([0.25, 0.5, 1.0])
+            rows = StepRows(ids, np.full(3, 4), 4 * mean, mean, mean * (1 - mean), none, none, np.full(3, -1))
+            run.record_step(step, rows)
+        address = written(store)
+        for view in VIEWS:
+            browser.open(f"{address}#view={view}")
+            assert browser.complaints == []
+            assert len(text(browser, f"#view-{view}").strip()) > 20  # something is said, never an empty chart
+    browser.open(f"{address}#view=prompts&prompt={ids[1]}")
     assert texts(browser, "#prompts tbody td:last-child") == [f"What is {i}?" for i in (1, 2, 3)]
     assert text(browser, "#prompt-facts") == "learning, group mean 0.500, 1 visit"
     assert text(browser, "#prompt-text pre") == chat[1].strip()
     assert text(browser, "#prompt-note").startswith("This estimator keeps no history: the group mean is")
 
 
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_run_of_no_step_or_one(browser, store, fill, written, steps):
-    run = fill.run(store)
-    if steps:
-        fill.step(run, 1, fill.prompts(store, 2), [1, 4], usage=None)
-    address = written(store)
-    for view in VIEWS:
-        browser.open(f"{address}#view={view}")
-        assert browser.complaints == []
-        assert len(text(browser, f"#view-{view}").strip()) > 20  # something is said, never an empty chart
-
-
 # from a server
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_an_open_page_gains_steps_runs_and_what_is_written(browser, open_new, kind, fill, write, serve):
-    store = open_new(kind)
+def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill, write, serve):
     browser.open(serve(store.url).url)
-    assert text(browser, "#no-runs").startswith("No runs yet in ") and browser.complaints == []
+    assert text(browser, "#no-runs").startswith("No runs yet in ")
     run, ids = fill.run(store), fill.prompts(store, 4)
     for step in range(1, 6):
         write(run, ids, step, [1, 2, 3, step % 5])
@@ -370,7 +361,7 @@ def test_an_open_page_gains_steps_runs_and_what_is_written(browser, open_new, ki
     browser.until('document.querySelectorAll("#groups .card").length == 8')
     write(other, ids, 2, [0, 0, 0, 0])
     browser.until("document.querySelector('#rollouts-note').textContent.startsWith('Step 2: 8 kept rollouts, 8 wrong')")
-    assert len(browser("performance.getEntriesByName('update-draw')")) > 0 and browser.complaints == []
+    assert len(browser("performance.getEntriesByName('update-draw')")) > 0
     assert {url.split("/")[2] for url in browser.requests} == {browser("location.host")}
 
 
@@ -388,3 +379,4 @@ def test_a_server_that_is_killed_and_started_again(browser, store, fill, write, 
     assert text(browser, "#live").startswith("live, step 2")
     run.finish()
     browser.until("document.querySelector('#live').textContent.startsWith('no run is being written; last write ')")
+    browser.complaints.clear()  # of the server that was away

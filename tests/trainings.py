@@ -6,7 +6,6 @@ import time
 import psutil
 from store_invariants import check
 
-from openrlhf_dbb import tiny
 from openrlhf_dbb.storage import open_store
 
 # 32 prompts, 16 a step: 2 steps an epoch; 8 rollouts a prompt, 2 optimizer steps a step.
@@ -91,36 +90,3 @@ def check_posteriors(folder, steps):
     check_store(folder)
     groups = rows(folder, "SELECT step, count(*) FROM posterior_history GROUP BY step ORDER BY step")
     assert groups == [(step, 16) for step in range(1, steps + 1)]
-
-
-# The beginning of a program that ``two_ranks`` runs with the arguments of ``rank_arguments``.
-RANK = """
-import json, sys
-from openrlhf_dbb.driver import arguments
-from openrlhf_dbb.platform import cpu
-
-rank, port, ranks, model = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-settings = arguments.parse(sys.argv[5:], world_size=ranks)
-import torch
-from openrlhf.trainer.ppo_utils.experience import Experience, split_experience_batch
-
-from openrlhf_dbb.driver.light_backend import backend as strategy
-from openrlhf_dbb.actors.policy_actor import PolicyActor
-
-def actor(values={}):
-    args = settings.with_values(values, "the test").openrlhf_args()
-    made = PolicyActor(ranks, rank, "127.0.0.1", port)
-    made.init_model_from_pretrained(strategy(args), model, max_steps=10)
-    return made
-"""
-
-
-def rank_arguments(folder, ranks, *flags):
-    """The number of ranks, a folder that gets the tiny model, and flags of a policy actor of that model."""
-    tiny.build_model(0).save_pretrained(folder)
-    tiny.build_tokenizer().save_pretrained(folder)
-    return [
-        str(ranks), str(folder), "--preset", "none", "--estimator", "none", "--actor.model_name_or_path", str(folder),
-        "--actor.num_gpus_per_node", str(ranks), "--actor.lr_warmup_ratio", "0", "--algo.kl.init_coef", "0",
-        "--train.micro_batch_size", "2", "--reward.remote_url", "math_answer", *flags,
-    ]  # fmt: skip

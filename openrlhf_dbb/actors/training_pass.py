@@ -19,12 +19,12 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors.shared_prompts import laid_out, longest_row, prompt_of
+from openrlhf_dbb.actors.shared_prompts import ROUND, laid_out, longest_row, prompt_of
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
 
-# Logits that are in float32 at a time: 16 MiB, which a processor's cache holds; more to keep a GPU busy.
-CHUNK = {"cpu": 2**22, "cuda": 2**25}
+# Logits that are in float32 at a time: 2 MiB, which the cache of one core holds; more to keep a GPU busy.
+CHUNK = {"cpu": 2**19, "cuda": 2**25}
 NOT_FINITE = "a gradient of the policy is infinite or NaN"
 
 
@@ -36,10 +36,12 @@ class LogProbs(torch.autograd.Function):
         """Return log-probs of tokens (T,) and entropies in nats, both (T,) in float32; logits are (T, V)."""
         total, log_probs, entropy = logits.new_empty((3, len(tokens), 1), dtype=torch.float32)
         for rows, scaled in _chunks(logits, temperature):
-            total[rows] = scaled.logsumexp(dim=1, keepdim=True)
-            log_p = scaled.sub_(total[rows])
-            log_probs[rows] = log_p.gather(1, tokens[rows, None])
-            entropy[rows] = -log_p.exp().mul_(log_p).sum(dim=1, keepdim=True)
+            largest = scaled.amax(dim=1, keepdim=True)
+            p = scaled.sub_(largest).exp()
+            sums = p.sum(dim=1, keepdim=True)
+            log_probs[rows] = scaled.gather(1, tokens[rows, None]) - sums.log()
+            entropy[rows] = sums.log() - p.mul_(scaled).sum(dim=1, keepdim=True) / sums
+            total[rows] = largest + sums.log()
         ctx.save_for_backward(logits, tokens, total, entropy)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)  # an entropy that is only logged takes no part in the backward pass
@@ -50,12 +52,11 @@ class LogProbs(torch.autograd.Function):
         """Return the gradient of the logits, in their memory."""
         logits, tokens, total, entropy = ctx.saved_tensors
         for rows, scaled in _chunks(logits, ctx.temperature):
-            log_p = scaled.sub_(total[rows])
-            p, slope = log_p.exp(), of_log_probs[rows, None] / ctx.temperature
-            gradient = (p * -slope).scatter_add_(1, tokens[rows, None], slope)
+            log_p, slope = scaled.sub_(total[rows]), of_log_probs[rows, None] / ctx.temperature
+            factor = -slope
             if of_entropy is not None:
-                gradient -= of_entropy[rows, None] / ctx.temperature * p * (log_p + entropy[rows])
-            logits[rows] = gradient
+                factor = factor - of_entropy[rows, None] / ctx.temperature * (log_p + entropy[rows])
+            logits[rows] = log_p.exp_().mul_(factor).scatter_add_(1, tokens[rows, None], slope)
         return logits, None, None
 
 
@@ -64,7 +65,8 @@ def _chunks(logits: torch.Tensor, temperature: float) -> Iterator[tuple[slice, t
     size = max(CHUNK[logits.device.type] // logits.shape[1], 1)
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
-        yield rows, logits[rows].float() / temperature
+        scaled = logits[rows].to(torch.float32, copy=True)
+        yield rows, scaled if temperature == 1 else scaled.div_(temperature)
 
 
 class ResponseActor(Actor):
@@ -116,16 +118,19 @@ class ResponseActor(Actor):
         positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1).flatten()
         tokens, inputs = sequences.flatten(), places.clamp(min=0)
         # Padding comes to predict the first token of the first row, which nobody reads.
-        kept = wanted.flatten()[places + 1].any(dim=0).nonzero()[:, 0]
+        kept = wanted.flatten()[places + 1].any(dim=0)
+        spare = (~kept).nonzero()[:, 0]
+        kept[spare[len(spare) - -int(kept.sum()) % ROUND :]] = True
+        kept = kept.nonzero()[:, 0]
         predicted = (places[:, kept] + 1).flatten()
         output = self.model(tokens[inputs], attention_mask=mask, position_ids=positions[inputs], logits_to_keep=kept)
         logits, output["logits"] = output["logits"].flatten(0, 1), None
 
         def spread(values: torch.Tensor) -> torch.Tensor:
-            return values.new_zeros(rows * length).index_put((predicted,), values).view(rows, length)[:, first:]
+            values = values.new_zeros(rows * length).index_put((predicted,), values).view(rows, length)
+            return values[:, first:] * wanted[:, first:]
 
         log_probs, output.entropy = map(spread, LogProbs.apply(logits, tokens[predicted], self.temperature))
-        log_probs = log_probs * action_mask.float()
         return (log_probs, output) if return_output else log_probs
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import NoReturn
 
 from openrlhf_dbb.driver import interrupt
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     tokenizers = logging.getLogger("transformers.tokenization_utils_tokenizers")
     tokenizers.addFilter(lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces"))
 
-    from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed, start
+    from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed
     from openrlhf_dbb.driver.progress_line import waiting
     from openrlhf_dbb.errors import RunError, UsageError
     from openrlhf_dbb.secrets import without_passwords
@@ -51,37 +52,36 @@ def main(argv: list[str] | None = None) -> int:
             )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         checks.check(settings)
-        resumed = start.find(settings)
+        resumed = prepare.find(settings)
         ray_start = None if settings.args.dry_run else cluster.RayStart(settings)
         with waiting("reading data and model"):
             prepared = prepare.prepare(settings, resumed)
             if ray_start is not None:
-                ray_start.check_hosts(prepared.settings)
-            start.begin(prepared)
+                ray_start.check_hosts(Path(prepared.settings.args.ckpt.path))
+            prepare.begin(prepared)
     except (UsageError, StoreError, RunError) as error:
         print(without_passwords(f"error: {error}"), file=sys.stderr)
         return 1 if isinstance(error, RunError) else REFUSED
+    unfinished = functools.partial(printed.unfinished, prepared)
+    if ray_start is not None and prepared.run is not None:
+        interrupt.say(unfinished)
+    plan = printed.plan(prepared)
     if ray_start is None:
-        print(printed.configuration(prepared.settings))
-        print(printed.plan(prepared))
+        print(printed.configuration(prepared.settings), plan, sep="\n")
         print("dry run: all checks passed, nothing was started or stored")
         return 0
-    if prepared.run is not None:
-        interrupt.say(functools.partial(printed.unfinished, prepared))
-    print("\n".join([printed.plan(prepared), *ray_start.describe()]), flush=True)
+    print(plan, *ray_start.describe(), sep="\n", flush=True)
     try:
         progress = launch.launch(prepared, ray_start)
         if prepared.run is not None:
             print(printed.summary(prepared, progress, time.monotonic() - began), flush=True)
     except BaseException as error:
-        unfinished = printed.unfinished(prepared)
         if isinstance(error, launch.PartDied):
-            print(
-                f"error: {error}; {unfinished}; traces are in {printed.keep_trace(prepared.settings)}", file=sys.stderr
-            )
+            traces = printed.keep_trace(prepared.settings)
+            print(f"error: {error}; {unfinished()}; traces are in {traces}", file=sys.stderr)
             return 1
-        if unfinished:
-            print(unfinished, file=sys.stderr)
+        if prepared.run is not None:
+            print(unfinished(), file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             return error.args[0] if error.args else 130
         # Ray hands over the exceptions of an actor with the actor's traceback in their text.

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,6 @@ from typing import Any
 
 from openrlhf_dbb import estimators, methods, presets, tasks, tiny, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
-from openrlhf_dbb.driver.capacity import Shape
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators.parameters import parameter_fields
 from openrlhf_dbb.options import Parser, add_trust, number
@@ -122,7 +122,7 @@ class Settings:
     values: Mapping[str, Any] = field(repr=False)  # by flag
     origin: Mapping[str, str] = field(repr=False)  # of each value that is not OpenRLHF's default
     command: str = field(repr=False)  # that was given, without secrets
-    shape: Shape | None = None  # of a dense model; known once its configuration has been read
+    preset_read: presets.Preset = field(repr=False)  # empty for "none"
 
     preset = _named("preset")  # or the path of its file, or "none"
     method = _named("method")  # or "none"
@@ -131,9 +131,8 @@ class Settings:
 
     def with_values(self, flags: Mapping[str, Any], origin: str) -> "Settings":
         """Return these settings with other values of some flags, and where those come from."""
-        return dataclasses.replace(
-            self, values={**self.values, **flags}, origin={**self.origin, **dict.fromkeys(flags, origin)}
-        )
+        values, origins = {**self.values, **flags}, {**self.origin, **dict.fromkeys(flags, origin)}
+        return dataclasses.replace(self, values=values, origin=origins)
 
     def given(self, flag: str) -> bool:
         return self.origin.get(flag) == COMMAND_LINE
@@ -149,9 +148,10 @@ class Settings:
 
     @property
     def flags(self) -> dict[str, Any]:
-        """The values that are printed and stored; passwords are not among them."""
-        first = {flag: self.values[flag] for flag in _SHOWN}
-        return dict(without_secrets(first | {k: value for k, value in self.values.items() if k not in _HIDDEN}))
+        """The values that are printed and stored, as JSON holds them; passwords are not among them."""
+        shown = {flag: self.values[flag] for flag in (*_SHOWN, *self.values) if flag not in _HIDDEN}
+        endless = {flag: str(v) for flag, v in shown.items() if isinstance(v, float) and not math.isfinite(v)}
+        return dict(without_secrets(shown | endless))  # tuples become lists
 
     @cached_property
     def built_estimator(self) -> estimators.RewardEstimator:
@@ -207,14 +207,13 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         values |= layer
         origin |= dict.fromkeys(layer, source)
     values |= named
-    if not cpu.active():
-        _use_all_gpus(values, preset.gpus)
-    for derive in (_reward, _others, *[cuda.derived] * (not cpu.active() and named["preset"] != presets.NONE)):
+    with_cuda, with_preset = not cpu.active(), named["preset"] != presets.NONE
+    for derive in (*[_all_gpus] * with_cuda, _reward, _others, *[cuda.derived] * (with_cuda and with_preset)):
         for flag, value, why in derive(values, origin):
             values[flag], origin[flag] = value, why
     _fill_in(values, origin)
     command = shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
-    settings = Settings(values, origin, command)
+    settings = Settings(values, origin, command, preset)
     _ = settings.built_estimator, settings.strategy  # checks them
     args = upstream.finish_arguments(
         argparse.Namespace(**settings.values), group_baseline=settings.estimator == NO_ESTIMATOR
@@ -293,16 +292,16 @@ def _parsed(parser: argparse.ArgumentParser, flags: Mapping[str, Any], source: s
     return parsed
 
 
-def _use_all_gpus(values: dict[str, Any], gpus: Mapping[str, Any]) -> None:
-    """Replace "all" in the values that a preset's ``[gpus]`` sets; engines of their own GPUs get half."""
+def _all_gpus(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
+    """Yield numbers in place of a preset's "all"; engines of their own GPUs get half."""
     hosts = values["actor.num_nodes"]
     tensor_parallel, devices = max(values["vllm.tensor_parallel_size"], 1), hosts * len(machine.look().gpus)
     apart = bool(values["train.async_enable"])
     engines = max((devices - devices // 2 * apart) // tensor_parallel, 1)
     ranks = (devices - engines * tensor_parallel * apart) // hosts
-    for flag in gpus:
+    for flag in cuda.ALL_GPUS:
         if values[flag] == "all":
-            values[flag] = max(engines if flag == "vllm.num_engines" else ranks, 1)
+            yield flag, max(engines if flag == "vllm.num_engines" else ranks, 1), origin[flag]
 
 
 def _fill_in(values: dict[str, Any], origin: Mapping[str, str]) -> None:

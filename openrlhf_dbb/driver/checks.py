@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from openrlhf_dbb import estimators, presets, upstream
+from openrlhf_dbb import estimators, upstream
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.data import TRAINING
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Settings
@@ -156,7 +156,7 @@ def _refusals(settings: Settings) -> Iterator[str]:
     args, values = settings.args, settings.values
     if not cpu.active():
         yield from cuda.refusals(args, machine.look().gpus)
-    elif presets.load(settings.preset).needs_cuda:
+    elif settings.preset_read.needs_cuda:
         yield f"--preset {settings.preset} needs CUDA, and there is none here; use --preset tiny"
     else:
         yield from cpu.refusals(args)

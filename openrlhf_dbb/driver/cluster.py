@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.driver import interrupt
-from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.driver.arguments import NO_ESTIMATOR, Settings
 from openrlhf_dbb.driver.checks import gpus_needed, too_few_gpus
 from openrlhf_dbb.driver.progress_line import waiting
 from openrlhf_dbb.errors import UsageError
@@ -46,21 +46,21 @@ class RayStart:
             self._started.result()
         interrupt.arm()
 
-    def check_hosts(self, settings: Settings) -> None:
+    def check_hosts(self, folder: Path) -> None:
         """If a cluster is joined: refuse hosts that do not share the run's folder, and say if the GPUs are taken."""
         if self.joins is None:
             return
         import ray
 
         self.wait()
-        token = Path(settings.args.ckpt.path) / f".seen-by-all-{uuid.uuid4().hex}"
-        token.parent.mkdir(parents=True, exist_ok=True)
+        token = folder / f".seen-by-all-{uuid.uuid4().hex}"
+        folder.mkdir(parents=True, exist_ok=True)
         token.touch()
         try:
             _check_seen(token)
         finally:
             token.unlink(missing_ok=True)
-        free, needed = int(ray.available_resources().get("GPU", 0)), gpus_needed(settings.args)
+        free, needed = int(ray.available_resources().get("GPU", 0)), gpus_needed(self._settings.args)
         if free < needed:
             print(f"waiting for {needed} GPUs: {free} of {_gpus()} are free, others run on the rest", flush=True)
 
@@ -70,11 +70,9 @@ class RayStart:
             return []
         import ray
 
-        alive = sorted(
-            (node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeManagerAddress"])
-        )
-        hosts = ", ".join(map(_host, alive))
-        return [f"cluster    joined {self.joins}: {_gpus()} GPUs on {len(alive)} nodes, {hosts}"]
+        hosts = sorted((node["NodeManagerAddress"], _host(node)) for node in ray.nodes() if node["Alive"])
+        names = ", ".join(name for _, name in hosts)
+        return [f"cluster    joined {self.joins}: {_gpus()} GPUs on {len(hosts)} nodes, {names}"]
 
     def _run(self) -> None:
         try:
@@ -108,7 +106,7 @@ def start(settings: Settings) -> None:
         {"num_gpus": needed, "num_cpus": 16 + 2 * needed},
         {"NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"},
         # One weight sync alone prints a line per parameter.
-        verbose=settings.args.verbose or settings.estimator == "none",
+        verbose=settings.args.verbose or settings.estimator == NO_ESTIMATOR,
         worker_process_setup_hook="openrlhf_dbb.platform.machine.add_shims",
     )
     for refusal in too_few_gpus(settings.args, ray_start.places()):

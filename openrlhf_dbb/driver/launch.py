@@ -1,16 +1,15 @@
 """Runs OpenRLHF's training with our classes, watches its actors, and shows its progress."""
 
 import _thread
-import contextlib
 import functools
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from openrlhf_dbb import presets, upstream
-from openrlhf_dbb.driver import cpu_fit, interrupt
-from openrlhf_dbb.driver.arguments import Settings
+from openrlhf_dbb.actors.progress import COUNTED_BY_ENGINES, Progress
+from openrlhf_dbb.driver import fit, interrupt
 from openrlhf_dbb.driver.cluster import RayStart
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
@@ -42,12 +41,26 @@ def launch(prepared: Prepared, ray_start: RayStart) -> Any:
         from openrlhf_dbb.actors.trainer import PosteriorTrainer
         from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
     ray_start.wait()
-    settings = prepared.settings
-    if prepared.run is not None:
-        policy = ray.remote(num_gpus=1, **_environment(settings))(PolicyActor)
-        return train(prepared, PosteriorTrainer, ray.remote(StrictRolloutActor), policy)
-    engines = _engines(ray.remote(PlatformRolloutActor), settings)
-    return upstream.run(settings.openrlhf_args(), rollout_actor=engines, get_strategy=LightBackend)
+    rollout_class = PlatformRolloutActor if prepared.run is None else StrictRolloutActor
+    rollout_actor = engines(ray.remote(rollout_class), prepared)
+    if prepared.run is None:
+        return upstream.run(prepared.settings.openrlhf_args(), rollout_actor=rollout_actor, get_strategy=LightBackend)
+    policy = ray.remote(num_gpus=1, **fit.actor_options(prepared.settings.args, prepared.shape))(PolicyActor)
+    return train(prepared, PosteriorTrainer, rollout_actor, policy)
+
+
+def engines(rollout_actor: Any, prepared: Prepared) -> Any:
+    """Return the actor class of the engines with vLLM's arguments, which OpenRLHF does not set."""
+    args = prepared.settings.args
+    options = fit.actor_options(args, prepared.shape)
+    arguments: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
+    if cpu.active():
+        arguments |= cpu.engine_arguments(fit.engine_arguments(args, prepared.shape))
+        if args.ds.param_dtype == "fp32":
+            arguments["dtype"] = "float32"
+    elif prepared.settings.preset != presets.NONE:
+        arguments |= cuda.engine_limits(args)
+    return upstream.with_more(rollout_actor, options, arguments)
 
 
 def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_actor: Any) -> Any:
@@ -59,59 +72,36 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
             interrupt.raise_from_now_on()
             super().fit(global_step)
 
-    settings, run, watch = prepared.settings, prepared.run, Watch()
-    verbose = settings.args.verbose
+    run, args = prepared.run, prepared.settings.openrlhf_args()
     assert run is not None
-
-    def make_trainer(*args: Any, **kwargs: Any) -> Any:  # the arguments are OpenRLHF's
-        watch.trainer = Trainer(
-            *args,
-            store_url=prepared.store_url,
-            run_uuid=run.uuid,
-            checkpoint=prepared.checkpoint,
-            rows=prepared.prompts.rows,
-            sources=prepared.prompts.sources,
-            benchmarks=prepared.benchmarks,
-            progress=watch.progress,
-            **kwargs,
-        )
-        return watch.trainer
-
+    progress = Progress()  # its clock begins with the engines
+    trainer = upstream.InThisProcess(
+        Trainer,
+        store_url=prepared.store_url,
+        run_uuid=run.uuid,
+        checkpoint=prepared.checkpoint,
+        rows=prepared.prompts.rows,
+        sources=prepared.prompts.sources,
+        benchmarks=prepared.benchmarks,
+        progress=progress,
+    )
+    verbose = prepared.settings.args.verbose
     try:
-        with watch.progress_line(), upstream.quiet(verbose):
+        with Watch(trainer, progress), upstream.quiet(verbose):
             upstream.run(
-                settings.openrlhf_args(),
-                trainer=upstream.InThisProcess(make_trainer),
-                rollout_actor=_engines(rollout_actor, settings),
+                args,
+                trainer=trainer,
+                rollout_actor=rollout_actor,
                 policy_actor=policy_actor,
                 get_strategy=functools.partial(LightBackend, loads=prepared.checkpoint),
                 bars=verbose,
             )
-            return watch.trainer.finish()
+            return trainer.made.finish()
     except ray.exceptions.RayError as error:
-        died = find_dead(_parts(watch.trainer)) if watch.trainer is not None else None
+        died = find_dead(_parts(trainer.made)) if trainer.made is not None else None
         if died is None:
             raise
         raise PartDied(died) from error
-
-
-def _environment(settings: Settings) -> dict[str, Any]:
-    if not cpu.active():
-        return {}
-    return {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(cpu_fit.threads(settings))}}}
-
-
-def _engines(rollout_actor: Any, settings: Settings) -> Any:
-    """Return the actor class of the engines with vLLM's arguments, which OpenRLHF does not set."""
-    args = settings.args
-    arguments: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
-    if cpu.active():
-        arguments |= cpu.engine_arguments(cpu_fit.engine_arguments(settings))
-        if args.ds.param_dtype == "fp32":
-            arguments["dtype"] = "float32"
-    elif settings.preset != presets.NONE:
-        arguments |= cuda.engine_limits(args)
-    return upstream.with_more(rollout_actor, _environment(settings), arguments)
 
 
 def find_dead(parts: Mapping[str, Any], wait_s: float = LOOK_S) -> str | None:
@@ -154,31 +144,23 @@ def _parts(trainer: Any) -> dict[str, Any]:
 
 
 class Watch:
-    """Shows the progress of a trainer, and notices the death of an engine."""
+    """Shows progress within its block, and ends the wait in the main thread when an engine has died that it misses."""
 
-    def __init__(self) -> None:
-        from openrlhf_dbb.actors.progress import Progress
-
-        self.progress = Progress()  # its clock begins with the engines
-        self.trainer: Any = None  # None until OpenRLHF has made it
+    def __init__(self, trainer: upstream.InThisProcess, progress: Progress) -> None:
+        self._trainer, self._progress = trainer, progress
         self._error: Exception | None = None
         self._done = threading.Event()
         self._warned: set[str] = set()
+        self._thread = threading.Thread(target=self._show, daemon=True)
 
-    @contextlib.contextmanager
-    def progress_line(self) -> Iterator[None]:
-        """Show progress, and end the wait in the main thread when an engine has died that it cannot see."""
-        thread = threading.Thread(target=self._show, daemon=True)
-        thread.start()
-        try:
-            yield
-        except KeyboardInterrupt:
-            if self._error is not None:
-                raise self._error from None
-            raise
-        finally:
-            self._done.set()
-            thread.join(timeout=10)
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, _: object, ended_by: BaseException | None, __: object) -> None:
+        self._done.set()
+        self._thread.join(timeout=10)
+        if self._error is not None and isinstance(ended_by, KeyboardInterrupt):
+            raise self._error from None
 
     def _show(self) -> None:
         import ray
@@ -186,7 +168,7 @@ class Watch:
         line, asked, unfinished = ProgressLine(), dict[Any, Any](), dict[Any, int]()
         while not self._done.wait(POLL_S):
             try:
-                for engine in self.trainer.vllm_engines if self.trainer is not None else ():
+                for engine in self._trainer.made.vllm_engines if self._trainer.made is not None else ():
                     call = asked.pop(engine, None) or engine.get_num_unfinished_requests.remote()
                     if ray.wait([call], timeout=0)[0]:
                         unfinished[engine] = ray.get(call)  # raises if the engine has died
@@ -203,12 +185,10 @@ class Watch:
         self._draw(line, 0, last=True)
 
     def _draw(self, line: ProgressLine, unfinished: int, *, last: bool = False) -> None:
-        from openrlhf_dbb.actors.progress import COUNTED_BY_ENGINES
-
-        progress, done = self.progress, None
+        progress, trainer, done = self._progress, self._trainer.made, None
         if progress.phase in COUNTED_BY_ENGINES and unfinished:
             done = max(progress.size - unfinished, 0)  # an engine does not count requests that it has not taken yet
-        for kind, warning in (self.trainer.warnings() if self.trainer is not None else {}).items():
+        for kind, warning in (trainer.warnings() if trainer is not None else {}).items():
             if kind not in self._warned:
                 self._warned.add(kind)
                 line.warn(warning)

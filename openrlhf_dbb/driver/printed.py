@@ -15,7 +15,7 @@ from openrlhf_dbb import __version__, methods, presets, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.choices import probed_prompts
 from openrlhf_dbb.data import HELD_OUT, TRAINING
-from openrlhf_dbb.driver import cpu_fit, gpu_fit
+from openrlhf_dbb.driver import fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.estimators import FORMS
@@ -36,7 +36,7 @@ _MOSTLY_EQUAL = 0.75  # share of rollouts in groups of equal rewards, from which
 def plan(prepared: Prepared) -> str:
     """Return what a training prints before it begins; warnings last, where they are still on the screen."""
     settings = prepared.settings
-    args, preset = settings.args, presets.load(settings.preset)
+    args, preset = settings.args, settings.preset_read
     # The description tells of the preset's own model and data.
     others = any(settings.given(flag) and flag in preset.flags for flag in (MODEL_FLAG, TRAINING))
     gpus = machine.look().describe()
@@ -44,7 +44,7 @@ def plan(prepared: Prepared) -> str:
     lines = [
         f"openrlhf_dbb {__version__} - preset {settings.preset}{about}",
         f"model      {args.actor.model_name_or_path}",
-        *(cpu_fit if cpu.active() else gpu_fit).describe(settings),
+        *fit.describe(settings, prepared.shape),
         f"method     {methods.describe(settings.method, args, settings.estimator)}",
         *(_run(prepared, prepared.run) if prepared.run is not None else []),
     ]
@@ -101,11 +101,11 @@ def configuration(settings: Settings) -> str:
     # Flags alone are compared with the paper's own method.
     recipe = methods.recipe("grpo" if settings.method == methods.NONE else settings.method, settings.estimator)
     paper = presets.paper(settings.estimator) | recipe
-    expects = presets.load(settings.preset).expects
     lines = ["configuration (others: OpenRLHF's defaults; * differs from the paper)"]
-    lines += [f"   preset {settings.preset} is made for {expects}"] if expects else []
+    if expects := settings.preset_read.expects:
+        lines.append(f"   preset {settings.preset} is made for {expects}")
     for flag, value in settings.flags.items():
-        differs = flag in paper and (list(value) if isinstance(value, tuple) else value) != paper[flag]
+        differs = flag in paper and value != paper[flag]
         if flag in settings.origin or differs:
             note = f"  paper: {_text(paper[flag])}" if differs else ""
             origin = settings.origin.get(flag, "OpenRLHF's default")
@@ -117,22 +117,19 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     """Return accuracy, examples, steps, rollouts, groups, the next step and warnings; counts come from the store."""
     run = prepared.run
     assert run is not None
+    problems = examples(prepared.questions(HELD_OUT), progress.before, progress.after) if progress.before else []
     with storage.open_store(prepared.store_url) as store:
-        used = read.progress(store, run)
-        words = usage_in_words(store, run, used)
-        change = None
-        if len(evaluated := sorted(progress.accuracy)) > 1:
-            change = held_out_difference(store, run, run, (evaluated[0], evaluated[-1]))
-        log = read.read_log(store, run)
+        used, log = read.progress(store, run), read.read_log(store, run)
         replays, story = not recorded.unreplayable(log).any(), _story(prepared, store, log)
+        words = usage_in_words(store, run, used)
+        evaluated = sorted(progress.accuracy)
+        change = held_out_difference(store, run, run, (evaluated[0], evaluated[-1])) if len(evaluated) > 1 else None
     minutes, rest = divmod(round(seconds), 60)
     lines = ["", f"run {run.name} finished in {minutes:02d}:{rest:02d} min"]
     if change is not None:
         first, last = (progress.accuracy[step] for step in change["steps"])
         lines.append(f"  accuracy     {first:.1%} before, {last:.1%} after (held-out): {difference_in_words(change)}")
-    if progress.before:
-        lines += examples(prepared.questions(HELD_OUT), progress.before, progress.after)
-    lines += [f"  steps        {progress.step}", *(f"  {name:<12} {text}" for name, text in words.items())]
+    lines += [*problems, f"  steps        {progress.step}", *(f"  {name:<12} {text}" for name, text in words.items())]
     if used["probes"]:
         lines.append(f"  probes       {used['samples']} extra rollouts of {used['probes']} groups, not trained on")
     if progress.best is not None:
@@ -176,13 +173,9 @@ def _look(prepared: Prepared, command: str = "serve") -> str:
 
 
 def unfinished(prepared: Prepared) -> str:
-    """Return that a run has not finished, where it continues, if anywhere, and the flag that continues it.
-
-    Nothing for OpenRLHF alone, which has no run.
-    """
+    """Return that the run has not finished, where it continues, if anywhere, and the flag that continues it."""
     run = prepared.run
-    if run is None:
-        return ""
+    assert run is not None
     newest, _ = checkpoints.newest_whole(Path(prepared.settings.args.ckpt.path), run.uuid, sys.maxsize)
     advice = (
         "it has no checkpoint; start it over" if newest is None else f"its last checkpoint is {newest}; continue it"

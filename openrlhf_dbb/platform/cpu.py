@@ -72,7 +72,7 @@ def worker_environment() -> dict[str, str]:
     """Return the environment variables of every Ray worker, and so of the vLLM engines."""
     return {
         # More OpenMP threads spin against each other: 2 threads were slower than 1 on two cores.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # driver/cpu_fit.py sets others for larger models
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),  # driver/fit.py sets others for larger models
         # A thread that spins at a barrier takes the core from the thread that it waits for. Beside another busy process
         # a training step would take many times as long. Alone, a step takes a tenth longer with this limit.
         "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "5000"),

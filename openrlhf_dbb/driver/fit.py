@@ -1,0 +1,273 @@
+"""Fits a run to its model and to this machine: threads, precision, attention, micro-batches, by the memory they take.
+
+OpenRLHF's flag of a choice, and ``OMP_NUM_THREADS`` for the threads, win over it. The estimate for GPUs is 10 % above
+the one case measured; a trial at the start finds out where it is wrong (``PolicyActor.try_longest_micro_batch``). It
+leaves out a reference model, and an engine that does not sleep.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf_dbb import presets
+from openrlhf_dbb.driver.arguments import NO_ESTIMATOR, Settings
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu, cuda, machine
+from openrlhf_dbb.platform.machine import GIB
+
+ORIGIN = "fits the model and this machine"
+WEIGHT, OPTIMIZER = 2, 12  # bytes a parameter: bfloat16, as its gradient; in 32 bits the weight and Adam's two moments
+
+# Without CUDA. With fewer parameters a second thread mostly waits for the first, and every choice below costs more than
+# it saves.
+SMALL = 20_000_000
+_PROCESS = 1.2 * GIB  # a process that has imported torch, transformers and DeepSpeed or vLLM
+_SHORT = 256  # tokens; for short sequences torch's fused attention takes longer backward than the plain one
+_CACHE = 64 * 2**20, 2 * GIB  # of an engine at least, at most; vLLM queues rollouts that find no room
+_SEQUENCES = 256  # that an engine generates at a time at most
+_SAVED = 80  # bytes that a backward pass keeps for each token, layer and hidden unit; measured on SmolLM2 in float32
+
+# With CUDA. Bytes a logit at the peak of training, and where log-probs are taken. Our pass holds bfloat16 and chunks in
+# float32, as measured on a processor; OpenRLHF's, which packed rows take, copies to float32, and its gradient twice.
+_OURS, _COPIED = (4, 3), (10, 6)
+_INPUT = 2  # bytes a token, unit and layer: gradient checkpointing keeps a layer's input in bfloat16
+_LAYER = _SAVED // 2  # bytes a token, unit and layer whose inside is kept
+_BESIDE = 4e9  # bytes: two CUDA contexts, graphs and sampler of the sleeping engine, DeepSpeed's buckets
+_GATHERED = 2e9  # bytes of weights that ZeRO 3 holds whole at a time (stage3_max_live_parameters is 1e9)
+_USABLE = 0.95  # of a GPU's memory: torch's allocator leaves holes
+
+
+@dataclass(frozen=True)
+class Shape:
+    parameters: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    key_values: int  # numbers in a token's keys and values
+    adapter: int  # parameters of adapters of rank 1 to all linear layers
+
+    @classmethod
+    def of(cls, config: Any) -> "Shape | None":
+        """Return the shape in a transformers configuration; None for a mixture of experts or another kind."""
+        if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
+            return None
+        try:
+            hidden, layers, vocabulary = config.hidden_size, config.num_hidden_layers, config.vocab_size
+            heads, inner = config.num_attention_heads, config.intermediate_size
+        except AttributeError:
+            return None
+        size = getattr(config, "head_dim", None) or hidden // heads
+        keys = getattr(config, "num_key_value_heads", None) or heads
+        layer = 2 * hidden * size * (heads + keys) + 3 * hidden * inner
+        embeddings = vocabulary * hidden * (1 if config.tie_word_embeddings else 2)
+        adapter = layers * (4 * hidden + 2 * size * (heads + keys) + 3 * (hidden + inner))
+        return cls(embeddings + layers * layer, layers, hidden, vocabulary, 2 * layers * keys * size, adapter)
+
+    def trained(self, args: SimpleNamespace) -> int:
+        """Return the number of parameters that are trained; these alone have gradients and optimizer states."""
+        return self.adapter * args.ds.lora.rank or self.parameters
+
+
+def fitted(settings: Settings, shape: Shape | None) -> Settings:
+    """Return the settings with the flags that fit the model. Raise UsageError where its memory cannot be enough.
+
+    A small model without CUDA, and a kind of model that is not known, keep theirs.
+    """
+    if shape is None:
+        return settings
+    return _fitted_to_cpu(settings, shape) if cpu.active() else _fitted_to_gpus(settings, shape)
+
+
+def describe(settings: Settings, shape: Shape | None) -> list[str]:
+    """Return one line about the machine and the choices for it, and warnings."""
+    return _cpu_in_words(settings, shape) if cpu.active() else _gpus_in_words(settings, shape)
+
+
+def with_free(settings: Settings, flag: str, value: Any) -> Settings:
+    """Return the settings with this value unless somebody has chosen one."""
+    chosen = settings.origin.get(flag) not in (None, "no CUDA", f"preset {presets.DEFAULT}", ORIGIN)
+    return settings if chosen else settings.with_values({flag: value}, ORIGIN)
+
+
+def _fitted_to_cpu(settings: Settings, shape: Shape) -> Settings:
+    if not cpu_memory(settings, shape):
+        return settings
+    short = settings.args.data.max_len <= _SHORT
+    settings = with_free(settings, "ds.attn_implementation", "eager" if short else "sdpa")
+    settings = with_free(settings, "ds.param_dtype", "bf16" if cpu.has_bf16() else "fp32")
+    if rank_count(settings.args) == 1 and settings.args.ds.param_dtype == "bf16":
+        # The others copy each gradient, also on one rank. In float32 only they give the norm of the gradient.
+        settings = with_free(settings, "ds.zero_stage", 0)
+    needed, free = cpu_memory(settings, shape, longest=False), _available()
+    if needed > free:
+        raise UsageError(
+            f"--actor.model_name_or_path {settings.args.actor.model_name_or_path} needs {needed / GIB:.1f} GiB "
+            f"of memory beside its rollouts, {free / GIB:.1f} are free; take a smaller model, or lower "
+            "--actor.num_gpus_per_node"
+        )
+    without = with_free(settings, "actor.gradient_checkpointing_enable", False)
+    fits = cpu_memory(without, shape) <= free
+    return without if fits else with_free(settings, "actor.gradient_checkpointing_enable", True)
+
+
+def engine_arguments(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
+    """Return vLLM's limits for an engine's share of a step's rollouts; none for a small model, which keeps ours."""
+    if shape is None or shape.parameters < SMALL:
+        return {}
+    prompts = max(args.rollout.batch_size, args.rollout.vllm_generate_batch_size or 0)
+    sequences = -(-prompts * args.rollout.n_samples_per_prompt // args.vllm.num_engines)
+    tokens = (sequences * -(-args.data.max_len // cpu.BLOCK) + 1) * cpu.BLOCK  # one block is vLLM's own
+    width = 4 if args.ds.param_dtype == "fp32" else 2
+    cache = min(max(tokens * shape.key_values * width, _CACHE[0]), _CACHE[1])
+    return {"max_num_seqs": min(sequences, _SEQUENCES), "kv_cache_memory_bytes": cache}
+
+
+def actor_options(args: SimpleNamespace, shape: Shape | None) -> dict[str, Any]:
+    """Return Ray's options of the policy and of the engines."""
+    return {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads(args, shape))}}} if cpu.active() else {}
+
+
+def threads(args: SimpleNamespace, shape: Shape | None) -> int:
+    """Return the OpenMP threads of each rank and engine. Policy and engine take turns, so that each gets all cores."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return int(os.environ["OMP_NUM_THREADS"])
+    if shape is None or shape.parameters < SMALL:
+        return 1
+    at_once = rank_count(args) * (1 if args.train.colocate_all and not args.train.async_enable else 2)
+    return max(1, len(os.sched_getaffinity(0)) // at_once)
+
+
+def cpu_memory(settings: Settings, shape: Shape | None, *, longest: bool = True) -> float:
+    """Return an estimate of the bytes of all processes of a run on one host; 0 for a small model.
+
+    ``longest`` counts micro-batches of the longest rollouts allowed too; without, only what is needed in any case.
+    """
+    args = settings.args
+    if shape is None or shape.parameters < SMALL:
+        return 0
+    width, ranks = (4 if args.ds.param_dtype == "fp32" else 2), rank_count(args)
+    # Adam's two moments, and beside bfloat16 a weight and a gradient in float32; ranks share them. Then the gradient.
+    states = (8 if width == 4 else 16) + ranks * width
+    policies = shape.trained(args) * states + ranks * (shape.parameters * width + _PROCESS)
+    engines = args.vllm.num_engines * (shape.parameters * width + _PROCESS)
+    if not longest:
+        return float(policies + engines + _PROCESS)
+    rows, layers = args.train.micro_batch_size, 2 if args.actor.gradient_checkpointing_enable else shape.layers
+    saved = rows * args.data.max_len * shape.hidden * _SAVED * layers
+    # Bytes a logit, as measured. OpenRLHF's pass, which packed rows take too, copies the logits.
+    each = 16 if settings.estimator == NO_ESTIMATOR or args.ds.packing_samples else 6
+    logits = each * rows * (args.rollout.max_new_tokens or args.data.max_len) * shape.vocabulary
+    cache = args.vllm.num_engines * engine_arguments(args, shape)["kv_cache_memory_bytes"]
+    return float(policies + engines + _PROCESS + ranks * (saved + logits) + cache)
+
+
+def _cpu_in_words(settings: Settings, shape: Shape | None) -> list[str]:
+    args, needed = settings.args, cpu_memory(settings, shape)
+    saved = "with" if args.actor.gradient_checkpointing_enable else "without"
+    lines = [
+        f"machine    CPU: {args.ds.param_dtype}, {args.ds.attn_implementation}, {saved} gradient checkpointing, "
+        f"ZeRO {args.ds.zero_stage}, OMP_NUM_THREADS={threads(args, shape)}{shared_prompts(settings)}"
+        + f"; at most {needed / GIB:.1f} GiB of memory"
+        * bool(needed)
+    ]
+    if needed > _available():
+        lines.append(
+            f"warning: {_available() / GIB:.1f} GiB of memory are free, too few if a micro-batch holds the longest "
+            "rollouts allowed: lower --train.micro_batch_size, --data.max_len or --rollout.max_new_tokens"
+        )
+    if args.ds.param_dtype == "bf16" and not cpu.has_bf16():
+        lines.append(
+            "warning: this processor has no bfloat16 instructions (avx512_bf16 or amx_bf16) and emulates them, which "
+            "takes 6 to 8 times as long; leave out --ds.param_dtype bf16"
+        )
+    return lines
+
+
+def _fitted_to_gpus(settings: Settings, shape: Shape) -> Settings:
+    """Return the settings with the largest micro-batches, up to the present ones, that fit; at least one row.
+
+    Raise UsageError if weights, gradients and Adam's states alone need more memory than a GPU has.
+    """
+    card, least = min(gpu.memory for gpu in machine.look().gpus), gpu_memory(settings, shape)[0]
+    if least > card:
+        raise UsageError(
+            f"--actor.model_name_or_path {settings.args.actor.model_name_or_path} needs {least / GIB:.1f} GiB of each "
+            f"GPU for weights, gradients and Adam, the smallest has {card / GIB:.1f}; give {cuda.SMALLER}"
+        )
+    for needed, part in enumerate(("train", "rollout"), start=1):
+        most = settings.values[f"{part}.micro_batch_size"]
+        # A divisor of the size that has passed the checks divides the batches too.
+        for rows in (rows for rows in range(most, 0, -1) if most % rows == 0):
+            settings = with_free(settings, f"{part}.micro_batch_size", rows)
+            if settings.origin.get(f"{part}.max_tokens_per_gpu") == cuda.PADDED:
+                tokens = settings.values[f"{part}.micro_batch_size"] * settings.args.data.max_len
+                settings = settings.with_values({f"{part}.max_tokens_per_gpu": tokens}, cuda.PADDED)
+            if gpu_memory(settings, shape)[needed] <= _USABLE * card:
+                break
+    return settings
+
+
+def gpu_memory(settings: Settings, shape: Shape) -> tuple[float, float, float]:
+    """Return the bytes of each GPU that are needed in any case, at the peak of training, and to take log-probs."""
+    args, stage = settings.args, settings.args.ds.zero_stage
+    shards = [rank_count(args) if stage >= first else 1 for first in range(4)]  # of what ZeRO shards from a stage on
+    trained = 0 if args.ds.adam_offload else shape.trained(args)
+    weights, kept = WEIGHT * shape.parameters / shards[3], trained * (WEIGHT / shards[2] + OPTIMIZER / shards[1])
+    beside = _BESIDE + min(WEIGHT * shape.parameters, _GATHERED) * (stage == 3)
+    responses = not args.ds.packing_samples and settings.estimator != NO_ESTIMATOR  # logits of these alone
+    logits = shape.vocabulary * ((responses and args.rollout.max_new_tokens) or args.data.max_len)
+    layers = _LAYER + _INPUT * shape.layers if args.actor.gradient_checkpointing_enable else _LAYER * shape.layers
+    units = args.data.max_len * shape.hidden
+    in_training, taken = _OURS if responses else _COPIED
+    training = cuda.rows(args, "train") * (units * layers + in_training * logits)
+    log_probs = cuda.rows(args, "rollout") * (units * _LAYER + taken * logits)
+    awake = kept * (not args.ds.enable_sleep)
+    return weights + kept, weights + kept + training + beside, weights + awake + log_probs + beside
+
+
+def _gpus_in_words(settings: Settings, shape: Shape | None) -> list[str]:
+    line, args = f"machine    {machine.look().describe()}", settings.args
+    if shape is None:
+        return [line]
+    needed, card = max(gpu_memory(settings, shape)) / GIB, min(gpu.memory for gpu in machine.look().gpus) / GIB
+    sizes = f"{cuda.rows(args, 'train')} rows (training) and {cuda.rows(args, 'rollout')} (log-probs)"
+    line += f"; micro-batches of {sizes}{shared_prompts(settings)}, about {needed:.1f} GiB of each GPU (estimated)"
+    warning = f"warning: of {card:.1f} GiB of a GPU the estimate takes {needed:.1f}: {cuda.LESS_MEMORY}"
+    return [line] + [warning] * (needed > _USABLE * card)
+
+
+def shared_prompts(settings: Settings) -> str:
+    """Return words about ``actors.shared_prompts``, which decides for each micro-batch; none where it cannot share."""
+    args = settings.args
+    shares = settings.estimator != NO_ESTIMATOR and args.ds.attn_implementation in ("eager", "sdpa")
+    shares &= args.rollout.n_samples_per_prompt > 1 and not args.ds.packing_samples
+    return ", a group's prompt once where this is cheaper" * shares
+
+
+def _available() -> int:
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def rank_count(args: SimpleNamespace) -> int:
+    return int(args.actor.num_nodes * args.actor.num_gpus_per_node)
+
+
+def checkpoint_warnings(shape: Shape, args: SimpleNamespace) -> list[str]:
+    """Return a note if no checkpoints are saved, or a warning if the disk has no room for them."""
+    if args.ckpt.save_steps <= 0 or args.ckpt.disable_ds:
+        return ["note: no checkpoints are saved (--ckpt.save_steps, --ckpt.disable_ds); a run that stops starts over"]
+    # Of what is trained: weights, and in 32 bits the weights and Adam's two moments.
+    size = (OPTIMIZER + WEIGHT * (2 if args.ds.param_dtype == "fp32" else 1)) * shape.trained(args)
+    kept, folder = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size))), Path(args.ckpt.path)
+    free = shutil.disk_usage(next(parent for parent in [folder, *folder.parents] if parent.exists())).free
+    if kept * size <= free:
+        return []
+    return [
+        f"warning: {kept} checkpoints of {size / 1e9:.2g} GB are kept in {folder}, where only {free / 1e9:.2g} GB are "
+        "free; make room, or lower --ckpt.max_num"
+    ]

@@ -1,0 +1,311 @@
+"""What test_policy_actor_ranks.py lets each rank of a training do: functions that take a rank and give it an answer."""
+
+import gc
+import json
+import math
+import os
+import sys
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import (
+    Experience,
+    make_experience_batch,
+    remove_padding_in_sequences,
+    split_experience_batch,
+)
+from openrlhf.trainer.ray import ppo_actor
+
+from openrlhf_dbb.actors.policy_actor import PolicyActor
+from openrlhf_dbb.actors.training_pass import together
+from openrlhf_dbb.driver import arguments
+from openrlhf_dbb.driver.light_backend import backend
+from openrlhf_dbb.errors import RunError
+
+THEIRS = ppo_actor.Actor, ppo_actor.ActorPPOTrainer, ppo_actor.iter_grad_accum_global_norm
+
+
+class Rank:
+    """One of ``count`` processes, with the settings of a command line."""
+
+    def __init__(self, number, count, port, model, flags):
+        self.number, self.count, self.port, self.model = number, count, port, model
+        self.settings = arguments.parse(flags, world_size=count)
+
+    def actor(self, values=None, cls=PolicyActor):
+        """A policy actor of the settings and these values, made as ``cls`` makes it."""
+        args = self.settings.with_values(values or {}, "the test").openrlhf_args()
+        made = PolicyActor(self.count, self.number, "127.0.0.1", self.port)
+        cls.init_model_from_pretrained(made, backend(args), self.model, max_steps=10)
+        return made
+
+    def seeded(self):
+        return torch.Generator().manual_seed(self.number)
+
+    def rollouts(self, policy, rows, advantage):
+        """Rows of four tokens after a prompt of four, with the policy's log-probs."""
+        actions = torch.arange(7).expand(rows, 7) > 2
+        tokens = torch.randint(0, 14, (rows, 8), generator=self.seeded())
+        made = experience(tokens, torch.full((rows,), 8), actions, torch.full((rows, 7), advantage))
+        return with_log_probs(policy, made)
+
+    def train(self, policy, rows=4):
+        policy.append(self.rollouts(policy, rows, 1.0))
+        return fit(policy)
+
+
+def experience(tokens, lengths, actions, advantages):
+    """Rows of so many tokens (B,) of (B, T), some of which (B, T - 1) were generated, with these advantages."""
+    return Experience(
+        sequences=tokens, attention_mask=(torch.arange(tokens.shape[1])[None] < lengths[:, None]).long(),
+        action_mask=actions.long(), advantages=advantages, returns=advantages.clone(),
+        response_length=actions.sum(1), total_length=lengths.float(), info={"reward": torch.ones(len(tokens))},
+    )  # fmt: skip
+
+
+def with_log_probs(policy, rows):
+    rows.action_log_probs = policy.forward(rows.sequences, rows.action_mask, rows.attention_mask)
+    return rows
+
+
+def fit(policy, *kl):
+    torch.manual_seed(2)  # the order of the rows
+    return {key: float(value) for key, value in policy.fit(*kl).items()}
+
+
+def weights(policy):
+    """The weights that this rank has; under ZeRO 3 its share of them."""
+    return [getattr(each, "ds_tensor", each).detach().clone() for each in policy.actor.model.module.parameters()]
+
+
+def equal(some, others):
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def openrlhfs(rank):
+    """A step as OpenRLHF takes it and as we do, for each loss: metrics, weights, and the tokens that were computed."""
+    every_row = {"actor.entropy_coef": 0.01, "algo.kl.use_loss": True, "algo.kl.init_coef": 0.1}
+    losses, found = [("token-mean", "ppo", {}), ("token-mean", "ppo", every_row)], []
+    if rank.settings.flags["ds.zero_stage"] < 2:  # a loss knows nothing of the stage
+        losses += [("seq-mean-token-mean", kind, {}) for kind in ("ppo", "gspo")]
+        losses.append(("seq-mean-token-sum-norm", "ppo", {}))
+    with torch.compiler.set_stance("force_eager"):  # upstream compiles its entropy
+        for mode, kind, more in losses:
+            values = {"actor.loss_agg_mode": mode, "actor.policy_loss_type": kind, **more}
+            ours = _step(rank, rank.actor(values), old_log_probs=False)
+            # Upstream has no such mode: it is compared with ours, with old log-probs and all rows.
+            theirs = rank.actor(values) if mode == "seq-mean-token-sum-norm" else _plain(rank, values)
+            found.append([_step(rank, theirs, old_log_probs=True), ours])
+    return found
+
+
+def _plain(rank, values):
+    """OpenRLHF's own actor, its wrapper of the model and its trainer."""
+    ppo_actor.Actor, ppo_actor.ActorPPOTrainer, iterate = THEIRS
+
+    def in_our_order(batches, strategy, accumulated, *args):  # upstream's metrics depend on it
+        rows = [remove_padding_in_sequences(split_experience_batch(batch)) for batch in batches]
+        return iterate(together(rows, accumulated, []), strategy, accumulated, *args)
+
+    ppo_actor.iter_grad_accum_global_norm = in_our_order
+    return rank.actor(values, PolicyActor.__base__)
+
+
+def _step(rank, policy, *, old_log_probs):
+    lengths = torch.tensor([8, 5, 6, 8, 7, 4, 8, 8])
+    tokens = torch.randint(0, 14, (8, 8), generator=rank.seeded())
+    tokens[:, :4] = tokens[[0, 1, 1, 0, 1, 1, 0, 0], :4]  # the prompts of two groups
+    actions = (torch.arange(7) > 2) & (torch.arange(1, 8) < lengths[:, None])
+    # On the second rank all rows but one are left out.
+    rewarded = [0, 0, 1.0, -0.5, 0, 0, 0, 0] if rank.number == 0 else [0, 0, 0, 0, 0, 2.0, 0, 0]
+    made = experience(tokens, lengths, actions, torch.tensor(rewarded)[:, None] * actions)
+    made.base_action_log_probs = -2.5 * actions
+    if old_log_probs:
+        with_log_probs(policy, made)
+    computed = []
+    policy.actor.model.register_forward_pre_hook(
+        lambda _, inputs: computed.append(inputs[0].numel()) if torch.is_grad_enabled() else None
+    )
+    policy.append(made)
+    status = fit(policy, 0.1)
+    # ZeRO 3 keeps no whole weights outside a pass; there the norm of the gradient has to do.
+    sums = [each.detach().double().sum().item() for each in policy.actor.model.module.parameters()]
+    return status, sums, sum(computed)
+
+
+def packed(rank):
+    """A step on the same rows, padded, packed, and in packed dynamic batches."""
+    modes = {
+        "padded": {},
+        "packed": {"ds.packing_samples": True},
+        "dynamic": {"ds.packing_samples": True, "train.dynamic_batch_enable": True, "train.max_tokens_per_gpu": 24},
+    }
+    found = {}
+    for mode, values in modes.items():
+        policy, sizes = rank.actor(values), []
+        rows = _of_several_lengths(rank, policy)
+        policy.trainer.actor.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+        policy.append(rows)
+        grad_norm, trained = policy.fit()["actor_grad_norm"], list(sizes)
+        after = policy.forward(rows.sequences, rows.action_mask, rows.attention_mask)
+        found[mode] = {
+            "before": rows.action_log_probs.double().abs().sum().item(), "after": after.double().abs().sum().item(),
+            "grad_norm": grad_norm, "steps": policy.actor.model.global_steps, "micro-batches": len(trained),
+            "rows": sum(trained),
+        }  # fmt: skip
+    return found
+
+
+def _of_several_lengths(rank, policy):
+    lengths = torch.tensor([4, 9, 12, 5, 7, 12, 3, 10]).roll(rank.number)
+    there, seeded = torch.arange(12) < lengths[:, None], rank.seeded()
+    tokens = torch.randint(0, 14, (8, 12), generator=seeded) * there
+    advantages = torch.randn(8, 1, generator=seeded).expand(8, 11).clone()
+    made = experience(tokens, lengths, (torch.arange(11) > 0) & there[:, 1:], advantages)
+    return with_log_probs(policy, made)
+
+
+def replays(rank):
+    """Two steps with replays on the first rank alone; a prompt is computed once more for each row, then once."""
+    found = []
+    for longest_shared in (0, 2**31):
+        policy = rank.actor()
+        policy.actor.longest_shared = longest_shared
+        old = rank.rollouts(policy, 5, -1.0)  # a forward pass under ZeRO 3 needs both ranks
+        rows = split_experience_batch(old) if rank.number == 0 else []
+        policy.append(rank.rollouts(policy, 8, 1.0))  # the prompts of the old rows among them
+        policy.execute_batch("append_replays", {"experience": [rows]}, 0, 1)
+        sizes, computed = [], []
+        policy.trainer.actor.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+        policy.actor.model.register_forward_pre_hook(lambda _, inputs, made=computed: made.append(inputs[0].numel()))
+        same = {**fit(policy), "weights": sum(each.double().abs().sum().item() for each in policy.actor.parameters())}
+        steps, length = policy.actor.model.global_steps, policy.trainer.actor_loss_fn.length
+        found.append({"rows": sizes, "computed": sum(computed), "steps": steps, "length": length, "same": same})
+    return found
+
+
+def replays_as_fresh(rank):
+    """A step on four rows and as many replays, one on all eight as fresh rows, and one on four rows after them."""
+    began, found, sizes = None, [], []
+    for fresh in (4, 8):
+        policy = rank.actor({"rollout.n_samples_per_prompt": fresh, "train.batch_size": fresh})
+        began = weights(policy)
+        rows = remove_padding_in_sequences(split_experience_batch(_of_several_lengths(rank, policy)))
+        policy.append(make_experience_batch(rows[:fresh]))
+        policy.append_replays(rows[fresh:])
+        fit(policy)
+        found.append((policy.actor.model.global_steps, weights(policy)))
+        policy.append(make_experience_batch(rows[:fresh]))
+        policy.trainer.actor.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+        fit(policy)
+    (steps, replayed), (others, expected) = found
+
+    def distance(to):
+        return max((one - other).abs().max().item() for one, other in zip(replayed, to, strict=True))
+
+    return {"steps": [steps, others], "rows": sizes[:2], "moved": distance(began), "difference": distance(expected)}
+
+
+def checkpoint(rank):
+    """A step, a checkpoint, and one more step with and without a resume."""
+    policy = rank.actor()
+    rank.train(policy)
+    policy.save_checkpoint("one", {})
+    first = weights(policy)
+    resumed = rank.actor({"ckpt.load_enable": True})
+    same = equal(weights(resumed), first)
+    rank.train(policy)
+    rank.train(resumed)
+    adam = policy.actor.model.optimizer.state_dict()["base_optimizer_state"]["state"]
+    return {
+        "dtypes": sorted({str(each.dtype) for each in first}), "moved": not equal(weights(policy), first),
+        "trained": sum(each.numel() for each in policy.actor.model.module.parameters() if each.requires_grad),
+        "moments": sum(state["exp_avg"].numel() for state in adam.values()),
+        "resumed": [same, equal(weights(resumed), weights(policy)), resumed.actor.model.global_steps],
+    }  # fmt: skip
+
+
+def sleep(rank):
+    """Two steps of a policy that sleeps between them and of one that does not, and a third after a resume."""
+
+    def log_probs(policy):
+        return rank.rollouts(policy, 4, 1.0).action_log_probs.tolist()
+
+    found = {}
+    for stage in (1, 2, 3):
+        values = {"ds.zero_stage": stage, "ckpt.path": f"{rank.settings.flags['ckpt.path']}/{stage}"}
+        plain, sleeper = rank.actor(values), rank.actor({**values, "ds.enable_sleep": True})  # it sleeps at once
+        before = log_probs(plain)
+        for _ in range(2):
+            rank.train(plain)
+            sleeper.reload_states()
+            rank.train(sleeper)
+            same = log_probs(plain) == log_probs(sleeper) != before
+            sleeper.offload_states()
+        sleeper.reload_states()
+        sleeper.save_checkpoint("one", {})
+        resumed = rank.actor({**values, "ckpt.load_enable": True})
+        kept = sorted({key for state in resumed.actor.model.basic_optimizer.state.values() for key in state})
+        rank.train(plain)
+        rank.train(resumed)
+        found[stage] = {"same": same, "kept": kept, "resumed": log_probs(plain) == log_probs(resumed)}
+    return found
+
+
+def trial(rank):
+    """Two steps with and without a trial of the longest micro-batch before them, and trials that fail."""
+
+    def state(policy):
+        engine = policy.actor.model
+        gradients = sum(each.grad is not None for each in engine.module.parameters())
+        counters = engine.micro_steps, engine.global_steps, getattr(engine.optimizer, "micro_step_id", None), gradients
+        return [*weights(policy), torch.tensor([each or 0 for each in counters]), torch.get_rng_state()]
+
+    def no_memory(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def line(call):
+        try:
+            call()
+        except RunError as error:
+            return str(error)
+
+    tried, other, passes = rank.actor(), rank.actor(), []
+    tried.actor.register_forward_hook(lambda _, inputs, made: passes.append([*inputs[0].shape, made[0].requires_grad]))
+    before = state(tried)
+    tried.try_longest_micro_batch()
+    found = {"same": equal(before, state(tried)), "longest": passes.pop()}
+    for policy in (tried, other):
+        for _ in range(2):
+            rank.train(policy, 8)
+    found["trained"] = [equal(state(tried), state(other)), not equal(before[:-2], state(tried)[:-2])]
+    embeddings = tried.actor.model.module.get_input_embeddings()
+    poison = embeddings.register_forward_hook(lambda _, __, made: made * math.nan)
+    found["nan"] = [line(tried.try_longest_micro_batch)]
+    poison.remove()
+    tried.append(rank.rollouts(tried, 8, math.nan))
+    found["nan"].append(line(tried.fit))
+    tried.actor.model.module.forward = no_memory
+    found["line"] = line(tried.try_longest_micro_batch)
+    return found
+
+
+def alone(rank):
+    """Two steps, and the same where DeepSpeed sums the gradients of its one rank, as it would by itself."""
+    ours, reduced = rank.actor(), rank.actor()
+    began, reduces = weights(ours), ours.actor.model.enable_backward_allreduce
+    reduced.actor.model.enable_backward_allreduce = True
+    for policy in (ours, reduced):
+        rank.train(policy)
+        rank.train(policy)
+    moved = not any(torch.equal(*pair) for pair in zip(weights(ours), began, strict=True))
+    return {"reduces": reduces, "same": equal(weights(ours), weights(reduced)), "moved": moved}
+
+
+def serve(answers):
+    """Answer lines of JSON, each the name of a function above and the flags of a rank."""
+    number, count, port, model = sys.argv[1:]
+    gc.freeze()  # each sleep collects garbage, which would look through all that was imported
+    for line in sys.stdin:
+        name, flags = json.loads(line)
+        rank = Rank(int(number), int(count), port, model, flags)
+        os.write(answers, f"{json.dumps(globals()[name](rank))}\n".encode())

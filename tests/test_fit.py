@@ -1,0 +1,246 @@
+"""Threads, precision, micro-batches and checkpoints that fit a model and a machine; and the packaged model.
+
+What is for GPUs has not run on one: it is the estimate.
+"""
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from openrlhf_dbb.driver import arguments, checks, fit
+from openrlhf_dbb.driver.fit import Shape
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.platform.machine import GIB
+from openrlhf_dbb.presets import smollm2
+
+# SmolLM2-135M: 30 layers of 576, 49,152 words, tied; 3 heads of 64 for keys and for values.
+# An adapter of rank 1 has 30 x (4 x 576 + 2 x (9 + 3) x 64 + 3 x (576 + 1536)) parameters.
+SMOLLM2 = Shape(134_479_872, 30, 576, 49_152, 2 * 30 * 3 * 64, 305_280)
+TINY = Shape(116_160, 2, 64, 32, 2 * 2 * 4 * 32, 2688)
+MODEL = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "math_answer"]
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Two cores with bfloat16 and 20 GiB; a function that changes them."""
+    if not cpu.active():
+        pytest.skip("with CUDA nothing is fitted to the processor")
+
+    def change(*, cores=2, bf16=True, free=20.0):
+        monkeypatch.setattr(fit.os, "sched_getaffinity", lambda _: range(cores))
+        monkeypatch.setattr(cpu, "has_bf16", lambda: bf16)
+        monkeypatch.setattr(fit, "_available", lambda: int(free * GIB))
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    change()
+    return change
+
+
+def on_cpu(*argv, shape=SMOLLM2):
+    return fit.fitted(arguments.parse([*MODEL, *argv]), shape)
+
+
+def threads(*argv, shape=SMOLLM2):
+    return fit.threads(on_cpu(*argv, shape=shape).args, shape)
+
+
+def chosen(settings):
+    ds, actor = settings.args.ds, settings.args.actor
+    return ds.param_dtype, ds.attn_implementation, ds.zero_stage, actor.gradient_checkpointing_enable
+
+
+def test_a_real_model_gets_all_cores_and_bfloat16_and_a_small_one_keeps_its_own(machine):
+    settings = on_cpu("--train.micro_batch_size", "1")
+    assert chosen(settings) == ("bf16", "sdpa", 0, False) and threads("--train.micro_batch_size", "1") == 2
+    assert settings.origin["ds.param_dtype"] == fit.ORIGIN
+    assert on_cpu("--data.max_len", "256").args.ds.attn_implementation == "eager"
+    small = on_cpu(shape=TINY)
+    assert chosen(small) == ("fp32", "eager", 2, True) and threads(shape=TINY) == 1
+    assert fit.engine_arguments(small.args, TINY) == {}
+    machine(cores=8, bf16=False)
+    assert chosen(on_cpu("--train.micro_batch_size", "1")) == ("fp32", "sdpa", 2, False)
+    assert threads("--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2") == 4
+    assert threads("--train.async_enable", "--no-train.colocate_all") == 4  # both at the same time
+
+
+def test_flags_and_the_environment_win(machine, monkeypatch):
+    flags = ["--ds.param_dtype", "fp32", "--ds.attn_implementation", "eager", "--ds.zero_stage", "3"]
+    assert chosen(on_cpu(*flags, "--actor.gradient_checkpointing_enable")) == ("fp32", "eager", 3, True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert threads() == 7
+
+
+def test_checkpointing_where_memory_needs_it_and_a_refusal_where_that_is_not_enough(machine):
+    flags = ["--train.micro_batch_size", "8", "--data.max_len", "512", "--rollout.max_new_tokens", "64"]
+
+    def needed(*more):
+        return fit.cpu_memory(on_cpu(*flags, *more), SMOLLM2) / GIB
+
+    # Saved for the backward pass: 8 x 512 tokens x 30 layers x 576 x 80 bytes = 5.3 GiB; 2 layers' with checkpoints.
+    with_all = needed()
+    # OpenRLHF's pass copies the logits
+    assert needed("--ds.packing_samples") - with_all == pytest.approx(8 * 64 * 49_152 * 10 / GIB)
+    machine(free=with_all - 1)
+    assert chosen(on_cpu(*flags))[3] and needed() == pytest.approx(with_all - 5.27 * 28 / 30, abs=0.02)
+    machine(free=6.5)  # the model alone: 20 bytes a parameter, 2 in the engine, and three processes of 1.2 GiB
+    assert "too few if" in fit.describe(on_cpu(*flags), SMOLLM2)[1]
+    machine(free=6.3)
+    with pytest.raises(UsageError, match=r"m needs 6\.4 GiB of memory beside its rollouts, 6\.3 are free; take"):
+        on_cpu(*flags)
+    on_cpu(*flags, "--ds.lora.rank", "8")  # 2 + 2 bytes a parameter, 18 a parameter of the adapters: 4.2 GiB
+
+
+def test_the_engine_holds_a_step_of_rollouts(machine):
+    flags = ["--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "8", "--data.max_len", "100"]
+    # 64 rollouts of four blocks of 32 tokens, and vLLM's own block; 11,520 numbers of 2 bytes a token.
+    assert fit.engine_arguments(on_cpu(*flags).args, SMOLLM2) == {
+        "max_num_seqs": 64, "kv_cache_memory_bytes": (64 * 4 + 1) * 32 * 11_520 * 2
+    }  # fmt: skip
+
+
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
+QWEN3 = dict(vocab_size=151_936, num_key_value_heads=8, head_dim=128)
+SHAPES = {
+    name: Shape.of(SimpleNamespace(**QWEN3, **dict(zip(SIZES, sizes, strict=True))))
+    for name, sizes in {
+        "qwen3-0.6b": (1024, 3072, 28, 16, True),
+        "qwen3-1.7b": (2048, 6144, 28, 16, True),
+        "qwen3-8b": (4096, 12_288, 36, 32, False),
+    }.items()
+}
+REAL = {24: 23.5, 40: 39.4, 80: 79.2, 141: 139.8}  # GiB that the driver shows of an RTX 4090, A100, H100, H200
+
+
+@pytest.mark.parametrize(("name", "published"), [("qwen3-0.6b", 596_049_920), ("qwen3-8b", 8_190_735_360)])
+def test_the_size_of_a_dense_model_follows_from_its_configuration(name, published):
+    assert SHAPES[name].parameters == pytest.approx(published, rel=2e-4)  # without norms and biases
+
+
+def test_a_mixture_or_an_unknown_kind_of_model_is_not_judged():
+    assert Shape.of(SimpleNamespace(num_experts=8, hidden_size=8)) is None
+    assert Shape.of(SimpleNamespace(hidden_size=8)) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "free", "said"),
+    [
+        # Of 1e9 parameters: 2 bytes of weights as trained, 12 of their copy in 32 bits and of Adam's moments.
+        ([], 28e9, ""),
+        ([], 27e9, "warning: 2 checkpoints of 14 GB are kept in "),
+        (["--ckpt.max_mem", "20"], 27e9, ""),  # room for one
+        (["--ckpt.save_steps", "-1"], 28e9, "note: no checkpoints are saved "),
+    ],
+)
+def test_the_start_warns_where_checkpoints_have_no_room(pretend_gpus, monkeypatch, flags, free, said):
+    pretend_gpus(1)
+    monkeypatch.setattr(fit.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    own = ["--actor.model_name_or_path", "m", "--ckpt.max_num", "2", "--ckpt.save_steps", "5", *flags]
+    shape = dataclasses.replace(SHAPES["qwen3-0.6b"], parameters=10**9)
+    lines = fit.checkpoint_warnings(shape, arguments.parse(own).args)
+    assert len(lines) == bool(said) and "".join(lines).startswith(said)
+
+
+@pytest.fixture
+def fitted(pretend_gpus):
+    """Function: the settings of a preset that are fitted to some GPUs."""
+
+    def settings(preset, gib, *flags, gpus=1):
+        pretend_gpus(gpus, REAL[gib])
+        fitted = fit.fitted(arguments.parse(["--preset", preset, *flags]), SHAPES[preset])
+        checks.check(fitted)
+        return fitted
+
+    return settings
+
+
+def sizes(settings):
+    return settings.args.train.micro_batch_size, settings.args.rollout.micro_batch_size
+
+
+def test_the_estimate_by_hand(fitted):
+    def needed(*flags, gpus=1):
+        return [
+            each / 1e9 for each in fit.gpu_memory(fitted("qwen3-1.7b", 80, *flags, gpus=gpus), SHAPES["qwen3-1.7b"])
+        ]
+
+    one, batch = 1.720451, 4 * 5120 * 2048 * (28 * 2 + 40) / 1e9 + 4 * 4096 * 151_936 * 4 / 1e9
+    log_probs = 8 * 5120 * 2048 * 40 / 1e9 + 8 * 4096 * 151_936 * 3 / 1e9
+    # 2 bytes of weights, 2 of gradients, 12 of states; 4e9 bytes beside them
+    assert needed() == pytest.approx([one * 16, one * 16 + batch + 4, one * 2 + log_probs + 4], rel=1e-5)
+    assert needed(gpus=4)[1] == pytest.approx(one * (2 + 14 / 4) + batch + 4)
+    # ZeRO 3 gathers 2
+    assert needed("--ds.zero_stage", "3", gpus=4)[1] == pytest.approx(one * 16 / 4 + 2 + batch + 4)
+
+
+@pytest.mark.parametrize(
+    ("preset", "gib", "flags", "gpus", "expected"),
+    [
+        ("qwen3-0.6b", 24, [], 1, (2, 8)),
+        ("qwen3-1.7b", 40, ["--method", "repo"], 1, (1, 8)),  # a row is replayed for each fresh one
+        ("qwen3-1.7b", 24, ["--ds.lora.rank", "64"], 1, (4, 4)),
+        ("qwen3-8b", 80, [], 4, (4, 8)),
+    ],
+)
+def test_micro_batches_are_as_large_as_fit(fitted, preset, gib, flags, gpus, expected):
+    settings = fitted(preset, gib, *flags, gpus=gpus)
+    assert sizes(settings) == expected
+    [line] = fit.describe(settings, SHAPES[preset])
+    assert f"{expected[0] * (2 if 'repo' in flags else 1)} rows (training) and {expected[1]} (log-probs)" in line
+
+
+def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fitted, monkeypatch):
+    settings = fitted("qwen3-0.6b", 24, "--train.micro_batch_size", "4", "--rollout.micro_batch_size", "2")
+    assert sizes(settings) == (4, 2)
+    assert fit.describe(settings, SHAPES["qwen3-0.6b"])[1].startswith(
+        "warning: of 23.5 GiB of a GPU the estimate takes 23.8: lower --tr"
+    )
+    monkeypatch.setattr("openrlhf_dbb.platform.machine.is_real", lambda module: True)
+    args = fitted("qwen3-0.6b", 24).args  # packed: 5,120 logits a row
+    assert (args.train.max_tokens_per_gpu, args.rollout.max_tokens_per_gpu) == (5120, 2 * 5120)
+    given = fitted("qwen3-0.6b", 24, "--train.max_tokens_per_gpu", "20480")
+    assert given.args.train.max_tokens_per_gpu == 20480 and len(fit.describe(given, SHAPES["qwen3-0.6b"])) == 2
+
+
+def test_only_what_cannot_fit_in_any_case_is_refused(fitted):
+    with pytest.raises(
+        UsageError, match=r"Qwen3-1.7B-Base needs 25\.6 GiB of each GPU for .* has 23\.5; give --ds.zero"
+    ):
+        fitted("qwen3-1.7b", 24)
+    near = fitted("qwen3-8b", 40, gpus=4)  # 32.8e9 bytes of states with ZeRO 3, and 5.0e9 of one row's logits
+    assert sizes(near) == (1, 4) and len(fit.describe(near, SHAPES["qwen3-8b"])) == 2
+
+
+@pytest.mark.slow
+def test_smollm2_is_converted_once_with_its_chat_template_and_held_out_problems():
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = smollm2.default_folder()  # which is made anew where the code that makes it has changed
+    smollm2.prepare(folder)
+    stamp = (folder / "smollm2.json").stat().st_mtime_ns
+    smollm2.prepare(folder)
+    assert (folder / "smollm2.json").stat().st_mtime_ns == stamp
+    rows = {
+        name: [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "heldout")
+    }
+    problems = {name: {row["input"] for row in of_name} for name, of_name in rows.items()}
+    assert [len(problems["train"]), len(problems["heldout"])] == [80, 128]
+    assert problems["train"].isdisjoint(problems["heldout"])
+    for row in rows["train"]:
+        assert eval(row["input"].rpartition("\n")[2].removesuffix(" =")) == int(row["label"])
+    model, tokenizer = (each.from_pretrained(folder / "model") for each in (AutoModelForCausalLM, AutoTokenizer))
+    assert Shape.of(model.config) == SMOLLM2
+    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.chat_template
+    prompt = tokenizer("The capital of France is", return_tensors="pt")
+    answer = model.generate(**prompt, max_new_tokens=1, do_sample=False)[0, -1]
+    assert tokenizer.decode(answer) == " Paris"
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(smollm2, "_PACKAGES", ("no-such-package",))
+    with pytest.raises(UsageError, match=r"--preset smollm2 needs the package no-such-package.*setup_env"):
+        smollm2.prepare(tmp_path / "made")
+    assert not (tmp_path / "made").exists()
