@@ -15,6 +15,7 @@ from openrlhf.trainer.ppo_utils.experience import (
 )
 from openrlhf.trainer.ray import ppo_actor
 
+from openrlhf_dbb.actors import shared_prompts
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 from openrlhf_dbb.actors.training_pass import together
 from openrlhf_dbb.driver import arguments
@@ -166,7 +167,7 @@ def _of_several_lengths(rank, policy):
 
 def replays(rank):
     """Two steps with replays on the first rank alone; a prompt is computed once more for each row, then once."""
-    found = []
+    shared_prompts.ROUND, found = 1, []  # the rows are so short that 8 would save no work
     for longest_shared in (0, 2**31):
         policy = rank.actor()
         policy.actor.longest_shared = longest_shared

@@ -52,9 +52,9 @@ def laid_out(
     plain = places[rows, :end]
     if dtype is not None and len(columns) and plain.numel() >= LEAST[places.device.type]:
         shared, width = _by_prompt(sequences, attention, wanted, places)
+        shared = pad(shared, (0, -shared.shape[1] % ROUND), value=-1)
         span = SPAN[places.device.type]
         if shared.numel() * (shared.shape[1] + span) < plain.numel() * (plain.shape[1] + span):
-            shared = pad(shared, (0, -shared.shape[1] % ROUND), value=-1)
             column, row = torch.arange(shared.shape[1], device=places.device), shared // wanted.shape[1]
             seen = (column < width) | (row[:, :, None] == row[:, None, :])
             seen &= (shared >= 0)[:, None, :] & (column <= column[:, None])
