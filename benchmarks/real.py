@@ -7,6 +7,7 @@ median over the steps of all rounds. The clock stands outside.
 ours       ``--estimator dbb``: every rollout is trained on, so that no candidate gains by leaving some out
 grpo       ``--estimator point``: groups of equal rewards are left out of the training
 lora       the same with ``--ds.lora.rank 16``
+thinned    the same with ``--train.thin 1``
 openrlhf   ``--estimator none``: OpenRLHF's trainer, actors and advantages, with our threads, precision and engine
 trl-*      TRL's GRPOTrainer (``trl_grpo.py``) in bf16 and in fp32; the faster one is what we are compared with
 plain      ``examples/grpo_dbb.py``: a loop in plain PyTorch, generation by transformers, bf16 by autocast
@@ -47,7 +48,7 @@ from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.presets import smollm2
 
 TREE = Path(__file__).resolve().parents[1]
-CANDIDATES = ("ours", "grpo", "lora", "openrlhf", "trl-bf16", "trl-fp32", "plain")
+CANDIDATES = ("ours", "thinned", "grpo", "lora", "openrlhf", "trl-bf16", "trl-fp32", "plain")
 WARM_UP_STEPS = 2
 POLL_S = 0.1
 BOUNDS = {
@@ -79,7 +80,7 @@ def command(name: str, steps: int, folder: Path) -> list[str]:
         sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "smollm2", "--run_name", "run",
         "--estimator", {"openrlhf": "none", "grpo": "point"}.get(name, "dbb"), "--data.max_samples", str(8 * steps),
         "--train.num_episodes", "1", "--eval.steps", "-1", "--ckpt.save_steps", "-1",
-        *(["--ds.lora.rank", "16"] if name == "lora" else []),
+        *{"lora": ["--ds.lora.rank", "16"], "thinned": ["--train.thin", "1"]}.get(name, []),
     ]  # fmt: skip
 
 

@@ -18,7 +18,11 @@ cpu.prepare_driver()
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
-from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, log_prob_difference  # noqa: E402
+from openrlhf_dbb.actors.experience_maker import (  # noqa: E402
+    PosteriorExperienceMaker,
+    log_prob_difference,
+    thinned,
+)
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.actors.replays import Replays  # noqa: E402
 from openrlhf_dbb.actors.rollout_batch import Group, Prompt, RolloutBatch  # noqa: E402
@@ -207,6 +211,29 @@ def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
     ]
     # reward 1 - 1 = 0 against a mean of 8.5 / 9
     assert column(batch, "advantages")[0, 0].item() == pytest.approx(-math.sqrt(8.5 / 0.5), rel=1e-6)
+
+
+def test_thinning_keeps_the_expectation_of_every_advantage():
+    draws, least = 40_000, 0.75
+    for advantage in (0.3, -0.5, 0.0, 0.75, -2.0):
+        found = thinned(np.full(draws, advantage), least, np.random.default_rng(5))
+        kept = min(1.0, abs(advantage) / least)
+        # 0, or the advantage divided by the probability with which it is kept
+        assert set(np.round(found, 9)) <= {0.0, round(advantage / (kept or 1), 9)}
+        assert abs(found.mean() - advantage) < 4 * least * math.sqrt(kept * (1 - kept) / draws) + 1e-9
+        assert (found**2).mean() == pytest.approx(max(advantage**2, least * abs(advantage)), rel=0.03)
+
+
+def test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages(ours):
+    mine, store = ours("dbb", "--train.thin", "1", "--rollouts.keep", "all", discount=1.0)
+    batch, logged = advantages(mine, experiences(np.ones((4, 8))))
+    # alpha = 9, beta = 1: (1 - 0.9) / sqrt(0.9 x 0.1) = 1/3 for each, of which about a third becomes 1.
+    used = column(batch, "advantages")[:, 0]
+    assert set(used.tolist()) == {0.0, 1.0} and 3 <= used.sum() <= 19
+    assert logged["rollout/computed"] == used.mean()
+    assert stored(mine, store, "SELECT count(*) FROM rollouts WHERE abs(advantage - 1.0 / 3) < 1e-9")[0][0] == 32
+    again, _ = ours("dbb", "--train.thin", "1", discount=1.0)  # a step that is done again after a resume
+    assert column(advantages(again, experiences(np.ones((4, 8))))[0], "advantages")[:, 0].equal(used)
 
 
 def test_advantages_beyond_the_reward_clip_are_kept(ours):

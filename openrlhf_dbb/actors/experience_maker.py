@@ -62,7 +62,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     ) -> dict[str, float]:
         """Observe all rollouts of a step, give the trained ones their advantages, in place, and return what is logged.
 
-        The stored and logged advantages are those of the form, before they are spread over tokens and whitened.
+        The stored and logged advantages are those of the form, before they are thinned, spread and whitened.
         """
         # In the order of the experiences, since a dynamic batch sorts the rollouts by length.
         of_each = batch.groups_of_each([place for experience in experiences for place in experience.index])
@@ -92,13 +92,17 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         prompts, labels = zip(*keys_R, strict=True)
         form = self.advantage_estimator
         scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
+        logged, thin = {} if drift_R is None else {"estimator/drift": float(drift_R.mean())}, self.args.train.thin
+        if thin:
+            random = np.random.default_rng([self.args.train.seed, step])
+            scored = replace(scored, advantages=thinned(scored.advantages, thin, random))
+            logged["rollout/computed"] = float((scored.advantages[:trained] != 0).mean())
         self._spread(experiences, scored)
         if FORMS.get(form).whitened:
             whiten(experiences, ~np.isnan(rewards_R[:trained]), divide=not self.args.algo.advantage.no_std_norm)
         for cache in (self.drift, self.replays):
             if cache is not None:
                 cache.remember(experiences)
-        logged = {} if drift_R is None else {"estimator/drift": float(drift_R.mean())}
         return logged | scored.metrics | self._send_replays(replayed, experiences)
 
     def _rewards(self, experiences: list[Experience]) -> tuple[Floats, Floats]:
@@ -188,6 +192,17 @@ def log_prob_difference(experiences: Sequence[Experience]) -> float:
         for experience in experiences
     ]
     return float(torch.cat(differences).abs().mean())
+
+
+def thinned(advantages_R: Floats, least: float, random: np.random.Generator) -> Floats:
+    """Make each advantage A below ``least`` (c, > 0) 0, or c with the sign of A with probability |A| / c.
+
+    Its expectation stays A. PPO's loss is proportional to A for a given sign, so the expected gradient stays, too. The
+    second moment grows from A^2 to c |A|. The training pass leaves out rollouts whose advantage is 0.
+    """
+    size_R = np.abs(advantages_R)
+    raised_R = np.copysign(least, advantages_R) * (random.random(len(size_R)) * least < size_R)
+    return np.where(size_R < least, raised_R, advantages_R)
 
 
 def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, divide: bool) -> None:

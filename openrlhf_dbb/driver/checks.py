@@ -85,7 +85,7 @@ _ANY = (
 _WITHOUT_ESTIMATOR = (
     *(Rule(f"{flag} estimator", _OURS) for flag in (
         _REPLAYS, "train.max_rollouts", "eval.benchmarks", "probe.fraction", "warm_start", "data.pass_rate_key",
-        "data.group_key",
+        "data.group_key", "train.thin",
     )),
     # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
     Rule("rollout.strategy estimator", _OURS,
@@ -103,6 +103,8 @@ _WITH_ESTIMATOR = (
          lambda s, a: s.built_estimator.reads_drift and a.data.max_images_per_prompt),
     Rule(_FORM, "it has no place for an estimator; use {forms}, or --estimator none",
          lambda s, a: s.values[_FORM] not in FORMS.available()),
+    Rule(f"train.thin {_FORM}", "whitening moves every advantage away from 0; leave one out",
+         lambda s, a: a.train.thin and FORMS.get(s.values[_FORM]).whitened),
     Rule(f"{_FORM} estimator", "the form scores a rollout by the mean without it, which this estimator cannot tell "
          "(its group_weight is None); use dr_grpo, or --estimator dbb",
          lambda s, a: FORMS.get(s.values[_FORM]).leave_one_out and not s.built_estimator.can_leave_one_out()),
