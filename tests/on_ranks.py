@@ -1,4 +1,4 @@
-"""What test_policy_actor_ranks.py lets each rank of a training do: functions that take a rank and give it an answer."""
+"""The functions that test_policy_actor_ranks.py calls on each rank. Each takes a Rank and returns what it found."""
 
 import gc
 import json

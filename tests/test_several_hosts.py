@@ -168,7 +168,7 @@ class Hosts:
         held.wait(timeout=20)
 
     def restart(self, head, other):
-        """What is left of both is ended; then both are started, and Ray over them."""
+        """End what is left of both hosts, start both again, and start Ray over them."""
         self._end()
         self.start()
         self.ray_over_both(head, other)

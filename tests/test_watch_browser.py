@@ -289,7 +289,7 @@ def test_where_the_rollouts_went(browser, store, fill, written):
 def test_three_runs_over_each_other_and_two_of_them_compared_by_numbers_that_are_not_smoothed(
     browser, store, fill, write, written
 ):
-    """Of ten held-out prompts the second run solves 11 of 40 samples more than the others."""
+    """The second run solves 11 more of the 40 samples of ten held-out prompts than the others."""
     ids, held_out = fill.prompts(store, 4), store.register_prompts([f"held out {i}" for i in range(10)], [""] * 10)
     for name, steps, more in (("first", 3, 0), ("second", 3, [1] * 9 + [2]), ("third", 6, 0)):
         run = fill.run(store, name)

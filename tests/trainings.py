@@ -66,7 +66,7 @@ def change(folder, *statements):
 
 
 def unfinish(folder):
-    """As if the process had been killed after the last step, before the model was saved."""
+    """Make a finished run look like one whose process was killed after the last step, before it saved the model."""
     change(folder, "UPDATE dbb_run SET status = 'running', owner_host = '', owner_pid = 0, owner_started = NULL")
 
 

@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 # attention's memory. On an H100 any value from 1,100 to 15,000 chose the quicker way in the six shapes above LEAST.
 SPAN = {"cpu": 400, "cuda": 2500}
 LEAST = {"cpu": 0, "cuda": 8192}  # tokens of a micro-batch; with fewer an H100 waits for launches and gains nothing
-# The length of a sequence is a multiple. Without CUDA each new length compiles the matrix products anew: for SmolLM2
-# in 40 ms and 7 MB, which stay.
+# A sequence has a multiple of so many tokens. Without CUDA every new length compiles the matrix products anew, for
+# SmolLM2 in 40 ms and 7 MB, which stay.
 ROUND = 8
 _ATTENTION = ("eager", "sdpa")  # these take any mask
 _LAYERS = {"full_attention", "sliding_attention"}

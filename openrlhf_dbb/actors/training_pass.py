@@ -39,9 +39,10 @@ class LogProbs(torch.autograd.Function):
             largest = scaled.amax(dim=1, keepdim=True)
             p = scaled.sub_(largest).exp()
             sums = p.sum(dim=1, keepdim=True)
-            log_probs[rows] = scaled.gather(1, tokens[rows, None]) - sums.log()
-            entropy[rows] = sums.log() - p.mul_(scaled).sum(dim=1, keepdim=True) / sums
-            total[rows] = largest + sums.log()
+            log_sums = sums.log()
+            log_probs[rows] = scaled.gather(1, tokens[rows, None]) - log_sums
+            entropy[rows] = log_sums - p.mul_(scaled).sum(dim=1, keepdim=True) / sums
+            total[rows] = largest + log_sums
         ctx.save_for_backward(logits, tokens, total, entropy)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)  # an entropy that is only logged takes no part in the backward pass
@@ -117,10 +118,10 @@ class ResponseActor(Actor):
         places, mask = laid_out(sequences, attention_mask, wanted, shares)
         positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1).flatten()
         tokens, inputs = sequences.flatten(), places.clamp(min=0)
-        # Padding comes to predict the first token of the first row, which nobody reads.
+        # Padding comes to predict the first token of the first row, which nobody reads. Nor does anybody read the
+        # columns that round up the rows of the head.
         kept = wanted.flatten()[places + 1].any(dim=0)
-        spare = (~kept).nonzero()[:, 0]
-        kept[spare[len(spare) - -int(kept.sum()) % ROUND :]] = True
+        kept[(~kept).nonzero()[: -int(kept.sum()) % ROUND, 0]] = True
         kept = kept.nonzero()[:, 0]
         predicted = (places[:, kept] + 1).flatten()
         output = self.model(tokens[inputs], attention_mask=mask, position_ids=positions[inputs], logits_to_keep=kept)

@@ -71,7 +71,7 @@ def trained(open_new, fill):
 
 @pytest.fixture
 def probes(trained, fill):
-    """Of the first prompt in two steps: p~ = 1/4, then 3/4, each with the noise 1/4 * 3/4 / 15 = 0.0125."""
+    """The first prompt has p~ = 1/4 in one step and 3/4 in the next. Each has the noise 1/4 * 3/4 / 15 = 0.0125."""
     ids = fill.prompts(trained.store, 1)
     return [ProbeRows(ids, np.array([16]), *np.full((2, 1), float(right))) for right in (4, 12)]
 
