@@ -12,7 +12,7 @@ from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.rewards import MATH_FILE
-from openrlhf_dbb.tiny.model import build_tokenizer
+from openrlhf_dbb.tiny import build_tokenizer
 
 cpu.prepare_driver()
 

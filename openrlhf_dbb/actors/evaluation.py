@@ -22,7 +22,7 @@ from openrlhf_dbb.core.best_model import CARD, Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import metrics
-from openrlhf_dbb.evaluation.answering import answer_once
+from openrlhf_dbb.evaluation.engines import answer_once
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
 

@@ -17,7 +17,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu, cuda, machine
-from openrlhf_dbb.presets.made import cache
+from openrlhf_dbb.presets import cache
 from openrlhf_dbb.storage.url import choose_url
 from openrlhf_dbb.terminal import shown
 
