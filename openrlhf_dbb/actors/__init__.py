@@ -7,7 +7,6 @@ generation        rollout batches: prompts drawn, also by a strategy that choose
 rollout_batch     the groups and rollouts of one step
 generation_ahead  generation ahead of the training, in a thread
 experience_maker  the hook: advantages from the posteriors
-replays           rollouts of earlier visits: training rows (RePO), and how far the policy has moved since
 evaluation        evaluations during training
 model_card        the README.md of a saved model
 progress          how far the training is, and warnings about it
@@ -15,7 +14,7 @@ progress          how far the training is, and warnings about it
 In Ray's actors:
 
 vllm_actor        OpenRLHF's vLLM actor: whole groups, checked rewards
-policy_actor      OpenRLHF's policy actor: replayed rows, the sending end of the weight sync
+policy_actor      OpenRLHF's policy actor: the sending end of the weight sync
 training_pass     the policy's training pass without what nobody reads, and Dr.GRPO's loss
 shared_prompts    a prompt once for all of its rollouts in that pass
 """

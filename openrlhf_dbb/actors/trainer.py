@@ -20,7 +20,6 @@ from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperience
 from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import GENERATING, TRAINING, Progress, StepOutcome
-from openrlhf_dbb.actors.replays import PolicyDrift, Replays, RolloutCache
 from openrlhf_dbb.actors.rollout_batch import Prompt, RolloutBatch, rollouts_of, scores
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import BestModel
@@ -109,7 +108,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._generator, self._posteriors, self._best, benchmarks, progress, self.actor_model_group, generate_kwargs
         )
         self._ahead: GenerationAhead | None = None
-        ids, reads_drift = self._posteriors.prompt_ids, self._posteriors.estimator.reads_drift
         self.experience_maker = PosteriorExperienceMaker(
             *groups[:4],  # policy, critic, reward and reference model
             self.kl_ctl,
@@ -117,8 +115,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self.tokenizer,
             posteriors=self._posteriors,
             progress=self.progress,
-            replays=Replays(self.args, ids) if self.args.replay.samples else None,
-            drift=PolicyDrift(ids) if reads_drift else None,
         )
 
     def warnings(self) -> dict[str, str]:
@@ -181,8 +177,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.step = step
         if mark:
             self._generator.load(mark["generation"], states.pop("data_loader_state_dict"))
-            for cache, file in self._caches(f"global_step{step}"):
-                cache.load(file)
         self._snapshot = self._generator.snapshot()
         if self.args.train.async_enable:
             self.samples_generator = self._ahead = GenerationAhead(self._generator, self.args, states["episode"], step)
@@ -275,10 +269,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
                 wandb.log({"train/rollouts": table, "train/global_step": global_step})
         if saves and not self.args.ckpt.disable_ds:
-            for cache, file in self._caches(tag):
-                # If this host does not see the ranks' folder, complete() says it.
-                file.parent.mkdir(parents=True, exist_ok=True)
-                cache.save(file)
             # The checkpoint counts as whole only once the store is durable up to it.
             listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
             self._posteriors.checkpoint(global_step, tag)
@@ -292,12 +282,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         phase, trackers = self.progress.phase, [self.wandb_logger, self.tensorboard_logger]
         self._evaluator.evaluate(step, self._snapshot.generated, [each for each in trackers if each])
         self.progress.enter(phase, self._a_step)
-
-    def _caches(self, tag: str) -> list[tuple[RolloutCache, Path]]:
-        """Return the caches of old rollouts, each with its file in a checkpoint."""
-        folder, maker = checkpoints.actor_folder(self._folder, tag), self.experience_maker
-        caches = ((maker.replays, "replay.npz"), (maker.drift, "drift.npz"))
-        return [(cache, folder / name) for cache, name in caches if cache is not None]
 
 
 def _outcome(rollouts: list[Any]) -> StepOutcome:

@@ -6,7 +6,7 @@ rows keep OpenRLHF's own pass.
 
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -160,28 +160,22 @@ class StepLoss(torch.nn.Module):
 
 
 class PolicyTrainer(ActorPPOTrainer):
-    """OpenRLHF's trainer of the policy with the losses above. It leaves out rows that change nothing.
-
-    Attributes:
-        replays: rows to train on beside the replay buffer. The number of micro-batches stays, and they grow.
-    """
+    """OpenRLHF's trainer of the policy with the losses above. It leaves out rows that change nothing."""
 
     actor_loss_fn: torch.nn.Module
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.replays: list[Experience] = []
         length = constant_length(self.args) if self.args.actor.loss_agg_mode == CONSTANT_LENGTH else None
         self.actor_loss_fn = StepLoss(self.actor_loss_fn, length)
         if not self.args.train.dynamic_batch_enable:
             self.replay_buffer.collate_fn = list  # rows, of which ``together`` makes micro-batches
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
-        """Train on the replay buffer and the replays, as upstream does, and forget the replays."""
+        """Train on the replay buffer, as upstream does; raise RunError if a gradient was not finite."""
 
         def updates(batches: Any, strategy: Any, accumulated: int, *args: Any) -> Iterator[Any]:
-            of_prompts = together(batches, accumulated, self.replays)
-            return iter_grad_accum_global_norm(of_prompts, strategy, accumulated, *args)
+            return iter_grad_accum_global_norm(together(batches, accumulated), strategy, accumulated, *args)
 
         upstream.replace(ppo_actor, "iter_grad_accum_global_norm", updates)
         engine = self.actor.model
@@ -194,7 +188,6 @@ class PolicyTrainer(ActorPPOTrainer):
                 f"{NOT_FINITE}; go on from the last checkpoint (--resume) with --ds.attn_implementation eager or a "
                 "lower --actor.adam.lr"
             )
-        self.replays.clear()
         return status
 
     def training_step(self, experience: Experience, *args: Any, **kwargs: Any) -> Any:
@@ -209,15 +202,10 @@ class PolicyTrainer(ActorPPOTrainer):
         return status
 
 
-def together(batches: Any, accumulated: int, replays: list[Experience]) -> Iterator[Experience]:
-    """Yield micro-batches, with the rows of each optimizer update, and its share of the replays, prompt by prompt.
-
-    ``batches`` are lists of rows and have a length; ``accumulated`` of them make an update. They stay as many.
-    """
-    remaining, updates = iter(batches), -(-len(batches) // accumulated)
-    for update in range(updates):
-        of_update = list(itertools.islice(remaining, accumulated))
-        share = slice(len(replays) * update // updates, len(replays) * (update + 1) // updates)
-        rows = sorted([*itertools.chain(*of_update), *replays[share]], key=prompt_of)
+def together(batches: Iterable[list[Experience]], accumulated: int) -> Iterator[Experience]:
+    """Yield micro-batches, with the rows of each optimizer update prompt by prompt; ``accumulated`` make an update."""
+    remaining = iter(batches)
+    while of_update := list(itertools.islice(remaining, accumulated)):
+        rows = sorted(itertools.chain(*of_update), key=prompt_of)
         cuts = [len(rows) * cut // len(of_update) for cut in range(len(of_update) + 1)]
         yield from (make_experience_batch(rows[start:end]) for start, end in itertools.pairwise(cuts))
