@@ -23,8 +23,8 @@ from openrlhf_dbb.actors.experience_maker import (  # noqa: E402
     log_prob_difference,
     thinned,
 )
+from openrlhf_dbb.actors.generation import Group, Prompt, RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
-from openrlhf_dbb.actors.rollout_batch import Group, Prompt, RolloutBatch  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 

@@ -14,9 +14,15 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.utils import utils as openrlhf_utils  # noqa: E402
 from transformers import AutoModelForCausalLM, MambaConfig, MixtralConfig, Qwen2Config  # noqa: E402
 
-from openrlhf_dbb.actors import shared_prompts, training_pass  # noqa: E402
-from openrlhf_dbb.actors.shared_prompts import laid_out, longest_row  # noqa: E402
-from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor, StepLoss, together  # noqa: E402
+from openrlhf_dbb.actors import training_pass  # noqa: E402
+from openrlhf_dbb.actors.training_pass import (  # noqa: E402
+    LogProbs,
+    ResponseActor,
+    StepLoss,
+    laid_out,
+    longest_row,
+    together,
+)
 from openrlhf_dbb.platform.backend import torch_dtype  # noqa: E402
 
 # Two actions apart, as agents make them; a row that is shorter; a row without a response.
@@ -87,7 +93,7 @@ def test_a_prompt_is_computed_once_for_its_rollouts(
 ):
     monkeypatch.setattr(openrlhf_utils, "convert_to_torch_dtype", torch_dtype)
     tiny.build_model(3).save_pretrained(tmp_path)
-    monkeypatch.setattr(shared_prompts, "ROUND", 4)  # the rows are so short that 8 would save no work
+    monkeypatch.setattr(training_pass, "ROUND", 4)  # the rows are so short that 8 would save no work
     tokens, actions, there = groups(padded_left)
     found, computed = [], []
     for wrapper in (Actor, ResponseActor):

@@ -12,8 +12,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
+from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
-from openrlhf_dbb.actors.rollout_batch import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.checks import Floats
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -44,13 +44,16 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         # Copies, since OpenRLHF writes into its experiences.
         samples = self.split_rollout_samples([replace(rollout) for rollout in rollouts_of(batch.trained)])
         self._progress.enter(LOG_PROBS)
-        needed = batch.compared or samples[0].rewards is None
-        takes_log_probs = needed or not one_update(self.args)
-        experiences = self.make_experience(samples) if takes_log_probs else _without_log_probs(samples)
         logged = {}
-        if takes_log_probs and all(experience.rollout_log_probs is not None for experience in experiences):
-            logged[DIFFERENCE] = log_prob_difference(experiences)
-        return experiences, logged | self.add_advantages(experiences, batch, step, probes)
+        if batch.compared or samples[0].rewards is None or not one_update(self.args):
+            samples = self.make_experience(samples)
+            if all(sample.rollout_log_probs is not None for sample in samples):
+                logged[DIFFERENCE] = log_prob_difference(samples)
+        else:
+            for sample in samples:
+                sample.kl = torch.zeros(sample.action_mask.shape)
+                sample.info |= {name: torch.zeros(len(sample.kl)) for name in ("kl", "logprobs_diff")}
+        return samples, logged | self.add_advantages(samples, batch, step, probes)
 
     def add_advantages(
         self, experiences: list[Experience], batch: RolloutBatch, step: int, probes: Probes | None = None
@@ -136,13 +139,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             log_probs=torch.cat([_log_prob_sums(each, self._corrects) for each in experiences]).numpy(),
             keep=None if keep == ALL else keep,
         )
-
-
-def _without_log_probs(experiences: list[Experience]) -> list[Experience]:
-    for experience in experiences:
-        experience.kl = torch.zeros(experience.action_mask.shape)
-        experience.info |= {name: torch.zeros(len(experience.kl)) for name in ("kl", "logprobs_diff")}
-    return experiences
 
 
 def log_prob_difference(experiences: Sequence[Experience]) -> float:
