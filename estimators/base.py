@@ -8,14 +8,15 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.estimators.parameters import check
+from openrlhf_dbb.estimators.registry import Registry, check
+from openrlhf_dbb.estimators.registry import parameter as parameter
 
 Floats = NDArray[np.float64]
 State = dict[str, Floats]
 """A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
 
 For an estimator that reads texts the caller may add "features", which are not stored:
-:func:`openrlhf_dbb.estimators.text_features.text_features`.
+:func:`openrlhf_dbb.estimators.text_prior.text_features`.
 """
 
 Support = Literal["binary", "unit", "real"]
@@ -40,6 +41,14 @@ class Estimate:
     variance: Floats
     without_each: Floats | None = dataclasses.field(default=None, repr=False)
 
+    @classmethod
+    def bernoulli(cls, alpha: Floats, beta: Floats) -> "Estimate":
+        """Return the estimate of a success probability ``alpha / (alpha + beta)``, for rewards 0 and 1."""
+        total = alpha + beta
+        # Not mean * (1 - mean): that is exactly 0 after some 50 zero-variance groups at discount 0.5.
+        mean, failure = alpha / total, beta / total
+        return cls(mean, mean * failure)
+
     @property
     def baseline(self) -> Floats:
         """The value that a form subtracts from the rewards: ``without_each``, or the mean, shape (P, 1)."""
@@ -60,7 +69,7 @@ class RewardSupportError(ValueError):
 class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
-    An estimator is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, become
+    An estimator is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.registry.parameter`, become
     the command line's flags ``--NAME.FIELD``. The object learns nothing: the caller keeps, stores and rolls back a
     ``State``, with numbers for each prompt and for the whole run (a prior that all prompts share, a clock).
 
@@ -82,6 +91,9 @@ class RewardEstimator(ABC):
     # prompt's last visit, in nats a token.
     reads_drift: ClassVar[bool] = False
     reads_texts: ClassVar[bool] = False  # the methods read state["features"], if the caller gives them
+    state_fields: ClassVar[tuple[str, ...]] = ()  # names of the numbers to keep for each prompt, stored in this order
+    shared_fields: ClassVar[tuple[str, ...]] = ()  # names of the vectors to keep for the whole run
+    support: ClassVar[Support] = "real"  # rewards that observe accepts
 
     def __post_init__(self) -> None:
         check(self)
@@ -91,21 +103,6 @@ class RewardEstimator(ABC):
         """The estimator whose state a run keeps, and whose forecast strategies draw by: by default this one."""
         return self
 
-    @property
-    def state_fields(self) -> tuple[str, ...]:
-        """Names of the numbers to keep for each prompt, stored in this order; may be a class attribute."""
-        return ()
-
-    @property
-    def shared_fields(self) -> tuple[str, ...]:
-        """Names of the vectors to keep for the whole run; may be a class attribute."""
-        return ()
-
-    @property
-    def support(self) -> Support:
-        """Rewards that :meth:`observe` accepts; may be a class attribute."""
-        return "real"
-
     def initial_state(self, num_prompts: int) -> State:
         """Return the state before any rollout; by default 0 per prompt."""
         return {field: np.zeros(num_prompts) for field in self.state_fields}
@@ -114,21 +111,14 @@ class RewardEstimator(ABC):
     def update(self, state: State, rewards_P_G: Floats) -> State:
         """Return the state after one more visit of every prompt, in one step of the policy."""
 
-    def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
-        """As :meth:`update`, where an earlier policy than this step's generated at least one group.
-
-        ``lag_P`` (P,) are the steps between the two policies, >= 0. By default a late group is a visit like any other.
-        For an estimator that counts updates it belongs to update ``g = now - lag``, in whatever order it is observed.
-        """
-        return self.update(state, rewards_P_G)
-
     def known(self, state: State, rewards_P_G: Floats) -> State:
         """Return the state after outcomes that were measured before the training; they may be fractions.
 
         They count as a visit of update 0, and time does not move: the shared field "clock" stays.
         """
+        before = state | {"clock": state["clock"] - [1, 0]} if "clock" in state else state
         drift = {"drift": np.zeros(len(rewards_P_G))} if self.reads_drift else {}
-        after = state | self.update_late(state | drift, rewards_P_G, np.ones(len(rewards_P_G)))
+        after = state | self.update(before | drift, rewards_P_G)
         if "clock" in state:
             after["clock"] = state["clock"]
         return after | self.learn(after)
@@ -184,7 +174,6 @@ class RewardEstimator(ABC):
         self,
         state: State,
         rewards_P_G: Floats,
-        lag_P: Floats | None = None,
         *,
         drift_P: Floats | None = None,
         leave_one_out: bool = False,
@@ -194,20 +183,19 @@ class RewardEstimator(ABC):
         Call it once per policy step, with all groups of the step.
 
         Args:
-            lag_P: as in :meth:`update_late`. A fraction if several policies generated a group. None: all 0.
             drift_P: (P,) nats a token, >= 0, see ``reads_drift``; 0 on a first visit. None: all 0.
             leave_one_out: True to fill in the estimate's ``without_each``.
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).
-            ValueError: shapes do not match, a prompt has no reward at all, or a lag or drift is negative or not finite.
+            ValueError: shapes do not match, a prompt has no reward at all, or a drift is negative or not finite.
         """
         for field in (*self.state_fields, "features"):
             if field in state and len(rewards_P_G) != len(state[field]):
                 raise ValueError(f"rewards have {len(rewards_P_G)} rows, the state {len(state[field])} prompts")
         new_state = {field: values.copy() for field, values in state.items()}
         rows = np.arange(len(rewards_P_G))
-        estimate = self.observe_at(new_state, rows, rewards_P_G, lag_P, drift_P=drift_P, leave_one_out=leave_one_out)
+        estimate = self.observe_at(new_state, rows, rewards_P_G, drift_P=drift_P, leave_one_out=leave_one_out)
         return new_state, estimate
 
     def observe_at(
@@ -215,7 +203,6 @@ class RewardEstimator(ABC):
         state: State,
         prompts: NDArray[np.int64],
         rewards_P_G: Floats,
-        lag_P: Floats | None = None,
         *,
         drift_P: Floats | None = None,
         leave_one_out: bool = False,
@@ -228,11 +215,10 @@ class RewardEstimator(ABC):
         """
         rewards_P_G = np.asarray(rewards_P_G, dtype=np.float64)
         self.check(rewards_P_G)
-        lag_P = _checked("lag", lag_P, len(rewards_P_G))
         before = self.state_at(state, prompts)
         if self.reads_drift:
             before["drift"] = _checked("drift", drift_P, len(rewards_P_G))
-        after = self.update_late(before, rewards_P_G, lag_P) if lag_P.any() else self.update(before, rewards_P_G)
+        after = self.update(before, rewards_P_G)
         estimate = self.estimate(after if self.reads == "after" else before, rewards_P_G)
         if leave_one_out:
             without_P_G = self.mean_without_each(after, rewards_P_G, estimate)
@@ -279,31 +265,23 @@ class RewardEstimator(ABC):
             raise RewardSupportError(row, column, float(rewards_P_G[row, column]), allowed)
 
 
+ESTIMATORS: Registry[RewardEstimator] = Registry(
+    "estimator", RewardEstimator, __package__, __package__, predicted_prior="auto"
+)
+register = ESTIMATORS.register
+
+
 class BetaPosterior(RewardEstimator):
     """Keeps a Beta posterior of each prompt as ``alpha`` and ``beta``; for rewards 0 and 1."""
 
     never_collapses: ClassVar[bool] = True
-
-    @property
-    def support(self) -> Support:
-        return "binary"
+    support: ClassVar[Support] = "binary"
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
-        return bernoulli(state["alpha"], state["beta"])
+        return Estimate.bernoulli(state["alpha"], state["beta"])
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
-
-
-def latest(seen_at_P: Floats, generated_at_P: Floats, never_P: NDArray[np.bool_]) -> Floats:
-    """Return the greatest g with one more group; ``never_P``: there was none before."""
-    return np.where(never_P, generated_at_P, np.maximum(seen_at_P, generated_at_P))
-
-
-def passes(state: State, updates_P: Floats) -> Floats:
-    """Return a number of policy updates in passes over the prompts, by the shared fields ``clock`` and ``prompts``."""
-    updates, groups = state["clock"]
-    return np.asarray(updates_P * groups / np.maximum(updates * state["prompts"], 1))
 
 
 def _checked(name: str, values_P: Floats | None, groups: int) -> Floats:
@@ -319,11 +297,3 @@ def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:
     if not np.isnan(successes).any():
         return successes, np.full(len(rewards_P_G), float(rewards_P_G.shape[1]))
     return np.nansum(rewards_P_G, axis=1), np.sum(~np.isnan(rewards_P_G), axis=1, dtype=np.float64)
-
-
-def bernoulli(alpha: Floats, beta: Floats) -> Estimate:
-    """Return the estimate of a success probability ``alpha / (alpha + beta)``, for rewards 0 and 1."""
-    total = alpha + beta
-    # Not mean * (1 - mean): that is exactly 0 after some 50 zero-variance groups at discount 0.5.
-    mean, failure = alpha / total, beta / total
-    return Estimate(mean, mean * failure)

@@ -3,9 +3,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, Support, counts
-from openrlhf_dbb.estimators.parameters import parameter
-from openrlhf_dbb.estimators.registry import register
+from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, Support, counts, parameter, register
 
 
 @register
@@ -39,7 +37,7 @@ class DiscountedBetaBernoulli(BetaPosterior):
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 
     @property
-    def support(self) -> Support:
+    def support(self) -> Support:  # type: ignore[override]
         return "unit" if self.partial_credit else "binary"
 
     def initial_state(self, num_prompts: int) -> State:

@@ -3,9 +3,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts
-from openrlhf_dbb.estimators.parameters import parameter
-from openrlhf_dbb.estimators.registry import register
+from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts, parameter, register
 
 
 @register

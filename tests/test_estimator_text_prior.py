@@ -10,8 +10,7 @@ from scipy.stats import betabinom
 
 from openrlhf_dbb.estimators import build, text_prior
 from openrlhf_dbb.estimators.auto import TEXT_DISCOUNTS_K, TEXT_WEIGHTS
-from openrlhf_dbb.estimators.text_features import WIDTH, text_features
-from openrlhf_dbb.estimators.text_prior import learned, predicted
+from openrlhf_dbb.estimators.text_prior import WIDTH, learned, predicted, text_features
 
 
 def sigmoid(x):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from openrlhf_dbb.estimators.text_features import BUCKETS, WIDTH, text_features
+from openrlhf_dbb.estimators.text_prior import BUCKETS, WIDTH, text_features
 
 MASK = 2**64 - 1
 

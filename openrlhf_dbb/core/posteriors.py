@@ -23,7 +23,7 @@ from openrlhf_dbb.core.replayed_visits import can_copy, of_pass_rates, replay
 from openrlhf_dbb.core.step import Groups, Rollouts, Scored, StepExtras
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
-from openrlhf_dbb.estimators.text_features import text_features
+from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.secrets import without_secrets
 
 _NO_EXTRAS = StepExtras()
@@ -381,11 +381,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         previous_state, previous_step = self._belief.columns(state, at_V), self._visited_at[at_V]
         previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
-        lag_V = np.zeros(len(at_V))
-        if rollouts.policy_versions is not None:
-            lag_V = step - 1 - np.nanmean(groups.matrix(rollouts.policy_versions), axis=1)
+        versions_R = rollouts.policy_versions
         try:
-            estimate = self._estimated(state, rollouts, groups, lag_V, form)
+            estimate = self._estimated(state, rollouts, groups, form)
         except RewardSupportError as error:
             raise ValueError(
                 f"score {error.value:g} of prompt {self._texts[at_V[error.row]]!r:.80} is not {error.allowed}, as "
@@ -401,14 +399,12 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             previous_state=previous_state,
             previous_step=previous_step,
             shared={field: state[field] for field in self._belief.shared_fields},
-            policy_version=None if rollouts.policy_versions is None else step - 1 - lag_V,
+            policy_version=None if versions_R is None else np.nanmean(groups.matrix(versions_R), axis=1),
             inclusion=groups.first(rollouts.inclusion),
         )
         return estimate, rows
 
-    def _estimated(
-        self, state: State, rollouts: Rollouts, groups: Groups, lag_V: Floats, form: Form
-    ) -> estimators.Estimate:
+    def _estimated(self, state: State, rollouts: Rollouts, groups: Groups, form: Form) -> estimators.Estimate:
         """Update the state of the step's V prompts, and return the estimate that their rollouts are scored with."""
 
         def seen_by(estimator: RewardEstimator) -> Floats:
@@ -417,12 +413,12 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         at_V, belief = groups.prompts_V, self._belief
         if belief is self.estimator:
             options: dict[str, Any] = {"drift_P": groups.first(rollouts.drift), "leave_one_out": form.leave_one_out}
-            return belief.observe_at(state, at_V, seen_by(belief), lag_V, **options)
+            return belief.observe_at(state, at_V, seen_by(belief), **options)
         # A memory beside the scores must not end a training: what it cannot take, such as a reward of 7, is unseen.
         seen_V_G = seen_by(belief)
         seen_V_G = np.where(belief.supports(seen_V_G), seen_V_G, np.nan)
         some_V = ~np.isnan(seen_V_G).all(axis=1)
-        belief.observe_at(state, at_V[some_V], seen_V_G[some_V], lag_V[some_V])
+        belief.observe_at(state, at_V[some_V], seen_V_G[some_V])
         return self.estimator.observe_at({}, at_V, seen_by(self.estimator), leave_one_out=form.leave_one_out)
 
 

@@ -16,7 +16,7 @@ from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import Estimate, RewardEstimator
 from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.estimators.text_features import text_features
+from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.options import chosen
 from openrlhf_dbb.storage import RunRecord, open_store
@@ -99,7 +99,7 @@ def visits(log: StepLog, probes: ProbeLog | None = None, texts: Sequence[str] = 
 
 
 def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
-    """Feed the visits to ``estimator``, from its prior, in recorded order and with their recorded lag."""
+    """Feed the visits to ``estimator``, from its prior, in recorded order."""
     # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
     when = visits.step if estimator.shared_fields else visits.earlier
     order = np.argsort(when, kind="stable")
@@ -112,7 +112,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
         members, rewards_P_G = visits.prompt[rows], visits.rewards_V_G[rows]
         try:
             forecast = estimator.predictive(estimator.state_at(state, members))
-            estimate = estimator.observe_at(state, members, rewards_P_G, visits.lag[rows])
+            estimate = estimator.observe_at(state, members, rewards_P_G)
         except ValueError as error:
             raise UsageError(f"{specs.label(estimator)}: {error}") from error
         mean[rows], variance[rows], baseline[rows] = estimate.mean, estimate.variance, estimate.baseline

@@ -7,7 +7,7 @@ from typing import Any
 from openrlhf_dbb import estimators
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import RewardEstimator
-from openrlhf_dbb.estimators.parameters import parameter_fields
+from openrlhf_dbb.estimators.registry import parameter_fields
 
 DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))  # tried by default
 

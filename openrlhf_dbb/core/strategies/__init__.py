@@ -21,9 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.estimators.parameters import check, parameter_fields
-from openrlhf_dbb.estimators.parameters import parameter as parameter
-from openrlhf_dbb.estimators.registry import Registry
+from openrlhf_dbb.estimators.registry import Registry, check, parameter_fields
+from openrlhf_dbb.estimators.registry import parameter as parameter
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class Sampler:
 class RolloutStrategy:
     """Decides which prompts are generated for and which groups are trained on.
 
-    A strategy is a frozen dataclass whose fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, become
+    A strategy is a frozen dataclass whose fields, made by :func:`openrlhf_dbb.estimators.registry.parameter`, become
     the flags ``--NAME.FIELD``. The :class:`Sampler` holds what changes during the training.
     """
 
