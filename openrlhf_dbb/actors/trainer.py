@@ -24,9 +24,8 @@ from openrlhf_dbb.actors.replays import PolicyDrift, Replays, RolloutCache
 from openrlhf_dbb.actors.rollout_batch import Prompt, RolloutBatch, rollouts_of, scores
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import BestModel
-from openrlhf_dbb.core.choices import probed_prompts
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Probes
+from openrlhf_dbb.core.step import Probes, probed_prompts
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import FORMS

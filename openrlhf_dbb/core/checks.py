@@ -1,8 +1,8 @@
-"""Checks of what a trainer hands to the core: texts, numbers, kinds, an estimator; a ValueError is one line."""
+"""Checks of what a trainer hands to the core: texts, numbers, an estimator; a ValueError is one line."""
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,6 @@ Key = tuple[str, str]
 
 Column = Any
 """A value for each rollout, as numpy takes them; an array (R,) once it is checked. None where nothing is known."""
-
-T = TypeVar("T")
 
 
 def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels") -> list[Key]:
@@ -60,20 +58,6 @@ def whole(name: str, value: Any) -> int:
     return number
 
 
-def of_kind(name: str, value: Any, kind: type[T]) -> T:
-    """Return a value of this kind; raise ValueError for anything else."""
-    if not isinstance(value, kind):
-        raise ValueError(f"{name} = {value!r:.80} is not a {kind.__name__}; pass one")
-    return value
-
-
-def named(name: str, values: Any) -> dict[str, Any]:
-    """Return values by name as a dict; raise ValueError for anything else."""
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise ValueError(f"{name} = {values!r:.80} is not a mapping with str keys; pass a dict")
-    return dict(values)
-
-
 def column(name: str, values: Any, size: int, within: tuple[float, float] | None = None) -> Floats:
     """Return a column of numbers; those of an interval are never missing."""
     values_R = numbers(name, values)
@@ -98,7 +82,7 @@ def known_pass_rates(values: Any, prompts: int) -> Floats:
 def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
     """Return an estimator that is given by name and parameters, or as an object."""
     if isinstance(estimator, str):
-        return estimators.build(estimator, **named("parameters", parameters or {}))
+        return estimators.build(estimator, **(parameters or {}))
     if not isinstance(estimator, RewardEstimator):
         raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
     if parameters is not None:

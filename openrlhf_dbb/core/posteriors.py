@@ -5,6 +5,7 @@ group; Q probed prompts.
 """
 
 import dataclasses
+import hashlib
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,7 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import step as steps
-from openrlhf_dbb.core.checks import Floats, Key, Positions, as_estimator, keys_of, known_pass_rates, named, whole
-from openrlhf_dbb.core.choices import dataset_digest
+from openrlhf_dbb.core.checks import Floats, Key, Positions, as_estimator, keys_of, known_pass_rates, whole
 from openrlhf_dbb.core.replayed_visits import can_copy, of_pass_rates, replay
 from openrlhf_dbb.core.step import Groups, Rollouts, Scored, StepExtras
 from openrlhf_dbb.core.strategies import Predictive
@@ -42,20 +42,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         prompt_ids: the store's id of every prompt, by (text, label).
         warm_start: how many prompts began with another run's posteriors; None without a warm start.
         step: the last observed step; 0 before the first.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> url = f"sqlite:///{folder.name}/posteriors.db"
-        >>> data = ["1 + 1 =", "2 + 2 ="], ["2", "4"]
-        >>> with Posteriors.create(url, "demo", *data, estimator="dbb", parameters={"discount": 0.5}) as demo:
-        ...     scored = demo.observe(1, ["1 + 1 ="] * 4, ["2"] * 4, [1, 1, None, 1])  # None: could not be verified
-        >>> scored.mean.round(3), scored.advantages.round(3)
-        (array([0.875, 0.875, 0.875, 0.875]), array([0.378, 0.378, 0.   , 0.378]))
-        >>> with Posteriors.resume(url, "demo", *data) as demo:
-        ...     demo.step
-        1
-        >>> folder.cleanup()
     """
 
     def __init__(
@@ -131,7 +117,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         keys_of(prompts, labels)  # checks them
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
-        config = named("config", {} if config is None else config)
         known_P_2 = None if pass_rates is None else known_pass_rates(pass_rates, len(prompts))
         if known_P_2 is not None and warm_start is not None:
             raise ValueError("pass_rates and warm_start both say what the posteriors begin with; give one of them")
@@ -155,7 +140,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 dataset=without_secrets(dataset),
                 dataset_digest=dataset_digest(prompts, labels),
                 reward=without_secrets(reward),
-                config=without_secrets(config),
+                config=without_secrets(dict(config or {})),
                 method=method,
             )
             undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began
@@ -314,8 +299,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Begin to store the numbers of what the trainer logged of an observed step, by name (view ``steps``)."""
         self.settle()
-        values = whole("step", step), named("metrics", metrics)
-        self._writing = self._writer.submit(self.run.record_metrics, *values)
+        self._writing = self._writer.submit(self.run.record_metrics, whole("step", step), dict(metrics))
 
     def settle(self) -> None:
         """Wait until the last step is stored. One transaction stores all of a step."""
@@ -377,13 +361,30 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self, state: State, step: int, rollouts: Rollouts, groups: Groups, form: Form
     ) -> tuple[estimators.Estimate, storage.StepRows]:
         """Update a state; return the estimates of the step's V prompts and the rows that store the change."""
-        at_V = groups.prompts_V
-        previous_state, previous_step = self._belief.columns(state, at_V), self._visited_at[at_V]
+
+        def seen_by(estimator: RewardEstimator) -> Floats:
+            return groups.matrix(rollouts.rewards if estimator.support == "real" else rollouts.scores)
+
+        at_V, belief = groups.prompts_V, self._belief
+        previous_state, previous_step = belief.columns(state, at_V), self._visited_at[at_V]
         previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
         versions_R = rollouts.policy_versions
         try:
-            estimate = self._estimated(state, rollouts, groups, form)
+            if belief is self.estimator:
+                drift_V = groups.first(rollouts.drift)
+                estimate = belief.observe_at(
+                    state, at_V, seen_by(belief), drift_P=drift_V, leave_one_out=form.leave_one_out
+                )
+            else:
+                # A memory beside the scores must not end a training: what it cannot take, such as a 7, is unseen.
+                seen_V_G = seen_by(belief)
+                seen_V_G = np.where(belief.supports(seen_V_G), seen_V_G, np.nan)
+                some_V = ~np.isnan(seen_V_G).all(axis=1)
+                belief.observe_at(state, at_V[some_V], seen_V_G[some_V])
+                estimate = self.estimator.observe_at(
+                    {}, at_V, seen_by(self.estimator), leave_one_out=form.leave_one_out
+                )
         except RewardSupportError as error:
             raise ValueError(
                 f"score {error.value:g} of prompt {self._texts[at_V[error.row]]!r:.80} is not {error.allowed}, as "
@@ -395,31 +396,14 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             successes=np.nansum(scores_V_G, axis=1),
             mean=estimate.mean,
             variance=estimate.variance,
-            state=self._belief.columns(state, at_V),
+            state=belief.columns(state, at_V),
             previous_state=previous_state,
             previous_step=previous_step,
-            shared={field: state[field] for field in self._belief.shared_fields},
+            shared={field: state[field] for field in belief.shared_fields},
             policy_version=None if versions_R is None else np.nanmean(groups.matrix(versions_R), axis=1),
             inclusion=groups.first(rollouts.inclusion),
         )
         return estimate, rows
-
-    def _estimated(self, state: State, rollouts: Rollouts, groups: Groups, form: Form) -> estimators.Estimate:
-        """Update the state of the step's V prompts, and return the estimate that their rollouts are scored with."""
-
-        def seen_by(estimator: RewardEstimator) -> Floats:
-            return groups.matrix(rollouts.rewards if estimator.support == "real" else rollouts.scores)
-
-        at_V, belief = groups.prompts_V, self._belief
-        if belief is self.estimator:
-            options: dict[str, Any] = {"drift_P": groups.first(rollouts.drift), "leave_one_out": form.leave_one_out}
-            return belief.observe_at(state, at_V, seen_by(belief), **options)
-        # A memory beside the scores must not end a training: what it cannot take, such as a reward of 7, is unseen.
-        seen_V_G = seen_by(belief)
-        seen_V_G = np.where(belief.supports(seen_V_G), seen_V_G, np.nan)
-        some_V = ~np.isnan(seen_V_G).all(axis=1)
-        belief.observe_at(state, at_V[some_V], seen_V_G[some_V])
-        return self.estimator.observe_at({}, at_V, seen_by(self.estimator), leave_one_out=form.leave_one_out)
 
 
 def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:
@@ -427,3 +411,8 @@ def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, c
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
+
+
+def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:
+    """Return a hash of all prompts and labels in order, 32 hex digits."""
+    return hashlib.blake2b(b"".join(map(storage.prompt_hash, prompts, labels)), digest_size=16).hexdigest()

@@ -1,10 +1,13 @@
 """The rollouts of one training step: checked columns, groups, advantages, and the rows that are stored and logged.
 
+What is stored with its text or probed is chosen by a hash, so that a resume and another database choose the same.
+
 Axes: R rollouts (rows) of the step; P distinct prompts among them; V of these prompts that have a verified rollout; G
 rollouts of the largest group; Q probed prompts with M samples each; K rollouts that are stored with their texts.
 """
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,8 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP, NO_ANSWER
-from openrlhf_dbb.core.checks import Column, Floats, Key, Positions, column, keys_of, numbers, of_kind, whole
-from openrlhf_dbb.core.choices import rows_to_keep
+from openrlhf_dbb.core.checks import Column, Floats, Key, Positions, column, keys_of, numbers, whole
 from openrlhf_dbb.estimators import Estimate, Form
 from openrlhf_dbb.estimators.probe_error import squared_errors
 from openrlhf_dbb.estimators.simple import PointEstimator
@@ -101,10 +103,7 @@ class Rollouts(StepExtras):
     ) -> "Rollouts":
         """Return the arguments of :meth:`openrlhf_dbb.Posteriors.observe` as arrays; raise its ValueError."""
         keys, size = keys_of(prompts, labels), len(prompts)
-        given = vars(of_kind("extras", extras, StepExtras))
-        for name, kind in (("responses", Responses), ("probes", Probes)):
-            if given[name] is not None:
-                of_kind(name, given[name], kind)
+        given = vars(extras)
         if extras.responses is not None and not callable(extras.responses.texts):
             keys_of(prompts, extras.responses.texts, "response texts")
         if extras.read is not None:
@@ -249,7 +248,7 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
     trained_R, zero_variance_R = rollouts.trained, scored.zero_variance > 0
     informative_P = np.bincount(groups.group_R, trained_R & (scored.advantages != 0)) > 0
     informative_R = trained_R & informative_P[groups.group_R]
-    replayed, replayed_tokens = of_kind("replayed", rollouts.replayed, tuple)
+    replayed, replayed_tokens = rollouts.replayed
     return storage.Usage(
         generated=len(trained_R),
         generated_tokens=int(rollouts.tokens.sum()),
@@ -264,6 +263,27 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
         groups=len(groups.prompts_P),
         informative_groups=int(informative_P.sum()),
     )
+
+
+def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positions:
+    """Choose the rollouts that are stored with their texts, (K,) rows, ascending.
+
+    Half of the rows belong to the prompts with the lowest hash, which are the same in every epoch. The other half
+    belongs to the prompts with the lowest hash of prompt and step, so that every prompt is stored at some time. Groups
+    are stored whole, except for the last one of either half. ``keep`` is their number; None keeps all.
+    """
+    if keep is None or whole("keep", keep) >= len(prompts):
+        return np.arange(len(prompts))
+    rows_of: dict[Key, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        rows_of.setdefault(prompt, []).append(row)
+    hashes = {prompt: storage.prompt_hash(*prompt) for prompt in rows_of}
+    followed = sorted(rows_of, key=lambda prompt: hashes[prompt])
+    drawn = sorted(rows_of, key=lambda prompt: hashlib.blake2b(hashes[prompt], key=str(step).encode()).digest())
+    chosen = [row for prompt in followed for row in rows_of[prompt]][: (keep + 1) // 2]
+    others = set(chosen)
+    chosen += [row for prompt in drawn for row in rows_of[prompt] if row not in others][: keep - len(chosen)]
+    return np.array(sorted(chosen), dtype=np.int64)
 
 
 def kept_rows(
@@ -298,6 +318,19 @@ def kept_rows(
         text=[text_of(row) for row in rows_K.tolist()],
         read=None if rollouts.read is None else [rollouts.read[row] for row in rows_K.tolist()],
     )
+
+
+def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Key]:
+    """Choose about ``fraction`` of the prompts to be probed. A larger fraction chooses the same prompts and more.
+
+    Source: paper, section 5.3, probes a tenth of the prompts with M = 128.
+    """
+
+    def draw(prompt: Key) -> float:
+        digest = hashlib.blake2b(storage.prompt_hash(*prompt), digest_size=6, key=str(seed).encode()).digest()
+        return int.from_bytes(digest, "big") / 2**48
+
+    return {prompt for prompt in prompts if draw(prompt) < fraction}
 
 
 def measure(

@@ -14,8 +14,7 @@ from typing import Any
 
 from openrlhf_dbb import methods, presets, storage, tiny, upstream
 from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.core.choices import dataset_digest
-from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.posteriors import Posteriors, dataset_digest
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
 from openrlhf_dbb.driver import fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Settings

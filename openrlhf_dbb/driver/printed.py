@@ -13,7 +13,7 @@ import numpy as np
 
 from openrlhf_dbb import __version__, methods, presets, storage
 from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.core.choices import probed_prompts
+from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver import fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
@@ -73,7 +73,6 @@ def _run(prepared: Prepared, run: storage.RunRecord) -> list[str]:
         advice = "raise --train.num_episodes, use fewer prompts (--data.max_samples), or give --warm_start RUN"
         said = f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters"
         lines.append(f"{said}; the paper visits each 4 times: {advice}")
-    lines += settings.strategy.plan(prompts, args.rollout.batch_size, visits * prompts / args.rollout.batch_size)
     if warm is not None:
         lines.append(
             f"warm start {warm.matched} prompts from {warm.source.name}, weight {args.warm_start_weight:g}; "
