@@ -31,7 +31,12 @@ _LEAST_GAP, _MOST_GAP = 0.25, 4.0  # bounds of the number of groups that one cou
 _NO_PAIRS = 50.0  # pairs of visits that the prior's weight starts with where N = 1
 
 _COUNTED = ("successes", "rollouts")
-_RECENT = tuple(f"{kind}_{k}" for kind in (*_COUNTED, "seen") for k in (1, 2))
+_VISITS = (*(f"{kind}_{k}" for kind in (*_COUNTED, "seen") for k in (1, 2)), "successes_old", "rollouts_old")
+_SHARED = {  # sizes of the run's vectors
+    "moments": 4, "pairs": 4, "evidence": PRIOR_WEIGHTS_W.size * DISCOUNTS_X.size, "prior": 2, "weight": 1,
+    "discount": 1, "timed": 1, "prompts": 1, "clock": 2, "text_weights": len(TEXT_DISCOUNTS_K) * (WIDTH + 1),
+    "forecasts": 1 + len(TEXT_WEIGHTS) * len(TEXT_DISCOUNTS_K),
+}  # fmt: skip
 
 
 @register
@@ -73,32 +78,16 @@ class SelfTuningBetaBernoulli(BetaPosterior):
 
     name: ClassVar[str] = "auto"
     version: ClassVar[int] = 4  # 1 forgot by visits; 2 read no texts; 3 told digits apart
-    fits_prior: ClassVar[bool] = True
     wide_clip: ClassVar[bool] = True
     reads_texts: ClassVar[bool] = True
-    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_RECENT, "successes_old", "rollouts_old")
-    shared_fields: ClassVar[tuple[str, ...]] = (
-        "moments", "pairs", "evidence", "prior", "weight", "discount", "timed", "prompts", "clock",
-        "text_weights", "forecasts",
-    )  # fmt: skip
+    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_VISITS)
+    shared_fields: ClassVar[tuple[str, ...]] = tuple(_SHARED)
 
     def initial_state(self, num_prompts: int) -> State:
-        return {
-            "alpha": np.ones(num_prompts),
-            "beta": np.ones(num_prompts),
-            **{name: np.zeros(num_prompts) for name in (*_RECENT, "successes_old", "rollouts_old")},
-            "moments": np.zeros(4),
-            "pairs": np.zeros(4),
-            "evidence": np.zeros(PRIOR_WEIGHTS_W.size * DISCOUNTS_X.size),
-            "prior": np.ones(2),
-            "weight": np.ones(1),
-            "discount": np.full(1, 0.5),
-            "timed": np.zeros(1),
-            "prompts": np.zeros(1),
-            "clock": np.zeros(2),
-            "text_weights": np.zeros(len(TEXT_DISCOUNTS_K) * (WIDTH + 1)),
-            "forecasts": np.zeros(1 + len(TEXT_WEIGHTS) * len(TEXT_DISCOUNTS_K)),
-        }
+        visits = {name: np.zeros(num_prompts) for name in _VISITS}
+        shared = {name: np.zeros(size) for name, size in _SHARED.items()}
+        begun = {"prior": np.ones(2), "weight": np.ones(1), "discount": np.full(1, 0.5)}
+        return {"alpha": np.ones(num_prompts), "beta": np.ones(num_prompts)} | visits | shared | begun
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)
@@ -147,21 +136,12 @@ class SelfTuningBetaBernoulli(BetaPosterior):
 
     def _judged(self, past: State, now: float, successes_V: Floats, rollouts_V: Floats) -> Floats:
         """Return scores of the pairs from V groups of prompts with this past, (W * X,); higher is better."""
-        scores_W_X = self._scored(past, 1, now, successes_V, rollouts_V)
+        scores_W_X = _negative_risk(past, 1, now, successes_V, rollouts_V)
         again = np.flatnonzero((rollouts_V == 1) & (past["rollouts_2"] > 0))
         if len(again):
             past = past | {name: past[name][again] for name in self.state_fields}
-            scores_W_X = scores_W_X + self._scored(past, 0, past["seen_1"], successes_V[again], rollouts_V[again])
+            scores_W_X = scores_W_X + _negative_risk(past, 0, past["seen_1"], successes_V[again], rollouts_V[again])
         return scores_W_X.ravel()
-
-    def _scored(
-        self, past: State, visits: int, at_V: Floats | float, successes_V: Floats, rollouts_V: Floats
-    ) -> Floats:
-        """Return scores of the pairs, (W, X), the past discounted to ``at_V``, ``visits`` after the last."""
-        past_successes_V_X, past_rollouts_V_X = _past(past, visits, at_V, DISCOUNTS_X, TIMED_X)
-        alpha = PRIOR_WEIGHTS_W[:, None] * past["prior"][0] + past_successes_V_X[:, None]
-        total = PRIOR_WEIGHTS_W[:, None] * past["prior"].sum() + past_rollouts_V_X[:, None]
-        return _negative_risk(alpha, total, successes_V, rollouts_V)
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
         alpha_C_P, beta_C_P = _forecasts(state, state["clock"][0] + 1)
@@ -248,16 +228,20 @@ def _forecasts(state: State, at: float) -> tuple[Floats, Floats]:
     return np.vstack([alpha, alpha_C_P]), np.vstack([beta, beta_C_P])
 
 
-def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
+def _negative_risk(past: State, visits: int, at_V: Floats | float, successes_V: Floats, rollouts_V: Floats) -> Floats:
     """Return minus the estimated squared error of each pair's means, summed over the V groups: (W, X).
 
-    alpha, total: (V, W, X), alpha and alpha + beta before the groups are seen.
+    The past is discounted to ``at_V``, ``visits`` after the last one.
     """
+    past_successes_V_X, past_rollouts_V_X = _past(past, visits, at_V, DISCOUNTS_X, TIMED_X)
+    alpha_V_W_X = PRIOR_WEIGHTS_W[:, None] * past["prior"][0] + past_successes_V_X[:, None]
+    total_V_W_X = PRIOR_WEIGHTS_W[:, None] * past["prior"].sum() + past_rollouts_V_X[:, None]
     share_V = successes_V / rollouts_V
     seen_V = np.where(rollouts_V > 1, rollouts_V, 0)  # a single rollout judges the mean before it
     noise_V = share_V * (1 - share_V) / np.maximum(rollouts_V - 1, 1)  # 0 for a single one
-    inverse = 1 / (total + seen_V[:, None, None])
-    error = (alpha - share_V[:, None, None] * total) * inverse  # (alpha + successes) / (total + rollouts) - share
+    inverse = 1 / (total_V_W_X + seen_V[:, None, None])
+    # (alpha + successes) / (total + rollouts) - share
+    error = (alpha_V_W_X - share_V[:, None, None] * total_V_W_X) * inverse
     # Sum of error^2 - (1 - 2 rollouts / total) noise; products and sums at once, as this is most of a step's time.
     shrunk_W_X = np.tensordot(2 * rollouts_V * noise_V, inverse, axes=1)
     return np.asarray(noise_V.sum() - shrunk_W_X - np.einsum("vwx,vwx->wx", error, error))

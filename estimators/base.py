@@ -84,8 +84,6 @@ class RewardEstimator(ABC):
     # independent of the rollouts that it scores (SPO, RAE).
     reads: ClassVar[Literal["after", "before"]] = "after"
     min_rollouts: ClassVar[int] = 1  # the smallest group that can yield an advantage
-    never_collapses: ClassVar[bool] = False  # the variance is > 0 whatever the rewards were
-    fits_prior: ClassVar[bool] = False  # a fixed prior pushes all answers down where successes are rare
     wide_clip: ClassVar[bool] = False  # methods widen the clip range, as the paper does for DBB
     # update reads state["drift"], (P,), which observe adds and nobody keeps: how far the policy has moved since a
     # prompt's last visit, in nats a token.
@@ -132,10 +130,7 @@ class RewardEstimator(ABC):
         return {}
 
     def predictive(self, state: State) -> tuple[Floats, Floats] | None:
-        """Return (alpha, beta), each (P,) and > 0: the next visit's success probability is Beta(alpha, beta).
-
-        None if the estimator has no such distribution.
-        """
+        """Return (alpha, beta), each (P,) and > 0, of the Beta of the next success probability; None without one."""
         return None
 
     def can_predict(self) -> bool:
@@ -155,15 +150,12 @@ class RewardEstimator(ABC):
         With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``,
         (P, G); NaN for a missing rollout, and where c = 1. None if :meth:`group_weight` is None.
         """
-        seen = ~np.isnan(rewards_P_G)
-        if self.reads == "before":
-            return np.where(seen, estimate.mean[:, None], np.nan)
         weight = self.group_weight(state, rewards_P_G)
         if weight is None:
             return None
         share = (weight / counts(rewards_P_G)[1])[:, None]
         rest = np.full(np.shape(rewards_P_G), np.nan)
-        return np.divide(estimate.mean[:, None] - share * rewards_P_G, 1 - share, out=rest, where=seen & (share < 1))
+        return np.divide(estimate.mean[:, None] - share * rewards_P_G, 1 - share, out=rest, where=share < 1)
 
     def can_leave_one_out(self) -> bool:
         """Return whether :meth:`mean_without_each` gives a mean."""
@@ -171,12 +163,7 @@ class RewardEstimator(ABC):
         return self.mean_without_each(state, rewards_P_G, Estimate(np.ones(1), np.ones(1))) is not None
 
     def observe(
-        self,
-        state: State,
-        rewards_P_G: Floats,
-        *,
-        drift_P: Floats | None = None,
-        leave_one_out: bool = False,
+        self, state: State, rewards_P_G: Floats, *, drift_P: Floats | None = None, leave_one_out: bool = False
     ) -> tuple[State, Estimate]:
         """Check a group of rollouts, update, and read in the order that the estimator declares.
 
@@ -274,7 +261,6 @@ register = ESTIMATORS.register
 class BetaPosterior(RewardEstimator):
     """Keeps a Beta posterior of each prompt as ``alpha`` and ``beta``; for rewards 0 and 1."""
 
-    never_collapses: ClassVar[bool] = True
     support: ClassVar[Support] = "binary"
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:

@@ -38,7 +38,6 @@ class EmpiricalBayes(RewardEstimator):
     name: ClassVar[str] = "empirical_bayes"
     support: ClassVar[Support] = "unit"
     shared_fields: ClassVar[tuple[str, ...]] = ("moments", "prior")
-    never_collapses: ClassVar[bool] = True
 
     def initial_state(self, num_prompts: int) -> State:
         return {"moments": np.zeros(4), "prior": np.ones(2)}

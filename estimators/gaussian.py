@@ -37,7 +37,6 @@ class DiscountedGaussian(RewardEstimator):
 
     name: ClassVar[str] = "gaussian"
     state_fields: ClassVar[tuple[str, ...]] = ("weight", "mean", "spread")
-    never_collapses: ClassVar[bool] = True
 
     def initial_state(self, num_prompts: int) -> State:
         return {

@@ -67,7 +67,6 @@ class LaplaceSmoothing(GroupAlone):
 
     name: ClassVar[str] = "laplace"
     support: ClassVar[Support] = "unit"
-    never_collapses: ClassVar[bool] = True
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         successes, rollouts = counts(rewards_P_G)

@@ -82,7 +82,7 @@ def kept_prompts(prompts, step, keep):
     return Counter(rows[row] for row in rows_to_keep(rows, step, keep))
 
 
-@pytest.mark.parametrize("keep", [0, 1, 3, 64, 65, 128, 1000, None])
+@pytest.mark.parametrize("keep", [0, 1, 65, 1000, None])
 def test_as_many_as_asked_for_in_the_order_of_the_rows(keep):
     rows = rows_to_keep([prompt for prompt in PROMPTS[:16] for _ in range(8)], 3, keep)
     assert len(rows) == len(set(rows.tolist())) == min(128, 128 if keep is None else keep)

@@ -408,7 +408,6 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
     [
         ({"verifier": "corect"}, {}, "verifier 'corect' is not a reward function, did you mean correct.; there are"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1, and there are 2 reward functions"),
-        ({"strategy": "posterior", "estimator": "ema"}, {}, "'posterior' with estimator 'ema': in this trainer"),
         ({"strategy": "greso"}, {}, "in this trainer a strategy has to draw whole batches"),
         ({"form": "rloo"}, {"scale_rewards": "none"}, "form 'rloo' is given; leave out scale_rewards='none'"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "would be removed; use remove_unused_columns=Fa"),

@@ -128,7 +128,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return ({note: note} if note else {}) | self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
-            punishes_failures=bool(estimator.state_fields) and not estimator.fits_prior and not form.sums_to_zero,
+            punishes_failures=bool(estimator.state_fields) and not estimator.shared_fields and not form.sums_to_zero,
         )
 
     def fit(self, global_step: int = 0) -> None:

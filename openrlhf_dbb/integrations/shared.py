@@ -4,7 +4,6 @@ import dataclasses
 import importlib.metadata
 import json
 import logging
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -44,17 +43,7 @@ def check_release(distribution: str) -> None:
 
 
 def text_of(prompt: Any) -> str:
-    """Return a prompt as one text: a single user message as its text, other messages as JSON.
-
-    Raises:
-        ValueError: the messages hold something that is no JSON, such as an image.
-
-    Example:
-        >>> text_of("1+1="), text_of([{"role": "user", "content": "1+1="}])
-        ('1+1=', '1+1=')
-        >>> text_of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}])
-        '[{"content": "Be brief.", "role": "system"}, {"content": "1+1=", "role": "user"}]'
-    """
+    """Return a prompt as one text: a single user message as its text, other messages as JSON; ValueError for images."""
     # The chat template is not applied: some templates insert the date, so that every day would have new prompts.
     if isinstance(prompt, str):
         return prompt
@@ -71,21 +60,14 @@ def text_of(prompt: Any) -> str:
 
 
 def label_of(label: Any) -> str:
-    """Return a label as text: text as it is, "" for None, other values as JSON.
-
-    Example:
-        >>> label_of("12"), label_of(12), label_of(["a", "b"]), label_of(None)
-        ('12', '12', '["a", "b"]', '')
-    """
+    """Return a label as text: text as it is, "" for None, other values as JSON."""
     if label is None or isinstance(label, str):
         return label or ""
     return json.dumps(label, ensure_ascii=False, sort_keys=True, default=_plain)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return dict(value) if isinstance(value, Mapping) else str(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)  # Parquet gives numpy's arrays and numbers
 
 
 def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
@@ -126,17 +108,15 @@ class Settings:
 
 
 class Steps:
-    """The steps of a run in a trainer: prompts, scores, checkpoints.
-
-    Args:
-        keys: text and label of each row of the data set. A pass ends when as many prompts were drawn.
-        about: of :meth:`Posteriors.create`.
-    """
+    """The steps of a run in a trainer: prompts, scores, checkpoints."""
 
     def __init__(
         self, settings: Settings, name: str, resume: bool, keys: Sequence[Key], facts: RunFacts, **about: Any
     ) -> None:
-        """Create the run, or resume it with its estimator; refuse another one."""
+        """Create the run, or resume it with its estimator; refuse another one.
+
+        ``keys`` are text and label of each row of the data set. ``about`` is of :meth:`Posteriors.create`.
+        """
         (estimator, self._strategy), self._keys, self._facts = settings.built, keys, facts
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if resume:
@@ -207,7 +187,7 @@ class Steps:
         self.posteriors.checkpoint(self.posteriors.step, folder.name)
         saved = {"run": self.posteriors.run.record.uuid, "step": self.posteriors.step, "tag": folder.name}
         drawn = {"strategy": self._sampler.state(), "left": self._left}
-        (folder / SAVED).write_text(json.dumps(saved | drawn, default=_encoded))
+        (folder / SAVED).write_text(json.dumps(saved | drawn, default=lambda random: random.bit_generator.state))
 
     def saved_in(self, folder: Path) -> dict[str, Any]:
         """Return what :meth:`save` has written; refuse a checkpoint of another run, or of steps that were undone."""
@@ -247,24 +227,9 @@ class Steps:
         self.posteriors.roll_back(int(saved["step"]))
 
 
-def _encoded(value: Any) -> dict[str, Any]:
-    if isinstance(value, deque):
-        return {"deque": list(value)}
-    if isinstance(value, Drawn):
-        return {"Drawn": dataclasses.astuple(value)}
-    if isinstance(value, np.random.Generator):
-        return {"PCG64": value.bit_generator.state}
-    raise TypeError(f"a strategy's state holds {value!r:.80}; use numbers, texts, lists, dicts, deques, generators")
-
-
 def _decoded(values: dict[str, Any]) -> Any:
-    match values:
-        case {"deque": entries}:
-            return deque(entries)
-        case {"Drawn": entries}:
-            return Drawn(*entries)
-        case {"PCG64": state}:
-            random = np.random.default_rng()
-            random.bit_generator.state = state
-            return random
-    return values
+    if "bit_generator" not in values:
+        return values
+    random = np.random.default_rng()
+    random.bit_generator.state = values
+    return random

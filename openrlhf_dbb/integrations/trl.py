@@ -1,7 +1,6 @@
 """TRL's ``GRPOTrainer`` with stored posteriors: advantages and draws from them, or a memory alone.
 
-A *step* is one generation batch. TRL's ``global_step`` counts optimizer steps, several of which may train on one
-generation batch.
+A *step* is one generation batch, on which several optimizer steps may train, TRL's ``global_step``.
 
 Axes: R rollouts of a generation batch on all processes, B on this process, F reward functions; in evaluations P prompts
 and N samples of a prompt.
@@ -73,8 +72,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     """TRL's trainer. Of several processes, the first owns the run and computes the advantages of all.
 
     Args:
-        *args, **options: TRL's, and :class:`Settings`. ``train_dataset`` must be a ``datasets.Dataset``, since every
-            prompt must be known. ``run_name`` is by default ``args.run_name``, else the name of ``args.output_dir``.
+        *args, **options: TRL's, and :class:`Settings`. ``train_dataset`` must be a ``datasets.Dataset``.
 
     Attributes:
         posteriors: of the run, on the first process; None on the others.
@@ -136,23 +134,18 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train as TRL does, and finish the run unless the training was stopped before its last step.
 
-        Args:
-            resume_from_checkpoint: a folder, or True for the newest whole checkpoint of this run in ``output_dir``. The
-                posteriors go back to its step, bit for bit. If there is no checkpoint yet, the run starts over.
+        ``resume_from_checkpoint`` is a folder, or True for the newest whole checkpoint of this run in ``output_dir``.
+        The posteriors go back to its step, bit for bit. If there is no checkpoint yet, the run starts over.
 
         Raises:
             ValueError: the checkpoint is not whole or not of this run, or the run has steps and no checkpoint is given.
-            storage.StoreError: the posteriors cannot go back to that step.
         """
         folder = _on_first(lambda: self._beginning(resume_from_checkpoint))
         self._passes = int(TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}").epoch or 0) if folder else 0
         self._evaluated = -1, {}
         result = super().train(folder, *args, **options)
-        if self.state.global_step >= self.state.max_steps:
-            _on_first(lambda: self._run.finish())
-        else:
-            _on_first(lambda: self._run.settle())
-            _log.warning("stopped at %d of %d: the run can be resumed", self.state.global_step, self.state.max_steps)
+        is_done = self.state.global_step >= self.state.max_steps
+        _on_first(lambda: self._run.finish() if is_done else self._run.settle())
         return result
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
@@ -195,7 +188,12 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                     logged.pop()
                 logged.extend(advantages_R.tolist())
         else:
-            self._keep_samples(inputs, rewards_R_F, responses_B)
+            self._logs["extra"]["posterior_mean"].extend([math.nan] * len(rewards_R_F))  # as long as TRL's own columns
+            _, scores_R, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
+            rows_B = zip(map(self._key, inputs), responses_B, strict=True)
+            rows_R = gather_object([(key, len(ids), ids[-1] not in self.eos_token_ids) for key, ids in rows_B])
+            for (prompt, tokens, cut), value in zip(rows_R, scores_R.tolist(), strict=True):
+                self._samples.setdefault(prompt, []).append((value, tokens, cut))
         return output
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -324,14 +322,6 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             self._metrics["train"][name].append(value)
         return advantages_R
 
-    def _keep_samples(self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any]) -> None:
-        self._logs["extra"]["posterior_mean"].extend([math.nan] * len(rewards_R_F))  # as long as TRL's own columns
-        _, scores_R, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
-        rows_B = zip(map(self._key, inputs), responses_B, strict=True)
-        rows_R = gather_object([(key, len(ids), ids[-1] not in self.eos_token_ids) for key, ids in rows_B])
-        for (prompt, tokens, cut), value in zip(rows_R, scores_R.tolist(), strict=True):
-            self._samples.setdefault(prompt, []).append((value, tokens, cut))
-
     def _record_held_out(self, benchmark: str, samples: dict[Key, list[tuple[float, int, bool]]]) -> None:
         """Store a benchmark's samples; those of several benchmarks after one step become one evaluation."""
         self._run.settle()
@@ -353,10 +343,8 @@ class PosteriorGRPOTrainer(GRPOTrainer):
 def remember(trainer: GRPOTrainer, **ours: Any) -> None:
     """Let a ``GRPOTrainer`` keep posteriors of its prompts. It trains as before: the advantages stay TRL's.
 
-    Args:
-        trainer: a ``GRPOTrainer``, also of a subclass, before ``train()``, which then is that of
-            :class:`PosteriorGRPOTrainer`.
-        ours: of :class:`Settings`. The stored advantages are those of ``estimator``, by default "point".
+    Call it before ``train()``, which then is that of :class:`PosteriorGRPOTrainer`. ``ours`` are of :class:`Settings`;
+    the stored advantages are those of ``estimator``, by default "point".
     """
     settings, cls = Settings(**{"estimator": "point"} | ours), type(trainer)
     trainer.__class__ = type(cls.__name__, (PosteriorGRPOTrainer, cls), {})  # of this one object
@@ -381,17 +369,11 @@ def _on_first(work: Callable[[], Any]) -> Any:
 
 
 def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group: int) -> tuple[Floats, Floats, float]:
-    """Combine the values of several reward functions for the posteriors.
+    """Return rewards and scores, (R,) each, and the factor that brings the rewards to TRL's scale; NaN where missing.
 
-    Args:
-        rewards_R_F: NaN where a function returned None.
-        weights_F: of the functions.
-        verifier: index of the function whose score the estimator sees; None for the weighted sum.
-        group: rollouts of a prompt, which are side by side.
-
-    Returns:
-        Rewards and scores, (R,) each, NaN where missing, the same without a verifier; and the factor that brings the
-        rewards to TRL's scale. With a verifier of weight w and score S they are S + (others - their group's mean) / w.
+    ``verifier`` is the index of the function whose score S the estimator sees. With its weight w, and ``group``
+    rollouts of a prompt side by side, the rewards are S + (others - their group's mean) / w. Without a verifier rewards
+    and scores are the weighted sum.
     """
     weighted_R = np.nansum(rewards_R_F * weights_F, axis=1)
     if verifier is None:

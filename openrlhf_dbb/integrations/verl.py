@@ -1,8 +1,8 @@
 """verl's trainers with advantages from stored posteriors.
 
 verl imports this module in each of its processes. The module registers the advantage estimator ``posterior`` and
-replaces verl's three trainers (``sync``, ``colocate_async``, ``separate_async``) by subclasses. With another estimator
-the subclasses do what verl's trainers do. The trainer runs in one process, which owns the run.
+replaces verl's three trainers by subclasses, which with another estimator do what verl's trainers do. The trainer runs
+in one process, which owns the run.
 
 A *step* is one call of verl's ``_compute_advantage``. ``separate_async`` makes several in each of its global steps.
 
@@ -39,11 +39,9 @@ from verl.utils.dataset.rl_dataset import collate_fn  # noqa: E402
 NAME = "posterior"
 """Value of ``algorithm.adv_estimator``, and the key of our settings beside it."""
 
-_FIELDS = ["raw_prompt", "reward_model", "rm_scores", "response_mask", "responses"]
-
 
 def read(config: DictConfig) -> Settings:
-    """Read our settings, ``algorithm.posterior``, from verl's configuration, before verl loads a model."""
+    """Return our settings, ``algorithm.posterior``."""
     given: Any = config.algorithm.get(NAME) or {}
     settings = Settings(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
     _, strategy = settings.built
@@ -90,7 +88,8 @@ class Batch:
             rollout_R[row] = place.setdefault(rollout, len(place))
             last[rollout] = max(last.get(rollout, (-1, -1)), (int(number), row))
         last_S = np.array([row for _, row in last.values()])
-        data = tq.kv_batch_get(keys=list(batch.keys), partition_id=batch.partition_id, select_fields=_FIELDS)
+        names = ["raw_prompt", "reward_model", "rm_scores", "response_mask", "responses"]
+        data = tq.kv_batch_get(keys=list(batch.keys), partition_id=batch.partition_id, select_fields=names)
         tokens_R = _row_sums(data["response_mask"]).astype(np.int64)
         is_rollout_R = rollout_R >= 0
         messages = _objects(data, "raw_prompt")
@@ -116,12 +115,8 @@ def advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return advantages and returns (R, T) of the present batch, the same at each token of a response.
 
-    Args:
-        token_level_rewards: (R, T) with the KL penalty, if there is one.
-        response_mask: (R, T) 1 where a token was generated and is trained on.
-
-    Raises:
-        ValueError: the trainer is not one of ours.
+    ``token_level_rewards`` (R, T) have the KL penalty, if there is one; ``response_mask`` (R, T) is 1 where a token was
+    generated and is trained on. ValueError if the trainer is not one of ours.
     """
     answer = _ANSWER.get(None)
     if answer is None:
@@ -137,9 +132,7 @@ def advantages(
 class WithPosteriors(PPOTrainer):
     """The base of our subclasses of verl's trainers.
 
-    Attributes:
-        posteriors: of the run; None with another estimator, with ``trainer.val_only`` and before verl has loaded its
-            checkpoint.
+    ``posteriors`` is None with another estimator, with ``trainer.val_only`` and before verl has loaded its checkpoint.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -149,7 +142,7 @@ class WithPosteriors(PPOTrainer):
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Any:
-        """Make verl's sampler; with ``algorithm.filter_groups`` keep what it drops, to be observed with the batch."""
+        """With ``algorithm.filter_groups`` keep what verl's sampler drops, to be observed with the batch."""
         buffer: Any = super()._build_replay_buffer()
         if self._settings is None or getattr(buffer, "filter_groups_metric", None) is None:
             return buffer
@@ -191,17 +184,14 @@ class WithPosteriors(PPOTrainer):
         dropped, self._dropped = self._dropped, []
         batches, count = [rollouts, *dropped], len(trained_S)
         texts = [response for each in batches for response in each.responses]
-
-        def decode(row: int) -> str:
-            return str(self.tokenizer.decode(texts[row], skip_special_tokens=True))
-
+        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
         tokens = np.concatenate([each.tokens_S for each in batches])
         divides = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
         form = self._settings.form or ("group_norm" if divides else "batch_centered")
         extras = StepExtras(
             tokens=tokens,
             trained=np.pad(trained_S, (0, len(tokens) - count)),
-            responses=Responses(decode, keep=self._settings.keep_rollouts),
+            responses=Responses(lambda row: decode(texts[row]), keep=self._settings.keep_rollouts),
         )
         rewards = np.concatenate([_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)])
         scores = np.concatenate([each.scores_S for each in batches])
@@ -263,9 +253,10 @@ class WithPosteriors(PPOTrainer):
         return self._steps.posteriors
 
 
-MODES = ("sync", "colocate_async", "separate_async")
-TRAINERS = {mode: type(f"Posterior_{mode}", (WithPosteriors, TRAINER_REGISTRY[mode]), {}) for mode in MODES}
-"""Our subclasses of verl's trainers, by ``trainer.v1.trainer_mode``."""
+TRAINERS = {  # our subclasses of verl's trainers, by trainer.v1.trainer_mode
+    mode: type(f"Posterior_{mode}", (WithPosteriors, TRAINER_REGISTRY[mode]), {})
+    for mode in ("sync", "colocate_async", "separate_async")
+}
 
 TRAINER_REGISTRY.update(TRAINERS)  # register_trainer refuses a name that is taken
 
