@@ -132,7 +132,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         latest = {"successes_1": successes, "rollouts_1": rollouts, "seen_1": np.full(len(successes), now)}
         second = {f"{kind}_2": state[f"{kind}_1"] for kind in (*_COUNTED, "seen")}
         shared = {name: state[name] for name in self.shared_fields}
-        return {"alpha": alpha + successes, "beta": beta + rollouts - successes} | older | latest | second | shared
+        return {"alpha": alpha + successes, "beta": beta + (rollouts - successes)} | older | latest | second | shared
 
     def _judged(self, past: State, now: float, successes_V: Floats, rollouts_V: Floats) -> Floats:
         """Return scores of the pairs from V groups of prompts with this past, (W * X,); higher is better."""

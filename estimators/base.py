@@ -85,9 +85,6 @@ class RewardEstimator(ABC):
     reads: ClassVar[Literal["after", "before"]] = "after"
     min_rollouts: ClassVar[int] = 1  # the smallest group that can yield an advantage
     wide_clip: ClassVar[bool] = False  # methods widen the clip range, as the paper does for DBB
-    # update reads state["drift"], (P,), which observe adds and nobody keeps: how far the policy has moved since a
-    # prompt's last visit, in nats a token.
-    reads_drift: ClassVar[bool] = False
     reads_texts: ClassVar[bool] = False  # the methods read state["features"], if the caller gives them
     state_fields: ClassVar[tuple[str, ...]] = ()  # names of the numbers to keep for each prompt, stored in this order
     shared_fields: ClassVar[tuple[str, ...]] = ()  # names of the vectors to keep for the whole run
@@ -115,8 +112,7 @@ class RewardEstimator(ABC):
         They count as a visit of update 0, and time does not move: the shared field "clock" stays.
         """
         before = state | {"clock": state["clock"] - [1, 0]} if "clock" in state else state
-        drift = {"drift": np.zeros(len(rewards_P_G))} if self.reads_drift else {}
-        after = state | self.update(before | drift, rewards_P_G)
+        after = state | self.update(before, rewards_P_G)
         if "clock" in state:
             after["clock"] = state["clock"]
         return after | self.learn(after)
@@ -162,27 +158,24 @@ class RewardEstimator(ABC):
         state, rewards_P_G = self.initial_state(1), np.array([[1.0, 0.0]])
         return self.mean_without_each(state, rewards_P_G, Estimate(np.ones(1), np.ones(1))) is not None
 
-    def observe(
-        self, state: State, rewards_P_G: Floats, *, drift_P: Floats | None = None, leave_one_out: bool = False
-    ) -> tuple[State, Estimate]:
+    def observe(self, state: State, rewards_P_G: Floats, *, leave_one_out: bool = False) -> tuple[State, Estimate]:
         """Check a group of rollouts, update, and read in the order that the estimator declares.
 
         Call it once per policy step, with all groups of the step.
 
         Args:
-            drift_P: (P,) nats a token, >= 0, see ``reads_drift``; 0 on a first visit. None: all 0.
             leave_one_out: True to fill in the estimate's ``without_each``.
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).
-            ValueError: shapes do not match, a prompt has no reward at all, or a drift is negative or not finite.
+            ValueError: shapes do not match, or a prompt has no reward at all.
         """
         for field in (*self.state_fields, "features"):
             if field in state and len(rewards_P_G) != len(state[field]):
                 raise ValueError(f"rewards have {len(rewards_P_G)} rows, the state {len(state[field])} prompts")
         new_state = {field: values.copy() for field, values in state.items()}
         rows = np.arange(len(rewards_P_G))
-        estimate = self.observe_at(new_state, rows, rewards_P_G, drift_P=drift_P, leave_one_out=leave_one_out)
+        estimate = self.observe_at(new_state, rows, rewards_P_G, leave_one_out=leave_one_out)
         return new_state, estimate
 
     def observe_at(
@@ -191,7 +184,6 @@ class RewardEstimator(ABC):
         prompts: NDArray[np.int64],
         rewards_P_G: Floats,
         *,
-        drift_P: Floats | None = None,
         leave_one_out: bool = False,
     ) -> Estimate:
         """:meth:`observe` for some of the prompts of a larger state, which is updated in place.
@@ -203,8 +195,6 @@ class RewardEstimator(ABC):
         rewards_P_G = np.asarray(rewards_P_G, dtype=np.float64)
         self.check(rewards_P_G)
         before = self.state_at(state, prompts)
-        if self.reads_drift:
-            before["drift"] = _checked("drift", drift_P, len(rewards_P_G))
         after = self.update(before, rewards_P_G)
         estimate = self.estimate(after if self.reads == "after" else before, rewards_P_G)
         if leave_one_out:
@@ -268,13 +258,6 @@ class BetaPosterior(RewardEstimator):
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
-
-
-def _checked(name: str, values_P: Floats | None, groups: int) -> Floats:
-    values_P = np.zeros(groups) if values_P is None else np.asarray(values_P, dtype=np.float64)
-    if values_P.shape != (groups,) or not (np.isfinite(values_P) & (values_P >= 0)).all():
-        raise ValueError(f"{name} = {values_P} is not a finite number >= 0 for each of {groups} groups")
-    return values_P
 
 
 def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:

@@ -47,16 +47,15 @@ class DiscountedBetaBernoulli(BetaPosterior):
         }
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        successes, rollouts = counts(rewards_P_G)
-        return {
-            "alpha": _floored(self.discount * state["alpha"] + successes),
-            "beta": _floored(self.discount * state["beta"] + (rollouts - successes)),
-        }
+        return faded(state, self.discount, *counts(rewards_P_G))
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
-        return _floored(self.discount * state["alpha"]), _floored(self.discount * state["beta"])
+        before = faded(state, self.discount)
+        return before["alpha"], before["beta"]
 
 
-def _floored(counted: Floats) -> Floats:
+def faded(state: State, discount: float, successes: Floats | float = 0.0, rollouts: Floats | float = 0.0) -> State:
+    """Return the discounted counts with those of one more group."""
     # 1,074 zero-variance groups at discount 0.5 would underflow to 0.
-    return np.asarray(np.maximum(counted, np.finfo(float).tiny))
+    kept = {"alpha": discount * state["alpha"] + successes, "beta": discount * state["beta"] + (rollouts - successes)}
+    return {name: np.maximum(counted, np.finfo(float).tiny) for name, counted in kept.items()}

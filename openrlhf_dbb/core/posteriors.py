@@ -372,10 +372,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         versions_R = rollouts.policy_versions
         try:
             if belief is self.estimator:
-                drift_V = groups.first(rollouts.drift)
-                estimate = belief.observe_at(
-                    state, at_V, seen_by(belief), drift_P=drift_V, leave_one_out=form.leave_one_out
-                )
+                estimate = belief.observe_at(state, at_V, seen_by(belief), leave_one_out=form.leave_one_out)
             else:
                 # A memory beside the scores must not end a training: what it cannot take, such as a 7, is unseen.
                 seen_V_G = seen_by(belief)
@@ -401,7 +398,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             previous_step=previous_step,
             shared={field: state[field] for field in belief.shared_fields},
             policy_version=None if versions_R is None else np.nanmean(groups.matrix(versions_R), axis=1),
-            inclusion=groups.first(rollouts.inclusion),
+            inclusion=None if rollouts.inclusion is None else groups.matrix(rollouts.inclusion)[:, 0],
         )
         return estimate, rows
 
