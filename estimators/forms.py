@@ -181,10 +181,7 @@ class Bnpo(Form):
     def scale(self, estimate: Estimate) -> Floats:
         p = estimate.mean
         if ((p < 0) | (p > 1)).any():
-            raise ValueError(
-                f"form 'bnpo' needs means in [0, 1], got {p.min():g} to {p.max():g}; leave out penalties, use an "
-                "estimator of scores, or another form"
-            )
+            raise ValueError(f"form 'bnpo' needs means in [0, 1], got {p.min():g} to {p.max():g}; use another form")
         if len(p) < 2 or np.ptp(p) < 1e-6:  # nor would lgamma have enough digits
             return np.ones(len(p))
         mean = p.mean()

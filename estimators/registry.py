@@ -107,14 +107,10 @@ class Registry(Generic[_Base]):
         fields = [field.name for field in parameter_fields(cls)]
         unknown = sorted(set(parameters) - set(fields))
         if unknown:
-            raise ValueError(
-                f"{self._kind} {name!r} has no parameter {unknown[0]!r}; it has: {', '.join(fields) or 'none'}"
-            )
+            raise ValueError(f"{self._kind} {name!r} has no parameter {unknown[0]!r}; it has: {', '.join(fields)}")
         return cls(**parameters)
 
     def _checked(self, cls: object, origin: str) -> type[_Base]:
         if not (isinstance(cls, type) and issubclass(cls, self._base) and hasattr(cls, "name")):
-            raise ValueError(
-                f"{self._kind} {origin} is {cls!r}, not a subclass of {self._package}.{self._base.__name__} with a name"
-            )
+            raise ValueError(f"{self._kind} {origin} is {cls!r}, not a subclass of {self._base.__name__} with a name")
         return cls

@@ -18,9 +18,8 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import step as steps
-from openrlhf_dbb.core.checks import Floats, Key, Positions, as_estimator, keys_of, known_pass_rates, whole
 from openrlhf_dbb.core.replayed_visits import can_copy, of_pass_rates, replay
-from openrlhf_dbb.core.step import Groups, Rollouts, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras, keys_of, numbers, whole
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_prior import text_features
@@ -193,8 +192,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             if (record.estimator_version, record.state_fields) != (belief.version, tuple(belief.state_fields)):
                 raise ValueError(
                     f"run {record.name!r} was written by version {record.estimator_version} of estimator "
-                    f"{record.estimator!r} (state {', '.join(record.state_fields)}), installed is version "
-                    f"{belief.version} ({', '.join(belief.state_fields)}); start a new run"
+                    f"{record.estimator!r}, installed is version {belief.version}; start a new run"
                 )
             run = opened.claim_run(record.run_id, take_over=take_over)
             undo.callback(run.release)
@@ -242,19 +240,13 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self.settle()
         step = whole("step", step)
         if step != self.step + 1:
-            raise ValueError(
-                f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
-                f"not {step}; to do a step again, roll back first"
-            )
+            raise ValueError(f"step {step} of run {self.run.record.name!r} is not the next one, {self.step + 1}")
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
         advantage_form = FORMS.build(str(form))
         if advantage_form.leave_one_out and not self.estimator.can_leave_one_out():
-            raise ValueError(
-                f"form {form!r} scores a rollout by the mean without it, which estimator {self.estimator.name!r} "
-                "cannot tell (its group_weight is None); use dr_grpo"
-            )
+            raise ValueError(f"form {form!r} needs means that {self.estimator.name!r} cannot tell; use dr_grpo")
 
         # The estimator changes a copy, since whatever is refused below must change nothing.
         state = self._state | {field: self._state[field].copy() for field in self._belief.state_fields}
@@ -353,9 +345,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             return np.searchsorted(self._ids, [self.prompt_ids[prompt] for prompt in prompts])
         except KeyError as error:
             text, label = error.args[0]
-            raise ValueError(
-                f"prompt {text[:80]!r} with label {str(label)[:80]!r} is not in the data set this run was started with"
-            ) from None
+            raise ValueError(f"prompt {text!r:.80} with label {label!r:.80} is not in the data set") from None
 
     def _update(
         self, state: State, step: int, rollouts: Rollouts, groups: Groups, form: Form
@@ -413,3 +403,25 @@ def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, c
 def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:
     """Return a hash of all prompts and labels in order, 32 hex digits."""
     return hashlib.blake2b(b"".join(map(storage.prompt_hash, prompts, labels)), digest_size=16).hexdigest()
+
+
+def known_pass_rates(values: Any, prompts: int) -> Floats:
+    """Return successes and attempts of each prompt, (P, 2), if there is a rate in [0, 1], of 1 attempt or more."""
+    known_P_2 = numbers("pass_rates", values)
+    if known_P_2.shape != (prompts, 2):
+        raise ValueError(f"pass_rates have shape {known_P_2.shape}; pass successes and attempts of {prompts} prompts")
+    successes, attempts = known_P_2[~np.isnan(known_P_2).any(axis=1)].T
+    if not len(attempts) or not ((attempts >= 1) & (successes >= 0) & (successes <= attempts)).all():
+        raise ValueError("pass_rates need 0 <= successes <= attempts and 1 attempt or more, for one prompt at least")
+    return known_P_2
+
+
+def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
+    """Return an estimator that is given by name and parameters, or as an object."""
+    if isinstance(estimator, str):
+        return estimators.build(estimator, **(parameters or {}))
+    if not isinstance(estimator, RewardEstimator):
+        raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
+    if parameters is not None:
+        raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
+    return estimator

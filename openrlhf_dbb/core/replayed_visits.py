@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.checks import Floats, Positions
+from openrlhf_dbb.core.step import Floats, Positions
 from openrlhf_dbb.estimators import RewardEstimator, State
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.storage.read import read_log, whole_prompts

@@ -7,6 +7,7 @@ rollouts of the largest group; Q probed prompts with M samples each; K rollouts 
 """
 
 import hashlib
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -16,10 +17,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP, NO_ANSWER
-from openrlhf_dbb.core.checks import Column, Floats, Key, Positions, column, keys_of, numbers, whole
 from openrlhf_dbb.estimators import Estimate, Form
 from openrlhf_dbb.estimators.probe_error import squared_errors
 from openrlhf_dbb.estimators.simple import PointEstimator
+
+Floats = NDArray[np.float64]
+Positions = NDArray[np.int64]
+
+Key = tuple[str, str]
+"""A prompt's text and its label."""
+
+Column = Any
+"""A value for each rollout, as numpy takes them; an array (R,) once it is checked. None where nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,54 @@ class Rollouts(StepExtras):
         columns |= {"tokens": columns["tokens"].astype(np.int64), "trained": columns["trained"].astype(np.bool_)}
         columns |= {"rewards": np.where(missing_R, np.nan, rewards_R), "scores": np.where(missing_R, np.nan, scores_R)}
         return cls(**given | columns, prompts=keys)
+
+
+def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels") -> list[Key]:
+    """Return prompts with their labels; raise ValueError if their numbers differ, or are 0, or one is not a str."""
+    for of, texts in (("prompts", prompts), (name, labels)):
+        if isinstance(texts, str) or not hasattr(texts, "__len__"):
+            raise ValueError(f"{of} = {texts!r:.80} is not a list; pass a list of str")
+        if others := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(f"{of} hold {others[0]!r:.80}, which is not a str; pass texts")
+    if len(prompts) != len(labels):
+        raise ValueError(f"there are {len(prompts)} prompts and {len(labels)} {name}; pass one for each prompt")
+    if not len(prompts):
+        raise ValueError("there are no prompts; pass all that will be trained on, with their labels")
+    return list(zip(prompts, labels, strict=True))
+
+
+def numbers(name: str, values: Any) -> Floats:
+    """Return finite numbers as an array, NaN for None; raise ValueError for anything else."""
+    try:
+        array = np.array(values, dtype=np.float64)  # None becomes NaN, and "1" would become 1
+        refused = np.asarray(values).dtype.kind in "US" or np.isinf(array).any()
+    except (TypeError, ValueError, OverflowError):
+        refused = True
+    if refused:
+        found = " ".join(repr(values).split())
+        raise ValueError(f"{name} = {found:.200} holds other values than finite numbers, NaN and None; pass numbers")
+    return array
+
+
+def whole(name: str, value: Any) -> int:
+    """Return a whole number from 0 to 2**62 as an int; raise ValueError for anything else."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= 2**62:
+        raise ValueError(f"{name} is {value!r:.80}; give a whole number from 0 to 2**62")
+    return number
+
+
+def column(name: str, values: Any, size: int, within: tuple[float, float] | None = None) -> Floats:
+    """Return a column of numbers; those of an interval are never missing."""
+    values_R = numbers(name, values)
+    if values_R.shape != (size,):
+        raise ValueError(f"{name} has shape {values_R.shape}; pass one value for each of the {size} rollouts")
+    if within and len(wrong := values_R[~((values_R >= within[0]) & (values_R <= within[1]))]):
+        raise ValueError(f"{name} holds {wrong[0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
+    return values_R
 
 
 @dataclass(frozen=True)

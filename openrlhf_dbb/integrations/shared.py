@@ -15,9 +15,8 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.checks import Floats, Key, as_estimator
-from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Scored, StepExtras
+from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
+from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 
@@ -36,10 +35,7 @@ def check_release(distribution: str) -> None:
 
     allowed, installed = ALLOWED[distribution], importlib.metadata.version(distribution)
     if installed not in SpecifierSet(allowed):
-        raise ImportError(
-            f"{distribution} {installed} is installed, and openrlhf_dbb.integrations.{distribution} is written for "
-            f"{allowed}; pip install '{distribution}{allowed}'"
-        )
+        raise ImportError(f"{distribution} {installed} is installed; pip install '{distribution}{allowed}'")
 
 
 def text_of(prompt: Any) -> str:
@@ -54,9 +50,7 @@ def text_of(prompt: Any) -> str:
     try:
         return json.dumps(messages, ensure_ascii=False, sort_keys=True)
     except TypeError as error:
-        raise ValueError(
-            f"a prompt's messages are not text ({error}), and posteriors tell prompts apart by text and label"
-        ) from None
+        raise ValueError(f"a prompt's messages are no text, by which posteriors tell prompts apart ({error})") from None
 
 
 def label_of(label: Any) -> str:
@@ -199,9 +193,7 @@ class Steps:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"checkpoint {folder} was not saved with posteriors ({error}): {begin}") from None
         if run != record.uuid:
-            raise ValueError(
-                f"checkpoint {folder} belongs to run {run}, not to {record.name!r} ({record.uuid}): {begin}"
-            )
+            raise ValueError(f"checkpoint {folder} belongs to run {run}, not to {record.name!r}: {begin}")
         # The store forgets a checkpoint when the run goes back behind it.
         if (step, tag) not in self.posteriors.store.checkpoints(record):
             raise ValueError(f"checkpoint {folder} is of steps that run {record.name!r} has undone; use an older one")

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Responses, StepExtras
+from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.estimators import RewardEstimator
@@ -95,10 +94,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         """Start or resume the run; without ``scores`` the advantages stay TRL's."""
         estimator, self._strategy = settings.built
         if self.num_generations < estimator.min_rollouts:
-            raise ValueError(
-                f"estimator {estimator.name!r} needs num_generations of {estimator.min_rollouts} or more, got "
-                f"{self.num_generations}; give as many, or use estimator='auto'"
-            )
+            raise ValueError(f"num_generations={self.num_generations} is too few for {estimator.name!r}; use 'auto'")
         if settings.form is not None and self.scale_rewards != "group":
             raise ValueError(f"form {settings.form!r} is given; leave out scale_rewards={self.scale_rewards!r}")
         self._settings, self._scores = settings, scores
@@ -226,25 +222,16 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     def _read_prompts(self) -> list[Key]:
         """Return text and label of every row; refuse what would go wrong unnoticed."""
         if self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"multi_objective_aggregation={self.multi_objective_aggregation!r} normalizes each reward function by "
-                "itself, and the posteriors are of their sum; use 'sum_then_normalize'"
-            )
+            raise ValueError("multi_objective_aggregation: posteriors are of one reward; use 'sum_then_normalize'")
         if not isinstance(self.train_dataset, Dataset):
-            raise ValueError(
-                f"train_dataset is a {type(self.train_dataset).__name__}; posteriors need to know every prompt: pass a "
-                "datasets.Dataset"
-            )
+            raise ValueError("posteriors need to know every prompt of train_dataset: pass a datasets.Dataset")
         label = [] if self._settings.label_column is None else [self._settings.label_column]
         if label and self.args.remove_unused_columns:
             raise ValueError(f"label_column={label[0]!r} would be removed; use remove_unused_columns=False")
         keys = [self._key(row) for row in self.train_dataset.select_columns(["prompt", *label])]
         if len(set(keys)) < len(keys) and not {"image", "images"}.isdisjoint(self.train_dataset.column_names):
             number = next(row for row, key in enumerate(keys) if key in keys[:row])
-            raise ValueError(
-                f"row {number} of train_dataset has the prompt and label of an earlier one, and its image may differ: "
-                "name a column that tells them apart (label_column='id')"
-            )
+            raise ValueError(f"row {number} repeats prompt and label, and its image may differ: give a label_column")
         return keys
 
     def _key(self, row: Mapping[str, Any]) -> Key:
@@ -254,10 +241,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     def _beginning(self, resume_from_checkpoint: str | bool | None) -> str | None:
         """Take the posteriors, and the draws, back to the checkpoint; return its folder, if there is one."""
         if not resume_from_checkpoint and self._run.step:
-            raise ValueError(
-                f"run {self._run.run.record.name!r} has {self._run.step} steps, and train() would start over: call "
-                "train(resume_from_checkpoint=True), or choose another run_name"
-            )
+            raise ValueError(f"run {self._run.run.record.name!r} has steps: call train(resume_from_checkpoint=True)")
         folder, output = None, Path(self.args.output_dir)
         if resume_from_checkpoint is True:
             found = output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
@@ -387,16 +371,11 @@ def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group:
 def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], weights: list[float]) -> int | None:
     """Return the index of the reward function whose score the estimator sees; None for the weighted sum."""
     if name is not None and name not in names:
-        raise ValueError(
-            f"verifier {name!r} is not a reward function{did_you_mean(name, names)}; there are {', '.join(names)}"
-        )
+        raise ValueError(f"verifier {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}")
     if estimator.support == "real" and (name is None or estimator.belief is estimator):
         return None
     if name is None and len(names) > 1:
-        raise ValueError(
-            f"estimator {estimator.name!r} needs one score of 0 or 1, and there are {len(names)} reward functions "
-            f"({', '.join(names)}): name the one it sees (verifier={names[0]!r}), or use estimator='gaussian'"
-        )
+        raise ValueError(f"{estimator.name!r} needs one score of 0 or 1: give verifier, one of {', '.join(names)}")
     index = 0 if name is None else names.index(name)
     if not weights[index] > 0:
         raise ValueError(f"the weight of verifier {names[index]!r} is {weights[index]:g}; it must be above 0")

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from openrlhf_dbb.core.checks import Floats, Key, Positions
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Responses, StepExtras
+from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import Settings, label_of, text_of
@@ -56,10 +55,7 @@ def read(config: DictConfig) -> Settings:
         )
     custom = sampler.get("custom_sampler")
     if filters and custom is not None and custom.get("path"):
-        raise ValueError(
-            "algorithm.filter_groups.enable=True with trainer.v1.sampler.custom_sampler: the posteriors cannot "
-            "observe what a sampler of yours drops; use False, or verl's sampler"
-        )
+        raise ValueError("algorithm.filter_groups: posteriors cannot observe what a sampler of yours drops; use False")
     return settings
 
 
@@ -120,10 +116,7 @@ def advantages(
     """
     answer = _ANSWER.get(None)
     if answer is None:
-        raise ValueError(
-            f"algorithm.adv_estimator={NAME} has no trainer that knows the prompts; use trainer.use_v1=True and "
-            f"trainer.v1.trainer_mode {', '.join(TRAINERS)}"
-        )
+        raise ValueError(f"use trainer.use_v1=True and trainer.v1.trainer_mode {', '.join(TRAINERS)} with {NAME}")
     values = torch.as_tensor(answer(token_level_rewards, response_mask), dtype=torch.float32)
     result = values.to(response_mask.device).unsqueeze(-1) * response_mask
     return result, result

@@ -67,10 +67,7 @@ class PosteriorSampler(Sampler):
     def _draw(self, predictive: Predictive) -> list[Drawn]:
         prompts, batch, strategy = len(predictive.prompt_ids), self.facts.groups, self._strategy
         if batch > prompts:
-            raise RunError(
-                f"strategy posterior draws each prompt at most once in a batch of {batch} prompts, but only {prompts} "
-                "prompts differ; lower the batch size"
-            )
+            raise RunError(f"a batch of {batch} prompts, but only {prompts} prompts differ; lower the batch size")
         value = expected_variance(predictive.alpha, predictive.beta) ** strategy.power
         forecast, even = inclusion(value, batch, strategy.floor), np.full(prompts, batch / prompts)
         pi = even if self._evenly else forecast
