@@ -17,9 +17,6 @@ class Spo(BetaPosterior):
         mean = alpha / (alpha + beta)            variance = alpha * beta / (alpha + beta)^2, of ONE reward
         alpha <- rho * alpha + S                 beta <- rho * beta + N - S
 
-    rho is constant here. SPO lowers it, down to 0.875, with the KL divergence of the policy from that of the prompt's
-    last visit; at small learning rates the divergence is near 0, and SPO's rho is at its upper bound, the default.
-
     A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation; the public code begins after one
     with 8 rollouts at the measured rate (``--data.pass_rate_attempts 8``).
 

@@ -56,10 +56,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         sources: Sequence[str] | None = None,
         close_store: bool = False,
     ) -> None:
-        """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`.
-
-        ``ids`` has the store's id of each prompt.
-        """
+        """Users call :meth:`create` or :meth:`resume`. ``ids`` has the store's id of each prompt."""
         self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
         self._belief = estimator.belief
         self._close_store = close_store
@@ -174,13 +171,11 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             step: the step of the model checkpoint that is loaded. Later steps are undone, bit for bit. None undoes
                 nothing.
             take_over: continue a run whose owner is on another machine and known to be dead.
-            sources: where each prompt comes from; the metrics of a step are then by source, too.
+            sources: where each prompt comes from, for metrics by source.
 
         Raises:
-            ValueError: the run's estimator is not installed, the module of its ``package.module:Class`` is not
-                imported, its stored state is of another version, or there are no prompts.
-            storage.StoreError: the run does not exist, has finished, is owned by a living process, or has not reached
-                ``step``.
+            ValueError: the run's estimator is not installed or not imported, or its state is of another version.
+            storage.StoreError: the run does not exist, has finished, has an owner, or has not reached ``step``.
         """
         keys_of(prompts, labels)  # checks them
         with ExitStack() as undo:
@@ -311,10 +306,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self._load()
 
     def finish(self, unused_rollouts: int = 0) -> None:
-        """Mark the run as complete; it can be the source of a warm start, but cannot be resumed.
-
-        ``unused_rollouts`` were generated after the last step and belong to no step.
-        """
+        """Mark the run as complete: it cannot be resumed. ``unused_rollouts`` were generated after the last step."""
         self.settle()
         self.run.finish(whole("unused_rollouts", unused_rollouts))
 

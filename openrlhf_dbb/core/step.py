@@ -406,21 +406,21 @@ def measure(
 
 def by_source(sources_V: NDArray[np.str_], successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
     """Return the groups of each source in a step, the share of their rollouts that are right, and the share mixed."""
-    metrics = {}
+    found: dict[str, float] = {}
     mixed_V = (successes_V > 0) & (successes_V < rollouts_V)
     for source in np.unique(sources_V):
-        of_source = sources_V == source
-        metrics[f"source/{source}/groups"] = float(of_source.sum())
-        metrics[f"source/{source}/right"] = float(successes_V[of_source].sum() / rollouts_V[of_source].sum())
-        metrics[f"source/{source}/mixed"] = float(mixed_V[of_source].mean())
-    return metrics
+        among = sources_V == source
+        right, mixed = successes_V[among].sum() / rollouts_V[among].sum(), mixed_V[among].mean()
+        values = {"groups": among.sum(), "right": right, "mixed": mixed}
+        found |= {f"source/{source}/{name}": float(value) for name, value in values.items()}
+    return found
 
 
 def of_hardest(expected_P: Floats, at_V: Positions, successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
     """Return the share right of a step's rollouts whose prompts are among the hardest 10, 25 and 50 % of all.
 
-    How hard a prompt is was expected before the step: chosen by its outcome, the hardest would always do worst. Prompts
-    of equal expectation share their mean rank. A share of no rollouts is left out.
+    Hard is what was expected before the step: chosen by its outcome, the hardest would always do worst. Prompts of
+    equal expectation share their mean rank. A share of no rollouts is left out.
     """
     ordered_P, expected_V = np.sort(expected_P), expected_P[at_V]
     ranks_V = ordered_P.searchsorted(expected_V) + ordered_P.searchsorted(expected_V, side="right") + 1

@@ -25,8 +25,7 @@ ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
 
 _log = logging.getLogger(__name__)
 
-SAVED = "posteriors.json"
-"""In a checkpoint: the run, its step, the checkpoint's name, the strategy's state. No pickle, which could run code."""
+SAVED = "posteriors.json"  # in a checkpoint; no pickle, which could run code
 
 
 def check_release(distribution: str) -> None:
