@@ -12,14 +12,11 @@ from openrlhf_dbb.estimators.base import Floats
 BUCKETS = 128
 WIDTH = BUCKETS + 1  # D of the text features
 
-_LONGEST = 3  # bytes of an n-gram
 _BEGIN, _END = b"\x02", b"\x03"
 # How long a number is tells more of its difficulty than which digits it has.
 _DIGITS_ALIKE = bytes.maketrans(b"0123456789", b"0000000000")
 _CHUNK = 1024  # texts at a time, for the memory
 RIDGE = 0.1  # 1 / variance that the logits between prompts are expected to have, however many features there are
-LOWEST, HIGHEST = 0.005, 0.995  # bounds of a predicted mean
-_HALVINGS = 20
 
 
 def text_features(texts: Sequence[str]) -> Floats:
@@ -41,7 +38,7 @@ def _features(texts: Sequence[str]) -> Floats:
     bytes_B = np.frombuffer(b"".join(encoded), dtype=np.uint8).astype(np.uint64)
     text_B = np.repeat(np.arange(len(texts)), sizes)
     counted = np.zeros(len(texts) * BUCKETS)
-    for n in range(1, _LONGEST + 1):
+    for n in (1, 2, 3):
         count = max(len(bytes_B) - n + 1, 0)
         gram = np.full(count, n, dtype=np.uint64)
         for j in range(n):
@@ -61,7 +58,7 @@ def _features(texts: Sequence[str]) -> Floats:
 
 def predicted(weights_K_W: Floats, features_P_D: Floats) -> Floats:
     """Return the mean that each regression predicts, (K, P), in [0.005, 0.995]; the last weight is the constant."""
-    return np.clip(_sigmoid(weights_K_W[:, :-1] @ features_P_D.T + weights_K_W[:, -1:]), LOWEST, HIGHEST)
+    return np.clip(_sigmoid(weights_K_W[:, :-1] @ features_P_D.T + weights_K_W[:, -1:]), 0.005, 0.995)
 
 
 def learned(weights_K_W: Floats, features_S_D: Floats, successes_K_S: Floats, rollouts_K_S: Floats) -> Floats:
@@ -110,7 +107,7 @@ def _fitted(x_S_W: Floats, weights: Floats, successes: Floats, rollouts: Floats,
     gradient = x_S_W.T @ (successes - rollouts * mean) - penalty * weights
     curvature = (x_S_W.T * (rollouts * mean * (1 - mean))) @ x_S_W + np.diag(penalty)
     step = np.linalg.solve(curvature, gradient)
-    for halvings in range(_HALVINGS):  # a full step may overshoot
+    for halvings in range(20):  # a full step may overshoot
         nearer = weights + 0.5**halvings * step
         if log_posterior(nearer) >= before - 1e-9 * abs(before):  # rounding
             return np.asarray(nearer)

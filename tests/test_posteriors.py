@@ -63,19 +63,12 @@ def test_two_steps_by_hand(url):
     assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5), (2, "1+1=", 3, 1.0, 3.25, 2.25)]
 
 
-def test_rows_of_a_prompt_form_one_group_wherever_they_stand(new_url):
-    with Posteriors.create(new_url("sqlite"), "demo", *DATA, estimator="point") as posteriors:
-        texts, labels = ["1+1=", "2+2=", "1+1=", "2+2="], ["2", "4", "2", "4"]
-        scored = posteriors.observe(1, texts, labels, np.array([1.0, 5.0, 0.0, 7.0]), form="dr_grpo")
-    assert scored.advantages.tolist() == [0.5, -1, -0.5, 1]
-    assert scored.group_std == pytest.approx([math.sqrt(0.5), math.sqrt(2)] * 2)
-
-
 def test_rewards_are_optimized_and_scores_estimated_from(new_url):
     with Posteriors.create(new_url("sqlite"), "demo", *DATA, parameters=HALF) as posteriors:
         # alpha, beta = 0.5 + 1, 0.5 + 1; the second rollout has a length penalty, the third one's reward is missing
         scored = posteriors.observe(1, *group(0, [1, -0.5, None]), scores=[1, 0, 1], form="dr_grpo")
     assert scored.advantages.tolist() == [0.5, -1.0, 0.0]
+    assert scored.group_std == pytest.approx([1.5 / math.sqrt(2)] * 3)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

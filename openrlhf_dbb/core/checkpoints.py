@@ -181,12 +181,9 @@ def _fault(folder: Path, tag: str, run: str, last_step: int) -> str | None:
             return f"is damaged: {path} is missing"
         if _size(path) != size:
             return f"is damaged: {path} has {_size(path):,} bytes, not {size:,}"
-        try:
-            with path.open("rb") as file:
-                if _digest(file) != digest:
-                    return f"is damaged: the content of {path} is not what was saved"
-        except OSError as error:
-            return f"cannot be read: {path}: {error.strerror}"
+        with path.open("rb") as file:
+            if _digest(file) != digest:
+                return f"is damaged: the content of {path} is not what was saved"
     return None
 
 
