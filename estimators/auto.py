@@ -159,7 +159,8 @@ class SelfTuningBetaBernoulli(BetaPosterior):
             return {}
         known = self.state_at(state, seen)
         counted_2_K_S = _of_text(known, 0, state["clock"][0])
-        return {"text_weights": learned(_text_weights(state), known["features"], *counted_2_K_S).ravel()}
+        weights_K_W = state["text_weights"].reshape(len(TEXT_DISCOUNTS_K), -1)
+        return {"text_weights": learned(weights_K_W, known["features"], *counted_2_K_S).ravel()}
 
 
 def _weight_between(pairs: Floats) -> float:
@@ -205,10 +206,6 @@ def _before(state: State, now: float) -> tuple[Floats, Floats]:
     return weight * alpha + successes, weight * beta + rollouts - successes
 
 
-def _text_weights(state: State) -> Floats:
-    return state["text_weights"].reshape(len(TEXT_DISCOUNTS_K), -1)
-
-
 def _of_text(state: State, visits: int, at: float) -> tuple[Floats, Floats]:
     """Return successes and rollouts by each discount beside a text's mean, (K, P), 0 without a visit."""
     successes_P_K, rollouts_P_K = _past(state, visits, at, TEXT_DISCOUNTS_K, np.ones(len(TEXT_DISCOUNTS_K)))
@@ -220,7 +217,8 @@ def _forecasts(state: State, at: float) -> tuple[Floats, Floats]:
     alpha, beta = _before(state, at)
     if "features" not in state:
         return alpha[None], beta[None]
-    of_text = predicted(_text_weights(state), state["features"]), *_of_text(state, 1, at)
+    weights_K_W = state["text_weights"].reshape(len(TEXT_DISCOUNTS_K), -1)
+    of_text = predicted(weights_K_W, state["features"]), *_of_text(state, 1, at)
     mean_C_P, successes_C_P, rollouts_C_P = (np.tile(each_K_P, (len(TEXT_WEIGHTS), 1)) for each_K_P in of_text)
     weight_C_1 = np.repeat(TEXT_WEIGHTS, len(TEXT_DISCOUNTS_K))[:, None]
     alpha_C_P = weight_C_1 * mean_C_P + successes_C_P

@@ -28,11 +28,7 @@ def parameter_fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def check(owner: Any) -> None:
-    """Compare every parameter of an estimator or strategy with what its field allows.
-
-    Raises:
-        ValueError: "NAME.FIELD = VALUE is not in (0, 1]", for the first parameter out of range.
-    """
+    """Raise ValueError, "NAME.FIELD = VALUE is not in (0, 1]", for the first parameter out of its range."""
     for field in dataclasses.fields(owner):
         value, within, choices = (getattr(owner, field.name), *map(field.metadata.get, ("within", "choices")))
         if within:

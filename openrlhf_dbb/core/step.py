@@ -228,8 +228,7 @@ class Scored:
         group_std: N-1 standard deviation of the group's rewards.
         baseline, scale, weight: ``advantage = weight * (reward - baseline) / scale``, and 0 where the scale is 0; NaN
             for a missing or filtered rollout.
-        metrics: numbers to log by name: means over the rollouts that are trained on, the share of missing and filtered
-            rollouts, the estimator's run-wide numbers after the step, and the errors against the probes.
+        metrics: numbers to log by name, see docs/training.md.
     """
 
     advantages: Floats

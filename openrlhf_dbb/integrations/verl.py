@@ -65,8 +65,7 @@ class Batch:
 
     rollout_R: Positions  # each row's rollout; -1 for padding
     last_S: Positions  # row of each rollout's last trajectory, which carries its reward
-    prompts: list[str]  # prompts and labels as in the data set, one of each rollout
-    labels: list[str]
+    keys_S: list[Key]  # prompt and label of each rollout, as in the data set
     scores_S: Floats  # values of the reward function without any KL penalty; NaN where missing
     tokens_S: Positions  # generated tokens of all trajectories
     responses: list[torch.Tensor]  # token ids of each rollout's last trajectory
@@ -93,8 +92,7 @@ class Batch:
         return cls(
             rollout_R=rollout_R,
             last_S=last_S,
-            prompts=[text_of(messages[row]) for row in last_S],
-            labels=[_label(rewarding[row]) for row in last_S],
+            keys_S=[_key(messages[row], rewarding[row]) for row in last_S],
             scores_S=_row_sums(data["rm_scores"])[last_S],
             tokens_S=np.bincount(rollout_R[is_rollout_R], weights=tokens_R[is_rollout_R]).astype(np.int64),
             responses=[data["responses"][int(row)] for row in last_S],
@@ -188,7 +186,7 @@ class WithPosteriors(PPOTrainer):
         )
         rewards = np.concatenate([_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)])
         scores = np.concatenate([each.scores_S for each in batches])
-        keys = [key for each in batches for key in zip(each.prompts, each.labels, strict=True)]
+        keys = [key for each in batches for key in each.keys_S]
         scored = self._steps.observe(keys, rewards, scores, form, extras)
         metrics.update(scored.metrics)
         return np.where(rollouts.rollout_R >= 0, scored.advantages[:count][rollouts.rollout_R], 0.0)
@@ -238,11 +236,7 @@ class WithPosteriors(PPOTrainer):
             folder = Path(trainer.default_local_dir)
             given = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
             loaded = Path(given) if given else folder / f"global_step_{self.global_steps}"  # as verl names it
-            try:
-                self._steps.go_back(loaded if self.global_steps else None, folder)
-            except BaseException:
-                self._steps.posteriors.close()
-                raise
+            self._steps.go_back(loaded if self.global_steps else None, folder)
         return self._steps.posteriors
 
 
@@ -257,11 +251,11 @@ TRAINER_REGISTRY.update(TRAINERS)  # register_trainer refuses a name that is tak
 def keys_of(dataset: Any) -> list[Key]:
     """Return text and label of the rows of verl's training data set, in its order."""
     rows = map(dataset.__getitem__, range(len(dataset)))
-    return [(text_of(row["raw_prompt"]), _label(row.get("reward_model"))) for row in rows]
+    return [_key(row["raw_prompt"], row.get("reward_model")) for row in rows]
 
 
-def _label(reward_model: Mapping[str, Any] | None) -> str:
-    return label_of(None if reward_model is None else reward_model.get("ground_truth"))
+def _key(raw_prompt: Any, reward_model: Mapping[str, Any] | None) -> Key:
+    return text_of(raw_prompt), label_of((reward_model or {}).get("ground_truth"))
 
 
 def _objects(data: Any, name: str) -> list[Any]:
