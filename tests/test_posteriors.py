@@ -182,7 +182,7 @@ BAD = [
             ("weights", [math.nan, 1], "weights holds nan"),
             ("responses", Responses(["a", 1]), "response texts hold 1"),
             ("read", ["a"], "there are 2 prompts and 1 texts that were read"),
-            ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "probes.squares"),
+            ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "probes.successes of prompt 1 is inf"),
             ("responses", Responses(["a", "b"], keep=-1), "keep is -1; give a whole number from 0"),
         )
     ),

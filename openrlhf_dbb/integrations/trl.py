@@ -262,8 +262,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         try:  # transformers writes this file after the model, the optimizer and the random state
             TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         except (OSError, ValueError, TypeError) as error:
-            message = f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}; use an older one"
-            raise ValueError(message) from None
+            raise ValueError(f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}") from None
         self._steps.saved_in(folder)
 
     def _drawn(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
