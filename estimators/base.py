@@ -33,8 +33,7 @@ class Estimate:
     Attributes:
         mean: shape (P,), in reward units.
         variance: shape (P,), >= 0, of ONE reward (not of ``mean``).
-        without_each: shape (P, G), the mean had a rollout not been seen; NaN where nothing else is known. None unless
-            :meth:`RewardEstimator.observe` was asked for it.
+        without_each: shape (P, G), the mean had a rollout not been seen; NaN where nothing else is known.
     """
 
     mean: Floats
@@ -161,10 +160,7 @@ class RewardEstimator(ABC):
     def observe(self, state: State, rewards_P_G: Floats, *, leave_one_out: bool = False) -> tuple[State, Estimate]:
         """Check a group of rollouts, update, and read in the order that the estimator declares.
 
-        Call it once per policy step, with all groups of the step.
-
-        Args:
-            leave_one_out: True to fill in the estimate's ``without_each``.
+        Call it once per policy step, with all groups of the step. ``leave_one_out`` fills in ``without_each``.
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).
@@ -179,12 +175,7 @@ class RewardEstimator(ABC):
         return new_state, estimate
 
     def observe_at(
-        self,
-        state: State,
-        prompts: NDArray[np.int64],
-        rewards_P_G: Floats,
-        *,
-        leave_one_out: bool = False,
+        self, state: State, prompts: NDArray[np.int64], rewards_P_G: Floats, *, leave_one_out: bool = False
     ) -> Estimate:
         """:meth:`observe` for some of the prompts of a larger state, which is updated in place.
 

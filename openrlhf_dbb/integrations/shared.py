@@ -94,8 +94,7 @@ class Settings:
         # A strategy that skips prompts or judges groups would do nothing here.
         if not isinstance(strategy, Plain) and not (strategy.draws and estimator.belief.can_predict()):
             raise ValueError(
-                f"strategy {self.strategy!r} with estimator {estimator.name!r}: in this trainer a strategy has to draw "
-                "whole batches by a forecast; use posterior, with estimator point, auto or dbb"
+                f"strategy {self.strategy!r} with {estimator.name!r}: use posterior, and an estimator that forecasts"
             )
         return estimator, strategy
 
@@ -121,10 +120,8 @@ class Steps:
             self.posteriors = Posteriors.create(settings.store, name, prompts, labels, estimator=estimator, **options)
         if self.posteriors.estimator != estimator:
             self.posteriors.close()
-            raise ValueError(
-                f"run {name!r} was begun with {self.posteriors.estimator}, not {estimator}: resume it with the same "
-                f"one, or start another run with warm_start={name!r}"
-            )
+            begun = self.posteriors.estimator
+            raise ValueError(f"run {name!r} was begun with {begun}, not {estimator}: use that, or warm_start={name!r}")
         self._row_of = {self.posteriors.prompt_ids[key]: row for row, key in reversed([*enumerate(keys)])}
         self._start_over()
 
@@ -202,9 +199,9 @@ class Steps:
         """Go back to a checkpoint, bit for bit; without one start over, unless there are some outside ``folder``."""
         record, recorded = self.posteriors.run.record, self.posteriors.store.checkpoints(self.posteriors.run.record)
         if checkpoint is None and len(recorded) > 1:  # a kill may have cut the only one short
+            tags = ", ".join(tag for _, tag in recorded)
             raise ValueError(
-                f"run {record.name!r} has recorded {', '.join(tag for _, tag in recorded)}, and no checkpoint in "
-                f"{folder} is whole: name the folder where one is, or choose another run_name"
+                f"run {record.name!r} has recorded {tags}, and no checkpoint in {folder} is whole: name one"
             )
         self._start_over()
         if checkpoint is None:
