@@ -9,10 +9,7 @@ from openrlhf_dbb.estimators.registry import parameter
 
 @dataclass(frozen=True)
 class GroupAlone(RewardEstimator):
-    """An estimator that scores a group by itself. The run remembers all groups by another estimator, ``memory``.
-
-    The memory changes no advantage. It makes the history that people look at, warm starts and strategies that draw.
-    """
+    """Scores a group by itself. The run remembers all groups by another estimator, which changes no advantage."""
 
     memory: str = parameter("auto", "what keeps posteriors", choices=("auto", "predicted_prior", "dbb", "gaussian"))
 

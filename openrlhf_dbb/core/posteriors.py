@@ -97,7 +97,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         """Start a new run. docs/posteriors.md explains the other arguments under "Open a run".
 
         Args:
-            parameters: parameters of an estimator that is given by name.
             warm_start: name, uuid or number of a run. If it has another estimator, its stored visits are replayed
                 through this run's.
             warm_start_weight: in (0, 1], multiplies the imported counts.

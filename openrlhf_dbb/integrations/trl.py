@@ -43,10 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class PosteriorGRPOConfig(GRPOConfig):
-    """TRL's ``GRPOConfig``, which refuses ``num_generations=1``, with one rollout a prompt allowed.
-
-    A posterior has a mean from earlier visits, where TRL has only the group. The generation batch then has to be even.
-    """
+    """TRL's ``GRPOConfig``, which refuses ``num_generations=1``, with one rollout a prompt allowed."""
 
     def __post_init__(self) -> None:
         config: Any = self

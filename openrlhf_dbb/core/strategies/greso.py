@@ -22,11 +22,7 @@ MOST_IDLE_PASSES = 200  # in which every prompt was skipped, before the run is g
 @register
 @dataclass(frozen=True)
 class Greso(RolloutStrategy):
-    """Prompts whose last groups had zero variance are skipped before generation.
-
-    After z groups in a row of zero variance the probability is 1 - max(p^z, floor). There is a p of groups that
-    succeeded and one of groups that failed; both adapt to ``target``. docs/methods.md has the rules.
-    """
+    """Prompts whose last groups had zero variance are skipped before generation. docs/methods.md has the rules."""
 
     target: float = parameter(0.25, "share of zero-variance groups to aim at", within="(0, 1)")
     floor: float = parameter(0.01, "lowest probability that a prompt is generated for", within="(0, 1]")
