@@ -74,16 +74,6 @@ def test_laplace_adds_as_many_successes_as_failures_as_a_first_visit_of_dbb():
         assert laplace.group_weight(state, np.array([group(successes)])).tolist() == [8 / 11]
 
 
-@pytest.mark.parametrize("name", ["ema", "laplace", "empirical_bayes"])
-def test_scores_between_0_and_1_are_fractional_successes(name):
-    estimator = build(name)
-    whole = estimator.observe(estimator.initial_state(1), [[1.0, 1.0, 1.0, 0.0]])[1]
-    parts = estimator.observe(estimator.initial_state(1), [[1.0, 0.5, 0.75, 0.75]])[1]  # as many successes
-    assert (parts.mean[0], parts.variance[0]) == (whole.mean[0], whole.variance[0])
-    with pytest.raises(estimators.RewardSupportError, match=r"rewards\[0, 1\] = 1.5 is not in \[0, 1\]"):
-        estimator.observe(estimator.initial_state(1), [[1.0, 1.5]])
-
-
 def test_empirical_bayes_takes_binomial_noise_out_of_the_moments():
     # S/N = 0, 0.25, 0.75, 1 of N = 4: mean 0.5, N-1 variance 0.625 / 3
     # rho = (0.8333 - 0.25) / 0.75 = 7 / 9, nu = 2 / 7
