@@ -218,10 +218,7 @@ def test_the_strategy_draws_what_verl_generates_for(queue, tmp_path):
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_a_group_that_verl_filters_is_observed_and_not_trained_on(queue, tmp_path, mode):
     filtering = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"]
-    config = posterior_config(
-        tmp_path, "+algorithm.posterior.parameters.discount=0.5", f"trainer.v1.trainer_mode={mode}", *filtering,
-        estimator="dbb",
-    )  # fmt: skip
+    config = posterior_config(tmp_path, f"trainer.v1.trainer_mode={mode}", *filtering, estimator="dbb")
     ours = trainer(config, cls=TRAINERS[mode])
     ours.trainer_mode = mode
     buffer = ours._build_replay_buffer()
@@ -259,11 +256,8 @@ def test_several_trajectories_of_a_rollout_count_once(queue, tmp_path):
 
 
 def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tmp_path):
-    config = posterior_config(
-        tmp_path, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1", CENTERED,
-        "+algorithm.posterior.parameters.discount=0.5", estimator="dbb",
-    )  # fmt: skip
-    ours = trainer(config)
+    kl = ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1"]
+    ours = trainer(posterior_config(tmp_path, *kl, CENTERED, estimator="dbb"))
     ours.kl_ctrl_in_reward = SimpleNamespace(value=0.1, update=lambda **_: None)
     advantages = advantages_of(ours, batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0])], lengths=(3, 5)))
     # log-probs -1 and -1.125 against -1: KL 0 and -0.125 at each of 5 tokens. alpha, beta = 2.5, 0.5.
@@ -321,7 +315,7 @@ def step(made, rewards):
 
 
 def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
-    config = posterior_config(tmp_path, *DRAWS, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
+    config = posterior_config(tmp_path, *DRAWS, estimator="dbb")
     made = started(config)
     with made.posteriors:
         step(made, [1, 1])
