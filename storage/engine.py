@@ -3,7 +3,6 @@
 import logging
 import os
 import random
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from openrlhf_dbb.storage.url import Address, StoreError, bad_row
+from openrlhf_dbb.storage.url import Address, StoreError
 
 BUSY_TIMEOUT_S = 30.0  # that a SQLite writer waits for another one
 RETRY_LIMIT_S = 120.0  # that a transaction is repeated after its first failure
@@ -246,23 +245,9 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iter
 
 
 def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values: dict[str, Any]) -> NDArray[np.void]:
-    """Return the result as records with these names and types; NULL becomes NaN. Raise BadRow for another value."""
-    parts = [np.empty(0, dtype=kind)]
-    for rows in chunks(connection, sql, values):
-        try:
-            parts.append(np.array(rows, dtype=kind))
-        except (TypeError, ValueError, OverflowError) as error:
-            cells = ((name, value) for row in rows for (name, of), value in zip(kind, row, strict=True) if of[0] == "<")
-            bad = (cell for cell in cells if not isinstance(cell[1], (int, float)))
-            name, value = next(bad, ("a value", error))
-            raise bad_row(source_of(sql), values.get("run"), name, value, "a number") from None
-    return np.concatenate(parts)
-
-
-def source_of(sql: str) -> str:
-    """Return the table or view that a query reads first, for an error."""
-    found = re.search(r"\bFROM\s+(\w+)", sql)
-    return found[1] if found else "?"
+    """Return the result as records with these names and types; NULL becomes NaN."""
+    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, sql, values)]
+    return np.concatenate([np.empty(0, dtype=kind), *parts])
 
 
 def _stat(path: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from openrlhf_dbb.storage import schema
 from openrlhf_dbb.storage.engine import chunks, retried, table
 from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState
 from openrlhf_dbb.storage.store import PosteriorStore
-from openrlhf_dbb.storage.url import StoreError, bad_row
+from openrlhf_dbb.storage.url import StoreError
 from openrlhf_dbb.storage.warm_start import newest_shared
 
 Floats = NDArray[np.float64]
@@ -161,18 +161,10 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     return _rows(store, query, run=run.run_id)[0] | {"unused_rollouts": unused_rollouts(store, run)}
 
 
-def unused_rollouts(store: PosteriorStore, run: RunRecord) -> float:
+def unused_rollouts(store: PosteriorStore, run: RunRecord) -> int:
     """Return the rollouts that belong to no step, as given to ``Run.finish``; 0 before."""
     ends = store.query("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'", run=run.run_id)
-    return sum(number_in("dbb_event", run, "detail", row.detail, "unused_rollouts") or 0 for row in ends)
-
-
-def number_in(table: str, run: RunRecord, column: str, stored: str, name: str) -> float | None:
-    """Return a number of this name in a JSON object; None if there is none. Raise BadRow for another value."""
-    value = json.loads(stored).get(name)
-    if value is not None and not isinstance(value, (int, float)):
-        raise bad_row(table, run.name, f"{name} in {column}", value, "a number")
-    return value
+    return sum(json.loads(row.detail).get("unused_rollouts", 0) for row in ends)
 
 
 @retried

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
 from numbers import Real
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.storage.owner import Owner
-from openrlhf_dbb.storage.url import StoreError, bad_row
+from openrlhf_dbb.storage.url import StoreError
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -261,15 +260,11 @@ class StateLayout:
             columns[prefix + "state"] = texts
         return columns
 
-    def from_columns(self, run: str, rows: NDArray[np.void]) -> Floats:
-        """Return the (P, F) state of records with its columns, none of them NULL. ``run`` is its name, for an error."""
+    def from_columns(self, rows: NDArray[np.void]) -> Floats:
+        """Return the (P, F) state of records with its columns, none of them NULL."""
         state = np.empty((len(rows), len(self.fields)))
         for row, stored in enumerate(rows["state"] if self.others else ()):
-            try:
-                state[row] = np.array(_decode(stored), dtype=np.float64).reshape(len(self.fields))
-            except (msgspec.DecodeError, ValueError, TypeError):
-                wanted = f"a JSON list of {len(self.fields)} numbers"
-                raise bad_row("dbb_posterior", run, "state", stored, wanted) from None
+            state[row] = _decode(stored)
         for name, kind in self.columns:
             if kind != "O":
                 state[:, self.fields.index(name)] = rows[name]
@@ -281,28 +276,9 @@ def shared_to_text(shared: SharedState | None) -> str | None:
     return json.dumps({name: values.tolist() for name, values in shared.items()}) if shared else None
 
 
-def shared_from_text(run: str, stored: str | None) -> SharedState | None:
-    """Return the inverse of :func:`shared_to_text`, bit for bit; None for None. ``run`` is its name, for an error."""
-    try:
-        return None if stored is None else {name: _vector(name, values) for name, values in parsed(stored).items()}
-    except (AttributeError, TypeError, ValueError, StoreError):
-        raise bad_row("dbb_step", run, "shared", stored, "a JSON object of vectors") from None
-
-
-def parsed(stored: str) -> Any:
-    """Return what is stored as JSON; None if it is none."""
-    try:
-        return json.loads(stored)
-    except (ValueError, RecursionError):
-        return None
-
-
-def is_moment(stored: str) -> bool:
-    """Return whether a text is a time with its zone, ISO 8601."""
-    try:
-        return datetime.fromisoformat(stored.replace("Z", "+00:00")).tzinfo is not None
-    except ValueError:
-        return False
+def shared_from_text(stored: str | None) -> SharedState | None:
+    """Return the inverse of :func:`shared_to_text`, bit for bit; None for None."""
+    return None if stored is None else {name: _vector(name, values) for name, values in json.loads(stored).items()}
 
 
 def metrics_to_text(metrics: Mapping[str, Any]) -> str:

@@ -58,7 +58,7 @@ class Run:
         rows = found[np.searchsorted(stored, wanted[known])]
         state = np.full((len(wanted), len(self.record.state_fields)), np.nan)
         visits, steps = np.zeros(len(wanted), dtype=np.int64), np.full(len(wanted), -1)
-        state[known] = layout.from_columns(self.record.name, rows)
+        state[known] = layout.from_columns(rows)
         visits[known], steps[known] = rows["visits"], rows["step"]
         return PosteriorTable(state, visits, steps)
 

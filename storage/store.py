@@ -1,7 +1,7 @@
 """A posterior store: its prompts, its runs, and who may write each run."""
 
 import itertools
-import logging
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,18 +14,11 @@ from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import IntegrityError
 
 from openrlhf_dbb.storage import prompt_ids, schema, write
-from openrlhf_dbb.storage.engine import Database, check_sqlite_path, retried, source_of
+from openrlhf_dbb.storage.engine import Database, check_sqlite_path, retried
 from openrlhf_dbb.storage.owner import Owner
-from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, is_moment, parsed, storable, to_json
+from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, storable, to_json
 from openrlhf_dbb.storage.run import Run, check_reached, finished_text, ownership
-from openrlhf_dbb.storage.url import BadRow, StoreError, bad_row, choose_url, parse_url
-
-_log = logging.getLogger(__package__)
-# What a column of this name holds in any table and view. SQLite stores text in a column of numbers, too.
-_COLUMNS = [column for table in schema.metadata.tables.values() for column in table.columns]
-_TEXTS = {column.name for column in _COLUMNS if column.type.python_type is str}
-_NUMBERS = {column.name for column in _COLUMNS if column.type.python_type in (int, float)} - _TEXTS
-_OBJECTS = {"parameters", "config", "shared", "metrics", "detail"}
+from openrlhf_dbb.storage.url import StoreError, choose_url, parse_url
 
 _POLL_S = 0.2
 _NEWEST_SHOWN = 5
@@ -73,7 +66,6 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         self.database = database
         self.location = database.location
         self.url = url
-        self._reported: set[str] = set()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -84,15 +76,9 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
 
     @retried
     def query(self, sql: str, **parameters: Any) -> list[Row[Any]]:
-        """Return all rows of a SELECT from the views; ``:name`` in the SQL stands for a parameter.
-
-        Raise BadRow for a value that cannot be of the column of its name.
-        """
+        """Return all rows of a SELECT from the views; ``:name`` in the SQL stands for a parameter."""
         with self.database.transaction() as connection:
-            rows = list(connection.execute(text(sql), parameters))
-        for row in rows:
-            _check_row(row, source_of(sql), parameters.get("run"))
-        return rows
+            return list(connection.execute(text(sql), parameters))
 
     @retried
     def register_prompts(self, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
@@ -213,32 +199,17 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             return former is not None and not _never_trained(connection, former)
 
     @retried
-    def _run_rows(self) -> Sequence[Row[Any]]:
-        with self.database.transaction() as connection:
-            return connection.execute(schema.run.select().order_by(schema.run.c.run_id)).all()
-
     def runs(self) -> list[RunRecord]:
-        """Return all runs, oldest first; a warning names a run whose row cannot be read."""
-        records = []
-        for row in self._run_rows():
-            try:
-                records.append(_record(row))
-            except BadRow as error:
-                self.report(error)
-        return records
-
-    def report(self, error: BadRow) -> None:
-        """Warn that a run is left out of a list, once."""
-        if str(error) not in self._reported:
-            self._reported.add(str(error))
-            _log.warning("%s", error)
+        """Return all runs, oldest first."""
+        with self.database.transaction() as connection:
+            return list(map(_record, connection.execute(schema.run.select().order_by(schema.run.c.run_id))))
 
     def find_run(self, ref: str) -> RunRecord:
         """Return the run of this name, else of this uuid, else of this id; raise StoreError if there is none."""
-        runs = self._run_rows()
+        runs = self.runs()
         for key, run in itertools.product(("name", "uuid", "run_id"), runs):
             if str(getattr(run, key)) == ref:
-                return _record(run)
+                return run
         newest = ", ".join(repr(run.name) for run in runs[: -_NEWEST_SHOWN - 1 : -1]) or "none yet"
         raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 
@@ -336,32 +307,10 @@ def _is_held(row: Row[Any], holder: Owner) -> StoreError:
     )
 
 
-def _check_row(row: Row[Any], table: str, run: object) -> None:
-    for name, value in row._mapping.items():
-        wanted = ""
-        if isinstance(value, bytes if name in _TEXTS else (bytes, str)) and name in _TEXTS | _NUMBERS:
-            wanted = "text" if name in _TEXTS else "a number"
-        elif value is not None and name.endswith("_at") and not is_moment(str(value)):
-            wanted = "a time in UTC"
-        elif isinstance(value, str) and name in _OBJECTS and not isinstance(parsed(value), dict):
-            wanted = "a JSON object"
-        if wanted:
-            raise bad_row(table, run, name, value, wanted)
-
-
 def _record(row: Row[Any]) -> RunRecord:
-    _check_row(row, "dbb_run", row.name)
-    columns, fields = row._mapping, parsed(row.state_fields)
+    columns = row._mapping
     parent = {name: columns[f"parent_{name}"] for name in ("name", "uuid", "step", "weight", "database")}
-    for name, right, wanted in (
-        ("state_fields", isinstance(fields, list) and all(isinstance(name, str) for name in fields), "a list of names"),
-        ("owner_pid", isinstance(row.owner_pid, int), "a whole number"),
-        ("status", row.status in ("running", "stale", "finished"), "running, stale or finished"),
-        ("parent_uuid", not row.parent_uuid or None not in parent.values(), "NULL, as another column of the parent is"),
-    ):
-        if not right:
-            raise bad_row("dbb_run", row.name, name, columns[name], wanted)
-    plain = {name: columns[name] for name in RunRecord.__annotations__ if name in columns}
-    read = {"parameters": parsed(row.parameters), "config": parsed(row.config), "state_fields": tuple(fields)}
-    read |= {"method": row.method or "", "parent": parent if parent["uuid"] else None, "owner": Owner.of(row)}
-    return RunRecord(**(plain | read))
+    read = {name: json.loads(columns[name]) for name in ("parameters", "config")}
+    read |= {"state_fields": tuple(json.loads(row.state_fields)), "method": row.method or "", "owner": Owner.of(row)}
+    read["parent"] = parent if row.parent_uuid else None
+    return RunRecord(**({name: columns[name] for name in RunRecord.__annotations__ if name in columns} | read))

@@ -24,15 +24,6 @@ class StoreError(Exception):
     """A store cannot do what was asked. The message is one line, holds no secrets, and says what to do."""
 
 
-class BadRow(StoreError):
-    """Somebody has edited a row, and it cannot be read."""
-
-
-def bad_row(table: str, run: object, column: str, value: object, wanted: str) -> BadRow:
-    """Return the error for a value that no release has written."""
-    return BadRow(f"table {table}, run {run!r}: {column} is {value!r:.80}, not {wanted}; correct the row with SQL")
-
-
 @dataclass(frozen=True)
 class Address:
     """A parsed store URL."""

@@ -26,7 +26,7 @@ _SHARED = """
 
 def newest_shared(connection: Connection, run: RunRecord) -> SharedState | None:
     """Return a run's run-wide state: that of its last step with one, else of its start."""
-    return records.shared_from_text(run.name, connection.scalar(text(_SHARED), {"run": run.run_id}))
+    return records.shared_from_text(connection.scalar(text(_SHARED), {"run": run.run_id}))
 
 
 def check(own: RunRecord, source: RunRecord, weight: float, copied: bool) -> None:
@@ -68,7 +68,7 @@ def read(
         query = f"""SELECT {", ".join(name for name, _ in kind)}
                     FROM dbb_posterior JOIN dbb_prompt USING (prompt_id) WHERE run_id = :run"""
         shared, found = newest_shared(connection, source), table(connection, kind, query, key)
-    known = Replayed(found["prompt_id"], layout.from_columns(source.name, found), shared or {})
+    known = Replayed(found["prompt_id"], layout.from_columns(found), shared or {})
     return replace(source, last_step=int(step)), known, found["hash"]
 
 
