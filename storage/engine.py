@@ -1,23 +1,35 @@
-"""Transactions on SQLite and PostgreSQL: settings, locks, repeats after an outage, large results in parts."""
+"""Databases, SQLite and PostgreSQL: addresses, transactions, repeats after an outage, large results in parts."""
 
 import logging
 import os
 import random
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+from urllib.parse import quote, unquote
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from openrlhf_dbb.storage.url import Address, StoreError
+URL_VARIABLE = "OPENRLHF_DBB_STORE_URL"
+"""Environment variable read when no URL is given; the place for a URL with a password."""
+
+DEFAULT_URL = "sqlite:///openrlhf_dbb.db"
+"""Used if neither an argument nor the variable gives a URL: a file in the working directory."""
+
+FORMS = (
+    "the name of a file (runs.db), sqlite:///relative.db, sqlite:////absolute.db or postgresql://host:5432/database, "
+    "with user:password@ before the host"
+)
 
 BUSY_TIMEOUT_S = 30.0  # that a SQLite writer waits for another one
 RETRY_LIMIT_S = 120.0  # that a transaction is repeated after its first failure
@@ -55,8 +67,66 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
+class StoreError(Exception):
+    """A store cannot do what was asked. The message is one line, holds no secrets, and says what to do."""
+
+
 class Interrupted(StoreError):
     """An outage cut a transaction short. The transaction may or may not have been committed."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a store is."""
+
+    location: str  # for people, without user and password: an absolute path, or postgresql://host:port/database
+    text: str = field(repr=False)  # the URL that opens the same store in another process
+    path: str = ""  # absolute file path (SQLite), else ""
+    url: URL | None = field(default=None, repr=False)  # for the engine (PostgreSQL); None for SQLite
+
+
+def parse_url(text: str | None) -> Address:
+    """Read a store URL or the name of a SQLite file; None: the environment variable, else the default.
+
+    Raise StoreError if the text is neither, the database is not supported, SQLite is in memory, or the password holds
+    characters that must be encoded.
+    """
+    text = str(text or os.environ.get(URL_VARIABLE) or DEFAULT_URL)
+    # A mistyped address may hold a password, so that only these texts are taken for file names.
+    is_file_name = text.endswith((".db", ".sqlite", ".sqlite3")) and not any(character in text for character in ":@?")
+    if is_file_name or re.match("/(?!/)", text):
+        return _file(text)
+    if text.startswith("sqlite:///"):
+        if "?" in text:
+            raise StoreError(f"{text!r} holds a ?: write %3F for one in a file's path; ?options are not supported")
+        return _file(unquote(text.removeprefix("sqlite:///")))
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        url = None
+    # An unescaped "@" or "/" in the user part moves part of the password into the host or the database.
+    if url is None or (url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or "")):
+        raise StoreError(
+            f"the store URL cannot be parsed; it is not shown, since it may hold a password; write {FORMS}, "
+            "and percent-encode @ : / ? # in a user name or password (@ is %40)"
+        )
+    if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        host = url.host or url.query.get("host", "")
+        where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
+        location = f"postgresql://{where}/{url.database or url.query.get('dbname', '')}"
+        return Address(location, text, url=url.set(drivername="postgresql+psycopg"))
+    raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
+
+
+def _file(name: str) -> Address:
+    if not name or name.startswith((":memory:", "file:")) or "\0" in name:
+        raise StoreError(
+            f"a SQLite store is one file, given by its path alone (sqlite:///posteriors.db), not {name!r}; memory and "
+            "file: names are not supported"
+        )
+    # Absolute, so that a later change of the working directory does not open a second, empty file.
+    path = os.path.abspath(name)
+    return Address(path, "sqlite:///" + path.replace("%", "%25").replace("?", "%3F"), path)
 
 
 def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -68,21 +138,15 @@ def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result
     @wraps(work)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         began, pause = time.monotonic(), _FIRST_PAUSE_S
-        failed = False
         while True:
             try:
-                result = work(*args, **kwargs)
+                return work(*args, **kwargs)
             except Interrupted as error:
                 waited = time.monotonic() - began
                 if waited >= RETRY_LIMIT_S:
                     raise StoreError(f"{error}; gave up after {waited:.0f} s; resume when the outage is over") from None
-                if not failed:
+                if pause == _FIRST_PAUSE_S:
                     _log.warning("%s; retrying for up to %g s", error, RETRY_LIMIT_S)
-                failed = True
-            else:
-                if failed:
-                    _log.info("the store is back after %.1f s; nothing was lost", time.monotonic() - began)
-                return result
             # Random, so that processes that failed together do not retry together.
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -179,10 +243,7 @@ class Database:
         elif "unable to open database file" in message:
             message = "the file cannot be opened; check that its folder exists and is writable"
         elif "database is locked" in message:
-            waited = _READER_TIMEOUT_S if self._read_only else BUSY_TIMEOUT_S
-            message = f"another process has held the write lock for {waited:g} s"
-        elif "disk is full" in message or getattr(cause, "sqlstate", "") == "53100":
-            message += ": the disk is full or over quota; the transaction was rolled back, make room"
+            message = "another process holds the write lock"
         elif "disk I/O error" in message or "malformed" in message:
             message += f": the disk is over quota or failing, or the file was damaged; make room, or {_RESTORE}"
         return kind(f"{self.location}: {message}")
@@ -210,18 +271,12 @@ class Database:
 
     def use_wal(self) -> None:
         """Let SQLite's readers and its writer work side by side; the setting stays in the file."""
-        last_try = time.monotonic() + BUSY_TIMEOUT_S  # SQLite's own timeout does not apply to a change of the mode
-        while True:
-            try:
-                with self.engine.connect() as connection:
-                    driver(connection).execute("PRAGMA journal_mode = WAL")
-                    connection.info.clear()  # a WAL seen before may be that of a process that has closed the file
-                return
-            except self._errors as error:
-                refusal = self._store_error(error)
-                if not isinstance(refusal, Interrupted) or time.monotonic() > last_try:
-                    raise refusal from None
-            time.sleep(_FIRST_PAUSE_S)
+        try:
+            with self.engine.connect() as connection:
+                driver(connection).execute("PRAGMA journal_mode = WAL")
+                connection.info.clear()  # a WAL seen before may be that of a process that has closed the file
+        except self._errors as error:
+            raise self._store_error(error) from None
 
 
 def driver(connection: Connection) -> Any:

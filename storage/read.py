@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from sqlalchemy import Text, cast, or_, select
 
 from openrlhf_dbb.storage import schema
-from openrlhf_dbb.storage.engine import chunks, retried, table
+from openrlhf_dbb.storage.engine import StoreError, chunks, retried, table
 from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState
+from openrlhf_dbb.storage.run import newest_shared
 from openrlhf_dbb.storage.store import PosteriorStore
-from openrlhf_dbb.storage.url import StoreError
-from openrlhf_dbb.storage.warm_start import newest_shared
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -184,9 +183,9 @@ def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) ->
 
 
 def whole_prompts(store: PosteriorStore, prompt_ids: Integers) -> list[tuple[str, str]]:
-    """Return text and label of each prompt; both are empty where its row is gone."""
+    """Return text and label of each prompt."""
     found = {row[0]: row[1:3] for row in prompt_texts(store, prompt_ids, length=2**31 - 1)}
-    return [found.get(prompt_id, ("", "")) for prompt_id in prompt_ids.tolist()]
+    return [found[prompt_id] for prompt_id in prompt_ids.tolist()]
 
 
 def kept_rollouts(store: PosteriorStore, run: RunRecord, step: int, *, limit: int) -> Rows:

@@ -6,18 +6,16 @@ repeats (seeds) and P prompts of a benchmark.
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Real
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from openrlhf_dbb.storage.engine import StoreError
 from openrlhf_dbb.storage.owner import Owner
-from openrlhf_dbb.storage.url import StoreError
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -28,7 +26,6 @@ SharedState = dict[str, Floats]
 _KINDS: dict[Any, Any] = {Integers: np.int64, Floats: np.float64, Floats | None: np.float64}
 
 _decode = msgspec.json.Decoder(list[float | None]).decode
-_METRIC_DIGITS = 7
 _COLUMN_FIELDS = ("alpha", "beta")
 
 
@@ -80,8 +77,7 @@ class PosteriorTable:
     """Current posteriors, one row per requested prompt."""
 
     state: Floats  # (P, F); a row of NaN where the run has no posterior of the prompt
-    visits: Integers  # (P,) steps of this run that trained on the prompt
-    step: Integers  # (P,) the last such step; 0: warm start only; -1: no posterior
+    step: Integers  # (P,) the last step of this run that trained on it; 0: warm start only; -1: no posterior
 
 
 @dataclass(frozen=True)
@@ -91,15 +87,12 @@ class Usage:
     generated: int = field(metadata={"comment": "rollouts generated"})
     generated_tokens: int = field(metadata={"comment": "their response tokens"})
     trained: int = field(metadata={"comment": "of these, rollouts trained on; the rest was filtered out"})
-    trained_tokens: int = field(metadata={"comment": "their response tokens"})
     zero_variance: int = field(metadata={"comment": "generated rollouts in zero-variance groups"})
     informative: int = field(metadata={"comment": "trained rollouts of groups in which some advantage is not 0"})
     rescued: int = field(metadata={"comment": "of these, rollouts in zero-variance groups"})
     replayed: int = field(metadata={"comment": "rollouts of earlier steps trained on again"})
-    replayed_tokens: int = field(metadata={"comment": "their response tokens"})
     skipped: int = field(metadata={"comment": "times a prompt was drawn and skipped before generation"})
     groups: int = field(metadata={"comment": "prompts with generated rollouts"})
-    informative_groups: int = field(metadata={"comment": "prompts with informative rollouts"})
 
 
 TOTALS = {count.name: str(count.metadata["comment"]) for count in fields(Usage)}
@@ -118,10 +111,7 @@ class ProbeRows:
     def checked(self) -> "ProbeRows":
         """Return a copy with exact types, sorted by prompt id; raise StoreError as :meth:`StepRows.checked`."""
         ids, order = _sorted_ids("probes.prompt_ids", self.prompt_ids)
-        columns = {name: values[order] for name, values in _columns(self, ids.shape, "probes.").items()}
-        for name in ("successes", "squares"):
-            _check_finite(f"probes.{name}", columns[name], ids)
-        return ProbeRows(**columns)
+        return ProbeRows(**{name: values[order] for name, values in _columns(self, ids.shape, "probes.").items()})
 
 
 @dataclass
@@ -218,11 +208,9 @@ class EvaluationRows:
     truncated: Integers  # responses cut at the length limit
 
     def checked(self) -> "EvaluationRows":
-        """Return a copy with exact types; raise StoreError if there are no results or a shape differs."""
-        shape = (len(np.atleast_1d(self.samples)), len(self.prompt_ids))
+        """Return a copy with exact types; raise StoreError if a shape differs."""
+        shape = (len(self.samples), len(self.prompt_ids))
         where = f"benchmark {self.benchmark!r}: "
-        if 0 in shape:
-            raise StoreError(f"{where}there are no results; leave the benchmark out of the evaluation")
         return EvaluationRows(self.benchmark, **_columns(self, shape, where, prompt_ids=shape[1:]))
 
 
@@ -281,27 +269,8 @@ def shared_from_text(stored: str | None) -> SharedState | None:
     return None if stored is None else {name: _vector(name, values) for name, values in json.loads(stored).items()}
 
 
-def metrics_to_text(metrics: Mapping[str, Any]) -> str:
-    """Return the numbers among a step's metrics as JSON, names sorted; a number that is not finite becomes null."""
-    short = {}
-    for name, value in sorted(metrics.items()):
-        if isinstance(value, Real):
-            short[name] = float(f"{float(value):.{_METRIC_DIGITS}g}") if math.isfinite(value) else None
-    return json.dumps(short)
-
-
-def to_json(name: str, value: Any) -> str:
-    """Return the value as JSON; raise StoreError if it holds more than plain numbers and text."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"{name} cannot be stored as JSON: {error}; pass plain numbers and text") from None
-
-
 def storable(string: str) -> str:
     """Return the text with U+FFFD in place of what PostgreSQL cannot store: U+0000 and unpaired surrogates."""
-    if not isinstance(string, str):
-        raise StoreError(f"{string!r:.80} is stored as text; pass a str")
     if string.isascii() and "\0" not in string:
         return string
     return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")

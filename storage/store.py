@@ -5,20 +5,18 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
-from sqlalchemy.exc import IntegrityError
 
-from openrlhf_dbb.storage import prompt_ids, schema, write
-from openrlhf_dbb.storage.engine import Database, check_sqlite_path, retried
+from openrlhf_dbb.storage import schema, write
+from openrlhf_dbb.storage.engine import CHUNK, Database, StoreError, check_sqlite_path, parse_url, retried
 from openrlhf_dbb.storage.owner import Owner
-from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, storable, to_json
+from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, storable
 from openrlhf_dbb.storage.run import Run, check_reached, finished_text, ownership
-from openrlhf_dbb.storage.url import StoreError, choose_url, parse_url
 
 _POLL_S = 0.2
 _NEWEST_SHOWN = 5
@@ -37,8 +35,7 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
         StoreError: something is wrong with the URL, the file, the server, the driver or the tables' version.
     """
     create = create and not read_only
-    text_url = choose_url(url)
-    address = parse_url(text_url)
+    address = parse_url(url)
     if address.path:
         check_sqlite_path(address.path, create=create)
     database = Database(address, read_only=read_only)
@@ -47,8 +44,7 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
     except BaseException:
         database.engine.dispose()
         raise
-    file_url = "sqlite:///" + address.path.replace("%", "%25").replace("?", "%3F")
-    return PosteriorStore(database, file_url if address.path else text_url)
+    return PosteriorStore(database, address.text)
 
 
 class PosteriorStore(AbstractContextManager["PosteriorStore"]):
@@ -84,10 +80,22 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
     def register_prompts(self, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
         """Return the (P,) ids of prompts with their labels, in the order given; new prompts are stored.
 
-        The same prompt and label have the same id in every run of this database. Raise StoreError if the numbers of
-        labels and of prompts differ.
+        The same prompt and label have the same id in every run of this database.
         """
-        return prompt_ids.register(self.database, prompts, labels)
+        hashes = [write.prompt_hash(*each) for each in zip(prompts, labels, strict=True)]
+        # Sorted, so that two processes that register at once take their locks in the same order.
+        places = sorted({digest: place for place, digest in enumerate(hashes)}.items())
+        ids: dict[bytes, int] = {}
+        for start in range(0, len(places), CHUNK):
+            part = dict(places[start : start + CHUNK])
+            with self.database.transaction(write=True) as connection:
+                ids |= write.find_prompts(connection, list(part), len(places))
+                new = {digest: at for digest, at in part.items() if digest not in ids}
+                if new:
+                    texts = [(digest, storable(prompts[at]), storable(labels[at])) for digest, at in new.items()]
+                    write.new_prompts(connection, texts)
+                    ids |= write.find_prompts(connection, list(new), len(places))
+        return np.array([ids[digest] for digest in hashes], dtype=np.int64)
 
     @retried
     def record_evaluation(
@@ -155,7 +163,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
 
         The arguments are stored and shown as given, in the columns of ``dbb_run`` of their names: they must not contain
         secrets. ``state_fields`` are the values that the estimator keeps of a prompt. Raise StoreError if the name is
-        taken or not printable, or a value cannot be stored as JSON.
+        taken or not printable.
         """
         if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
             raise StoreError(f"the run's name {name!r} is empty, not printable or has spaces around it; choose another")
@@ -167,13 +175,13 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             "last_step": 0,
             "estimator": estimator,
             "estimator_version": estimator_version,
-            "parameters": to_json("the run's parameters", dict(parameters)),
-            "state_fields": to_json("the run's state_fields", list(state_fields)),
+            "parameters": json.dumps(dict(parameters), allow_nan=False),
+            "state_fields": json.dumps(list(state_fields)),
             "model": storable(model),
             "dataset": storable(dataset),
             "dataset_digest": storable(dataset_digest),
             "reward": storable(reward),
-            "config": to_json("the run's config", dict(config)),
+            "config": json.dumps(dict(config), allow_nan=False),
             "method": storable(method) or None,
             "created_at": now,
             "heartbeat_at": now,
@@ -182,13 +190,12 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         by_name = schema.run.select().where(schema.run.c.name == name)
         with self.database.transaction(write=True) as connection:
             former = connection.execute(by_name.with_for_update()).one_or_none()
-            if former is not None and _never_trained(connection, former):
+            if former is not None:
+                if not _never_trained(connection, former):
+                    raise StoreError(f"there is a run named {name!r} in {self.location}; resume it or choose another")
                 write.delete_run(connection, former.run_id)
-            with suppress(IntegrityError), connection.begin_nested():
-                connection.execute(schema.run.insert().values(values))
+            connection.execute(schema.run.insert().values(values))
             row = connection.execute(by_name).one()
-        if row.uuid != values["uuid"]:
-            raise StoreError(f"there is a run named {name!r} in {self.location}; resume it or choose another name")
         return Run(self.database, _record(row), row.writer_token)
 
     @retried

@@ -280,8 +280,8 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     # alpha, beta = 0.5 + S, 0.5 + n - S
     posteriors = stored(mine, store, f"SELECT rollouts, alpha, beta {BY_PROMPT}")
     assert [tuple(row) for row in posteriors] == [(8, 1.5, 7.5), (8, 8.5, 0.5), (8, 0.5, 8.5), (1, 1.5, 0.5)]
-    used = store.query("SELECT generated, generated_tokens, trained, trained_tokens, skipped FROM steps")
-    assert [tuple(row) for row in used] == [(26, 40 + 40 + 24 + 10, 16, 80, 2)]
+    used = store.query("SELECT generated, generated_tokens, trained, skipped FROM steps")
+    assert [tuple(row) for row in used] == [(26, 40 + 40 + 24 + 10, 16, 2)]
     assert metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)  # of the rows that are trained on
 
 
@@ -344,7 +344,7 @@ def test_replays_ride_along_from_the_third_visit_on(ours, monkeypatch):
     # 6 of them are of the first visit, 2 of the second, with the log-probs they had then.
     assert [row.action_log_probs.unique().tolist() for row in rows] == [[-1.0]] * 6 + [[-2.0]] * 2
     assert column(batch, "advantages").shape == (24, TOKENS)
-    used = stored(mine, store, "SELECT step, replayed, replayed_tokens, generated FROM steps")
-    assert [tuple(row) for row in used] == [(1, 0, 0, 24), (2, 0, 0, 24), (3, 8, 8 * TOKENS, 24)]
+    used = stored(mine, store, "SELECT step, replayed, generated FROM steps")
+    assert [tuple(row) for row in used] == [(1, 0, 24), (2, 0, 24), (3, 8, 24)]
     assert (metrics["replay/replayed"], metrics["replay/cached"]) == (8, 3 * 16)
     assert metrics["reward"] == 0.5  # of the fresh rollouts alone

@@ -195,7 +195,6 @@ BAD = [
             ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
             ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),
             ("responses", Responses(["a", "b"], keep=-1), "keep is -1; give a whole number from 0"),
-            ("replayed", None, "replayed = None is not a tuple"),
             ("skipped", 2**63, "skipped is 9.*; give a whole number from 0 to 2"),
         )
     ),
@@ -233,10 +232,8 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url, estimator):
         ({"parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
         ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
         ({"run_name": 5}, "the run's name 5 is empty, not printable"),
-        ({"model": None}, "None is stored as text"),
         ({"config": [1]}, r"config = \[1\] is not a mapping with str keys"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
-        ({"store": 5}, "the store 5 is not a str"),
     ],
 )
 def test_a_run_that_cannot_begin_is_one_error_and_leaves_none(new_url, arguments, message):
@@ -353,17 +350,6 @@ def test_an_estimator_that_keeps_nothing_of_a_prompt_takes_its_prior_from_anothe
     with Posteriors.create(url, "new", *DATA, estimator="empirical_bayes", warm_start="old") as new:
         # groups, and their sums of S/N, (S/N)^2 and 1/N
         assert new.run.load_shared()["moments"].tolist() == [3, 1.5, 1.25, 1.5]
-
-
-def test_visits_of_a_prompt_whose_row_is_gone_are_replayed_without_its_text(new_url):
-    url = new_url("sqlite")
-    with Posteriors.create(url, "old", *DATA, estimator="dbb") as old:
-        old.observe(1, *batch([[1, 1], [0, 1], [0, 0]]))
-    with open_store(url) as store, store.database.transaction(write=True) as connection:
-        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
-        connection.exec_driver_sql("DELETE FROM dbb_prompt WHERE prompt = '2+2='")
-    with Posteriors.create(url, "new", *DATA, estimator="auto", warm_start="old") as new:
-        assert (new.warm_start.matched, new.warm_start.unmatched) == (2, 1)
 
 
 LOOP = """

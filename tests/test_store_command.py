@@ -158,7 +158,7 @@ def test_what_groups_cost(store, fill, capsys):
     ids = fill.prompts(store, 2)
     fill.step(fill.run(store, "c"), 1, ids, [4, 2])
     # the first group is filtered out; the second is informative, but not rescued
-    filtered = fill.usage(ids, [4, 2], trained=4, trained_tokens=40, informative=4, rescued=0)
+    filtered = fill.usage(ids, [4, 2], trained=4, informative=4, rescued=0)
     fill.step(fill.run(store, "b", method="dapo"), 1, ids, [4, 2], usage=filtered)
     fill.step(fill.run(store, "a"), 1, ids[:1], [4], usage=None)
     fill.step(fill.run(store, "single"), 1, ids, [1, 0], rollouts=1)

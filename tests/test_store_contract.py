@@ -72,7 +72,6 @@ def test_states_after_two_steps(store, run, fill):
     fill.step(run, 2, [a, c], [2, 0])
     table = run.load(np.array([c, b, a, c]))
     assert table.state.tolist() == [[0.5, 4.5], [1.5, 3.5], [4.25, 2.25], [0.5, 4.5]]
-    assert table.visits.tolist() == [1, 1, 2, 1]
     assert table.step.tolist() == [2, 1, 2, 2]
     assert run.record.last_step == store.find_run("run").last_step == 2
 
@@ -109,13 +108,12 @@ def test_an_estimator_without_state_keeps_visits_and_history(store, ids, fill):
     for step in (1, 2):
         rows = StepRows(ids, np.full(3, 4), 4 * mean, mean, variance, nothing, nothing, run.load(ids).step)
         run.record_step(step, rows)
-    table = run.load(ids)
-    assert (table.state.shape, table.visits.tolist()) == ((3, 0), [2, 2, 2])
-    assert store.query("SELECT alpha, mean, variance FROM posteriors ORDER BY prompt_id") == [
-        (None, 0.25, 0.25), (None, 0.5, 1 / 3), (None, 1, 0),
+    assert run.load(ids).state.shape == (3, 0)
+    assert store.query("SELECT alpha, mean, variance, visits FROM posteriors ORDER BY prompt_id") == [
+        (None, 0.25, 0.25, 2), (None, 0.5, 1 / 3, 2), (None, 1, 0, 2),
     ]  # fmt: skip
     assert run.roll_back(1) == 3
-    assert run.load(ids).visits.tolist() == [1, 1, 1]
+    assert store.query("SELECT DISTINCT visits FROM posteriors") == [(1,)]
 
 
 def _kept(ids):
@@ -229,9 +227,8 @@ def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(store,
     assert run.roll_back(2) == 0
     assert run.roll_back(1) == 2
     assert progressed() == states[1]
-    table = run.load(ids)
-    np.testing.assert_array_equal(table.state, [[4.5, 0.5], [1.5, 3.5], [NAN, NAN]])
-    assert table.visits.tolist() == [1, 1, 0] and run.load_shared()["clock"].tolist() == [1.0]
+    np.testing.assert_array_equal(run.load(ids).state, [[4.5, 0.5], [1.5, 3.5], [NAN, NAN]])
+    assert run.load_shared()["clock"].tolist() == [1.0]
     for beyond in (3, -1):
         with pytest.raises(StoreError, match=rf"is at step 1 and cannot go back to step {beyond};"):
             run.roll_back(beyond)
@@ -349,7 +346,7 @@ def test_kept_rollouts_come_with_the_posterior_before_and_after(store, run, ids,
 
 
 def test_usage_is_stored_step_by_step_and_summed(store, run, ids, fill):
-    fill.step(run, 1, ids, [4, 0, 2], usage=fill.usage(ids, [4, 0, 2], trained=4, trained_tokens=40))
+    fill.step(run, 1, ids, [4, 0, 2], usage=fill.usage(ids, [4, 0, 2], trained=4))
     fill.step(run, 2, ids, [1, 1, 1], usage=None)
     fill.step(run, 3, ids[:1], [1])
     columns = "step, generated, generated_total, trained, filtered, zero_variance, replayed, groups"
@@ -408,7 +405,6 @@ def test_shared_prompts_take_over_their_posteriors(kind, target, open_new, fill)
     table = run.load(ids)
     np.testing.assert_array_equal(table.state, [[NAN, NAN], [NAN, NAN], [NAN, NAN], [0.75, 1.75], [3.125, 0.125]])
     assert table.step.tolist() == [-1, -1, -1, 0, 0]
-    assert table.visits.tolist() == [0] * 5
     parent = {"name": "old", "uuid": source.record.uuid, "step": 2, "weight": 0.5, "database": source_store.location}
     assert run.record.parent == store.find_run("new").parent == parent
     (event,) = store.query("SELECT kind, detail FROM dbb_event WHERE run_id = :run", run=run.record.run_id)
@@ -436,7 +432,7 @@ def test_the_run_wide_state_comes_along_and_a_roll_back_to_the_start_restores_th
     assert run.roll_back(0) == 2
     table = run.load(ids)
     np.testing.assert_array_equal(table.state, [[6.25, 0.25], [NAN, NAN]])
-    assert (table.step.tolist(), table.visits.tolist()) == ([0, -1], [0, 0])
+    assert table.step.tolist() == [0, -1]
     assert prior(run) == [5e-324, 3.0]
 
 

@@ -42,7 +42,6 @@ def _warnings(caplog):
 
 
 def test_postgresql_stopped_and_started_in_mid_training(own_postgres, fill, caplog):
-    caplog.set_level(logging.INFO, logger="openrlhf_dbb.storage")
     with open_store(own_postgres.new_url()) as store:
         run, ids = fill.run(store), fill.prompts(store, 20)
         fill.train(run, ids, [1, 2])
@@ -52,7 +51,6 @@ def test_postgresql_stopped_and_started_in_mid_training(own_postgres, fill, capl
         fill.train(run, ids, [3, 4])
         later.join()
         assert len(_warnings(caplog)) == 1
-        assert caplog.records[-1].getMessage().startswith("the store is back after ")
         fill.check_trained(store, run, ids, 4)
 
 
@@ -171,5 +169,5 @@ def test_a_sqlite_file_locked_for_a_while_by_another_writer(open_new, fill, capl
     later.start()
     fill.train(run, ids, [2, 3])
     later.join()
-    assert ["held the write lock for 0.05 s" in line for line in _warnings(caplog)] == [True]
+    assert ["holds the write lock; retrying" in line for line in _warnings(caplog)] == [True]
     fill.check_trained(store, run, ids, 3)

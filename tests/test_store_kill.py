@@ -17,7 +17,7 @@ from sqlalchemy.pool import Pool
 from store_invariants import check
 
 from openrlhf_dbb.storage import open_store
-from openrlhf_dbb.storage.url import parse_url
+from openrlhf_dbb.storage.engine import parse_url
 
 
 def rows_of_step(run, ids, fill):

@@ -75,11 +75,10 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         if self.drift is not None:
             drift_R = self.drift.measure(keys_R, (~np.isnan(scores_R)).tolist(), self._log_probs_of)
         replayed: Chosen = self.replays.choose(keys_R[:trained]) if self.replays is not None else {}
-        old = [rollout for rollouts in replayed.values() for rollout in rollouts]
         extras = StepExtras(
             tokens=torch.cat([experience.response_length for experience in generated]).long().numpy(),
             trained=np.arange(len(groups_R)) < trained,
-            replayed=(len(old), sum(len(rollout.log_probs) for rollout in old)),
+            replayed=sum(map(len, replayed.values())),
             skipped=batch.skipped,
             probes=probes,
             responses=self._responses(generated),

@@ -61,7 +61,7 @@ class StepExtras:
     Attributes:
         tokens: (R,) length of each response, for the token counts.
         trained: (R,) False for a rollout that updates the posterior but is not trained on; None: all are trained on.
-        replayed: number of earlier rollouts that are trained on again, and their tokens; only counted.
+        replayed: number of earlier rollouts that are trained on again; only counted.
         skipped: how often a prompt was drawn without generating for it; only counted.
         probes: probes of the step's prompts.
         responses: the generated texts; None stores no texts.
@@ -76,7 +76,7 @@ class StepExtras:
 
     tokens: Column = field(default=None, metadata=_COUNT)
     trained: Column = field(default=None, metadata=_SHARE)
-    replayed: tuple[int, int] = (0, 0)
+    replayed: int = 0
     skipped: int = 0
     probes: Probes | None = None
     responses: Responses | None = None
@@ -249,20 +249,16 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
     trained_R, zero_variance_R = rollouts.trained, scored.zero_variance > 0
     informative_P = np.bincount(groups.group_R, trained_R & (scored.advantages != 0)) > 0
     informative_R = trained_R & informative_P[groups.group_R]
-    replayed, replayed_tokens = of_kind("replayed", rollouts.replayed, tuple)
     return storage.Usage(
         generated=len(trained_R),
         generated_tokens=int(rollouts.tokens.sum()),
         trained=int(trained_R.sum()),
-        trained_tokens=int(rollouts.tokens[trained_R].sum()),
         zero_variance=int(zero_variance_R.sum()),
         informative=int(informative_R.sum()),
         rescued=int((informative_R & zero_variance_R).sum()),
-        replayed=whole("replayed", replayed),
-        replayed_tokens=whole("replayed", replayed_tokens),
+        replayed=whole("replayed", rollouts.replayed),
         skipped=whole("skipped", rollouts.skipped),
         groups=len(groups.prompts_P),
-        informative_groups=int(informative_P.sum()),
     )
 
 
