@@ -14,12 +14,10 @@ from sqlalchemy import Text, cast, or_, select
 
 from openrlhf_dbb.storage import schema
 from openrlhf_dbb.storage.engine import StoreError, chunks, retried, table
-from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState
+from openrlhf_dbb.storage.records import TOTALS, Floats, Integers, RunRecord, SharedState
 from openrlhf_dbb.storage.run import newest_shared
 from openrlhf_dbb.storage.store import PosteriorStore
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Rows = list[dict[str, Any]]
 
 TRAINING = "training"
@@ -167,7 +165,7 @@ def unused_rollouts(store: PosteriorStore, run: RunRecord) -> int:
 
 
 @retried
-def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState | None:
+def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState:
     """Return the estimator's run-wide vectors by name, as ``Run.load_shared``, whoever owns the run."""
     with store.database.transaction() as connection:
         return newest_shared(connection, run)

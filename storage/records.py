@@ -108,11 +108,6 @@ class ProbeRows:
     successes: Floats  # (Q,) sum of the scores
     squares: Floats  # (Q,) sum of the squared scores; equals successes for scores 0 and 1
 
-    def checked(self) -> "ProbeRows":
-        """Return a copy with exact types, sorted by prompt id; raise StoreError as :meth:`StepRows.checked`."""
-        ids, order = _sorted_ids("probes.prompt_ids", self.prompt_ids)
-        return ProbeRows(**{name: values[order] for name, values in _columns(self, ids.shape, "probes.").items()})
-
 
 @dataclass
 class RolloutRows:
@@ -138,13 +133,12 @@ class RolloutRows:
     read: Sequence[str | None] | None = None  # the verifier's answer, or why it could read none; None: not told
 
     def checked(self) -> "RolloutRows":
-        """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
+        """Return a copy with exact types, sorted by prompt id and sample."""
         order = np.lexsort((self.sample, self.prompt_ids))
-        columns = _columns(self, np.shape(self.prompt_ids), "rollouts.")
         texts = [storable(self.text[at]) for at in order.tolist()]
         told = self.read and [self.read[at] for at in order.tolist()]
         read = told and [None if each is None else storable(each) for each in told]
-        return RolloutRows(**{name: values[order] for name, values in columns.items()}, text=texts, read=read)
+        return RolloutRows(**_typed(self, order), text=texts, read=read)
 
 
 @dataclass
@@ -168,22 +162,25 @@ class StepRows:
     inclusion: Floats | None = None  # (P,) in (0, 1], probability of the draw; None: the strategy does not choose
     form: str | None = None  # name of the advantage form; None if not known
 
-    def checked(self, num_fields: int) -> "StepRows":
+    def checked(self) -> "StepRows":
         """Return a copy with exact types, sorted by prompt id.
 
-        Raise StoreError if a shape differs, a prompt is there twice, or a value that an estimate needs is not finite.
+        Raise StoreError if a value that an estimate needs is not finite: NaN would be stored as NULL.
         """
-        ids, order = _sorted_ids("prompt_ids", self.prompt_ids)
-        of_fields = len(ids), num_fields
-        columns = _columns(self, ids.shape, state=of_fields, previous_state=of_fields)
-        columns = {name: values[order] for name, values in columns.items()}
+        columns, probes = _typed(self, np.argsort(self.prompt_ids)), self.probes
         for name in ("successes", "mean", "variance", "state"):
-            _check_finite(name, columns[name], ids)
+            for at, *_ in np.argwhere(~np.isfinite(columns[name])):
+                prompt, value = columns["prompt_ids"][at], columns[name][at].tolist()
+                raise StoreError(f"{name} of prompt {prompt} is {value}; it must be finite")
+        shared = {name: np.array(self.shared[name], dtype=np.float64) for name in sorted(self.shared)}
+        for name, vector in shared.items():
+            if not np.isfinite(vector).all():
+                raise StoreError(f"the run-wide state {name!r} is {vector.tolist()}; it must be finite")
         return replace(
             self,
             **columns,
-            shared={name: _vector(name, self.shared[name]) for name in sorted(self.shared)},
-            probes=None if self.probes is None else self.probes.checked(),
+            shared=shared,
+            probes=None if probes is None else ProbeRows(**_typed(probes, np.argsort(probes.prompt_ids))),
             kept=None if self.kept is None else self.kept.checked(),
         )
 
@@ -206,12 +203,6 @@ class EvaluationRows:
     majority: Floats  # score of the most frequent answer; NaN if no response is verified or no answer was extracted
     tokens: Integers  # >= 0, tokens of all responses
     truncated: Integers  # responses cut at the length limit
-
-    def checked(self) -> "EvaluationRows":
-        """Return a copy with exact types; raise StoreError if a shape differs."""
-        shape = (len(self.samples), len(self.prompt_ids))
-        where = f"benchmark {self.benchmark!r}: "
-        return EvaluationRows(self.benchmark, **_columns(self, shape, where, prompt_ids=shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -264,11 +255,6 @@ def shared_to_text(shared: SharedState | None) -> str | None:
     return json.dumps({name: values.tolist() for name, values in shared.items()}) if shared else None
 
 
-def shared_from_text(stored: str | None) -> SharedState | None:
-    """Return the inverse of :func:`shared_to_text`, bit for bit; None for None."""
-    return None if stored is None else {name: _vector(name, values) for name, values in json.loads(stored).items()}
-
-
 def storable(string: str) -> str:
     """Return the text with U+FFFD in place of what PostgreSQL cannot store: U+0000 and unpaired surrogates."""
     if string.isascii() and "\0" not in string:
@@ -276,43 +262,11 @@ def storable(string: str) -> str:
     return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _columns(rows: Any, shape: tuple[int, ...], where: str = "", **shapes: tuple[int, ...]) -> dict[str, Any]:
-    """Return the arrays of some rows, with the types of their fields; raise StoreError if a shape differs.
-
-    ``shapes`` are of the arrays that have not ``shape``. An array that may be None is left out where it is.
-    """
-    columns = {}
-    for each in fields(rows):
-        kind, given, wanted = _KINDS.get(each.type), getattr(rows, each.name), shapes.get(each.name, shape)
-        if kind is None or (given is None and each.default is None):
-            continue
-        values = np.asarray(given)
-        if values.shape != wanted:
-            raise StoreError(f"{where}{each.name} has shape {values.shape}; it must be {wanted}")
-        columns[each.name] = values.astype(kind, casting="safe")
-    return columns
-
-
-def _sorted_ids(name: str, values: Any) -> tuple[Integers, Integers]:
-    ids = np.ravel(values).astype(np.int64, casting="safe")
-    order = np.argsort(ids)
-    ids = ids[order]
-    twice = ids[1:][ids[1:] == ids[:-1]]
-    if twice.size:
-        raise StoreError(f"{name} holds prompt {twice[0]} more than once; merge its rows")
-    return ids, order
-
-
-def _vector(name: str, values: Any) -> Floats:
-    vector = np.array(values, dtype=np.float64)
-    if vector.ndim != 1 or not np.isfinite(vector).all():
-        raise StoreError(f"the run-wide state {name!r} is {vector.tolist()}; it must be a vector of finite numbers")
-    return vector
-
-
-def _check_finite(name: str, values: Floats, ids: Integers) -> None:
-    """Raise StoreError for a value of the prompts ``ids`` that is not finite; NaN would be stored as NULL."""
-    bad = np.argwhere(~np.isfinite(values))
-    if bad.size:
-        at = bad[0, 0]
-        raise StoreError(f"{name} of prompt {ids[at]} is {values[at].tolist()}; it must be finite")
+def _typed(rows: Any, order: Integers) -> dict[str, Any]:
+    """Return the arrays of some rows in this order, with the types of their fields; one that is None is left out."""
+    given = [(each.name, _KINDS.get(each.type), getattr(rows, each.name)) for each in fields(rows)]
+    return {
+        name: np.asarray(values).astype(kind, casting="safe")[order]
+        for name, kind, values in given
+        if kind is not None and values is not None
+    }

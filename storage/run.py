@@ -71,8 +71,8 @@ class Run:
         return PosteriorTable(state, steps)
 
     @retried
-    def load_shared(self) -> records.SharedState | None:
-        """Return the estimator's run-wide vectors as of the last step or warm start; None if there are none."""
+    def load_shared(self) -> records.SharedState:
+        """Return the estimator's run-wide vectors by name, as of the last step or warm start."""
         with self._database.transaction() as connection:
             shared = newest_shared(connection, self.record)
             self._check_not_taken(connection)
@@ -89,7 +89,7 @@ class Run:
             StoreError: the step is not the next one, it is recorded with other content, the rows do not start from the
                 stored posteriors, a value is not finite, or the run is no longer this owner's.
         """
-        rows = rows.checked(len(self.record.state_fields))
+        rows = rows.checked()
         digest = rows.digest(step)
         key = {"run": self.record.run_id, "step": step, "token": self._token, "now": write.utc_now()}
         with self._database.transaction(write=True) as connection:
@@ -290,9 +290,10 @@ class Run:
         return stored
 
 
-def newest_shared(connection: Connection, run: RunRecord) -> records.SharedState | None:
+def newest_shared(connection: Connection, run: RunRecord) -> records.SharedState:
     """Return a run's run-wide state: that of its last step with one, else of its start."""
-    return records.shared_from_text(connection.scalar(text(_SHARED), {"run": run.run_id}))
+    stored = json.loads(connection.scalar(text(_SHARED), {"run": run.run_id}) or "{}")
+    return {name: np.array(values, dtype=np.float64) for name, values in stored.items()}
 
 
 def check_reached(run: RunRecord, last_step: int, step: int, action: str) -> None:
@@ -354,7 +355,7 @@ def _known(
         query = f"""SELECT {", ".join(name for name, _ in kind)}
                     FROM dbb_posterior JOIN dbb_prompt USING (prompt_id) WHERE run_id = :run"""
         shared, found = newest_shared(connection, source), table(connection, kind, query, key)
-    known = Replayed(found["prompt_id"], layout.from_columns(found), shared or {})
+    known = Replayed(found["prompt_id"], layout.from_columns(found), shared)
     return replace(source, last_step=int(step)), known, found["hash"]
 
 

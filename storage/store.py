@@ -18,9 +18,6 @@ from openrlhf_dbb.storage.owner import Owner
 from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, storable
 from openrlhf_dbb.storage.run import Run, check_reached, finished_text, ownership
 
-_POLL_S = 0.2
-_NEWEST_SHOWN = 5
-
 
 def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> "PosteriorStore":
     """Open a store, creating its tables if there are none.
@@ -119,7 +116,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             step: the training step after which it was evaluated, 0 to the run's last one; None if unknown.
 
         Raises:
-            StoreError: there is no such run, it has not reached the step, or a benchmark has no results.
+            StoreError: there is no such run, or it has not reached the step.
         """
         with self.database.transaction(write=True) as connection:
             check_reached(run, self._locked(connection, run).last_step, step or 0, f"store evaluation {name!r} of")
@@ -217,7 +214,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         for key, run in itertools.product(("name", "uuid", "run_id"), runs):
             if str(getattr(run, key)) == ref:
                 return run
-        newest = ", ".join(repr(run.name) for run in runs[: -_NEWEST_SHOWN - 1 : -1]) or "none yet"
+        newest = ", ".join(repr(run.name) for run in runs[:-6:-1]) or "none yet"
         raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 
     def latest_run(self, *, unfinished: bool = False) -> RunRecord | None:
@@ -252,7 +249,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
                     return run
             elif not holder.is_local or time.monotonic() >= deadline:
                 raise _is_held(row, holder)
-            time.sleep(_POLL_S)
+            time.sleep(0.2)
 
     def check_claimable(self, run_id: int, *, take_over: bool = False) -> None:
         """Raise the StoreError that :meth:`claim_run` would raise now, without waiting; change nothing."""

@@ -176,7 +176,7 @@ def evaluation(
     else:
         connection.execute(schema.evaluation.update().where(columns.evaluation_id == stored).values(values))
         connection.execute(text("DELETE FROM dbb_evaluation_result WHERE evaluation_id = :id"), {"id": stored})
-    for result in (benchmark.checked() for benchmark in rows):
+    for result in rows:
         repeat, place = (indices.ravel() for indices in np.indices(result.samples.shape))
         place_key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
         numbers = {name: each.ravel() for name, each in vars(result).items() if isinstance(each, np.ndarray)}

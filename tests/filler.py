@@ -4,7 +4,7 @@ import numpy as np
 from sqlalchemy import text
 from store_invariants import check
 
-from openrlhf_dbb.storage import EvaluationRows, ProbeRows, RolloutRows, StepRows, Usage
+from openrlhf_dbb.storage import EvaluationRows, ProbeRows, RolloutRows, StepRows, Usage, schema
 
 DISCOUNT = 0.5
 
@@ -54,19 +54,10 @@ def usage(ids, successes, rollouts=4, **counts):
     """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, the successes trained on
     once more, and each prompt skipped once; or as given in ``counts``."""
     successes = np.asarray(successes).astype(int)
-    generated, replayed = rollouts * len(ids), int(successes.sum())
-    zero_variance = rollouts * int(np.isin(successes, (0, rollouts)).sum())
-    columns = {
-        "generated": generated,
-        "generated_tokens": 10 * generated,
-        "trained": generated,
-        "zero_variance": zero_variance,
-        "informative": generated,
-        "rescued": zero_variance,
-        "replayed": replayed,
-        "skipped": len(ids),
-        "groups": len(ids),
-    }
+    generated, zero_variance = rollouts * len(ids), rollouts * int(np.isin(successes, (0, rollouts)).sum())
+    columns = {"generated": generated, "generated_tokens": 10 * generated, "trained": generated,
+               "informative": generated, "zero_variance": zero_variance, "rescued": zero_variance,
+               "replayed": int(successes.sum()), "skipped": len(ids), "groups": len(ids)}  # fmt: skip
     return Usage(**(columns | counts))
 
 
@@ -149,24 +140,11 @@ def check_trained(store, run, ids, steps):
 
 
 def dump(store):
-    """All rows of the tables that hold a run's progress, to compare before and after."""
-    tables = {
-        "dbb_posterior": "run_id, prompt_id",
-        "dbb_history": "run_id, step, prompt_id",
-        "dbb_probe": "run_id, step, prompt_id",
-        "dbb_rollout": "run_id, step, prompt_id, sample",
-        "dbb_step": "run_id, step",
-        "dbb_checkpoint": "run_id, step, tag",
-        "dbb_event": "event_id",
-        "dbb_evaluation": "evaluation_id",
-        "dbb_evaluation_result": "evaluation_id, benchmark, repeat, place",
-    }
+    """All rows of all tables, to compare before and after; of the runs only their progress."""
     with store.database.transaction() as connection:
-        rows = {
-            table: [tuple(row) for row in connection.execute(text(f"SELECT * FROM {table} ORDER BY {order}"))]
-            for table, order in tables.items()
+        runs = text("SELECT run_id, status, last_step, parent_uuid, shared_start FROM dbb_run ORDER BY run_id")
+        selects = {
+            table.name: runs if table is schema.run else table.select().order_by(*table.primary_key)
+            for table in schema.metadata.sorted_tables
         }
-        runs = connection.execute(
-            text("SELECT run_id, status, last_step, parent_uuid, shared_start FROM dbb_run ORDER BY run_id")
-        )
-        return rows | {"dbb_run": [tuple(row) for row in runs]}
+        return {name: [tuple(row) for row in connection.execute(select)] for name, select in selects.items()}

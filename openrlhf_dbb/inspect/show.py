@@ -96,7 +96,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         else f"{totals['mean']:.4f} over {totals['prompts']} prompts, {totals['visited']} visited",
     }
     # Not the longer vectors, such as the weights of a regression.
-    single = {name: values[0] for name, values in (shared_state(store, run) or {}).items() if len(values) == 1}
+    single = {name: values[0] for name, values in shared_state(store, run).items() if len(values) == 1}
     texts["run-wide state"] = ", ".join(f"{name} {value:.4g}" for name, value in single.items())
     if totals["probes"]:
         texts["probes"] = f"{totals['samples']} rollouts of {totals['probes']} groups, never trained on"
