@@ -67,7 +67,7 @@ class Trainer:
         rollouts, tokens, zero_variance = 8 * len(ids), 4_000 * len(ids), 4 * len(ids)
         return Usage(
             generated=rollouts, generated_tokens=tokens, trained=rollouts, zero_variance=zero_variance,
-            informative=rollouts, rescued=zero_variance, replayed=0, skipped=0, groups=len(ids),
+            informative=rollouts, rescued=zero_variance, skipped=0, groups=len(ids),
         )  # fmt: skip
 
     def kept(self, ids: np.ndarray[Any, Any]) -> RolloutRows:

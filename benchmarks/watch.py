@@ -77,7 +77,7 @@ def make(url: str, passes: int) -> None:
             connection.exec_driver_sql(
                 f"""UPDATE dbb_step SET metrics = json_object({names}), generated = rollouts,
                     generated_tokens = 500 * rollouts, trained = rollouts, zero_variance = rollouts / 2,
-                    informative = rollouts, rescued = rollouts / 2, replayed = 0, skipped = 0, groups = prompts,
+                    informative = rollouts, rescued = rollouts / 2, skipped = 0, groups = prompts,
                     created_at = strftime('%Y-%m-%dT%H:%M:%fZ', '2026-01-01', '+' || (10 * step) || ' seconds')"""
             )
 

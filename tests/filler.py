@@ -51,13 +51,13 @@ def rows(run, ids, successes, rollouts=4, **more):
 
 
 def usage(ids, successes, rollouts=4, **counts):
-    """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, the successes trained on
-    once more, and each prompt skipped once; or as given in ``counts``."""
+    """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, and each prompt
+    skipped once; or as given in ``counts``."""
     successes = np.asarray(successes).astype(int)
     generated, zero_variance = rollouts * len(ids), rollouts * int(np.isin(successes, (0, rollouts)).sum())
     columns = {"generated": generated, "generated_tokens": 10 * generated, "trained": generated,
                "informative": generated, "zero_variance": zero_variance, "rescued": zero_variance,
-               "replayed": int(successes.sum()), "skipped": len(ids), "groups": len(ids)}  # fmt: skip
+               "skipped": len(ids), "groups": len(ids)}  # fmt: skip
     return Usage(**(columns | counts))
 
 
