@@ -45,10 +45,8 @@ def query(ours, sql):
 
 
 HISTORY = "SELECT prompt, rollouts, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt"
-COUNTS = (
-    """SELECT generated, generated_tokens, trained, zero_variance, informative, rescued, skipped, groups
+COUNTS = """SELECT generated, generated_tokens, trained, zero_variance, informative, rescued, skipped, groups
             FROM steps"""
-)
 
 
 def test_what_became_of_a_step_s_rollouts_by_hand(create):
