@@ -177,10 +177,12 @@ def evaluation(
         connection.execute(schema.evaluation.update().where(columns.evaluation_id == stored).values(values))
         connection.execute(text("DELETE FROM dbb_evaluation_result WHERE evaluation_id = :id"), {"id": stored})
     for result in rows:
-        repeat, place = (indices.ravel() for indices in np.indices(result.samples.shape))
-        place_key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
+        shape = result.samples.shape
+        repeat, place = (indices.ravel() for indices in np.indices(shape))
+        key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
         numbers = {name: each.ravel() for name, each in vars(result).items() if isinstance(each, np.ndarray)}
-        insert(connection, "dbb_evaluation_result", numbers | place_key | {"prompt_id": result.prompt_ids[place]})
+        ids = np.broadcast_to(result.prompt_ids, shape).ravel()
+        insert(connection, "dbb_evaluation_result", numbers | key | {"prompt_id": ids})
     return int(stored)
 
 
