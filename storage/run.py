@@ -208,17 +208,20 @@ class Run:
         ids = np.unique(prompt_ids)
         with self._database.transaction(write=True) as connection:
             own = replace(own, last_step=self._hold(connection))
-            found = _of_these(connection, self._database, ids, known, hashes)
-            if not len(found.prompt_ids):
+            prompts = _hashes(connection, self._database, ids)
+            _, at, theirs = np.intersect1d(prompts["hash"], hashes, assume_unique=True, return_indices=True)
+            order = np.argsort(at)  # ascending as in the key of the table
+            if not len(order):
                 raise StoreError(
                     f"none of the {len(ids)} prompts of run {own.name!r} (data set {own.dataset!r}) has a posterior in "
                     f"run {source.name!r} (data set {source.dataset!r}, step {source.last_step}); name another run"
                 )
             parent = {"name": source.name, "uuid": source.uuid, "step": source.last_step, "weight": float(weight)}
             parent["database"] = source_store.location
-            weighted = replace(found, state=found.state * float(weight))  # other than 1 only for alpha and beta
-            _fill(connection, own, weighted, {f"parent_{name}": value for name, value in parent.items()})
-            counts = {"matched": len(found.prompt_ids), "unmatched": len(ids) - len(found.prompt_ids)}
+            weighted = known.state[theirs[order]] * float(weight)  # other than 1 only for alpha and beta
+            found = Replayed(prompts["prompt_id"][at[order]], weighted, known.shared)
+            _fill(connection, own, found, {f"parent_{name}": value for name, value in parent.items()})
+            counts = {"matched": len(order), "unmatched": len(ids) - len(order)}
             write.event(connection, own.run_id, "warm_start", 0, 0, parent | counts)
         self.record = replace(self.record, parent=parent)
         return WarmStart(**counts, source=source)
@@ -363,16 +366,6 @@ def _hashes(connection: Connection, database: Database, ids: NDArray[np.int64]) 
     """Return id and hash of the prompts that are stored, ascending by id."""
     query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
     return table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(ids)})
-
-
-def _of_these(
-    connection: Connection, database: Database, ids: NDArray[np.int64], known: Replayed, hashes: NDArray[np.bytes_]
-) -> Replayed:
-    """Return what is known of the prompts ``ids`` of this database; ``hashes`` are of those in ``known``."""
-    prompts = _hashes(connection, database, ids)
-    _, at, theirs = np.intersect1d(prompts["hash"], hashes, assume_unique=True, return_indices=True)
-    order = np.argsort(at)  # ascending as in the key of the table
-    return Replayed(prompts["prompt_id"][at[order]], known.state[theirs[order]], known.shared)
 
 
 def _fill(connection: Connection, own: RunRecord, known: Replayed, of_run: Mapping[str, Any]) -> None:

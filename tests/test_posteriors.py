@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from store_invariants import check
+from filler import check
 
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras

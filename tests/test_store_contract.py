@@ -5,8 +5,8 @@ import json
 
 import numpy as np
 import pytest
+from filler import check
 from sqlalchemy import event
-from store_invariants import check
 
 from openrlhf_dbb.storage import RolloutRows, StepRows, StoreError, open_store, read_log, read_probes
 from openrlhf_dbb.storage.read import kept_rollouts, progress, prompt_history

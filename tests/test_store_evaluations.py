@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 import pytest
-from store_invariants import check
+from filler import check
 
 from openrlhf_dbb.storage import EvaluationRows, StoreError
 from openrlhf_dbb.storage.read import held_out, held_out_prompts

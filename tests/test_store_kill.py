@@ -11,9 +11,9 @@ import signal
 
 import numpy as np
 import pytest
+from filler import check
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
-from store_invariants import check
 
 from openrlhf_dbb.storage import open_store
 

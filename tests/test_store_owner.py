@@ -9,8 +9,8 @@ import traceback
 
 import numpy as np
 import pytest
+from filler import check
 from sqlalchemy import text
-from store_invariants import check
 
 from openrlhf_dbb.storage import StoreError, open_store
 
