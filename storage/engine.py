@@ -51,12 +51,6 @@ _NETWORK_FILE_SYSTEMS = {
 # starts. Source: PostgreSQL documentation, appendix A.
 _TRANSIENT_STATES = {"40001", "40P01", "57P01", "57P02", "57P03"}
 
-_SQLITE_SETTINGS = (
-    "PRAGMA foreign_keys = ON",
-    "PRAGMA cache_size = -65536",  # 64 MiB
-    "PRAGMA temp_store = MEMORY",
-)
-
 # A peer that vanished silently is given up after a minute. The defaults of the system wait for hours.
 _KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
 
@@ -348,8 +342,10 @@ def _sqlite_engine(address: Address, read_only: bool) -> Engine:
         # Isolation level None: the driver leaves BEGIN to Database.transaction.
         timeout = _READER_TIMEOUT_S if read_only else BUSY_TIMEOUT_S
         connection = sqlite3.connect(address.path, timeout=timeout, isolation_level=None, check_same_thread=False)
-        for setting in (*_SQLITE_SETTINGS, *(["PRAGMA query_only = ON"] if read_only else [])):
-            connection.execute(setting)
+        reading = ["query_only = ON"] if read_only else []
+        # The cache has 64 MiB: a negative size is in KiB.
+        for setting in ("foreign_keys = ON", "cache_size = -65536", "temp_store = MEMORY", *reading):
+            connection.execute(f"PRAGMA {setting}")
         return connection
 
     size = _READERS if read_only else 1

@@ -4,15 +4,14 @@ Axes: V rows of a run; T steps; of an evaluation P prompts of a benchmark.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Text, cast, or_, select
 
-from openrlhf_dbb.storage import schema
 from openrlhf_dbb.storage.engine import StoreError, chunks, retried, table
 from openrlhf_dbb.storage.records import TOTALS, Floats, Integers, RunRecord, SharedState
 from openrlhf_dbb.storage.run import newest_shared
@@ -215,17 +214,12 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str) -> Rows:
 
     First the one with the id ``ref``, then those with ``ref`` in their prompt (case-insensitive), lowest id first.
     """
-    prompt, posterior = schema.prompt.c, schema.posterior.c
-    named = cast(prompt.prompt_id, Text) == ref.lstrip("0")
-    query = (
-        select(prompt.prompt_id, prompt.prompt, prompt.label)
-        .join(schema.posterior, posterior.prompt_id == prompt.prompt_id)
-        .where(posterior.run_id == run.run_id, or_(named, prompt.prompt.icontains(ref, autoescape=True)))
-        .order_by(named.desc(), prompt.prompt_id)
-        .limit(10)
-    )
-    with store.database.transaction() as connection:
-        prompts = [dict(row) for row in connection.execute(query).mappings()]
+    query = """
+        SELECT prompt_id, prompt, label FROM dbb_prompt JOIN dbb_posterior USING (prompt_id)
+        WHERE run_id = :run AND (CAST(prompt_id AS TEXT) = :id OR lower(prompt) LIKE lower(:part) ESCAPE '/')
+        ORDER BY CASE WHEN CAST(prompt_id AS TEXT) = :id THEN 0 ELSE 1 END, prompt_id LIMIT 10"""
+    part = re.sub("[/%_]", r"/\g<0>", ref)
+    prompts = _rows(store, query, run=run.run_id, id=ref.lstrip("0"), part=f"%{part}%")
     if not prompts:
         raise StoreError(
             f"run {run.name!r} has no posterior of a prompt with id or text {ref!r}; "

@@ -83,11 +83,8 @@ class Run:
         """Store what step ``step`` of the training changed, one more than the last recorded one; ``rows`` may be empty.
 
         Recording a step again with the same content changes nothing. A caller that does not know whether its last
-        call succeeded may therefore repeat the call.
-
-        Raises:
-            StoreError: the step is not the next one, it is recorded with other content, the rows do not start from the
-                stored posteriors, a value is not finite, or the run is no longer this owner's.
+        call succeeded may therefore repeat the call. Raise StoreError if the step is not the next one, it is recorded
+        with other content, the rows do not start from the stored posteriors, or a value is not finite.
         """
         rows = rows.checked()
         digest = rows.digest(step)
@@ -192,14 +189,13 @@ class Run:
     ) -> WarmStart:
         """Begin with the current posteriors and run-wide state of another run, in this or another store.
 
+        Raise StoreError if this run already has posteriors or steps, the estimators' states differ, the weight does not
+        apply, or no prompt has a posterior in the source.
+
         Args:
             prompt_ids: (P,) prompts of this run.
             weight: factor in (0, 1] on alpha and beta: how much the source's rollouts still count.
             replayed: posteriors to begin with in place of a copy, for a source of another estimator.
-
-        Raises:
-            StoreError: this run already has posteriors or steps, the estimators' states differ, the weight does not
-                apply, or no prompt has a posterior in the source.
         """
         own = self.record
         _check_warm_start(own, source, weight, copied=replayed is None)

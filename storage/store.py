@@ -22,14 +22,13 @@ from openrlhf_dbb.storage.run import Run, check_reached, finished_text, ownershi
 def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> "PosteriorStore":
     """Open a store, creating its tables if there are none.
 
+    Raise StoreError if something is wrong with the URL, the file, the server, the driver or the tables' version.
+
     Args:
         url: file.db, sqlite:///file.db or postgresql://user:password@host:port/database. None: the environment
             variable OPENRLHF_DBB_STORE_URL, else sqlite:///openrlhf_dbb.db in the working directory.
         create: False: a missing file or missing tables are an error.
         read_only: nothing can be written through it, nothing is created, and several threads read at once.
-
-    Raises:
-        StoreError: something is wrong with the URL, the file, the server, the driver or the tables' version.
     """
     create = create and not read_only
     address = parse_url(url)
@@ -108,15 +107,13 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         """Store an evaluation of the model that a run has trained, and return its id in this database.
 
         One of the same run, step and name is replaced. During training the owner calls
-        :meth:`openrlhf_dbb.storage.Run.record_evaluation` instead, which refuses former owners.
+        :meth:`openrlhf_dbb.storage.Run.record_evaluation` instead, which refuses former owners. Raise StoreError if
+        there is no such run, or it has not reached the step.
 
         Args:
             rows: one for each benchmark, at least one; their prompts must be registered.
             config: how it was evaluated; must not contain secrets.
             step: the training step after which it was evaluated, 0 to the run's last one; None if unknown.
-
-        Raises:
-            StoreError: there is no such run, or it has not reached the step.
         """
         with self.database.transaction(write=True) as connection:
             check_reached(run, self._locked(connection, run).last_step, step or 0, f"store evaluation {name!r} of")
@@ -230,15 +227,13 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
     def claim_run(self, run_id: int, *, wait_s: float = 15.0, take_over: bool = False) -> Run:
         """Become the owner of a run; the former owner can no longer write it.
 
-        A run is claimed at once if its owner is this process, or a process of this host that has ended.
+        A run is claimed at once if its owner is this process, or a process of this host that has ended. Raise
+        StoreError if there is no such run, the run is finished, or its owner keeps it.
 
         Args:
             wait_s: how long to wait for an owner on this host to end, in seconds.
             take_over: claim the run even from an owner that is alive, or that is on another host, where it
                 cannot be checked.
-
-        Raises:
-            StoreError: there is no such run, the run is finished, or its owner keeps it.
         """
         deadline = time.monotonic() + wait_s
         while True:

@@ -15,10 +15,6 @@ from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, StateLayout,
 
 HASH_BYTES = 16  # of what identifies a prompt
 
-# Another process may have stored some of them since the lookup.
-_NEW = "INSERT INTO dbb_prompt (hash, prompt, label) {} ON CONFLICT (hash) DO NOTHING"
-_INSERT = {"sqlite": _NEW.format("VALUES (?, ?, ?)"),
-           "postgresql": _NEW.format("SELECT * FROM unnest(%b::bytea[], %b::text[], %b::text[])")}  # fmt: skip
 _FIND = "SELECT hash, prompt_id FROM dbb_prompt WHERE hash "
 
 _STALE = text("""SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
@@ -86,12 +82,13 @@ def find_prompts(connection: Connection, hashes: list[bytes], total: int) -> dic
 
 
 def new_prompts(connection: Connection, rows: list[tuple[bytes, str, str]]) -> None:
-    """Insert prompts with their hashes and labels."""
-    cursor, statement = driver(connection).cursor(), _INSERT[connection.dialect.name]
+    """Insert hashes, prompts and labels, but for those that another process has stored since they were looked for."""
+    new = "INSERT INTO dbb_prompt (hash, prompt, label) {} ON CONFLICT DO NOTHING"
     if connection.dialect.name == "sqlite":
-        cursor.executemany(statement, rows)
+        driver(connection).executemany(new.format("VALUES (?, ?, ?)"), rows)
     else:
-        cursor.execute(statement, tuple(map(list, zip(*rows, strict=True))))
+        arrays = new.format("SELECT * FROM unnest(%b::bytea[], %b::text[], %b::text[])")
+        driver(connection).execute(arrays, tuple(map(list, zip(*rows, strict=True))))
 
 
 def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, digest: bytes) -> None:
