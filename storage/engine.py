@@ -51,9 +51,6 @@ _NETWORK_FILE_SYSTEMS = {
 # starts. Source: PostgreSQL documentation, appendix A.
 _TRANSIENT_STATES = {"40001", "40P01", "57P01", "57P02", "57P03"}
 
-# A peer that vanished silently is given up after a minute. The defaults of the system wait for hours.
-_KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
-
 _RESTORE = "end all processes that use the file, restore it or a backup, and resume"
 
 _log = logging.getLogger(__package__)
@@ -177,8 +174,6 @@ class Database:
         # A connection that two processes share corrupts the data of both.
         if os.getpid() != self._pid:
             raise StoreError(f"{self.location} was opened in process {self._pid}; open it again in this process")
-        if write and self._read_only:
-            raise StoreError(f"{self.location} was opened for reading only; open it again to write")
         try:
             with self.engine.connect() as connection:
                 self._reached = True
@@ -187,7 +182,7 @@ class Database:
                     # On the driver's connection: SQLite ignores this pragma inside a transaction.
                     # NORMAL is safe against a crash of the process, FULL against power loss.
                     driver(connection).execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-                elif not write:
+                elif self._read_only or not write:
                     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 with connection.begin():
                     if self.is_sqlite:
@@ -356,7 +351,9 @@ def _sqlite_engine(address: Address, read_only: bool) -> Engine:
 
 def _postgresql_engine(address: Address, read_only: bool) -> Engine:
     assert address.url is not None
-    options = {"connect_timeout": 10, "application_name": "openrlhf-dbb"} | _KEEPALIVES
+    options = {"connect_timeout": 10, "application_name": "openrlhf-dbb"}
+    # A peer that vanished silently is given up after a minute. The defaults of the system wait for hours.
+    options |= {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
     options = {key: value for key, value in options.items() if key not in address.url.query}
     try:
         # Pre-ping: minutes pass between two steps, and servers and poolers drop idle connections.

@@ -126,9 +126,8 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         """
         with self.database.transaction(write=True) as connection:
             stored = self._locked(connection, run)
-            holder = _holder(stored)
-            if stored.status != "finished" and holder is not None:
-                raise _is_held(stored, holder)
+            if stored.status != "finished" and (refusal := _refusal(stored)) is not None:
+                raise refusal
             write.delete_run(connection, run.run_id)
 
     def _locked(self, connection: Connection, run: RunRecord) -> Row[Any]:
@@ -238,20 +237,19 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         deadline = time.monotonic() + wait_s
         while True:
             row = self._claimable(run_id)
-            holder = _holder(row)
-            if holder is None or take_over:
-                if run := self._claim(row, "claim" if holder is None else "take_over"):
+            refusal = _refusal(row)
+            if refusal is None or take_over:
+                if run := self._claim(row, "claim" if refusal is None else "take_over"):
                     return run
-            elif not holder.is_local or time.monotonic() >= deadline:
-                raise _is_held(row, holder)
+            elif not Owner.of(row).is_local or time.monotonic() >= deadline:
+                raise refusal
             time.sleep(0.2)
 
     def check_claimable(self, run_id: int, *, take_over: bool = False) -> None:
         """Raise the StoreError that :meth:`claim_run` would raise now, without waiting; change nothing."""
-        row = self._claimable(run_id)
-        holder = _holder(row)
-        if holder is not None and not take_over:
-            raise _is_held(row, holder)
+        refusal = _refusal(self._claimable(run_id))
+        if refusal is not None and not take_over:
+            raise refusal
 
     @retried
     def _claimable(self, run_id: int) -> Row[Any]:
@@ -282,26 +280,24 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         return Run(self.database, _record(now), now.writer_token)
 
 
-def _holder(row: Row[Any]) -> Owner | None:
-    """Return the owner of a run that this process may not claim; None if it may."""
-    owner = Owner.of(row)
-    return None if owner.is_gone or owner == Owner.of_this_process() else owner
-
-
 def _never_trained(connection: Connection, row: Row[Any]) -> bool:
     evaluated = text("SELECT 1 FROM dbb_evaluation WHERE run_id = :run LIMIT 1")
     unused = row.status != "finished" and not row.last_step and Owner.of(row).is_gone
     return unused and connection.scalar(evaluated, {"run": row.run_id}) is None
 
 
-def _is_held(row: Row[Any], holder: Owner) -> StoreError:
-    if not holder.is_local:
+def _refusal(row: Row[Any]) -> StoreError | None:
+    """Return why this process may not claim a run; None if it may."""
+    owner = Owner.of(row)
+    if owner.is_gone or owner == Owner.of_this_process():
+        return None
+    if not owner.is_local:
         return StoreError(
-            f"run {row.name!r} is owned by {holder}, last heard of at {row.heartbeat_at}, which cannot be checked from "
+            f"run {row.name!r} is owned by {owner}, last heard of at {row.heartbeat_at}, which cannot be checked from "
             "here (another host, boot or container); if that process has ended, take the run over (take_over)"
         )
     return StoreError(
-        f"run {row.name!r} is still being written by {holder} (step {row.last_step}, last heard of at "
+        f"run {row.name!r} is still being written by {owner} (step {row.last_step}, last heard of at "
         f"{row.heartbeat_at}); end that process first, or choose another run"
     )
 
