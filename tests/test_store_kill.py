@@ -5,6 +5,7 @@ and after the last.
 """
 
 import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -93,33 +94,29 @@ def watch_driver(url, pass_boundary):
 
 def killed_child(url, action, fill, boundary):
     """Whether the action got as far as this boundary, and was killed there."""
-    child = os.fork()
-    if child:
-        status = os.waitpid(child, 0)[1]
-        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        assert killed or status == 0, f"the child ended with status {status}"
-        return killed
-    code = 1
-    try:
-        left = [None]
+    left = [None]
 
-        def pass_boundary(*_):
-            if left[0] is not None:
-                left[0] -= 1
-                if left[0] < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+    def pass_boundary(*_):
+        if left[0] is not None:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-        def at_ready():
-            left[0] = boundary
+    def at_ready():
+        left[0] = boundary
 
+    def act():
         watch_driver(url, pass_boundary)
         event.listen(Pool, "checkin", pass_boundary)  # after the commit
         with open_store(url) as store:
             action(store, fill, at_ready)
         left[0] = None
-        code = 0
-    finally:
-        os._exit(code)
+
+    child = multiprocessing.get_context("fork").Process(target=act)
+    child.start()
+    child.join()
+    assert child.exitcode in (0, -signal.SIGKILL)
+    return child.exitcode != 0
 
 
 def comparable(tables):

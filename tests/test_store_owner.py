@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import threading
-import traceback
 
 import numpy as np
 import pytest
@@ -153,26 +152,21 @@ def test_a_deleted_run_leaves_nothing_but_its_prompts(store, fill, dump):
 # ---- many processes
 
 
+FORKED = multiprocessing.get_context("fork")
+
+
 def in_processes(count, work):
     """Exit codes of ``count`` forks that call ``work(number)``; each opens the store itself."""
-    children = []
-    for number in range(count):
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                work(number)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        children.append(child)
-    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    children = [FORKED.Process(target=work, args=(number,)) for number in range(count)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return [child.exitcode for child in children]
 
 
 def test_eight_processes_may_open_a_new_store_at_once(kind, new_url):
-    url, together = new_url(kind), multiprocessing.get_context("fork").Barrier(8)
+    url, together = new_url(kind), FORKED.Barrier(8)
 
     def work(number):
         together.wait()
@@ -226,8 +220,7 @@ def test_processes_that_train_at_once_lose_and_double_nothing(new_url, fill, kin
 def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fill, dump):
     with open_store(url) as store:
         fill.run(store).release()
-    context = multiprocessing.get_context("fork")
-    together, said = context.Barrier(4), context.Queue()
+    together, said = FORKED.Barrier(4), FORKED.Queue()
 
     def claim():
         with open_store(url) as store:
@@ -239,7 +232,7 @@ def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fi
                 said.put((os.getpid(), str(error)))
             signal.pause()
 
-    children = [context.Process(target=claim) for _ in range(4)]
+    children = [FORKED.Process(target=claim) for _ in range(4)]
     try:
         for child in children:
             child.start()
@@ -268,7 +261,7 @@ def test_a_training_that_is_taken_over_stops_at_its_next_step(url, fill):
     with open_store(url) as store:
         run, ids = fill.run(store), fill.prompts(store, 3)
         fill.step(run, 1, ids, [1, 2, 3])
-    together = multiprocessing.get_context("fork").Barrier(4)
+    together = FORKED.Barrier(4)
 
     def take_over(number):
         with open_store(url) as store:
