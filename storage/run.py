@@ -27,7 +27,7 @@ _HOLD = text("""UPDATE dbb_run SET heartbeat_at = :now
 _CHECKPOINT = text("""INSERT INTO dbb_checkpoint (run_id, step, tag) VALUES (:run, :step, :tag)
     ON CONFLICT (run_id, step, tag) DO NOTHING""")
 
-_HASH = ("hash", f"S{write.HASH_BYTES}")
+_HASH = ("hash", "S16")  # as of prompt_hash
 
 # A step without run-wide state leaves it unchanged.
 _SHARED = """

@@ -13,8 +13,6 @@ from openrlhf_dbb.storage import records, schema
 from openrlhf_dbb.storage.engine import StoreError, driver
 from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, StateLayout, StepRows
 
-HASH_BYTES = 16  # of what identifies a prompt
-
 _FIND = "SELECT hash, prompt_id FROM dbb_prompt WHERE hash "
 
 _STALE = text("""SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
@@ -65,7 +63,7 @@ def prompt_hash(prompt: str, label: str) -> bytes:
     # By one call, since a data set has a million prompts.
     sizes = len(text).to_bytes(8, "little"), len(answer).to_bytes(8, "little")
     data = b"openrlhf-dbb prompt 1" + sizes[0] + text + sizes[1] + answer
-    return hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 # On the driver's connection, since SQLAlchemy takes several times as long for many values.
