@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from store_invariants import check
+from filler import check
 
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
@@ -216,6 +216,7 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url):
         ({"estimator": DiscountedBetaBernoulli}, "is no estimator; give a name, or an object"),
         ({"parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
         ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
+        ({"run_name": 5}, "the run's name 5 is empty, not printable"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
     ],
 )

@@ -45,8 +45,8 @@ def query(ours, sql):
 
 
 HISTORY = "SELECT prompt, rollouts, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt"
-COUNTS = """SELECT generated, generated_tokens, trained, trained_tokens, zero_variance, informative, rescued,
-                   skipped, groups, informative_groups FROM steps"""
+COUNTS = """SELECT generated, generated_tokens, trained, zero_variance, informative, rescued, skipped, groups
+            FROM steps"""
 
 
 def test_what_became_of_a_step_s_rollouts_by_hand(create):
@@ -58,7 +58,7 @@ def test_what_became_of_a_step_s_rollouts_by_hand(create):
     assert sure == pytest.approx([math.sqrt(0.5 / 2.5)] * 2) and nothing.tolist() == [0, 0]
     assert rejected.tolist() == [0, 0] and kept[1] == pytest.approx(-math.sqrt(1.5 / 3.5))
     # of 11 rollouts 9 are trained on; informative are those of prompts 0, 1 and 2
-    assert query(ours, COUNTS) == [(11, 110, 9, 90, 2, 7, 2, 2, 4, 3)]
+    assert query(ours, COUNTS) == [(11, 110, 9, 2, 7, 2, 2, 4)]
     assert scored.metrics["rollout/filtered"] == pytest.approx(2 / 11) and scored.metrics["rollout/skipped"] == 2
     assert scored.metrics["estimator/zero_variance"] == pytest.approx(2 / 9)
 

@@ -262,7 +262,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         kept = steps.kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored)
         try:
             rows = dataclasses.replace(changed, form=str(form), usage=usage, probes=probes, kept=kept)
-            rows = rows.checked(len(self._belief.state_fields))
+            rows = rows.checked()
         except storage.StoreError as error:
             raise ValueError(f"step {step} is refused: {error}") from None
         if not np.isfinite(scored.advantages).all():
@@ -322,7 +322,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         """Read the run's state from the store; prompts without a stored posterior get the prior."""
         table = self.run.load(self._ids)
         initial = self._belief.initial_state(len(self._ids))
-        shared = initial | (self.run.load_shared() or {})
+        shared = initial | self.run.load_shared()
         self._visited_at = table.step
         self.step = self.run.record.last_step
         self._state = {

@@ -299,13 +299,11 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
         generated=len(trained_R),
         generated_tokens=int(rollouts.tokens.sum()),
         trained=int(trained_R.sum()),
-        trained_tokens=int(rollouts.tokens[trained_R].sum()),
         zero_variance=int(zero_variance_R.sum()),
         informative=int(informative_R.sum()),
         rescued=int((informative_R & zero_variance_R).sum()),
         skipped=whole("skipped", rollouts.skipped),
         groups=len(groups.prompts_P),
-        informative_groups=int(informative_P.sum()),
     )
 
 

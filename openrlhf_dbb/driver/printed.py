@@ -25,7 +25,7 @@ from openrlhf_dbb.lab import recorded
 from openrlhf_dbb.platform import cpu, machine
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
-from openrlhf_dbb.storage.url import choose_url, parse_url
+from openrlhf_dbb.storage.engine import parse_url
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch.serve import PORT
 
@@ -167,7 +167,7 @@ def _story(prepared: Prepared, store: storage.PosteriorStore, log: read.StepLog)
 
 
 def _look(prepared: Prepared, command: str = "serve") -> str:
-    elsewhere = prepared.location != parse_url(choose_url(None)).location
+    elsewhere = prepared.location != parse_url(None).location
     return f"openrlhf-dbb {command}{f' --store.url {prepared.location}' * elsewhere}"
 
 

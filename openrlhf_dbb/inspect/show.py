@@ -11,7 +11,6 @@ from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import extremes, find_prompts, progress, prompt_history, shared_state
-from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import Styled, apart, json_text, print_facts, print_table, print_title, shown, template_of
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
@@ -32,12 +31,7 @@ def add_commands(add: Any) -> None:
 
 
 def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
-    found = []
-    for run in store.runs()[::-1]:
-        try:
-            found.append((run, overview(store, run)))
-        except BadRow as error:
-            store.report(error)
+    found = [(run, overview(store, run)) for run in store.runs()[::-1]]
     if arguments.json:
         print(json_text([numbers for _, numbers in found]))
     elif not found:
@@ -102,7 +96,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         else f"{totals['mean']:.4f} over {totals['prompts']} prompts, {totals['visited']} visited",
     }
     # Not the longer vectors, such as the weights of a regression.
-    single = {name: values[0] for name, values in (shared_state(store, run) or {}).items() if len(values) == 1}
+    single = {name: values[0] for name, values in shared_state(store, run).items() if len(values) == 1}
     texts["run-wide state"] = ", ".join(f"{name} {value:.4g}" for name, value in single.items())
     if totals["probes"]:
         texts["probes"] = f"{totals['samples']} rollouts of {totals['probes']} groups, never trained on"

@@ -20,7 +20,8 @@ from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.lab import specs
 from openrlhf_dbb.options import chosen
 from openrlhf_dbb.storage import RunRecord, open_store
-from openrlhf_dbb.storage.read import Integers, ProbeLog, StepLog, read_log, read_probes, whole_prompts
+from openrlhf_dbb.storage.read import ProbeLog, StepLog, read_log, read_probes, whole_prompts
+from openrlhf_dbb.storage.records import Integers
 
 
 @dataclass(frozen=True)
