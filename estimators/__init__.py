@@ -13,17 +13,15 @@
     text_features    features of prompts from their texts alone
     text_prior       prior means that a regression predicts from these features
     probe_error      squared error of an estimate, measured by extra rollouts
-    closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
 
 Axes in names: ``rewards_P_G`` is an array of P prompts by G rollouts per prompt.
 """
 
-from openrlhf_dbb.estimators import closed_form
 from openrlhf_dbb.estimators.base import Estimate, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.forms import FORMS, Form, standardized
 from openrlhf_dbb.estimators.registry import available, build, check_stored, get, register
 
 __all__ = [
     "FORMS", "Estimate", "Form", "RewardEstimator", "RewardSupportError", "State", "available", "build",
-    "check_stored", "closed_form", "get", "register", "standardized",
+    "check_stored", "get", "register", "standardized",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ import pandas as pd
 from openrlhf_dbb import storage
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, results
-from openrlhf_dbb.lab import recorded, replay, scores, specs
+from openrlhf_dbb.lab import recorded, replay, specs
 from openrlhf_dbb.storage import read
 from study import rows
 from study.rows import COLUMNS, EVERY_ARM
@@ -278,7 +278,7 @@ def _final(store: storage.PosteriorStore, run: storage.RunRecord) -> Row:
 def _replayed(visits: recorded.Visits, names: Sequence[str]) -> list[tuple[str, float | None, float | None]]:
     """Return estimator, discount and error against the probes of each candidate."""
     candidates = specs.sweep(names, DISCOUNTS)
-    tried = [scores.evaluate(candidate, visits) for candidate in candidates]
+    tried = [replay.evaluate(candidate, visits) for candidate in candidates]
     return [(each.estimator.name, specs.knob_value(each.estimator), each.mean("probes")) for each in tried]
 
 

@@ -22,7 +22,7 @@ def refused(capsys, *argv):
     return err.removeprefix("error: ").rstrip("\n")
 
 
-@pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"train"}), "lab mse", "lab replay", "evaluate compare"])
+@pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"train"}), "lab replay", "evaluate compare"])
 def test_help_of_every_command(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])

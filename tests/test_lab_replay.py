@@ -1,4 +1,4 @@
-"""lab replay: losses worked out by hand, unbiased in simulation; the recommendation; the command on a real store."""
+"""lab replay: estimators as text; losses worked out by hand, unbiased in simulation; the ranking; a real store."""
 
 import json
 
@@ -7,13 +7,35 @@ import pytest
 
 from openrlhf_dbb import Posteriors, StepExtras
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.estimators import Estimate
-from openrlhf_dbb.lab import recorded, scores, specs
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
+from openrlhf_dbb.lab import recorded, specs
 from openrlhf_dbb.lab.recorded import rerun
-from openrlhf_dbb.lab.replay import introduction, recommendation
-from openrlhf_dbb.lab.scores import Outcome, evaluate, rank
+from openrlhf_dbb.lab.replay import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation
 from openrlhf_dbb.storage import ProbeRows
 from openrlhf_dbb.storage.read import StepLog
+
+
+def test_estimators_as_text():
+    partial = specs.parse("dbb:discount=0.4,prior_alpha=2,partial_credit=true")
+    others = " prior_alpha=2 partial_credit=True"
+    assert (specs.label(partial), specs.family(partial)) == ("dbb 0.4" + others, "dbb" + others)
+    assert specs.flags(partial) == "--estimator dbb --dbb.discount 0.4 --dbb.prior_alpha 2.0 --dbb.partial_credit"
+    assert specs.label(specs.parse("openrlhf_dbb.estimators.simple:LaplaceSmoothing:smoothing=0.3")) == "laplace 0.3"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("dbb:decay=0.4", "'dbb' has no parameter 'decay'"), ("dbb:discount=half", "Expected `float`, got `str`")],
+)
+def test_wrong_estimators_are_named(text, message):
+    with pytest.raises(UsageError, match=f"^estimator '{text}': .*{message}"):
+        specs.parse(text)
+
+
+def test_candidates_of_a_sweep_are_there_once_and_within_the_range():
+    candidates = specs.sweep(["point", "ema", "dbb", "dbb:discount=0.3", "dbb:discount=0.3"], [0.0, 1.0])
+    assert [specs.label(candidate) for candidate in candidates] == ["point", "ema 0", "dbb 1", "dbb 0.3"]
 
 
 def visits(step, prompt_id, successes, rollouts):
@@ -54,11 +76,11 @@ def test_an_estimator_that_reads_first_has_nothing_of_the_group():
 
 
 def test_error_from_log_by_hand():
-    error = scores.error_from_log(hand_made(), np.array([0.4, 0.7, 0.9]), np.array([1.0, 0.5, 0.25]))
+    error = error_from_log(hand_made(), np.array([0.4, 0.7, 0.9]), np.array([1.0, 0.5, 0.25]))
     # (0.1)^2 + 1 * 1 * 1 / (4 * 1);  (0.05)^2 - 0;  (0.1)^2 - 0.5 * 0, since S = N
     np.testing.assert_allclose(error, [0.01 + 0.25, 0.0025, 0.01])
     alone = visits(np.array([1]), np.array([1]), np.array([1.0]), np.array([1]))
-    assert np.isnan(scores.error_from_log(alone, np.array([0.5]), np.array([1.0]))).all()
+    assert np.isnan(error_from_log(alone, np.array([0.5]), np.array([1.0]))).all()
 
 
 @pytest.mark.parametrize("name", ["point", "dbb:discount=0.4", "ema", "laplace"])
@@ -67,33 +89,39 @@ def test_error_from_log_is_unbiased(name):
     for seed in range(40):
         simulated_visits, p = simulated(prompts=256, rollouts=2, seed=seed)
         again = rerun(specs.parse(name), simulated_visits)
-        error = scores.error_from_log(simulated_visits, again.estimate.mean, again.group_weight)
+        error = error_from_log(simulated_visits, again.estimate.mean, again.group_weight)
         gaps.append(np.mean(error - (again.estimate.mean - p) ** 2))
     assert abs(np.mean(gaps)) < 4 * np.std(gaps) / np.sqrt(len(gaps))
 
 
-def test_log_score_by_hand():
-    # Beta(1, 1): all numbers of successes are alike. Beta(2, 1), N = 4: S = 4 has 5 / 15.
-    score = scores.log_score(hand_made(), np.array([1.0, 1.0, 2.0]), np.ones(3))
-    np.testing.assert_allclose(score, [np.nan, np.nan, np.log(5 / 15)])
+def test_the_noise_of_a_probe_is_taken_out_of_squared_errors():
+    samples, successes, squares = np.array([4, 4, 5]), np.array([2.0, 3.0, 5.0]), np.array([1.5, 3.0, 5.0])
+    # Scores 1 1 0.5 ... of mean 1/2: (1.5 - 4/4) / (4 * 3); 3/4: (3 - 9/4) / 12; all 1: no noise.
+    noise = [0.5 / 12, 0.75 / 12, 0]
+    assert mean_variance(samples, successes, squares) == pytest.approx(noise)
+    errors = squared_errors(np.array([0.5, 0.4, 0.9]), samples, successes, squares)
+    assert errors == pytest.approx([-noise[0], 0.35**2 - noise[1], 0.1**2])
+    one = np.ones(1)
+    assert np.isnan(squared_errors(0.5 * one, one, one, one)).all()
 
 
-def test_advantages_by_hand(monkeypatch):
-    # Means 0.5 and variance 0.25: advantages +-1. Variance 0: none. Mean 0.8, variance 0.16: +0.5 four times.
-    estimate = Estimate(np.array([0.5, 0.75, 0.8]), np.array([0.25, 0.0, 0.16]))
-    unknown = np.full(3, np.nan)
-    monkeypatch.setattr(scores, "rerun", lambda *_: recorded.Rerun(estimate, unknown, (unknown, unknown)))
-    outcome = evaluate(specs.parse("point"), hand_made())
-    assert outcome.zero_groups == pytest.approx(1 / 3)
-    assert outcome.mean_advantage == pytest.approx((2 * 1 + 4 * 0.5) / 10)
-    assert [outcome.mean(name) for name in scores.CRITERIA] == [None] * 3
+def test_log_score_and_advantages_by_hand():
+    # Only the last visit is a second one: Beta(1.75, 0.75), and 4 of 4.
+    outcome = evaluate(specs.parse("dbb:discount=0.5"), hand_made())
+    log_score = np.log(np.prod(1.75 + np.arange(4)) / np.prod(2.5 + np.arange(4)))
+    np.testing.assert_allclose(outcome.losses["likelihood"], [np.nan, np.nan, -log_score])
+    point = evaluate(specs.parse("point"), hand_made())
+    # With the variance over N - 1, 1/2 and 1/4: 0.5 / sqrt(1/2) twice; 0.5 three times and 1.5; 0 four times.
+    assert point.mean_advantage == pytest.approx((2**0.5 + 3) / 10)
+    assert point.zero_groups == pytest.approx(1 / 3)
+    assert (point.mean("likelihood"), point.mean("probes")) == (None, None)
 
 
 def test_ranking_by_hand():
     """Two prompts of two visits: a draw is (1, 1), (1, 2), (2, 1) or (2, 2)."""
     of_two = visits(np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int))
     losses = {"dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0], "dbb:discount=0.6": [3.0] * 4, "point": [5.0] * 4}
-    unknown = dict.fromkeys(scores.CRITERIA, np.full(4, np.nan))
+    unknown = dict.fromkeys(CRITERIA, np.full(4, np.nan))
     outcomes = [Outcome(specs.parse(text), unknown | {"mse": np.array(loss)}, 0, 0) for text, loss in losses.items()]
     ranking = rank(outcomes, of_two)
     np.testing.assert_allclose(ranking.mean_C, [2, 3, 5])
@@ -124,7 +152,6 @@ def test_best_discount_is_near_the_best_in_hindsight(walk):
     ("log", "said"),
     [
         ({"prompts": 64, "passes": 1, "seed": 1}, "discounts cannot be compared"),
-        ({"prompts": 6, "passes": 2, "seed": 1}, "this log does not determine it"),
         ({"prompts": 512, "walk": 0}, "use next: --estimator dbb --dbb.discount 1"),
     ],
 )
@@ -164,8 +191,9 @@ def test_command(written, capsys):
     store, successes_T_P = written
     assert main(["lab", "replay", "walk", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert "run walk: 192 visits of 64 prompts, 8 rollouts a visit" in out
-    assert "probes: 48 visits, 100 samples each" in out
+    assert (
+        "run walk: 192 visits of 64 prompts, 8 rollouts a visit, 48 visits with probes; trained with dbb 0.5\n" in out
+    )
     assert "criterion: mean squared error against the probes" in out
     _, rows = candidates(store, capsys)
     assert f"{len(rows)} candidates" in out and rows["dbb 0.5"]["zero-advantage groups"] == 0
@@ -187,7 +215,7 @@ def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, capsys
     chosen = ("--estimators", "dbb:discount=0.2", "dbb:discount=0.4,prior_alpha=2", "point")
     assert main(["lab", "replay", "--store.url", store.url, *chosen]) == 0
     out = capsys.readouterr().out
-    assert "6 visits of 2 prompts, 1 rollouts a visit\n" in out
+    assert "6 visits of 2 prompts, 1 rollouts a visit, 0 visits with probes" in out
     assert "criterion: minus log-likelihood of the next visit's successes" in out
     advice, rows = candidates(store, capsys, *chosen)
     assert list(rows) == ["dbb 0.2", "dbb 0.4 prior_alpha=2", "point"]
@@ -225,7 +253,6 @@ def test_replay_of_an_asynchronous_run_gives_what_it_stored(open_new):
     }  # fmt: skip
     again = rerun(recorded.own_estimator(run), seen)
     np.testing.assert_allclose(again.estimate.mean, [row.mean for row in rows], rtol=1e-12)
-    assert "lag: 0.417 training steps on average, 2 at most" in introduction(run, seen, None)  # 2.5 in 6 groups
 
 
 def test_errors_are_one_line(store, fill, capsys):
