@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -57,8 +56,6 @@ def number(kind: type, least: float, most: float | None = None, *, above: bool =
 
 def require_stack(command: str) -> None:
     """Raise UsageError if the training stack is not installed; imports nothing."""
-    if sys.version_info >= (3, 13):
-        raise UsageError(f"{command} needs the training stack, which is for Python 3.10 to 3.12")
     for name in _STACK:
         if importlib.util.find_spec(name) is None:
             raise UsageError(

@@ -99,14 +99,14 @@ def test_show(filled, capsys):
     store, (a, _, c) = filled
     out, lines = printed(capsys, store, "show", "new")
     assert printed(capsys, store, "show")[1][0] == lines[0]  # the latest run
-    found, old = facts(capsys, store, "show"), store.find_run("old")
+    found = facts(capsys, store, "show")
     # prompt 0: (2.25, 0.25), 0.9; prompt 2: (0.5, 4.5), then (2.25, 4.25), 2.25 / 6.5
     told = {"run": "new (number 2)", "status": "running, step 2", "held-out accuracy": "not measured",
             "checkpoint": "step 1", "run-wide state": "discount 0.6667",
             "probes": "384 rollouts of 4 groups, never trained on",
             "estimator": "dbb version 1, discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0",
             "training": "25.0 % of the full reward, 8 rollouts in 2 visits",
-            "began from": f"run old at step 1, weight 0.5 ({old.uuid} in {store.location})",
+            "began from": f"run old at step 1, weight 0.5, in {store.location}",
             "posterior mean": f"{(0.9 + 2.25 / 6.5) / 2:.4f} over 2 prompts, 1 visited"}  # fmt: skip
     assert found.items() >= told.items()
     hardest, easiest = (part.splitlines()[2:4] for part in out.split("\n\n")[-2:])
@@ -127,12 +127,10 @@ def test_show_a_run_without_steps(store, fill, capsys):
 def test_show_and_history_tell_questions_of_one_template_apart(store, fill, capsys):
     chat = "<|user|>\nYou are a helpful assistant that adds two numbers.\n{} + 1?<|end|>\n<|assistant|>\n"
     ids = store.register_prompts([chat.format(number) for number in (7, 8, 9)], ["8", "9", "10"])
-    fill.step(fill.run(store, config={"preset": "tiny"}, model=""), 1, ids, [1, 2, 3])
-    out, lines = printed(capsys, store, "show")
+    fill.step(fill.run(store), 1, ids, [1, 2, 3])
+    lines = printed(capsys, store, "show")[1]
     assert [line.split("  ")[-1] for line in lines[-3:]] == ["9 + 1?", "8 + 1?", "7 + 1?"]
-    assert "preset:            tiny\n" in out and "model:" not in out  # it has none
-    line = refused(capsys, "history", "adds two", "--store.url", store.url)
-    assert f"{ids[1]} (...8 + 1?<|end|>\\n<|assista..., label 9), " in line
+    assert f"{ids[1]} (8 + 1?, label 9), " in refused(capsys, "history", "adds two", "--store.url", store.url)
 
 
 # ---- history
@@ -258,7 +256,7 @@ def test_a_terminal_of_100_columns_cuts_what_is_whole_in_a_pipe(two, fill, capsy
     for command in COMMANDS:
         assert max(map(len, printed(capsys, two, *command)[1])) <= 100
     out, lines = printed(capsys, two, "runs")
-    assert name not in out and "\u2026  " in lines[2] and "\x1b[32mrunning" in out  # green
+    assert name not in out and "\u2026  " in lines[1] and "\x1b[32mrunning" in out  # green
 
 
 @pytest.mark.parametrize("columns", [None, "100"])

@@ -200,7 +200,7 @@ def test_rewards_that_are_missing_partial_or_of_any_size(open_new, capsys, tmp_p
     ):  # fmt: skip
         file.write_text("".join(json.dumps({"prompt": "p", "step": 1, "reward": reward}) + "\n" for reward in rewards))
         code, out = ran(capsys, "import", file, "--run_name", name, "--store.url", store.url)
-        assert code == 0 and out == f"run '{name}': 1 step, 1 prompt, 3 rollouts, estimator {estimator}\n"
+        assert code == 0 and out == f"run '{name}': 1 steps, 1 prompts, 3 rollouts, estimator {estimator}\n"
         run = store.find_run(name)
         assert run.estimator == estimator and parameters.items() <= run.parameters.items()
         assert store.query("SELECT rollouts FROM steps WHERE run_id = :run", run=run.run_id) == [(2,)]

@@ -32,7 +32,6 @@ def add_commands(add: Any) -> None:
     for name, columns in COLUMNS.items():
         text = f"column of the {name} (default: the first of {', '.join(columns)})"
         parser.add_argument(f"--{name}_key", metavar="COLUMN", help=text)
-    parser.add_argument("--estimator", help="default: dbb for rewards in [0, 1], gaussian for others")
     add_store(parser)
 
 
@@ -50,9 +49,7 @@ def import_log(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{arguments.log[0]} has no rows with a reward; name a log of rollouts")
     rewards = {row["reward"] for row in rows} - {None}
     unit = min(rewards) >= 0 and max(rewards) <= 1
-    estimator, parameters = arguments.estimator or ("dbb" if unit else "gaussian"), None
-    if arguments.estimator is None and unit and rewards - {0, 1}:
-        parameters = {"partial_credit": True}
+    estimator, parameters = "dbb" if unit else "gaussian", {"partial_credit": True} if unit and rewards - {0, 1} else {}
     prompts, labels = ([row[name] for row in rows] for name in ("prompt", "label"))
     store, log = getattr(arguments, "store_url", None), list(map(str, arguments.log))
     try:
@@ -70,8 +67,7 @@ def import_log(arguments: argparse.Namespace) -> None:
             except BaseException:
                 posteriors.store.delete_run(posteriors.run.record)
                 raise
-            counts = {"step": posteriors.step, "prompt": len(posteriors.prompt_ids), "rollout": len(rows)}
-            counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
+            counted = f"{posteriors.step} steps, {len(posteriors.prompt_ids)} prompts, {len(rows)} rollouts"
             print(f"run {arguments.run_name!r}: {counted}, estimator {estimator}")
     except ValueError as error:
         raise UsageError(f"the log cannot be imported: {error}") from error

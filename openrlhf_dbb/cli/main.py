@@ -22,7 +22,7 @@ COMMANDS = {
     "runs": ("openrlhf_dbb.inspect.show", "list all runs, newest first, with their held-out accuracy"),
     "show": ("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
     "history": ("openrlhf_dbb.inspect.show", "every visit of one prompt"),
-    "explain": ("openrlhf_dbb.inspect.explain", "the arithmetic of each advantage of one group"),
+    "explain": ("openrlhf_dbb.inspect.show", "the arithmetic of each advantage of one group"),
     "prompts": ("openrlhf_dbb.inspect.prompts", "prompts that are never, always or no longer solved"),
     "import": ("openrlhf_dbb.cli.import_log", "make a run of another trainer's log of rollouts"),
     "compare": ("openrlhf_dbb.inspect.compare_runs", "two runs: held-out accuracy with a paired test, and costs"),

@@ -63,14 +63,14 @@ def usage_totals(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     }
 
 
-def mixed_groups(totals: Mapping[str, Any]) -> float | None:
+def mixed_groups(totals: Mapping[str, Any]) -> int | None:
     """Return how many groups had some rollouts right and some wrong; None at N = 1 or if usage was not recorded.
 
     The store counts the rollouts of the other groups, so the number is exact where all groups have the same size.
     """
     if not totals["generated"] or totals["generated"] < 2 * totals["groups"]:
         return None
-    return float(totals["groups"] * (totals["generated"] - totals["zero_variance"]) / totals["generated"])
+    return round(totals["groups"] * (totals["generated"] - totals["zero_variance"]) / totals["generated"])
 
 
 def usage_in_words(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> dict[str, str]:

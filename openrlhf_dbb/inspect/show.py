@@ -1,23 +1,30 @@
-"""The commands runs, show and history print a table of runs, a run on one screen, and a prompt visit by visit."""
+"""The commands that look into runs.
+
+runs     a table of all runs
+show     one run on one screen
+history  one prompt, visit by visit
+explain  the arithmetic behind the advantages of one group
+"""
 
 import argparse
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.overview import age, held_out_numbers, method, overview, parameters, status, usage_in_words
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.read import extremes, find_prompts, progress, prompt_history, shared_state
+from openrlhf_dbb.storage.read import extremes, find_prompts, kept_group, progress, prompt_history, shared_state
 from openrlhf_dbb.storage.url import BadRow
-from openrlhf_dbb.terminal import Styled, apart, json_text, print_facts, print_table, print_title, shown, template_of
+from openrlhf_dbb.terminal import Styled, json_text, print_facts, print_table, print_title, safe, shown, template_of
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
 _BAR = 20
 _RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
-LONGEST = 200
+_LONGEST = 200
+_PROMPT_HELP = "id of the prompt, or a piece of its text"
 
 
 def add_commands(add: Any) -> None:
@@ -26,8 +33,13 @@ def add_commands(add: Any) -> None:
     add_run(parser)
     add_json(parser)
     parser = add("history", show_history)
-    parser.add_argument("prompt", metavar="PROMPT", help="id of the prompt, or a piece of its text")
+    parser.add_argument("prompt", metavar="PROMPT", help=_PROMPT_HELP)
     add_run(parser)
+    add_json(parser)
+    parser = add("explain", explain)
+    parser.add_argument("run", metavar="RUN", help="name, number or uuid")
+    parser.add_argument("step", metavar="STEP", type=int, help="training step, from 1")
+    parser.add_argument("prompt", metavar="PROMPT", help=_PROMPT_HELP)
     add_json(parser)
 
 
@@ -51,7 +63,7 @@ def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
                 accuracy = Styled(f"{start}{100 * measured['last']:.1f} %", "bold")
             named = (run.run_id, run.name, status(run), accuracy, run.last_step, method(run))
             rows.append((*named, numbers["rollouts"], age(run.created_at)))
-        print_table(_RUNS, rows, cut=("name", "method"))
+        print_table(_RUNS, rows)
 
 
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
@@ -82,7 +94,7 @@ def print_prompts(parts: Mapping[str, list[dict[str, Any]]], columns: Sequence[s
             print_title(title)
             texts = [shown(row["prompt"].removeprefix(start).removesuffix(end)) for row in rows]
             cells = [(*(row[name] for name in columns), text) for row, text in zip(rows, texts, strict=True)]
-            print_table((*(name.replace("_", " ") for name in columns), "text"), cells, cut=("text",))
+            print_table((*(name.replace("_", " ") for name in columns), "text"), cells)
 
 
 def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
@@ -91,9 +103,9 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     last, now = totals["last_step_at"], status(run)
     success = f"{100 * totals['successes'] / totals['rollouts']:.1f} %" if totals["rollouts"] else "none"
     texts = {
-        "run": Styled(f"{run.name} (number {run.run_id})", "bold"),
-        "held-out accuracy": Styled(_held_out(held_out_numbers(store, run)), "bold"),
-        "status": Styled(f"{now}, step {run.last_step}", now.style),
+        "run": f"{run.name} (number {run.run_id})",
+        "held-out accuracy": _held_out(held_out_numbers(store, run)),
+        "status": f"{now}, step {run.last_step}",
         "started": run.created_at[:19] + ("" if last is None else f"; last step {age(last)} ago"),
         "training": f"{success} of the full reward, {totals['rollouts']} rollouts in {totals['visits']} visits",
         **usage_in_words(store, run, totals),
@@ -106,24 +118,23 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     texts["run-wide state"] = ", ".join(f"{name} {value:.4g}" for name, value in single.items())
     if totals["probes"]:
         texts["probes"] = f"{totals['samples']} rollouts of {totals['probes']} groups, never trained on"
-    estimator = f"{run.estimator} version {run.estimator_version}"
+    parent = run.parent
     texts |= {
         "checkpoint": "none yet" if totals["checkpoint"] is None else f"step {totals['checkpoint']}",
-        "preset": run.config.get("preset", ""),
         "method": run.method or "the trainer's own",
-        "estimator": f"{estimator}, {parameters(run)}" if run.parameters else estimator,
+        "estimator": f"{run.estimator} version {run.estimator_version}, {parameters(run)}".removesuffix(", "),
         "model": run.model,
         "data set": f"{run.dataset} ({run.dataset_digest})".removesuffix(" ()").strip(),
         "reward": run.reward,
-        "began from": _lineage(run),
-        "uuid": run.uuid,
+        "began from": "its prior"
+        if parent is None
+        else f"run {parent['name']} at step {parent['step']}, weight {parent['weight']:g}, in {parent['database']}",
         "database": store.location,
     }
     # A stale run is not lost. Another trainer has its own way to go on.
     if now.startswith("stale") and run.method:
         texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
-    safe = {name: shown(without_passwords(value), width=None) for name, value in texts.items() if value}
-    return {name: Styled(value, getattr(texts[name], "style", "")) for name, value in safe.items()}
+    return {name: safe(value) for name, value in texts.items() if value}
 
 
 def _held_out(numbers: Mapping[str, Any] | None) -> str:
@@ -140,21 +151,12 @@ def _held_out(numbers: Mapping[str, Any] | None) -> str:
     return f"{' -> '.join(points)}; {measured}"
 
 
-def _lineage(run: RunRecord) -> str:
-    parent = run.parent
-    if parent is None:
-        return "its prior"
-    weight = "" if parent["weight"] == 1 else f", weight {parent['weight']:g}"
-    return f"run {parent['name']} at step {parent['step']}{weight} ({parent['uuid']} in {parent['database']})"
-
-
-def one_prompt(store: PosteriorStore, run: RunRecord, ref: str) -> dict[str, Any]:
+def _one_prompt(store: PosteriorStore, run: RunRecord, ref: str) -> dict[str, Any]:
     """Return prompt_id, prompt and label of the prompt with this id, or with this piece of text; refuse several."""
     matches = find_prompts(store, run, ref)
-    if len(matches) > 1 and str(matches[0]["prompt_id"]) == ref:
-        print(f"{ref} is taken as an id; it is also in the text of other prompts", file=sys.stderr)
-    elif len(matches) > 1:
-        texts = [shown(text, 30) for text in apart([row["prompt"] for row in matches])]
+    if len(matches) > 1 and str(matches[0]["prompt_id"]) != ref:
+        start, end = template_of(list({row["prompt"] for row in matches}))
+        texts = [shown(row["prompt"].removeprefix(start).removesuffix(end), 30) for row in matches]
         named = ", ".join(
             f"{row['prompt_id']} ({text}, label {shown(row['label'], 20)})"
             for row, text in zip(matches, texts, strict=True)
@@ -165,12 +167,12 @@ def one_prompt(store: PosteriorStore, run: RunRecord, ref: str) -> dict[str, Any
 
 def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
-    prompt = one_prompt(store, run, arguments.prompt)
+    prompt = _one_prompt(store, run, arguments.prompt)
     visits = prompt_history(store, run, prompt["prompt_id"])
     if arguments.json:
         print(json_text({"run": run.name, **prompt, "visits": visits}))
         return
-    text, label = shown(prompt["prompt"], LONGEST), shown(prompt["label"], LONGEST)
+    text, label = shown(prompt["prompt"], _LONGEST), shown(prompt["label"], _LONGEST)
     print_facts([("run", run.name), ("prompt", f"{prompt['prompt_id']}: {text}"), ("label", label)])
     if visits:
         columns = [name for name in visits[0] if name != "lag" or any(row["lag"] for row in visits)]
@@ -180,3 +182,59 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         print_table((*columns, ""), cells)
     else:
         print("not visited in this run; its posterior comes from the warm start")
+
+
+def explain(store: PosteriorStore, arguments: argparse.Namespace) -> None:
+    run = store.find_run(arguments.run)
+    prompt = _one_prompt(store, run, arguments.prompt)
+    groups, rollouts = kept_group(store, run, arguments.step, prompt["prompt_id"])
+    if not groups:
+        raise StoreError(
+            f"run {run.name!r} has no group of prompt {prompt['prompt_id']} at step {arguments.step}; "
+            f"openrlhf-dbb history {prompt['prompt_id']} {run.run_id} lists its steps"
+        )
+    group = groups[0]
+    if arguments.json:
+        print(json_text({"run": run.name, **prompt, **group, "rollouts": rollouts}))
+        return
+    form = FORMS.available().get(group["form"])
+    before = "nothing but the prior"
+    if group["prev_step"] >= 0:
+        since = f"since step {group['prev_step']}" if group["prev_step"] else "from the warm start"
+        before = f"{_parameters(group, '_before')}, {since}"
+    print_facts(
+        [
+            ("run", f"{run.name}, step {group['step']}"),
+            ("prompt", f"{prompt['prompt_id']}: {shown(prompt['prompt'], _LONGEST)}"),
+            ("label", shown(prompt["label"], _LONGEST)),
+            ("form", f"{group['form'] or 'not known'}{f': {form.formula}' if form else ''}"),
+            ("known before", before),
+            ("rewards seen", f"{group['rollouts']}, sum {group['successes']:.6g}"),
+            ("known after", _parameters(group)),
+            ("mean p", f"{group['mean']:.6g}"),
+            ("deviation", f"{group['variance'] ** 0.5:.6g}, the root of the variance {group['variance']:.6g}"),
+        ]
+    )
+    if rollouts:
+        names = ["sample", "reward", "score", "baseline", "scale", "weight", "advantage", "arithmetic"]
+        names += ["read"] if any(row["read"] for row in rollouts) else []
+        rows = [row | {"arithmetic": _arithmetic(row)} for row in rollouts]
+        print_table(names, [[row[name] for name in names] for row in rows])
+    else:
+        print("none of its rollouts is kept; train with a greater --rollouts.keep to see each advantage")
+
+
+def _parameters(group: Mapping[str, Any], when: str = "") -> str:
+    alpha, beta = group[f"alpha{when}"], group[f"beta{when}"]
+    return "its state, with --json" if alpha is None else f"alpha {alpha:.6g}, beta {beta:.6g}"
+
+
+def _arithmetic(row: Mapping[str, Any]) -> str:
+    if row["reward"] is None:
+        return "could not be verified"
+    if row["baseline"] is None:
+        return "not trained on"
+    if row["scale"] == 0:
+        return "0, since the scale is 0"
+    weight = "" if row["weight"] == 1 else f"{row['weight']:.6g} * "
+    return f"{weight}({row['reward']:.6g} - {row['baseline']:.6g}) / {row['scale']:.6g} = {row['advantage']:.6g}"
