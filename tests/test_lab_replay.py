@@ -9,9 +9,8 @@ from openrlhf_dbb import Posteriors, StepExtras
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
-from openrlhf_dbb.lab import recorded, specs
-from openrlhf_dbb.lab.recorded import rerun
-from openrlhf_dbb.lab.replay import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation
+from openrlhf_dbb.lab import replay, specs
+from openrlhf_dbb.lab.replay import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation, rerun
 from openrlhf_dbb.storage import ProbeRows
 from openrlhf_dbb.storage.read import StepLog
 
@@ -41,7 +40,7 @@ def test_candidates_of_a_sweep_are_there_once_and_within_the_range():
 def visits(step, prompt_id, successes, rollouts):
     """On-policy visits of a log that has no estimates."""
     none, nan = np.zeros(len(step)), np.full(len(step), np.nan)
-    return recorded.visits(StepLog(step, prompt_id, rollouts, successes, nan, nan, none, nan, nan))
+    return replay.visits(StepLog(step, prompt_id, rollouts, successes, nan, nan, none, nan, nan))
 
 
 def simulated(prompts=1024, passes=4, rollouts=8, seed=0, walk=0.1):
@@ -246,12 +245,12 @@ def test_replay_of_an_asynchronous_run_gives_what_it_stored(open_new):
             versions = [version for _, of_group in groups.values() for version in of_group]
             posteriors.observe(step, prompts, [""] * len(prompts), rewards, extras=StepExtras(policy_versions=versions))
         a, b = (posteriors.prompt_ids[prompt, ""] for prompt in "ab")
-    run, seen = recorded.read(store.url, "late")
+    run, seen = replay.read(store.url, "late")
     rows = store.query("SELECT step, prompt_id, lag, mean, alpha, beta FROM posterior_history ORDER BY step, prompt_id")
     assert {(row.step, row.prompt_id): row.lag for row in rows} == {
         (1, a): 0, (1, b): 0, (2, b): 0.5, (3, a): 0, (4, a): 2, (4, b): 0,
     }  # fmt: skip
-    again = rerun(recorded.own_estimator(run), seen)
+    again = rerun(replay.own_estimator(run), seen)
     np.testing.assert_allclose(again.estimate.mean, [row.mean for row in rows], rtol=1e-12)
 
 
@@ -292,6 +291,6 @@ def test_forecasts_read_the_prompts_texts_in_a_run_and_in_its_replay(tmp_path):
             posteriors.observe(step, drawn, ["1"] * 20, [float("?" in prompt) for prompt in drawn])
     right = np.array([right for _, right in seen])
     assert np.all(np.array(forecasts[-20:])[right] > 0.75) and np.all(np.array(forecasts[-20:])[~right] < 0.25)
-    run, visits_seen = recorded.read(url, "texts")
-    alpha, beta = rerun(recorded.own_estimator(run), visits_seen).predictive
+    run, visits_seen = replay.read(url, "texts")
+    alpha, beta = rerun(replay.own_estimator(run), visits_seen).predictive
     np.testing.assert_allclose(alpha / (alpha + beta), forecasts, rtol=1e-9)

@@ -143,8 +143,8 @@ def test_history(filled, capsys, ref):
     assert lines[:3] == ["run:    new", f"prompt: {c}: prompt 2", "label:  2"]
     assert [line.split() for line in lines[3:]] == [
         ["step", "rollouts", "successes", "alpha", "beta", "mean", "variance"],
-        ["1", "4", "0", "0.5", "4.5", "0.1", "0.09", "##"],
-        ["2", "4", "2", "2.25", "4.25", "0.3462", "0.2263", "#######"],
+        ["1", "4", "0", "0.5", "4.5", "0.1", "0.09"],
+        ["2", "4", "2", "2.25", "4.25", "0.3462", "0.2263"],
     ]
     assert printed(capsys, store, "history", str(a), "old")[1][-1].split()[:5] == ["1", "4", "4", "4.5", "0.5"]
     assert "not visited in this run" in printed(capsys, store, "history", str(a))[0]

@@ -1,6 +1,5 @@
 """Describe a run in numbers: held-out accuracy, state, rollouts, and how many groups were mixed."""
 
-import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -76,7 +75,7 @@ def mixed_groups(totals: Mapping[str, Any]) -> int | None:
 def usage_in_words(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> dict[str, str]:
     """Return where the rollouts went and, unless N = 1, how many groups had equal rewards; nothing if not recorded.
 
-    ``totals``: from :func:`openrlhf_dbb.storage.read.progress`. A quarter is one of the steps. Draws add a line.
+    ``totals``: from :func:`openrlhf_dbb.storage.read.progress`. A quarter is one of the steps.
     """
     if totals["generated"] is None:
         return {}
@@ -87,7 +86,7 @@ def usage_in_words(store: PosteriorStore, run: RunRecord, totals: Mapping[str, A
     words = {"rollouts": ", ".join(f"{count} {what}" for what, count in counts.items() if count)}
     if mixed_groups(totals) is None:
         return words
-    query = f"""SELECT generated, zero_variance, metrics FROM dbb_step
+    query = f"""SELECT generated, zero_variance FROM dbb_step
                 WHERE run_id = :run AND generated > 0 AND {COUNTED} ORDER BY step"""
     steps = store.query(query, run=run.run_id)
     quarter = -(-len(steps) // 4)
@@ -98,11 +97,6 @@ def usage_in_words(store: PosteriorStore, run: RunRecord, totals: Mapping[str, A
     given = f"{totals['rescued'] / max(totals['zero_variance'], 1):.0%} of these were given an advantage"
     equal = f"{whole} of {totals['groups']} had equal rewards (first quarter {early}, last {late})"
     words["groups"] = f"{equal}: plain GRPO learns nothing from these; {given}"
-    logged = [json.loads(step.metrics or "{}") for step in steps]
-    drawn = [(each["posterior/mixed"], each["posterior/mixed_even"]) for each in logged if "posterior/mixed" in each]
-    if drawn:
-        mixed, even = (sum(shares) / len(drawn) for shares in zip(*drawn, strict=True))
-        words["drawn"] = f"{mixed:.0%} of the groups were mixed, with even draws about {even:.0%}"
     return words
 
 

@@ -21,7 +21,6 @@ from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import Styled, json_text, print_facts, print_table, print_title, safe, shown, template_of
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
-_BAR = 20
 _RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
 _LONGEST = 200
 _PROMPT_HELP = "id of the prompt, or a piece of its text"
@@ -176,10 +175,7 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     print_facts([("run", run.name), ("prompt", f"{prompt['prompt_id']}: {text}"), ("label", label)])
     if visits:
         columns = [name for name in visits[0] if name != "lag" or any(row["lag"] for row in visits)]
-        # A bar as long as a mean in [0, 1]; no bar for another mean.
-        bars = [Styled("#" * round(_BAR * row["mean"]) if 0 <= row["mean"] <= 1 else "", "cyan") for row in visits]
-        cells = [(*(row[name] for name in columns), bar) for row, bar in zip(visits, bars, strict=True)]
-        print_table((*columns, ""), cells)
+        print_table(columns, [[row[name] for name in columns] for row in visits])
     else:
         print("not visited in this run; its posterior comes from the warm start")
 
