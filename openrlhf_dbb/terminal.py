@@ -1,4 +1,4 @@
-"""Makes texts of a store safe to show, and prints tables, with colour on a terminal."""
+"""Makes texts of a store safe to show, and prints tables."""
 
 import json
 import os
@@ -10,7 +10,6 @@ from openrlhf_dbb.secrets import without_passwords
 
 TEXT_WIDTH = 60  # the most characters of a text, such as a prompt, in a table
 _WIDEST = 10_000  # characters; wider than any table
-_SHORTEST_TEMPLATE = 10
 _common_start = os.path.commonprefix
 
 
@@ -39,13 +38,13 @@ def readable(text: object) -> str:
 
 
 def template_of(texts: Sequence[str]) -> tuple[str, str]:
-    """Return the start and the end that all texts share, such as a chat template's; "" if one is short."""
+    """Return the start and the end that all texts share, such as a chat template's."""
     if len(texts) < 2:
         return "", ""
     # Not in the middle of a line: its first words belong to the question even if all questions share them.
     start = re.sub(r"[^>\n]*\Z", "", _common_start(texts))
     end = re.sub(r"\A[^<\n]*", "", _common_start([text[len(start) :][::-1] for text in texts])[::-1])
-    return (start if len(start) >= _SHORTEST_TEMPLATE else "", end if len(end) >= _SHORTEST_TEMPLATE else "")
+    return start, end
 
 
 def _escaped(character: str) -> str:
@@ -55,17 +54,6 @@ def _escaped(character: str) -> str:
 def safe(text: str) -> str:
     """Return the whole text with passwords masked and unprintable characters escaped."""
     return shown(without_passwords(text), width=None)
-
-
-class Styled(str):
-    """A text with one of rich's styles, such as "bold" or "yellow", which a terminal with colour shows."""
-
-    style: str
-
-    def __new__(cls, text: str, style: str) -> "Styled":
-        styled = super().__new__(cls, text)
-        styled.style = style
-        return styled
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -88,9 +76,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         is_text = any(isinstance(row[place], str) for row in rows)
         grid.add_column(Text(name), justify="left" if is_text else "right", vertical="bottom")
     for row in rows:
-        grid.add_row(
-            *(Text(_cell(value), getattr(value, "style", ""), no_wrap=True, overflow="ellipsis") for value in row)
-        )
+        grid.add_row(*(Text(_cell(value), no_wrap=True, overflow="ellipsis") for value in row))
     _print(grid)
 
 
@@ -103,7 +89,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts:
-        grid.add_row(f"{name}:", Text(shown(value, None), getattr(value, "style", "")))
+        grid.add_row(f"{name}:", Text(shown(value, None)))
     _print(grid)
 
 
@@ -120,16 +106,12 @@ def _print(content: Any) -> None:
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))  # rich fills the last column up
 
 
-def print_line(text: str = "", style: str = "") -> None:
-    """Print a line, in one of rich's styles on a terminal with colour."""
+def print_title(text: str) -> None:
+    """Print a line behind an empty one; on a terminal it is bold."""
     from rich.text import Text
 
-    _print(Text(shown(text, None), style))
-
-
-def print_title(text: str) -> None:
-    print_line()
-    print_line(text, "bold")
+    print()
+    _print(Text(text, "bold"))
 
 
 def json_text(value: Any) -> str:

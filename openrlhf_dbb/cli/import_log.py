@@ -79,8 +79,6 @@ def _files(paths: list[Path]) -> Iterator[Path]:
         if not path.exists():
             raise UsageError(f"there is no {path}; name a log of rollouts or a folder of them")
         inside = [file for file in path.iterdir() if file.suffix in FILES] if path.is_dir() else [path]
-        if not inside or inside[0].suffix not in FILES:
-            raise UsageError(f"{path} is no log that can be read; allowed are {', '.join(FILES)}, or a folder of them")
         yield from sorted(inside, key=lambda file: (_number(file) or 0, file.name))
 
 
@@ -113,8 +111,6 @@ def _rollout(row: dict[str, Any], place: str, named: int | None, keys: dict[str,
         raise UsageError(
             f"{place}: reward {value['reward']!r:.40} or step {value['step']!r:.40} is not a number"
         ) from None
-    if not value["prompt"]:
-        raise UsageError(f"{place} has no prompt in {found['prompt']!r}; fix or drop the row")
     texts = [value["response"] or ""]  # or messages, as in TRL's tables
     texts = texts if isinstance(texts[0], str) else [str(message["content"]) for message in texts[0]]
     texts_of = {"prompt": text_of(value["prompt"]), "label": label_of(value["label"]), "response": "\n".join(texts)}

@@ -16,7 +16,7 @@ from openrlhf_dbb.inspect.overview import overview, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.read import held_out, held_out_prompts
-from openrlhf_dbb.terminal import json_text, print_facts, print_line, print_table, print_title
+from openrlhf_dbb.terminal import json_text, print_facts, print_table, print_title
 
 ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
 
@@ -116,7 +116,7 @@ def _pass_at_k(counts: Sequence[tuple[Floats, Floats]]) -> list[dict[str, Any]]:
 
 def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: Mapping[str, Any] | None) -> None:
     if not any(numbers):
-        print_line("not measured in either")
+        print("not measured in either")
         return
     rows = [
         (which, *("-" if run is None else f"{100 * run[at]:.1f} % (step {run[f'{at}_step']})" for at in _PLACES))
@@ -124,11 +124,11 @@ def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: Mappi
     ]
     print_table(("", *_PLACES), rows)
     if accuracy is None:
-        print_line("not measured in both on the same prompts, so there is no test")
+        print("not measured in both on the same prompts, so there is no test")
         return
-    print_line(f"second - first, last evaluations: {difference_in_words(accuracy)}")
-    print_line(accuracy["verdict"], "bold")
-    print_line(ONE_PAIR)
+    print(f"second - first, last evaluations: {difference_in_words(accuracy)}")
+    print(accuracy["verdict"])
+    print(ONE_PAIR)
     if accuracy["pass_at_k"]:
         print_title("held-out pass@k, %: last evaluations, prompts of both")
         cells = [

@@ -8,9 +8,7 @@ from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.owner import SILENT_S
 from openrlhf_dbb.storage.read import COUNTED, SUMS, held_out
-from openrlhf_dbb.terminal import Styled
 
-_STYLES = {"running": "green", "stale": "yellow", "finished": ""}
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -124,10 +122,10 @@ def state(run: RunRecord) -> str:
     return "stale" if stale else run.status
 
 
-def status(run: RunRecord) -> Styled:
-    """Return the state of a run in colour; a stale run's has the time since its last write, such as "stale 3 h"."""
+def status(run: RunRecord) -> str:
+    """Return the state of a run; a stale run's has the time since its last write, such as "stale 3 h"."""
     name = state(run)
-    return Styled(f"{name} {age(run.heartbeat_at)}" if name == "stale" else name, _STYLES[name])
+    return f"{name} {age(run.heartbeat_at)}" if name == "stale" else name
 
 
 def age(moment: str) -> str:

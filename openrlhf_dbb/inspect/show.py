@@ -18,7 +18,7 @@ from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import extremes, find_prompts, kept_group, progress, prompt_history, shared_state
 from openrlhf_dbb.storage.url import BadRow
-from openrlhf_dbb.terminal import Styled, json_text, print_facts, print_table, print_title, safe, shown, template_of
+from openrlhf_dbb.terminal import json_text, print_facts, print_table, print_title, safe, shown, template_of
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
 _RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
@@ -59,7 +59,7 @@ def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
             accuracy, measured = None, numbers["held_out"]
             if measured is not None:  # such as "39.6 -> 42.8 %"
                 start = "" if measured["start_step"] == measured["last_step"] else f"{100 * measured['start']:.1f} -> "
-                accuracy = Styled(f"{start}{100 * measured['last']:.1f} %", "bold")
+                accuracy = f"{start}{100 * measured['last']:.1f} %"
             named = (run.run_id, run.name, status(run), accuracy, run.last_step, method(run))
             rows.append((*named, numbers["rollouts"], age(run.created_at)))
         print_table(_RUNS, rows)
@@ -139,15 +139,9 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
 def _held_out(numbers: Mapping[str, Any] | None) -> str:
     if numbers is None:
         return "not measured"
-    at = {numbers[f"{name}_step"]: numbers[name] for name in ("start", "best", "last")}
-    points = [
-        f"{100 * accuracy:.1f} % at step {step}" + (" (best)" if len(at) > 1 and step == numbers["best_step"] else "")
-        for step, accuracy in at.items()
-    ]
-    measured = f"{numbers['prompts']} prompts x {numbers['samples']} samples"
-    if numbers["benchmarks"] > 1:
-        measured += f", mean of {numbers['benchmarks']} benchmarks"
-    return f"{' -> '.join(points)}; {measured}"
+    points = {numbers[f"{name}_step"]: f"{100 * numbers[name]:.1f} % ({name})" for name in ("start", "best", "last")}
+    texts = " -> ".join(f"{text} at step {step}" for step, text in points.items())
+    return f"{texts}; {numbers['prompts']} prompts x {numbers['samples']} samples"
 
 
 def _one_prompt(store: PosteriorStore, run: RunRecord, ref: str) -> dict[str, Any]:
