@@ -20,7 +20,7 @@ from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
-from openrlhf_dbb.inspect.overview import usage_in_words
+from openrlhf_dbb.inspect.show import usage_in_words
 from openrlhf_dbb.lab import replay
 from openrlhf_dbb.platform import cpu, machine
 from openrlhf_dbb.secrets import without_passwords

@@ -12,7 +12,7 @@ import numpy as np
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import paired_tests
 from openrlhf_dbb.evaluation.metrics import pass_at_k
-from openrlhf_dbb.inspect.overview import overview, status
+from openrlhf_dbb.inspect.show import overview, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.read import held_out, held_out_prompts
@@ -115,9 +115,6 @@ def _pass_at_k(counts: Sequence[tuple[Floats, Floats]]) -> list[dict[str, Any]]:
 
 
 def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: Mapping[str, Any] | None) -> None:
-    if not any(numbers):
-        print("not measured in either")
-        return
     rows = [
         (which, *("-" if run is None else f"{100 * run[at]:.1f} % (step {run[f'{at}_step']})" for at in _PLACES))
         for which, run in zip(_WHICH, numbers, strict=True)

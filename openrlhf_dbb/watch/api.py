@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
-from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
+from openrlhf_dbb.inspect.show import method, overview, seconds_since, state
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import number_in, prompt_texts
 from openrlhf_dbb.storage.url import BadRow
