@@ -16,7 +16,7 @@ from openrlhf_dbb import estimators, options
 from openrlhf_dbb.core.replayed_visits import rewards_of
 from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.estimators import Estimate, RewardEstimator, standardized
+from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
 from openrlhf_dbb.estimators.text_features import text_features
@@ -99,7 +99,7 @@ class Visits(StepLog):
 class Rerun(NamedTuple):
     """The output of an estimator at V visits."""
 
-    estimate: Estimate  # that the visit's rollouts would have been scored with
+    mean: Floats  # (V,) that the visit's rollouts would have been scored with
     group_weight: Floats  # (V,) share of the mean that is S/N; NaN if there is none
     predictive: tuple[Floats, Floats]  # (alpha, beta) before the visit, (V,); NaN if there is none
 
@@ -167,28 +167,24 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
     state = estimator.initial_state(visits.prompts)
     if estimator.reads_texts and visits.texts:
         state["features"] = text_features(visits.texts)
-    mean, variance, weight, alpha, beta = np.full((5, len(when)), np.nan)
-    baseline = np.full(visits.rewards_V_G.shape, np.nan)
+    mean, weight, alpha, beta = np.full((4, len(when)), np.nan)
     for rows in np.split(order, np.flatnonzero(np.diff(when[order])) + 1):
         members, rewards_P_G = visits.prompt[rows], visits.rewards_V_G[rows]
         forecast = estimator.predictive(estimator.state_at(state, members))
-        estimate = estimator.observe_at(state, members, rewards_P_G, visits.lag[rows])
-        mean[rows], variance[rows], baseline[rows] = estimate.mean, estimate.variance, estimate.baseline
+        mean[rows] = estimator.observe_at(state, members, rewards_P_G, visits.lag[rows]).mean
         if forecast is not None:
             alpha[rows], beta[rows] = forecast
         share = estimator.group_weight(estimator.state_at(state, members), rewards_P_G)
         weight[rows] = np.nan if share is None else share
-    return Rerun(Estimate(mean, variance, baseline), weight, (alpha, beta))
+    return Rerun(mean, weight, (alpha, beta))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The losses and advantages of one estimator at the visits."""
+    """The losses of one estimator at the visits."""
 
     estimator: RewardEstimator
     losses: dict[str, Floats]  # (V,) by criterion; NaN where a visit does not count, or the criterion does not apply
-    zero_groups: float  # share of the groups in which every advantage is 0
-    mean_advantage: float  # mean of abs(advantage) over rollouts, in standard deviations
 
     @property
     def label(self) -> str:
@@ -207,14 +203,11 @@ def evaluate(estimator: RewardEstimator, visits: Visits) -> Outcome:
     again = rerun(estimator, visits)
     log_score = betabinom.logpmf(visits.successes, visits.rollouts, *again.predictive)
     losses = {
-        "probes": squared_errors(again.estimate.mean, *visits.probes_3_V),
-        "mse": error_from_log(visits, again.estimate.mean, again.group_weight),
+        "probes": squared_errors(again.mean, *visits.probes_3_V),
+        "mse": error_from_log(visits, again.mean, again.group_weight),
         "likelihood": np.where(visits.earlier > 0, -log_score, np.nan),  # on first visits only the prior would count
     }
-    advantages_V_G = standardized(visits.rewards_V_G, again.estimate)
-    zero_groups = float((advantages_V_G == 0).all(axis=1).mean())
-    size = float(np.abs(advantages_V_G[~np.isnan(visits.rewards_V_G)]).mean())
-    return Outcome(estimator, losses, zero_groups, size)
+    return Outcome(estimator, losses)
 
 
 def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats:
@@ -318,6 +311,4 @@ def _measures(outcome: Outcome) -> dict[str, Any]:
         "mse (probes)": outcome.mean("probes"),
         "mse (log)": outcome.mean("mse"),
         "log-likelihood": None if likelihood is None else -likelihood,
-        "zero-advantage groups": outcome.zero_groups,
-        "mean |A|": outcome.mean_advantage,
     }
