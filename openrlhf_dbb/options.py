@@ -33,11 +33,6 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(left)}")
         return namespace, left
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            self.error(f"unknown command {value!r}{did_you_mean(value, action.choices or ())}")
-        super()._check_value(action, value)
-
 
 def number(kind: type, least: float, most: float | None = None, *, above: bool = False) -> Callable[[str], Any]:
     """Return an argparse type: a number from ``least`` (not itself if ``above``) to ``most``."""

@@ -43,7 +43,7 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json_text({"runs": numbers, "held_out": accuracy}))
         return
-    described = [f"{run.name} (number {run.run_id}), {status(run)} at step {run.last_step}" for run in runs]
+    described = [f"{run.name}, {status(run)} at step {run.last_step}" for run in runs]
     print_facts(zip(_WHICH, described, strict=True))
     print_title("held-out accuracy")
     _print_held_out([run["held_out"] for run in numbers], accuracy)
