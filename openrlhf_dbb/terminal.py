@@ -8,12 +8,10 @@ from typing import Any
 
 from openrlhf_dbb.secrets import without_passwords
 
-TEXT_WIDTH = 60  # the most characters of a text, such as a prompt, in a table
-_WIDEST = 10_000  # characters; wider than any table
 _common_start = os.path.commonprefix
 
 
-def shown(value: object, width: int | None = TEXT_WIDTH) -> str:
+def shown(value: object, width: int | None = 60) -> str:
     r"""Return the text with unprintable characters escaped, cut to ``width`` characters unless that is None.
 
     Example:
@@ -100,7 +98,7 @@ def _print(content: Any) -> None:
     if console.is_terminal:
         console.print(content)
         return
-    console.width = _WIDEST  # a pipe gets whole texts
+    console.width = 10_000  # a pipe gets whole texts
     with console.capture() as printed:
         console.print(content)
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))  # rich fills the last column up

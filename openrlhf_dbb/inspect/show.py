@@ -17,7 +17,6 @@ from openrlhf_dbb.storage.url import BadRow
 from openrlhf_dbb.terminal import json_text, print_facts, print_table, print_title, safe, shown, template_of
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
-_RUNS = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
 _LONGEST = 200
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 _PROMPT_HELP = "id of the prompt, or a piece of its text"
@@ -59,7 +58,7 @@ def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
                 accuracy = f"{start}{100 * measured['last']:.1f} %"
             named = (run.run_id, run.name, status(run), accuracy, run.last_step, method(run))
             rows.append((*named, numbers["rollouts"], age(run.created_at)))
-        print_table(_RUNS, rows)
+        print_table(("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age"), rows)
 
 
 def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:

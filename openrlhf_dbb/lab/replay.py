@@ -34,7 +34,6 @@ CRITERIA = {
     "mse": "mean squared error estimated from the log",
     "likelihood": "minus log-likelihood of the next visit's successes (nats)",
 }
-_DRAWS = 1000  # of the bootstrap over prompts
 
 
 def add_commands(add: Any) -> None:
@@ -274,7 +273,7 @@ def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
     sums_P_C = np.stack([np.bincount(row, loss[counted]) for loss in losses], axis=1)
     rng, prompts, draws = np.random.default_rng(0), len(visits_P), []
     # Visits of one prompt depend on each other, so prompts are resampled, not visits.
-    for _ in range(_DRAWS):
+    for _ in range(1000):
         times_P = np.bincount(rng.integers(prompts, size=prompts), minlength=prompts)
         draws.append(times_P @ sums_P_C / (times_P @ visits_P))
     mean_C = sums_P_C.sum(axis=0) / visits_P.sum()
@@ -289,9 +288,8 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
             "Every prompt was visited once, so discounts cannot be compared: on a first visit a discount only weakens",
             "the prior. Keep the estimator, and replay again after the second pass.",
         ]
-    lines = [f"criterion: {CRITERIA[ranking.criterion]}"]
     best = ranking.candidates[0]
-    lines.append(f"best: {best.label}")
+    lines = [f"criterion: {CRITERIA[ranking.criterion]}", f"best: {best.label}"]
     _, *others = ranking.best_of_each()
     if others:
         second = ranking.candidates[others[0]].label
