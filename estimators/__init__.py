@@ -11,12 +11,10 @@
     simple           point (GRPO's mean and variance), laplace, ema
     text_prior       features of prompts from their texts, and prior means that a regression predicts from them
     probe_error      squared error of an estimate, measured by extra rollouts
-    closed_form      exact bias, variance and MSE of an estimator's mean for given success probabilities
 
 Axes in names: ``rewards_P_G`` is an array of P prompts by G rollouts per prompt.
 """
 
-from openrlhf_dbb.estimators import closed_form
 from openrlhf_dbb.estimators.base import ESTIMATORS, Estimate, RewardEstimator, RewardSupportError, State, register
 from openrlhf_dbb.estimators.forms import FORMS, Form, standardized
 
@@ -24,5 +22,5 @@ available, get, build, check_stored = ESTIMATORS.available, ESTIMATORS.get, ESTI
 
 __all__ = [
     "FORMS", "Estimate", "Form", "RewardEstimator", "RewardSupportError", "State", "available", "build",
-    "check_stored", "closed_form", "get", "register", "standardized",
+    "check_stored", "get", "register", "standardized",
 ]  # fmt: skip

@@ -192,7 +192,7 @@ def test_rewards_that_are_missing_partial_or_of_any_size(open_new, capsys, tmp_p
     ):  # fmt: skip
         file.write_text("".join(json.dumps({"prompt": "p", "step": 1, "reward": reward}) + "\n" for reward in rewards))
         code, out = ran(capsys, "import", file, "--run_name", name, "--store.url", store.url)
-        assert code == 0 and out == f"run '{name}': 1 step, 1 prompt, 3 rollouts, estimator {estimator}\n"
+        assert code == 0 and out == f"run '{name}': 1 steps, 1 prompts, 3 rollouts, estimator {estimator}\n"
         run = store.find_run(name)
         assert run.estimator == estimator and parameters.items() <= run.parameters.items()
         assert store.query("SELECT rollouts FROM steps WHERE run_id = :run", run=run.run_id) == [(2,)]
@@ -203,7 +203,6 @@ REFUSED = {
     "a.jsonl": ('{"prompt": "p"', "a.jsonl: 1 of 1 rows cannot be used: line 1: broken JSON"),
     "b.jsonl": ('{"prompt": "p", "step": 1}', "line 1 has no column score or reward; give --reward_key of prompt"),
     "c.jsonl": ('{"prompt": "p", "reward": "good", "step": 1}', "line 1: reward 'good' or step '1' is not a number"),
-    "d.jsonl": ('{"prompt": "", "reward": 1, "step": 1}', "line 1 has no prompt in 'prompt'; fix or drop"),
     "e.jsonl": ('{"prompt": "p", "reward": null, "step": 1}', "has no rows with a reward"),
 }
 

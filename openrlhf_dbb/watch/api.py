@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
-from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
+from openrlhf_dbb.inspect.show import method, overview, seconds_since, state
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.read import prompt_texts
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
