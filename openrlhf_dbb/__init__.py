@@ -44,10 +44,7 @@ else:  # a type checker would believe that this function provides every name
 
     def __getattr__(name: str) -> Any:
         """Import a name on first use, so that a command without a store does not wait for SQLAlchemy."""
-        if name not in _LAZY:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_LAZY[name]), name)
-
-
-_STEP = "openrlhf_dbb.core.step"
-_LAZY = {"Posteriors": "openrlhf_dbb.core.posteriors"} | dict.fromkeys(__all__[1:-1], _STEP)
+        module = "posteriors" if name == "Posteriors" else "step"
+        return getattr(import_module(f"openrlhf_dbb.core.{module}"), name)

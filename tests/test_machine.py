@@ -1,6 +1,5 @@
 """A host's GPUs, driver, compilers and compiled modules are described, and their faults named."""
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -24,11 +23,6 @@ def test_setup_runs_the_same_file_before_anything_is_installed():
     assert subprocess.run(program, env={"CC": "cc"}).returncode == 0
 
 
-def test_a_host_without_a_driver_has_no_gpus(monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
-    assert machine.look.__wrapped__() == machine.Machine((), None)
-
-
 def test_an_environment_without_cuda_says_that_it_leaves_a_gpu_alone(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(machine, "torch_cuda", lambda: None)
     monkeypatch.setattr(machine, "look", lambda: machine.Machine((GPU,), (13, 0)))
@@ -41,8 +35,8 @@ def test_an_environment_without_cuda_says_that_it_leaves_a_gpu_alone(monkeypatch
     ("host", "include", "why"),
     [
         (machine.Machine((), None), None, "there is no NVIDIA driver"),
-        (machine.Machine((GPU,), (12, 4)), None, r"\(CUDA 12.4\) is too old for CUDA 13.0; update it to 580"),
-        (machine.Machine((), (13, 0)), None, "CUDA_VISIBLE_DEVICES is ''; unset it"),
+        (machine.Machine((GPU,), (12, 4)), None, r"\(CUDA 12.4\) is too old for CUDA 13.0; update it"),
+        (machine.Machine((), (13, 0)), None, r"\(CUDA_VISIBLE_DEVICES is ''\)"),
         (machine.Machine((GPU,), (13, 0)), "/nowhere", "there is no /nowhere/Python.h"),
     ],
 )

@@ -109,14 +109,6 @@ class _CpuDevice(str):
         return "0"
 
 
-def stand_in_for_torch_cuda() -> None:
-    """Give the four ``torch.cuda`` functions that OpenRLHF calls on every machine a meaning on CPU."""
-    torch.cuda.current_device = lambda: _CpuDevice("cpu")  # in replay_buffer, ppo_actor, launcher, deepspeed
-    torch.cuda.set_device = lambda device: None  # in DeepspeedStrategy.setup_distributed
-    torch.cuda.synchronize = lambda: None  # in torch_dist_barrier_and_cuda_sync, BaseModelActor.empty_cache
-    torch.cuda.current_stream = lambda: None  # in ActorPPOTrainer.broadcast_to_vllm
-
-
 def torch_dtype(param_dtype: str) -> torch.dtype:
     """Return the dtype of ``--ds.param_dtype``; OpenRLHF's function does not know fp32."""
     return torch.float32 if param_dtype == "fp32" else convert_to_torch_dtype(param_dtype)
@@ -130,10 +122,13 @@ class CpuBackend(Backend):
         from openrlhf.trainer.ray import ppo_actor
         from openrlhf.utils import utils
 
-        stand_in_for_torch_cuda()
+        # OpenRLHF calls these four on every machine.
+        torch.cuda.current_device = lambda: _CpuDevice("cpu")
+        torch.cuda.set_device = torch.cuda.synchronize = lambda *_: None
+        torch.cuda.current_stream = lambda: None
         # NCCL's communicator disables itself without a GPU, and every weight broadcast would do nothing in silence.
         upstream.replace(ppo_actor, "stateless_init_process_group", GlooCommunicator)
         upstream.replace(utils, "convert_to_torch_dtype", torch_dtype)  # looked up when a model is loaded
-        # The shared-memory op would be compiled at the start, which takes a minute and 8 GiB.
+        # DeepSpeed would compile the shared-memory op now, which takes a minute and 8 GiB.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         super().setup_distributed(timeout)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +26,15 @@ FLAG_DEFAULTS: dict[str, Any] = {
 # blocks are shared.
 BLOCK = 32
 
-# Switches that cannot work here. Without a refusal the run fails minutes later, in a Ray actor.
-NEED_CUDA = (
-    "ds.use_liger_kernel", "ds.deepcompile", "ds.enable_sleep", "ds.load_in_4bit", "train.enable_ema",
-    "vllm.enable_sleep", "vllm.sync_with_ray",
-)  # fmt: skip
+# The only values that work here. Without a refusal the run fails minutes later, in a Ray actor.
+_ONLY: dict[str, Any] = {
+    "ds.ring_attn_size": 1,
+    "vllm.enforce_eager": True,
+    "vllm.sync_backend": "gloo",
+    "vllm.tensor_parallel_size": 1,
+    **dict.fromkeys(("ds.use_liger_kernel", "ds.deepcompile", "ds.enable_sleep", "ds.load_in_4bit"), False),
+    **dict.fromkeys(("train.enable_ema", "vllm.enable_sleep", "vllm.sync_with_ray"), False),
+}
 
 
 def active() -> bool:
@@ -38,19 +43,13 @@ def active() -> bool:
 
 
 def refusals(args: SimpleNamespace) -> Iterator[str]:
-    ds, vllm = args.ds, args.vllm
-    refused = {
-        "ds.ring_attn_size": ds.ring_attn_size > 1,
-        "ds.attn_implementation": "flash_attention" in ds.attn_implementation,
-        "vllm.enforce_eager": not vllm.enforce_eager,
-        "vllm.sync_backend": vllm.sync_backend != "gloo",
-        "vllm.tensor_parallel_size": vllm.tensor_parallel_size > 1,
-    }
-    for flag in (*refused, *NEED_CUDA):
-        section, name = flag.split(".")
-        value = getattr(getattr(args, section), name)
-        if refused.get(flag, value):
+    ds = args.ds
+    for flag, works in _ONLY.items():
+        value = attrgetter(flag)(args)
+        if value != works:
             yield f"--{flag} {value} needs CUDA, and there is none here; leave it out"
+    if "flash_attention" in ds.attn_implementation:
+        yield f"--ds.attn_implementation {ds.attn_implementation} needs CUDA, and there is none here; leave it out"
     if ds.tensor_parallel_size > 1 and ds.param_dtype != "bf16":
         yield f"--ds.tensor_parallel_size {ds.tensor_parallel_size} needs --ds.param_dtype bf16 without CUDA; give both"
 

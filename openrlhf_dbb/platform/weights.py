@@ -48,10 +48,6 @@ def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any]) -> torch.Tenso
     return torch.cat([weights[parameter.name].detach().reshape(-1).view(torch.uint8) for parameter in bucket])
 
 
-def empty(bucket: Sequence[Parameter], device: Any) -> torch.Tensor:
-    return torch.empty(sum(parameter.space for parameter in bucket), dtype=torch.uint8, device=device)
-
-
 def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     for parameter, part in zip(bucket, packed.split([parameter.space for parameter in bucket]), strict=True):
         # A copy, since a view of a dtype has to begin at a multiple of the dtype's size.
@@ -69,7 +65,8 @@ class Receiver:
         Raise RuntimeError if the model has no such parameter, so that it would keep an old weight.
         """
         parameters = [Parameter(*values) for values in bucket]
-        packed = empty(parameters, self.device)  # type: ignore[attr-defined]
+        size, device = sum(parameter.space for parameter in parameters), self.device  # type: ignore[attr-defined]
+        packed = torch.empty(size, dtype=torch.uint8, device=device)
         stream = torch.cuda.current_stream() if packed.is_cuda else None
         self._model_update_group.broadcast(packed, src=0, stream=stream)  # type: ignore[attr-defined]
         self.load(list(unpack(parameters, packed)))
