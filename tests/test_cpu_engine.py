@@ -1,7 +1,6 @@
-"""vLLM's engine in this process, on the tiny model: responses, pauses, weights, cancellation and failures."""
+"""vLLM's engine in this process, on the tiny model: responses, pauses, cancellation and failures."""
 
 import asyncio
-import socket
 
 import pytest
 import torch
@@ -171,41 +170,6 @@ def test_a_request_that_vllm_refuses_fails_alone(engine):
 
     [answer] = asyncio.run(too_long())
     assert answer.finished
-
-
-def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
-    from transformers import AutoModelForCausalLM
-
-    from openrlhf_dbb.platform.weights import GlooCommunicator, Parameter, buckets, pack
-
-    model = AutoModelForCausalLM.from_pretrained(tiny.prepare(tiny.default_folder()).model)  # float32
-    q, k, v = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")
-
-    def loaded(worker):
-        held = dict(worker.get_model().named_parameters())
-        return [held[name].clone() for name in ("model.norm.weight", "model.layers.0.self_attn.qkv_proj.weight")]
-
-    async def send(sender, weights, limit):
-        for bucket in buckets([Parameter(n, w.dtype, tuple(w.shape)) for n, w in weights.items()], limit):
-            received = asyncio.ensure_future(engine.collective_rpc("receive_weights", args=(bucket,)))
-            await asyncio.to_thread(sender.broadcast, pack(bucket, weights), 0)
-            await received
-
-    async def sync():
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        joined = engine.collective_rpc("init_process_group", args=("127.0.0.1", port, 1, 2, "openrlhf", "gloo", False))
-        _, sender = await asyncio.gather(joined, asyncio.to_thread(GlooCommunicator, "127.0.0.1", port, 0, 2))
-        for factor, limit in ((2, 2**30), (3, 2**16)):  # the second time every name is known
-            weights = {name: factor * weight.detach() for name, weight in model.named_parameters()}
-            weights["model.norm.weight"] = weights["model.norm.weight"].bfloat16()
-            await send(sender, weights, limit)
-            [[norm, qkv]] = await engine.collective_rpc(loaded)
-            assert norm.equal(weights["model.norm.weight"])
-            assert qkv.equal(torch.cat([weights[q], weights[k], weights[v]]).bfloat16())
-
-    asyncio.run(sync())
 
 
 def test_a_group_s_prompt_is_computed_once_but_for_its_last_block(engine, monkeypatch):
