@@ -28,7 +28,7 @@ def engine():
         arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni", "dtype": "bfloat16"}
         patch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM puts another function there
         torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late in this process
-        yield InProcessEngine.from_engine_args(EngineArgs(**cpu.engine_arguments(arguments)))
+        yield InProcessEngine(EngineArgs(**cpu.engine_arguments(arguments)))
         cleanup_dist_env_and_memory()
 
 

@@ -49,15 +49,11 @@ class Backend(DeepspeedStrategy):
             model = policy = MergedModel(policy, keep=self.is_rank_0())
         original, _ = PreTrainedConfig.get_config_dict(self.args.actor.model_name_or_path)
         dtype = getattr(torch, original.get("dtype") or original.get("torch_dtype") or "", policy.dtype)
-        trained, save = policy.config.dtype, policy.save_pretrained
+        trained, save, tied = policy.config.dtype, policy.save_pretrained, getattr(policy, "all_tied_weights_keys", ())
 
         def save_as_it_came(folder: str, state_dict: dict[str, torch.Tensor], **options: Any) -> None:
-            # Upstream hands copies over, in which save_pretrained cannot see that two weights were one. Weights
-            # that ZeRO 3 has partitioned have no memory here; upstream has left out the tied ones already.
-            first: dict[int, str] = {}
-            live = {name: weight.data_ptr() for name, weight in policy.state_dict().items() if weight.numel()}
-            repeated = {name for name, place in live.items() if first.setdefault(place, name) != name}
-            kept = {name: weight for name, weight in state_dict.items() if name not in repeated}
+            # Upstream hands copies over, in which save_pretrained cannot see that two weights were one.
+            kept = {name: weight for name, weight in state_dict.items() if name not in tied}
             state_dict = {name: w.to(dtype) if w.is_floating_point() else w for name, w in kept.items()}
             save(folder, state_dict=state_dict, **options)
             policy.config.dtype = dtype  # upstream writes the configuration once more
