@@ -1,5 +1,6 @@
-"""A host's GPUs, driver, compilers and compiled modules are described, and their faults named."""
+"""A host's GPUs, driver, compilers and compiled modules are described, their faults named, and Ray starts on it."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cuda, machine
+from openrlhf_dbb.errors import RunError, UsageError
+from openrlhf_dbb.platform import cuda, machine, ray_start
 
 ROOT = Path(__file__).parents[1]
 GPU = machine.Gpu("NVIDIA H100", 80 * 2**30, (9, 0))
@@ -72,3 +73,44 @@ def test_what_is_installed_is_seen_without_an_import(tmp_path, cuda, files, seen
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     shown = subprocess.run([sys.executable, "-c", LOOK], env=environment, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == seen
+
+
+START = """
+from openrlhf_dbb.platform import ray_start
+ray_start.prepare()
+import ray
+ray_start.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+print("answer", ray.get(ray.remote(lambda: 7).remote()))
+"""
+# Python imports this module first in every process. Ray's raylet gives its agents 15 s.
+SLOW_AGENTS = """
+import sys, time
+if any(word.endswith(("dashboard/agent.py", "runtime_env/agent/main.py")) for word in sys.orig_argv):
+    time.sleep(18)
+"""
+
+
+@pytest.mark.slow
+def test_rays_agents_may_take_longer_than_its_own_limit(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SLOW_AGENTS)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", START], env=environment, capture_output=True, text=True, timeout=180)
+    assert done.stdout == "answer 7\n"
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_start_of_ray_is_tried_twice_and_then_ends_in_one_line(monkeypatch, failures):
+    import ray
+
+    calls = []
+
+    def start(**options):
+        calls.append(options)
+        if len(calls) <= failures:
+            raise Exception("The current node timed out during startup.\nMore lines.")
+
+    monkeypatch.setattr(ray, "init", start)
+    line = r"^Ray did not start, tried 2 times in \d+ s .*: The current node timed out during startup\. Its logs .+$"
+    with pytest.raises(RunError, match=line) if failures == 2 else contextlib.nullcontext():
+        ray_start.init(num_cpus=3)
+    assert calls == [{"num_cpus": 3}] * 2
