@@ -33,10 +33,6 @@ pytestmark = [pytest.mark.cuda, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 1800
-PACKAGES = (
-    "torch", "vllm", "ray", "deepspeed", "transformers", "openrlhf", "openrlhf-dbb", "flash-attn", "flashinfer-python",
-    "triton",
-)  # fmt: skip
 
 PROMPTS, BATCH, SAMPLES, PASSES = 32, 16, 8, 3
 STEPS = PROMPTS // BATCH * PASSES
@@ -132,34 +128,19 @@ def tail(*outputs):
     return "".join(re.sub(r".*\r", "", output)[-3000:] for output in outputs)
 
 
-def line_of(*command):
-    """Return the first line that a program prints; None without a line or a program."""
-    if shutil.which(command[0]) is None:
-        return None
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.splitlines()
-    return next(iter(lines), None)
-
-
-def version(package):
-    """Return the version of an installed package or None."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return None
-
-
 def test_machine(record_property):
+    packages = sorted(f"{each.name} {each.version}" for each in importlib.metadata.distributions())
     facts = {
-        "GPU": host.look().describe() or None,
-        "driver": line_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "GPU": host.look().describe(),
+        "driver": subprocess.getoutput("nvidia-smi --query-gpu=driver_version --format=csv,noheader"),
         "CUDA of torch": host.torch_cuda(),
-        **{package: version(package) for package in PACKAGES},
-        "python": platform.python_version(),
-        "commit": line_of("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
+        "commit": subprocess.getoutput(f"git -C {ROOT} describe --always --dirty"),
         "processors": os.cpu_count(),
         "memory": f"{psutil.virtual_memory().total / host.GIB:.0f} GiB",
+        "packages": ", ".join([f"python {platform.python_version()}", *packages]),
     }
     for name, value in facts.items():
-        record_property(name, "none" if value is None else value)
+        record_property(name, value)
     if REHEARSING:
         record_property("rehearsal", "without CUDA")
     elif host.torch_cuda() is None:
