@@ -9,7 +9,7 @@ from typing import Any
 
 from openrlhf_dbb.platform import machine
 
-# OpenRLHF's defaults of these flags cannot work without CUDA.
+# OpenRLHF's defaults of these flags cannot work, or are slow, without CUDA.
 FLAG_DEFAULTS: dict[str, Any] = {
     "vllm.sync_backend": "gloo",
     "vllm.enforce_eager": True,
@@ -29,6 +29,7 @@ BLOCK = 32
 # The only values that work here. Without a refusal the run fails minutes later, in a Ray actor.
 _ONLY: dict[str, Any] = {
     "ds.ring_attn_size": 1,
+    "ds.tensor_parallel_size": 1,
     "vllm.enforce_eager": True,
     "vllm.sync_backend": "gloo",
     "vllm.tensor_parallel_size": 1,
@@ -43,13 +44,10 @@ def active() -> bool:
 
 
 def refusals(args: SimpleNamespace) -> Iterator[str]:
-    ds = args.ds
     for flag in ("ds.attn_implementation", *_ONLY):
         value = attrgetter(flag)(args)
         if value != _ONLY.get(flag, value) or "flash_attention" in str(value):
             yield f"--{flag} {value} needs CUDA, and there is none here; leave it out"
-    if ds.tensor_parallel_size > 1 and ds.param_dtype != "bf16":
-        yield f"--ds.tensor_parallel_size {ds.tensor_parallel_size} needs --ds.param_dtype bf16 without CUDA; give both"
 
 
 def prepare_driver() -> None:
