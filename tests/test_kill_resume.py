@@ -303,7 +303,7 @@ def check_best_at_end(folder):
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 )
-def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(name, tmp_path):
+def test_a_run_killed_at_a_random_moment_ends_as_if_it_had_not_been(name, tmp_path):
     case, moments = CASES[name], random.Random(name)
     (tmp_path / "exact.py").write_text(REWARD)
     (tmp_path / "agent.py").write_text(AGENT)

@@ -34,10 +34,8 @@ def prepare() -> None:
 def start(on_cpu: Mapping[str, int], environment: Mapping[str, str], *, verbose: bool, **runtime: Any) -> None:
     """Start Ray, or join the cluster; call :func:`prepare` first. Raises RunError if it does not start.
 
-    Args:
-        on_cpu: the cores and logical GPUs of a Ray of our own without CUDA.
-        environment: of all workers, unless this process has other values.
-        runtime: more of Ray's runtime environment.
+    ``on_cpu`` has the cores and logical GPUs of a Ray of our own without CUDA, ``environment`` the variables of all
+    workers that this process does not set.
     """
     from ray._private.utils import get_num_cpus
 
