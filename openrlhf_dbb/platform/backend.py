@@ -13,8 +13,28 @@ from peft import PeftModel
 from transformers import PreTrainedConfig
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.platform.lora import MergedModel
-from openrlhf_dbb.platform.weights import GlooCommunicator
+from openrlhf_dbb.platform.weights import GlooCommunicator, merged
+
+
+class MergedModel:
+    """A policy with adapters, as ``save_model`` reads one without. All ranks make it; rank 0 has its weights."""
+
+    def __init__(self, model: PeftModel, *, keep: bool) -> None:
+        self._weights = {}
+        for name, weight in merged(model).items():
+            whole = weight.data  # ZeRO 3 gathers it on every rank
+            if keep:
+                self._weights[name] = whole.cpu()
+        self.base: Any = model.get_base_model()
+        self.config, self.dtype = self.base.config, self.base.dtype
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return dict(self._weights)
+
+    _consolidated_16bit_state_dict = state_dict  # what ``save_model`` asks instead under ZeRO 3
+
+    def save_pretrained(self, folder: str, **options: Any) -> None:
+        self.base.save_pretrained(folder, **options)
 
 
 class Backend(DeepspeedStrategy):
