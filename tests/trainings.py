@@ -49,9 +49,9 @@ def last_step(folder, database="openrlhf_dbb.db"):
         return 0
 
 
-def wait_for_step(folder, step, process, database="openrlhf_dbb.db"):
+def wait_for_step(folder, step, process, database="openrlhf_dbb.db", wait_s=600):
     """Wait until a run has stored a step. Its process, which writes into the folder's ``log``, must not end before."""
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + wait_s
     while last_step(folder, database) < step:
         late = time.monotonic() > deadline
         assert process.poll() is None and not late, f"no step {step}: {(folder / 'log').read_text()[-4000:]}"
