@@ -68,9 +68,6 @@ def test_missing_samples_are_left_out_of_the_measures(evaluated):
         # 2 of 3, 0 of 4, and a prompt that has none
         "eval_sums_mean@4": (2 / 3 + 0) / 2,
         "eval_sums_best@4": (1 + 0) / 2,
-        "eval_sums_pass@1": (2 / 3 + 0) / 2,
-        "eval_sums_pass@2": (1 + 0) / 2,  # of 3 samples with 2 right, two are never both wrong
-        "eval_sums_pass@4": 0.0,  # only the second prompt has four
         "eval_sums_missing": 5 / 12,
         "eval_sums_truncated_rate": 5 / 12,
         "eval_sums_response_length_mean": (12 + 11 + 4) / 12,
