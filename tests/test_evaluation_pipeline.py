@@ -132,7 +132,7 @@ def check_best(folder, step, value, output):
 
 
 def check_card(folder, model, step):
-    """The card beside a model is of its step; test_model_card.py reads the rest."""
+    """The card beside a model is of its step; test_evaluation_training.py reads the rest."""
     card = ModelCard.load(folder / "runs/run" / model / "README.md")
     assert f"# run, step {step}\n" in card.text and f": {step} steps, {128 * step} rollouts\n" in card.text
     assert ("chosen for its eval_sums_mean@4, the highest" in card.text) == (model == "best")

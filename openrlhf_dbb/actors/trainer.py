@@ -14,7 +14,7 @@ import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from openrlhf_dbb import storage, upstream
-from openrlhf_dbb.actors import evaluation, generation, model_card
+from openrlhf_dbb.actors import evaluation, generation
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, GenerationAhead, Prompt, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.progress import GENERATING, TRAINING, Progress, StepOutcome
@@ -144,7 +144,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def finish(self) -> Progress:
         """Describe the saved model, mark the run as finished, and close its database."""
-        card = model_card.text(self._posteriors.store, self._run.record, self.progress.step)
+        card = evaluation.model_card(self._posteriors.store, self._run.record, self.progress.step)
         ray.get(self.actor_model_group.async_run_method(method_name="save_card", text=card))
         self._posteriors.finish(self._generator.unused())
         self._best.settle(self.progress.step)
@@ -232,11 +232,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             super().broadcast_to_vllm()
 
     def _probe(self, batch: RolloutBatch) -> Probes:
-        prompts = {group.prompt.key: group.prompt for group in batch.trained + batch.filtered}
-        probed = [key for key in prompts if key in self._probed]
+        prompts = (group.prompt for group in batch.trained + batch.filtered)
+        probed = {prompt.key: prompt for prompt in prompts if prompt.key in self._probed}
         self.progress.enter("probing")
-        asked, samples = [prompts[key] for key in probed], self.args.probe.samples
-        return Probes(probed, self._generator.score_more(asked, samples, **self.generate_kwargs))
+        scores_Q_M = self._generator.score_more([*probed.values()], self.args.probe.samples, **self.generate_kwargs)
+        return Probes([*probed], scores_Q_M)
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
@@ -290,7 +290,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         model, generated = args.actor.model_name_or_path, self._snapshot.generated
         self._run.record_evaluation(step, storage.TRAINING, rows, model=model, config=config, generated_total=generated)
         if (best := self._best.newest()) is not None and best.step == step:
-            card = model_card.text(self._posteriors.store, self._run.record, step, best.measure)
+            card = evaluation.model_card(self._posteriors.store, self._run.record, step, best.measure)
             (self._best.link / CARD).write_text(card, encoding="utf-8")
         for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             tracker.log_eval(step, logs)
