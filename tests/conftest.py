@@ -18,7 +18,7 @@ from pathlib import Path
 
 import filler
 import pytest
-from lanes import Lane
+from trainings import Lane
 
 from openrlhf_dbb.storage import open_store
 
