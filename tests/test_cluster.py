@@ -12,7 +12,7 @@ import pytest
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import arguments, checks, cluster, launch
+from openrlhf_dbb.driver import arguments, checks, launch
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import engines
 from openrlhf_dbb.platform import machine, ray_start
@@ -47,7 +47,7 @@ def test_fewer_cpus_than_gpus_are_given_or_counted_and_the_part_that_has_died_is
     monkeypatch.setattr(ray_start, "init", lambda num_cpus, **more: given.append(num_cpus) or one_cpu(**more))
     try:
         with pytest.raises(UsageError, match=r"^these flags need 3 GPUs, there are 1; .*--cpus-per-task"):
-            cluster.start(arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"]))
+            launch.start(arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"]))
         assert ray_start.places(2) == 1
         see_who_has_died(ray)
     finally:
@@ -102,7 +102,7 @@ def test_a_cluster_that_is_gone_is_refused_at_once(monkeypatch):
         gone = f"127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", gone)
     with pytest.raises(UsageError, match=rf"^the Ray cluster at {gone} does not answer \(Connection refused\); start"):
-        cluster.RayStart(arguments.parse(["--preset", "tiny", "--estimator", "dbb"]))
+        launch.RayStart(arguments.parse(["--preset", "tiny", "--estimator", "dbb"]))
 
 
 def test_the_launcher_is_refused_with_more_than_one_host(monkeypatch, capsys):

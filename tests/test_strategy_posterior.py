@@ -139,12 +139,6 @@ def test_a_class_that_a_broken_format_held_at_0_recovers_within_three_intervals_
     assert step - learnt <= 240
 
 
-def test_the_start_tells_when_the_floor_comes_back_to_a_prompt():
-    # 512 / (0.1 * 16) = 320
-    [line] = PosteriorSampling().plan(512, 16, 40)
-    assert "once in 320 steps" in line and line.endswith("; 40 are planned")
-
-
 @pytest.mark.parametrize(
     ("form", "expected"),
     # X - p is 1/2, -1/2, 1/4, its mean with the weights 1/36. X is 1, 0, 1, its mean 5/9.

@@ -165,6 +165,12 @@ class Settings:
         with _flag_named():
             return cls(**{name: self.values[flag] for name, flag in names.items() if flag in self.values})
 
+    @cached_property
+    def paper(self) -> dict[str, Any]:
+        """The paper's values by flag; without a method those of its own method."""
+        method = "grpo" if self.method == methods.NONE else self.method
+        return presets.paper(self.estimator) | methods.recipe(method, self.estimator)
+
     @property
     def parameters(self) -> dict[str, Any]:
         """The estimator's parameters, none for ``--estimator none``."""
@@ -471,10 +477,7 @@ def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: A
             else:
                 options["help"] += f" (default {each.default})"
                 options |= {"type": type(each.default), "choices": each.metadata.get("choices") or None}
-            try:
-                group.add_argument(f"--{name}.{each.name}", **options)
-            except argparse.ArgumentError as error:
-                raise UsageError(f"{chosen_by} {name}: {error}; give the class another name") from error
+            group.add_argument(f"--{name}.{each.name}", **options)
 
 
 def _first_line(cls: type) -> str:

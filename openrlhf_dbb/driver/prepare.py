@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import methods, presets, storage, tiny, upstream
+from openrlhf_dbb import presets, storage, tiny, upstream
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -25,7 +25,6 @@ from openrlhf_dbb.evaluation import benchmarks, loading
 from openrlhf_dbb.evaluation.evaluated_model import Model, refuse_code
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
-from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
 from openrlhf_dbb.rewards.math_answer import boxes_needed
 from openrlhf_dbb.storage.engine import check_sqlite_path
@@ -38,8 +37,11 @@ LEAST_STEPS_A_CHECKPOINT = 10
 # What a run trains, and by what.
 _SUBJECT = (MODEL_FLAG, "method", "estimator", TRAINING, "reward.remote_url", "reward.model_name_or_path")
 _RANKS = "actor.num_nodes", "actor.num_gpus_per_node"
-# A checkpoint can be loaded only with the sharding and the precision that saved it.
-_FORMAT_OF_CHECKPOINTS = (
+# How it trains: flags that begin so, beside those of its strategy and estimator.
+_KEPT = (
+    "rollout.strategy", "replay.", "algo.dynamic_filtering", "algo.advantage.estimator", "algo.advantage.no_std_norm",
+    "actor.loss_agg", "actor.eps_clip_low_high", "rollout.batch_size", "rollout.n_samples_per_prompt",
+    # A checkpoint can be loaded only with the sharding and the precision that saved it.
     "ds.param_dtype", "ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size", "ds.lora.rank",
     "ds.lora.alpha", "ds.lora.target_modules",
 )  # fmt: skip
@@ -55,6 +57,9 @@ class Prepared:
     tokenizer: Any = None
     shape: fit.Shape | None = None  # of a dense model
     prompts: Prompts = field(init=False)
+    machine: list[str] = field(default_factory=list)  # what fits the model and the machine, in words
+    actor_options: dict[str, Any] = field(default_factory=dict)  # Ray's, of the policy and of the engines
+    engine_arguments: dict[str, Any] = field(default_factory=dict)  # vLLM's that OpenRLHF does not set
     benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)  # beside --eval.dataset, by name
     notes: list[str] = field(default_factory=list)  # lines that the user should see
     # Of :func:`begin`; not for --estimator none.
@@ -90,10 +95,6 @@ def _open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
     with contextlib.ExitStack() as stack:
         if settings.args.dry_run and address.path:
             check_sqlite_path(address.path, create=True)
-            try:
-                tempfile.TemporaryFile(dir=Path(address.path).parent).close()  # which no folder ever shows
-            except OSError as error:
-                raise UsageError(f"--store.url {address.location}: its folder takes no files; name another") from error
             if not Path(address.path).exists():
                 url = f"{stack.enter_context(tempfile.TemporaryDirectory())}/dry_run.db"
         store = stack.enter_context(storage.open_store(url))
@@ -133,11 +134,12 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
         for step in (read_model, apply_template, choose_prompts, try_reward, find_control_tokens, read_benchmarks):
             step(prepared)
     complete(prepared)
+    fit_machine(prepared)
     return prepared
 
 
 def read_data(prepared: Prepared) -> None:
-    """Load the data sets. The user's files come first; then missing files of the preset are made."""
+    """Make what is missing of the preset's files, and load the data sets."""
     from datasets import disable_progress_bars
     from datasets.exceptions import DatasetsError
 
@@ -145,12 +147,11 @@ def read_data(prepared: Prepared) -> None:
     args = prepared.settings.openrlhf_args()
     backend = LightBackend(args)
     names = {TRAINING: args.data.prompt_dataset, HELD_OUT: args.eval.dataset}
-    own_first = sorted(names.items(), key=lambda each: str(cache("")) in (each[1] or ""))
-    for flag, name in (*own_first, ("", args.actor.model_name_or_path)):
-        for made in (tiny, smollm2):
-            if str(made.default_folder()) in (name or ""):
-                made.prepare(made.default_folder())
-        if flag and name:
+    for made in (tiny, smollm2):
+        if any(str(made.default_folder()) in (name or "") for name in (*names.values(), args.actor.model_name_or_path)):
+            made.prepare(made.default_folder())
+    for flag, name in names.items():
+        if name:
             try:
                 with upstream.quiet():
                     prepared.loaded[flag] = load(args, backend, flag)
@@ -164,6 +165,8 @@ def read_model(prepared: Prepared) -> None:
     from transformers import AutoConfig
 
     args, name = prepared.settings.args, prepared.settings.args.actor.model_name_or_path
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():  # transformers would call it a wrong repository
+        raise UsageError(f"--{MODEL_FLAG} {name}: there is no such folder")
     try:
         for section in () if args.trust_remote_code else ("actor", "reward", "critic"):
             if model := getattr(args, section).model_name_or_path:  # OpenRLHF would run its code without a question
@@ -269,8 +272,16 @@ def complete(prepared: Prepared) -> None:
         left_open = {flag: value for flag, value in every.items() if flag not in settings.origin}
         settings = settings.with_values(left_open, "a tenth of the run; checkpoints at least 10 steps apart")
     prepared.settings = settings
-    if prepared.shape is not None and settings.estimator != NO_ESTIMATOR:
-        prepared.notes += fit.checkpoint_warnings(prepared.shape, settings.args)
+
+
+def fit_machine(prepared: Prepared) -> None:
+    """Say what fits the model and this machine, for people, Ray and vLLM."""
+    settings, shape = prepared.settings, prepared.shape
+    prepared.machine = fit.describe(settings, shape)
+    prepared.actor_options = fit.actor_options(settings.args, shape)
+    prepared.engine_arguments = fit.engine_arguments(settings, shape)
+    if shape is not None and settings.estimator != NO_ESTIMATOR:
+        prepared.notes += fit.checkpoint_warnings(shape, settings.args)
 
 
 def begin(prepared: Prepared) -> None:
@@ -278,7 +289,7 @@ def begin(prepared: Prepared) -> None:
 
     A dry run creates its run in a database that is thrown away.
     """
-    settings = prepared.settings
+    settings, prompts, flags = prepared.settings, prepared.prompts, prepared.settings.flags
     if settings.estimator == NO_ESTIMATOR:
         return
     with contextlib.ExitStack() as stack:
@@ -293,36 +304,32 @@ def begin(prepared: Prepared) -> None:
                 raise UsageError(f"--run_name {name}: there is such a run in {store.location}; give another name")
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             made_in = stack.enter_context(storage.open_store(f"{folder}/dry_run.db"))
-        _create(prepared, made_in, settings.args.warm_start_url or store)
-
-
-def _create(prepared: Prepared, store: storage.PosteriorStore, source: storage.PosteriorStore | str) -> None:
-    settings, prompts, flags = prepared.settings, prepared.prompts, prepared.settings.flags
-    reward = ",".join(flags["reward.remote_url"] or []) or str(flags["reward.model_name_or_path"])
-    with Posteriors.create(
-        store,
-        settings.run_name,
-        prompts.texts,
-        prompts.labels,
-        estimator=settings.estimator,
-        parameters=settings.parameters,
-        warm_start=settings.args.warm_start,
-        warm_start_weight=settings.args.warm_start_weight,
-        warm_start_store=source,
-        pass_rates=prompts.pass_rates,
-        model=flags[MODEL_FLAG],
-        dataset=flags[TRAINING],
-        reward=reward,
-        method=settings.method,
-        config=flags | {"command": settings.command},
-    ) as posteriors:
-        prepared.run, prepared.warm_start = record, warm = posteriors.run.record, posteriors.warm_start
+        begun = Posteriors.create(
+            made_in,
+            settings.run_name,
+            prompts.texts,
+            prompts.labels,
+            estimator=settings.estimator,
+            parameters=settings.parameters,
+            warm_start=settings.args.warm_start,
+            warm_start_weight=settings.args.warm_start_weight,
+            warm_start_store=settings.args.warm_start_url or store,
+            pass_rates=prompts.pass_rates,
+            model=flags[MODEL_FLAG],
+            dataset=flags[TRAINING],
+            reward=",".join(flags["reward.remote_url"] or []) or str(flags["reward.model_name_or_path"]),
+            method=settings.method,
+            config=flags | {"command": settings.command},
+        )
+        with begun:
+            prepared.run, prepared.warm_start = begun.run.record, begun.warm_start
+            begun.run.release()  # the trainer claims it
+    if begun.warm_start is not None:
         for what in ("model", "dataset", "reward"):
-            ours = getattr(record, what)
-            if warm is not None and (theirs := getattr(warm.source, what)) != ours:
+            theirs, ours = getattr(begun.warm_start.source, what), getattr(begun.run.record, what)
+            if theirs != ours:
                 used = f"run {settings.args.warm_start} used another {what}: {theirs}, here {ours}"
                 prepared.notes.append(f"warning: {used}")
-        posteriors.run.release()  # the trainer claims it
 
 
 def _resume(prepared: Prepared, store: storage.PosteriorStore, record: storage.RunRecord) -> None:
@@ -349,8 +356,8 @@ def _resume(prepared: Prepared, store: storage.PosteriorStore, record: storage.R
 def _check_same(record: storage.RunRecord, now: dict[str, Any], settings: Settings, prompts: Prompts) -> None:
     """Raise UsageError if something differs from the first start that must not."""
     stored = record.config
-    pieces = {flag for flag in now if methods.is_piece(flag, settings.strategy, settings.built_estimator)}
-    kept = [*_SUBJECT, *(flag for flag in now if flag in stored and flag in {*_FORMAT_OF_CHECKPOINTS, *pieces})]
+    begins = (*_KEPT, f"{settings.strategy.name}.", f"{settings.built_estimator.name}.")
+    kept = [*_SUBJECT, *(flag for flag in now if flag in stored and flag.startswith(begins))]
     same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
     ranks = (math.prod(flags.get(flag, 1) for flag in _RANKS) for flags in (stored, now))
     for what, before, after in (

@@ -139,10 +139,6 @@ class RolloutStrategy:
         """Return a few words for the line that the start prints."""
         raise NotImplementedError
 
-    def plan(self, prompts: int, groups: int, steps: float) -> list[str]:
-        """Return lines for the start of a training of so many prompts, groups a step, and steps."""
-        return []
-
     def sampler(self, facts: RunFacts) -> Sampler:
         """Return the mutable part, for one training; by default one that takes every prompt and every group."""
         return Sampler(facts)

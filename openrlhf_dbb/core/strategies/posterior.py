@@ -43,11 +43,6 @@ class PosteriorSampling(RolloutStrategy):
         weights = {0.0: "without weights (a curriculum)", 1.0: "with importance weights"}.get(self.weight_power, partly)
         return f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}, {weights}"
 
-    def plan(self, prompts: int, groups: int, steps: float) -> list[str]:
-        interval = prompts / (self.floor * groups)
-        at_least = f"by the floor a prompt comes at least once in {interval:.0f} steps on average"
-        return [f"draws      {at_least}; {steps:.0f} are planned"]
-
     def sampler(self, facts: RunFacts) -> "PosteriorSampler":
         return PosteriorSampler(self, facts)
 
