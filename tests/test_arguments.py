@@ -81,10 +81,9 @@ def test_without_a_preset_everything_is_as_openrlhf_has_it(openrlhf_parser):
     assert len(flags_of_theirs) > 150
 
 
-@pytest.mark.skipif(not ON_CPU, reason="with CUDA the flag is OpenRLHF's")
 def test_prompts_are_shared_in_generation_but_for_rollouts_that_outlive_their_weights():
     def caches(*flags):
-        return parse("--preset", "tiny", *flags).args.vllm.enable_prefix_caching
+        return parse(*MODEL, *flags).args.vllm.enable_prefix_caching
 
     partial = ("--train.async_enable", "--no-train.colocate_all", "--train.partial_rollout_enable")
     assert (caches(), caches(*partial), caches(*partial, "--vllm.enable_prefix_caching")) == (True, False, True)
@@ -139,7 +138,7 @@ URLS = "https://hunter2@h/score,http://u:se/hunter2@x@h/score?token=hunter2&n=1,
 @pytest.mark.parametrize("store", ["postgresql://u:a hunter2@h/db", "password=hunter2"])
 def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store):
     settings = parse(
-        "--preset", "tiny", "--store.url", store, "--warm_start", "x", f"--warm_start_url={store}",
+        "--preset", "tiny", f"--store.url={store}", "--warm_start", "x",
         "--logger.wandb.key=hunter2",
         "--reward.remote_url", URLS, "--data.prompt_dataset", "s3://k:hunter2@b/a.jsonl",
         "--eval.dataset", "https://h/b.jsonl?sig=hunter2", "--data.task_instruction", "?x=1 to me@h & co",
@@ -147,7 +146,7 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store
     assert "store" not in settings.openrlhf_args().__dict__
     assert "hunter2" not in repr(settings.flags) + settings.command
     words = shlex.split(settings.command)
-    assert words[2:10] == ["--preset", "tiny", "--store.url", "***", "--warm_start", "x", "--warm_start_url", "***"]
+    assert words[2:8] == ["--preset", "tiny", "--store.url", "***", "--warm_start", "x"]
     assert words[-7:] == [
         "https://***@h/score,http://***@h/score?***,http://h/score#***", "--data.prompt_dataset", "s3://***@b/a.jsonl",
         "--eval.dataset", "https://h/b.jsonl?***", "--data.task_instruction", "?x=1 to me@h & co",
@@ -205,8 +204,6 @@ def test_trackio_logs_in_the_place_of_wandb(monkeypatch):
 
 def test_openrlhf_gets_a_copy_of_the_settings():
     settings = parse("--preset", "tiny")
-    with pytest.raises(AttributeError):
-        settings.values = {}
     copy = settings.openrlhf_args()
     copy.rollout.batch_size = 1
     copy.actor.eps_clip_low_high.append(3)

@@ -115,7 +115,6 @@ def test_a_start_is_refused_in_one_line(dry_run, own, tmp_path, argv, line):
     [
         ("config.json", {"auto_map": {"AutoConfig": "brought.Config"}}),
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["brought.Slow", None]}}),
-        ("processor_config.json", {"auto_map": {"AutoProcessor": "brought.Processor"}}),
         ("custom_generate/generate.py", {}),
         ("base/config.json", {"auto_map": {"AutoModelForCausalLM": "brought.Model"}}),
     ],

@@ -67,14 +67,14 @@ def test_the_examples_are_of_both_directions_and_counted_apart():
     same, unknown = ("kept", ("5", 1.0), ("6", 1.0)), ("unknown", ("5", NAN), ("6", 1.0))
     up, down, graded = ("up", ("5", 0.0), ("6", 1.0)), ("down", ("5", 1.0), ("", 0.0)), ("graded", ("a", 0), ("b", 0.5))
     heading, *lines = examples(same, down, unknown, down, up, up, up)
-    assert heading == "problems     of the first answers to 7 held-out ones, 3 became right, 2 wrong:"
+    assert heading == "problems     of the first answers to 7 held-out ones, 3 scored higher, 2 lower:"
     assert lines == [*["up", "before  wrong  5", "after   right  6"] * 2,
                      "down", "before  right  5", "after   wrong  (empty)"]  # fmt: skip
     heading, *lines = examples(down, down, graded)
     assert heading.endswith("1 scored higher, 2 lower:")
     assert lines[0::3] == ["graded", "down", "down"] and lines[1:3] == ["before  wrong  a", "after   score 0.5  b"]
     heading, *lines = examples(unknown, same)
-    assert heading.endswith("0 became right, 0 wrong:")
+    assert heading.endswith("0 scored higher, 0 lower:")
     assert lines[:3] == ["unknown", "before  unverified  5", "after   right  6"]
 
 

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     if int(os.environ.get("RANK", "0")) != 0:
         return 0
-    world_size, hosts = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("CROSS_SIZE", "1"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     for variable in _LAUNCHER_VARIABLES:
         os.environ.pop(variable, None)
 
@@ -43,12 +43,6 @@ def main(argv: list[str] | None = None) -> int:
     from openrlhf_dbb.storage import StoreError
 
     try:
-        if hosts > 1:
-            raise UsageError(
-                f"the deepspeed launcher was given {hosts} hosts, but Ray places the processes of a run; start Ray on "
-                "each host (docs/machines.md), then on one of them: python -m openrlhf_dbb.cli.train_grpo "
-                f"--actor.num_nodes {hosts}, with the other flags"
-            )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         checks.check(settings)
         resumed = prepare.find(settings)
@@ -61,13 +55,13 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, StoreError, RunError) as error:
         print(without_passwords(f"error: {error}"), file=sys.stderr)
         return 1 if isinstance(error, RunError) else REFUSED
-    unfinished = functools.partial(printed.unfinished, prepared)
-    if ray_start is not None and prepared.run is not None:
-        interrupt.say(unfinished)
     if ray_start is None:
         print(printed.configuration(prepared.settings), printed.plan(prepared), sep="\n")
         print("dry run: all checks passed, nothing was started or stored")
         return 0
+    unfinished = functools.partial(printed.unfinished, prepared)
+    if prepared.run is not None:
+        interrupt.say(unfinished)
     print(printed.plan(prepared), flush=True)
     try:
         progress = launch.launch(prepared, ray_start)

@@ -183,6 +183,11 @@ def _cpu_in_words(settings: Settings, shape: Shape | None) -> list[str]:
         f"machine    CPU: {args.ds.param_dtype}, {args.ds.attn_implementation}, {saved} gradient checkpointing, "
         f"ZeRO {args.ds.zero_stage}, OMP_NUM_THREADS={threads(args, shape)}{at_most}"
     ]
+    if gpus := machine.look().describe():
+        lines.append(
+            f"warning: there is {gpus}, but the installed torch is built without CUDA; "
+            "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it"
+        )
     if needed > _available():
         lines.append(
             f"warning: {_available() / GIB:.1f} GiB of memory are free, too few if a micro-batch holds the longest "

@@ -33,7 +33,6 @@ from openrlhf_dbb.storage.url import choose_url, parse_url
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = (*OUTPUTS, "logger.wandb.run_name")
 _TEMPLATE = "data.apply_chat_template"
-LEAST_STEPS_A_CHECKPOINT = 10
 # What a run trains, and by what.
 _SUBJECT = (MODEL_FLAG, "method", "estimator", TRAINING, "reward.remote_url", "reward.model_name_or_path")
 _RANKS = "actor.num_nodes", "actor.num_gpus_per_node"
@@ -78,13 +77,30 @@ def find(settings: Settings) -> storage.RunRecord | None:
     """Return the run to continue, None for a new one; UsageError or StoreError if it or the warm start is not there."""
     if settings.estimator == NO_ESTIMATOR:
         return None
-    args = settings.args
+    resume, folder = settings.args.resume, settings.args.ckpt.path
     with _open_store(settings) as store:
-        resumed = _to_resume(settings, store)
-    if args.warm_start is not None:
-        with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
-            source.find_run(args.warm_start)
-    return resumed
+        if settings.args.warm_start is not None:
+            store.find_run(settings.args.warm_start)
+        if resume:
+            record = store.find_run(resume)
+            if record.status == "finished":
+                ended = f"that run finished at step {record.last_step}"
+                raise UsageError(f"--resume {record.name}: {ended}; {_new_run(record)}")
+            return record
+        if resume is not None:
+            latest = store.latest_run(unfinished=True)
+            if latest is None:
+                raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
+            return latest
+        if not settings.args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
+            return None
+        same = [run for run in store.runs() if run.config.get("ckpt.path") == folder and run.status != "finished"]
+        if not same and checkpoints.tags(Path(folder)):
+            raise UsageError(
+                f"--ckpt.load_enable: the checkpoints in {folder} belong to no unfinished run in {store.location}; "
+                "name the run with --resume, or another --ckpt.path"
+            )
+        return same[-1] if same else None
 
 
 @contextlib.contextmanager
@@ -92,38 +108,13 @@ def _open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
     """Open the database of the run. A dry run that finds no file gets an empty database that is thrown away."""
     url = settings.args.store.url
     address = parse_url(choose_url(url))
-    with contextlib.ExitStack() as stack:
-        if settings.args.dry_run and address.path:
+    with tempfile.TemporaryDirectory() as folder:
+        if settings.args.dry_run and address.path and not Path(address.path).exists():
             check_sqlite_path(address.path, create=True)
-            if not Path(address.path).exists():
-                url = f"{stack.enter_context(tempfile.TemporaryDirectory())}/dry_run.db"
-        store = stack.enter_context(storage.open_store(url))
-        store.location = address.location
-        yield store
-
-
-def _to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunRecord | None:
-    resume, folder = settings.args.resume, settings.args.ckpt.path
-    if resume:
-        record = store.find_run(resume)
-        if record.status == "finished":
-            ended = f"that run finished at step {record.last_step}"
-            raise UsageError(f"--resume {record.name}: {ended}; {_new_run(record)}")
-        return record
-    if resume is not None:
-        latest = store.latest_run(unfinished=True)
-        if latest is None:
-            raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
-        return latest
-    if not settings.args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
-        return None
-    same = [run for run in store.runs() if run.config.get("ckpt.path") == folder and run.status != "finished"]
-    if not same and checkpoints.tags(Path(folder)):
-        raise UsageError(
-            f"--ckpt.load_enable: the checkpoints in {folder} belong to no unfinished run in {store.location}; "
-            "name the run with --resume, or another --ckpt.path"
-        )
-    return same[-1] if same else None
+            url = f"{folder}/dry_run.db"
+        with storage.open_store(url) as store:
+            store.location = address.location
+            yield store
 
 
 def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
@@ -268,7 +259,7 @@ def complete(prepared: Prepared) -> None:
         steps = (args.train.max_rollouts or rollouts) // (args.rollout.batch_size * args.rollout.n_samples_per_prompt)
         tenth = max(1, steps // 10)
         # A checkpoint takes 16 bytes a parameter: a checkpoint after every step of a short run takes longer than it.
-        every = {"eval.steps": tenth, "ckpt.save_steps": max(tenth, min(steps, LEAST_STEPS_A_CHECKPOINT))}
+        every = {"eval.steps": tenth, "ckpt.save_steps": max(tenth, min(steps, 10))}
         left_open = {flag: value for flag, value in every.items() if flag not in settings.origin}
         settings = settings.with_values(left_open, "a tenth of the run; checkpoints at least 10 steps apart")
     prepared.settings = settings
@@ -313,7 +304,7 @@ def begin(prepared: Prepared) -> None:
             parameters=settings.parameters,
             warm_start=settings.args.warm_start,
             warm_start_weight=settings.args.warm_start_weight,
-            warm_start_store=settings.args.warm_start_url or store,
+            warm_start_store=store,
             pass_rates=prompts.pass_rates,
             model=flags[MODEL_FLAG],
             dataset=flags[TRAINING],

@@ -51,8 +51,7 @@ def plan(prepared: Prepared) -> str:
         *prepared.notes,
         *(_run(prepared, prepared.run) if prepared.run is not None else []),
     ]
-    warnings = [line for line in lines if line.startswith("warning:")]
-    return without_passwords("\n".join([line for line in lines if line not in warnings] + warnings))
+    return without_passwords("\n".join(sorted(lines, key=lambda line: line.startswith("warning:"))))
 
 
 def _run(prepared: Prepared, run: storage.RunRecord) -> list[str]:
@@ -113,8 +112,7 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
         story, words = _story(prepared, store, log), usage_in_words(store, run, used)
         evaluated = sorted(progress.accuracy)
         change = held_out_difference(store, run, run, (evaluated[0], evaluated[-1])) if len(evaluated) > 1 else None
-    minutes, rest = divmod(round(seconds), 60)
-    lines = ["", f"run {run.name} finished in {minutes:02d}:{rest:02d} min"]
+    lines = ["", f"run {run.name} finished in {duration(seconds)}"]
     if change is not None:
         first, last = (progress.accuracy[step] for step in change["steps"])
         lines.append(f"  accuracy     {first:.1%} before, {last:.1%} after (held-out): {difference_in_words(change)}")
@@ -187,9 +185,7 @@ def examples(prompts: Sequence[Any], before: Sequence[Any], after: Sequence[Any]
     """
     gain = [new - old for (_, old), (_, new) in zip(before, after, strict=True)]  # NaN is neither above nor below 0
     better, worse = ([place for place, by in enumerate(gain) if sign * by > 0] for sign in (1, -1))
-    binary = {score for _, score in (*before, *after) if not math.isnan(score)} <= {0, 1}
-    words = ("became right", "wrong") if binary else ("scored higher", "lower")
-    counts = f"{len(better)} {words[0]}, {len(worse)} {words[1]}"
+    counts = f"{len(better)} scored higher, {len(worse)} lower"
     lines = [f"  problems     of the first answers to {len(prompts)} held-out ones, {counts}:"]
     chosen = [*better[: max(2, 3 - len(worse))], *worse[: max(1, 3 - len(better))]]
     width, questions = shutil.get_terminal_size().columns - 6, _questions(prompts)
