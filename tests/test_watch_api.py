@@ -74,7 +74,7 @@ def test_curves_of_four_steps_a_point(store, fill):
     }
     assert hours == sorted(hours) and 0 <= hours[-1] < 1 / 60
     totals = {
-        "generated": 20, "generated_tokens": 200, "trained": 20, "filtered": 0, "replayed": 11, "skipped": 5,
+        "generated": 20, "generated_tokens": 200, "trained": 20, "filtered": 0, "skipped": 5,
         "groups": 5, "mixed_groups": 2, "zero_variance_groups": 3, "given_groups": 3,
         "rollouts_per_mixed_group": 10, "tokens_per_mixed_group": 100, "single": False,
         "unused_rollouts": 0, "parts": {"mixed": 8, "given": 12, "no_advantage": 0, "filtered": 0},

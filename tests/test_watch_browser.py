@@ -274,7 +274,7 @@ def test_where_the_rollouts_went(browser, store, fill, written):
     browser.open(f"{written(store)}#view=usage")
     numbers = dict(zip(texts(browser, "#usage-numbers dt"), texts(browser, "#usage-numbers dd"), strict=True))
     expected = {
-        "rollouts generated": "24", "trained on": "20 (83.3 %)", "filtered out": "4 (16.7 %)", "replayed": "13",
+        "rollouts generated": "24", "trained on": "20 (83.3 %)", "filtered out": "4 (16.7 %)",
         # 12 of the 24 rollouts are in 3 groups whose rewards differ
         "mixed groups": "3 of 6", "rollouts per mixed group": "8", "unused at the end": "7",
         "zero-variance groups given an advantage": "2 of 3",
