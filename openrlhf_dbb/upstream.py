@@ -123,12 +123,6 @@ def nested(values: Mapping[str, Any]) -> SimpleNamespace:
     return nest(SimpleNamespace(**values))
 
 
-def data_parallel_ranks(args: SimpleNamespace) -> int:
-    """Return the number of ranks that train on different rows."""
-    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
-    return int(ranks // args.ds.ring_attn_size // args.ds.tensor_parallel_size)
-
-
 @contextlib.contextmanager
 def imports_for_driver() -> Iterator[None]:
     """Let the driver import OpenRLHF without DeepSpeed, vLLM and torch's compiler."""
