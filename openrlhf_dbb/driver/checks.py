@@ -173,8 +173,9 @@ def _rollouts(args: SimpleNamespace) -> int:
 
 def _of_all_ranks(args: SimpleNamespace, part: SimpleNamespace) -> int:
     """Return the rows of a micro-batch on every rank; dynamic batches have at least one each."""
-    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node // args.ds.ring_attn_size // args.ds.tensor_parallel_size
-    return int(ranks * (1 if args.train.dynamic_batch_enable else part.micro_batch_size))
+    ds, ranks = args.ds, args.actor.num_nodes * args.actor.num_gpus_per_node
+    rows = 1 if args.train.dynamic_batch_enable else part.micro_batch_size
+    return int(ranks // ds.ring_attn_size // ds.tensor_parallel_size * rows)
 
 
 def too_few_gpus(args: SimpleNamespace, there: int) -> Iterator[str]:

@@ -122,10 +122,8 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
     prepared = Prepared(settings, resumed)
     read_data(prepared)  # before torch is imported
     with upstream.imports_for_driver():
-        for step in (read_model, apply_template, choose_prompts, try_reward, find_control_tokens, read_benchmarks):
+        for step in (read_model, apply_template, choose_prompts, complete, fit_machine, find_faults, read_benchmarks):
             step(prepared)
-    complete(prepared)
-    fit_machine(prepared)
     return prepared
 
 
@@ -194,54 +192,6 @@ def choose_prompts(prepared: Prepared) -> None:
         prepared.prompts = choose(loaded[TRAINING], args, LightBackend(args), prepared.tokenizer, loaded.get(HELD_OUT))
 
 
-def try_reward(prepared: Prepared) -> None:
-    """Score some prompts by the reward's file; say which labels a response earns only in a box."""
-    prompts, url = prepared.prompts, (prepared.settings.args.reward.remote_url or [""])[0]
-    warnings: list[str] = []
-    if url == str(MATH_FILE):
-        # Its labels have been verified, it refuses a repeated question, and a process to try it takes most of a second.
-        warnings = boxes_needed(prompts.labels)
-    elif url.endswith(".py"):
-        warnings = reward_file.check(url, prompts.texts, prompts.labels, prepared.settings.built_estimator)
-    prepared.notes += [f"warning: {warning}" for warning in warnings]
-
-
-def find_control_tokens(prepared: Prepared) -> None:
-    applied = prepared.settings.args.data.apply_chat_template
-    for flag in prepared.loaded:
-        found = control_tokens(f"--{flag}", prepared.questions(flag), prepared.tokenizer, applied)
-        prepared.notes += [f"warning: {warning}" for warning in found]
-
-
-def read_benchmarks(prepared: Prepared) -> None:
-    """Read the prompts of ``--eval.benchmarks``, as the command ``evaluate`` makes them.
-
-    A response may be as long as in training, without that limit as long as its benchmark's longest prompt leaves.
-    """
-    settings, args, by_name = prepared.settings, prepared.settings.args, dict[str, BenchmarkPrompts]()
-    # A preset that does not say how often evaluates; complete() then sets --eval.steps.
-    evaluates = args.eval.steps > 0 or (settings.preset != presets.NONE and "eval.steps" not in settings.origin)
-    if not args.eval.benchmarks or settings.estimator == NO_ESTIMATOR or not evaluates:
-        return
-    model = Model(args.actor.model_name_or_path, None, "", None, prepared.tokenizer)
-    limit, response = args.data.max_len, args.rollout.max_new_tokens
-    try:
-        for entry in benchmarks.find_all(args.eval.benchmarks):
-            with upstream.quiet():
-                loaded = loading.load(entry)
-            asked = loading.prepare(loaded, model, chat_template=None, max_new_tokens=response)
-            longest = max(map(len, asked.tokens))
-            if longest + (response or 1) > limit:
-                raise UsageError(
-                    f"the longest prompt of {entry.name} ({longest} tokens) and a response of {response} do not fit "
-                    f"into --data.max_len {limit}; raise it, or leave this benchmark out"
-                )
-            by_name[entry.name] = dataclasses.replace(asked, max_new_tokens=response or limit - longest)
-    except UsageError as error:
-        raise UsageError(f"--eval.benchmarks: {error}") from error
-    prepared.benchmarks = by_name
-
-
 def complete(prepared: Prepared) -> None:
     """Set the values that follow from the store and the data. Nothing changes the settings afterwards."""
     settings, resumed, number = prepared.settings, prepared.resumed, len(prepared.prompts.texts)
@@ -273,6 +223,48 @@ def fit_machine(prepared: Prepared) -> None:
     prepared.engine_arguments = fit.engine_arguments(settings, shape)
     if shape is not None and settings.estimator != NO_ESTIMATOR:
         prepared.notes += fit.checkpoint_warnings(shape, settings.args)
+
+
+def find_faults(prepared: Prepared) -> None:
+    """Score some prompts by the reward's file; warn of labels that a response earns only in a box, and of texts."""
+    prompts, args = prepared.prompts, prepared.settings.args
+    url, warnings = (args.reward.remote_url or [""])[0], list[str]()
+    if url == str(MATH_FILE):
+        # Its labels have been verified, it refuses a repeated question, and a process to try it takes most of a second.
+        warnings = boxes_needed(prompts.labels)
+    elif url.endswith(".py"):
+        warnings = reward_file.check(url, prompts.texts, prompts.labels, prepared.settings.built_estimator)
+    for flag in prepared.loaded:
+        questions, applied = prepared.questions(flag), args.data.apply_chat_template
+        warnings += control_tokens(f"--{flag}", questions, prepared.tokenizer, applied)
+    prepared.notes += [f"warning: {warning}" for warning in warnings]
+
+
+def read_benchmarks(prepared: Prepared) -> None:
+    """Read the prompts of ``--eval.benchmarks``, as the command ``evaluate`` makes them.
+
+    A response may be as long as in training, without that limit as long as its benchmark's longest prompt leaves.
+    """
+    settings, args, by_name = prepared.settings, prepared.settings.args, dict[str, BenchmarkPrompts]()
+    if not args.eval.benchmarks or settings.estimator == NO_ESTIMATOR or args.eval.steps < 1:
+        return
+    model = Model(args.actor.model_name_or_path, None, "", None, prepared.tokenizer)
+    limit, response = args.data.max_len, args.rollout.max_new_tokens
+    try:
+        for entry in benchmarks.find_all(args.eval.benchmarks):
+            with upstream.quiet():
+                loaded = loading.load(entry)
+            asked = loading.prepare(loaded, model, chat_template=None, max_new_tokens=response)
+            longest = max(map(len, asked.tokens))
+            if longest + (response or 1) > limit:
+                raise UsageError(
+                    f"the longest prompt of {entry.name} ({longest} tokens) and a response of {response} do not fit "
+                    f"into --data.max_len {limit}; raise it, or leave this benchmark out"
+                )
+            by_name[entry.name] = dataclasses.replace(asked, max_new_tokens=response or limit - longest)
+    except UsageError as error:
+        raise UsageError(f"--eval.benchmarks: {error}") from error
+    prepared.benchmarks = by_name
 
 
 def begin(prepared: Prepared) -> None:
