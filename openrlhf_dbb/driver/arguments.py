@@ -66,11 +66,7 @@ _MOST_USED = {
     "algo.advantage.estimator": "advantage form (default: the method's); without a formula here: for --estimator none.",
     "eval.dataset": "held-out prompts, in the same columns",
     "eval.steps": "steps between evaluations, -1: none; with preset default a tenth of the run",
-    "eval.n_samples_per_prompt": "responses to each held-out prompt",
     "ckpt.save_steps": "steps between checkpoints, -1: none; with preset default a tenth of the run, 10 or more",
-    "actor.num_gpus_per_node": "GPUs of a host that train the policy",
-    "vllm.num_engines": "vLLM engines, which generate",
-    "train.colocate_all": "all models share the same GPUs",
     "logger.wandb.key": "key of Weights & Biases, which then logs the run; trackio: trackio logs it here",
 }
 
