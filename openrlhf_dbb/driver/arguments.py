@@ -270,10 +270,13 @@ def _layers(
     else:
         machine.add_shims()
         yield from cuda.layers(machine.look().gpus, with_preset=named["preset"] != presets.NONE)
-    both = preset.flags | preset.gpus
-    for name in dict.fromkeys(preset.origin.values()):
-        own = {flag: value for flag, value in both.items() if preset.origin[flag] == name}
-        yield f"preset {name}", _parsed(parser, own, f"preset {name}")
+    for flag, value in (preset.flags | preset.gpus).items():
+        source, every_gpu = f"preset {preset.origin[flag]}", value == "all" and flag in cuda.ALL_GPUS
+        try:
+            parsed = {flag: value} if every_gpu else vars(parser.parse_args(list(_words({flag: value}))))
+        except UsageError as error:
+            raise UsageError(f"{source} sets --{flag} to {without_secrets(value, flag)!r}: {error}") from error
+        yield source, parsed
     if preset.gpus and {**preset.flags, **given}.get("train.async_enable"):
         yield cuda.APART
     if method != methods.NONE:
@@ -281,17 +284,6 @@ def _layers(
         same = methods.same_rollouts(recipe, preset.flags)
         yield f"method {method}", {"method": method, "estimator": estimator} | recipe | same
     yield COMMAND_LINE, given
-
-
-def _parsed(parser: argparse.ArgumentParser, flags: Mapping[str, Any], source: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = {}
-    for flag, value in flags.items():
-        try:
-            every_gpu = value == "all" and flag in cuda.ALL_GPUS
-            parsed |= {flag: value} if every_gpu else vars(parser.parse_args(list(_words({flag: value}))))
-        except UsageError as error:
-            raise UsageError(f"{source} sets --{flag} to {without_secrets(value, flag)!r}: {error}") from error
-    return parsed
 
 
 def _all_gpus(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
