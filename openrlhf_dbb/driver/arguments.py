@@ -234,8 +234,6 @@ def _choose(given: Mapping[str, Any]) -> tuple[dict[str, str], presets.Preset]:
     method, estimator, name = given.get("method"), given.get("estimator"), given.get("preset")
     if estimator not in (None, NO_ESTIMATOR):
         named_class(ESTIMATOR, estimators, estimator)
-    if "rollout.strategy" in given:
-        named_class(STRATEGY, strategies, given["rollout.strategy"])
     if method is not None:
         published = methods.default_estimator(method)
         estimator = estimator or published
@@ -379,8 +377,8 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     )
     _add_ours(parser)
     _add_pieces(parser)
-    _add_parameters(parser, STRATEGY, strategies, _last_word(argv, STRATEGY))
-    _add_parameters(parser, ESTIMATOR, estimators, _last_word(argv, ESTIMATOR))
+    _add_parameters(parser, STRATEGY, strategies, argv)
+    _add_parameters(parser, ESTIMATOR, estimators, argv)
     parser._action_groups = [group for group in parser._action_groups if group not in theirs] + theirs
     # A preset can turn a switch on, and the command line must win over it.
     off: dict[str, Any] = {"action": "store_false", "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
@@ -430,13 +428,6 @@ def _add_choice(parser: argparse.ArgumentParser, flag: str, choice: str, text: s
         action.help = f"{action.help} {choice}: {text}"
 
 
-def _last_word(argv: Sequence[str], flag: str) -> str | None:
-    """Return the value of a flag on a command line that is not parsed yet."""
-    values = [word.partition("=")[2] for word in argv if word.startswith(f"{flag}=")]
-    values += [value for word, value in itertools.pairwise(argv) if word == flag]
-    return values[-1] if values else None
-
-
 def named_class(flag: str, registry: Any, name: str) -> Any:
     """Return the class of ``registry`` that the value of a flag names, or raise UsageError."""
     try:
@@ -445,9 +436,11 @@ def named_class(flag: str, registry: Any, name: str) -> Any:
         raise UsageError(f"{flag}: {error}{did_you_mean(name, registry.available())}") from error
 
 
-def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: Any, named: str | None) -> None:
+def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: Any, argv: Sequence[str]) -> None:
     """Add a flag ``--NAME.FIELD`` for every parameter of the known classes, and of a ``module:Class`` that is named."""
-    plug_ins = [named_class(chosen_by, registry, named)] if named and ":" in named else []
+    named = [word.partition("=")[2] for word in argv if word.startswith(f"{chosen_by}=")]
+    named += [value for word, value in itertools.pairwise(argv) if word == chosen_by]
+    plug_ins = [named_class(chosen_by, registry, name) for name in named[-1:] if ":" in name]
     for name, cls in (registry.available() | {cls.name: cls for cls in plug_ins}).items():
         fields = parameter_fields(cls)
         if not fields:
