@@ -176,19 +176,6 @@ def warnings(lines):
     return [line.partition(";")[0] for line in lines if line.startswith("warning: ")]
 
 
-@pytest.mark.parametrize(
-    ("argv", "visits"),
-    [
-        (["--train.max_rollouts", "896"], "1.8"),  # 1.75 x 64 prompts x 8 rollouts
-        (["--train.max_rollouts", "1024"], None),
-        (["--train.num_episodes", "1", "--method", "reinforce"], None),  # does not use it
-    ],
-)
-def test_a_plan_with_hardly_any_history_is_warned_about_once(dry_run, own, argv, visits):
-    said = f"warning: a prompt is visited {visits} times on average, so that history hardly matters"
-    assert warnings(dry_run(*own, "--estimator", "dbb", *argv)) == ([said] if visits else [])
-
-
 def test_a_plan_that_measures_no_held_out_accuracy_is_warned_about(dry_run, own):
     at, said = own.index("--eval.dataset"), "warning: held-out accuracy is not measured, so that no run can be compared"
     assert warnings(dry_run(*own[:at], *own[at + 2 :])) == [f"{said}: give --eval.dataset"]
@@ -212,9 +199,8 @@ def test_a_warm_start_is_tried_out(dry_run, own, tmp_path):
         texts, labels = [row["input"] for row in rows[:3]], [row["label"] for row in rows[:3]]
         with Posteriors.create(store, "before", texts, labels) as posteriors:
             posteriors.observe(1, texts * 2, labels * 2, [1, 0, 1, 1, 1, 0])
-    lines = dry_run(*own, "--estimator", "dbb", "--warm_start", "before", "--train.num_episodes", "1")
+    lines = dry_run(*own, "--estimator", "dbb", "--warm_start", "before")
     assert "warm start 3 prompts from before, weight 1; 61 start from the prior" in lines
-    assert not [line for line in warnings(lines) if "visited" in line]
 
 
 def test_a_name_is_free_again_if_its_run_ended_before_the_first_step(dry_run, own):

@@ -19,7 +19,6 @@ from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.prepare import Prepared
-from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.overview import usage_in_words
 from openrlhf_dbb.platform.ray_start import busyness
@@ -58,18 +57,11 @@ def _run(prepared: Prepared, run: storage.RunRecord) -> list[str]:
     settings, warm, chosen = prepared.settings, prepared.warm_start, prepared.prompts
     args = settings.args
     prompts, group, episodes = len(chosen.texts), args.rollout.n_samples_per_prompt, args.train.num_episodes
-    visits, s = episodes, "s" * (episodes != 1)  # of the average prompt
-    budget = f"{prompts * group * episodes} rollouts: {prompts} prompts x {group} samples x {episodes} episode{s}"
+    budget = f"{prompts * group * episodes} rollouts: {prompts} prompts x {group} samples x {episodes} episodes"
     if args.train.max_rollouts is not None:
-        visits = args.train.max_rollouts / (prompts * group)
-        budget = f"{args.train.max_rollouts} rollouts at most, as many as {visits:.3g} passes over the prompts"
+        passes = args.train.max_rollouts / (prompts * group)
+        budget = f"{args.train.max_rollouts} rollouts at most, as many as {passes:.3g} passes over the prompts"
     lines = [f"data       {chosen.report} ({args.data.prompt_dataset})", f"budget     {budget}"]
-    form = FORMS.get(args.algo.advantage.estimator)
-    reads_history = settings.built_estimator.state_fields and form.reads_estimate
-    if reads_history and visits < 2 and not prepared.resumed and warm is None:
-        advice = "raise --train.num_episodes, use fewer prompts (--data.max_samples), or give --warm_start RUN"
-        said = f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters"
-        lines.append(f"{said}; the paper visits each 4 times: {advice}")
     if warm is not None:
         lines.append(
             f"warm start {warm.matched} prompts from {warm.source.name}, weight {args.warm_start_weight:g}; "
