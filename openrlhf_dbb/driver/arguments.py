@@ -43,7 +43,6 @@ _SHOWN = ("method", "estimator", "preset")
 _HIDDEN = ("logger.wandb.key", "local_rank", *(flag for flag in _DRIVERS if flag not in _SHOWN))
 
 NO_ESTIMATOR = "none"
-PROGRAM = "openrlhf-dbb train"
 HELP_ALL = "--help-all"
 ESTIMATOR, STRATEGY = "--estimator", "--rollout.strategy"
 
@@ -209,17 +208,15 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         values |= layer
         origin |= dict.fromkeys(layer, source)
     values |= named
-    with_cuda, with_preset = not cpu.active(), named["preset"] != presets.NONE
-    for derive in (*[_all_gpus] * with_cuda, _reward, _others, *[cuda.derived] * (with_cuda and with_preset)):
+    of_cuda = [cuda.derived] * (named["preset"] != presets.NONE and not cpu.active())
+    for derive in (_all_gpus, _reward, _others, *of_cuda):
         for flag, value, why in derive(values, origin):
             values[flag], origin[flag] = value, why
     _fill_in(values, origin)
     command = shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
     settings = Settings(values, origin, command, preset)
     _ = settings.built_estimator, settings.strategy  # checks them
-    args = upstream.finish_arguments(
-        argparse.Namespace(**settings.values), group_baseline=settings.estimator == NO_ESTIMATOR
-    )
+    args = upstream.finish_arguments(argparse.Namespace(**values), group_baseline=settings.estimator == NO_ESTIMATOR)
     return dataclasses.replace(settings, values={flag: attrgetter(flag)(args) for flag in settings.values})
 
 
@@ -365,7 +362,7 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
         action.help = _MOST_USED.get(action.dest, action.help if HELP_ALL in argv else argparse.SUPPRESS)
     theirs = list(parser._action_groups)
     parser._optionals.title = "OpenRLHF's" if HELP_ALL in argv else "most used of OpenRLHF's"
-    parser.prog = PROGRAM
+    parser.prog = "openrlhf-dbb train"
     parser.usage = "openrlhf-dbb train [--preset NAME] [--estimator NAME] [--method NAME] [flags]"
     parser.description = (
         "GRPO with stored reward posteriors. Without flags it trains SmolLM2-135M on sums if there is no CUDA, else "
