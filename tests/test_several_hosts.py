@@ -73,15 +73,18 @@ class Hosts:
         return process
 
     def start(self):
-        """Start both, also after a power cut: the disks are as they were, and nothing runs."""
+        """Start both, also after a power cut: the disks are as they were, the cable is plugged in, nothing runs."""
         for name in NODES:
             held = self._hold([*self._outside, "unshare", "-nmupif", "--mount-proc", "--kill-child"])
             self._inner[name] = (held, self._first_process(held.pid))
         a, b = (str(self._inner[name][1]) for name in NODES)
-        cable = ["ip", "link", "add", "eth0", "netns", a, "type", "veth", "peer", "name", "eth0", "netns", b]
+        cable = ["ip", "link", "add", "va0", "netns", a, "type", "veth", "peer", "name", "vb0", "netns", b]
         subprocess.run([*self._outside, *cable], check=True)
         for name in NODES:
             self._set_up(name)
+        # The address belongs to a bridge, so that a host keeps it when its cable is gone.
+        for name, link in zip(NODES, ("va0", "vb0"), strict=True):
+            self.run(name, "ip", "link", "set", link, "master", "br0", "up", check=True)
 
     @staticmethod
     def _first_process(pid):
@@ -105,8 +108,9 @@ class Hosts:
             set -e
             hostname {name}
             ip link set lo up
-            ip addr add {NODES[name]}/24 dev eth0
-            ip link set eth0 up
+            ip link add br0 type bridge
+            ip addr add {NODES[name]}/24 dev br0
+            ip link set br0 up
             mkdir -p /tmp/ray
             mount --bind {home}/ray /tmp/ray
             mount -t tmpfs tmpfs /dev/shm
