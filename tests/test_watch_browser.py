@@ -268,7 +268,7 @@ def test_where_the_rollouts_went(browser, store, fill, written):
     run = fill.run(store, method="dapo")
     ids = np.sort(fill.prompts(store, 4))
     fill.step(run, 1, ids, [4, 0, 2, 1])
-    usage = fill.usage(ids[:2], [4, 2], trained=4, trained_tokens=40, informative=4, rescued=0)
+    usage = fill.usage(ids[:2], [4, 2], trained=4, informative=4, rescued=0)
     fill.step(run, 2, ids[:2], [4, 2], usage=usage)
     run.finish(unused_rollouts=7)
     browser.open(f"{written(store)}#view=usage")

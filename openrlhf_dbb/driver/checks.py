@@ -16,7 +16,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu, cuda, machine
-from openrlhf_dbb.storage.url import choose_url, parse_url
+from openrlhf_dbb.storage.engine import parse_url
 from openrlhf_dbb.terminal import shown
 
 _GROUP, _LORA = "rollout.n_samples_per_prompt", "ds.lora.rank"
@@ -153,7 +153,7 @@ def _refusals(settings: Settings) -> Iterator[str]:
             yield f"--{flag} is not read by this run's {' and '.join(sorted(read))}; leave it out"
     if not cpu.active() and machine.ray_cluster() is None:  # those of other hosts are counted when Ray has started
         yield from too_few_gpus(args, len(machine.look().gpus))
-    places = {flag: values[flag] for flag in OUTPUTS} | {"store.url": parse_url(choose_url(args.store.url)).path}
+    places = {flag: values[flag] for flag in OUTPUTS} | {"store.url": parse_url(args.store.url).path}
     for flag, place in places.items():
         if "/_ray_pkg_" in (place or ""):  # `ray job submit` copies the working folder, and deletes the copy
             yield (

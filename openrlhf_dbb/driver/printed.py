@@ -20,11 +20,11 @@ from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
-from openrlhf_dbb.inspect.overview import usage_in_words
+from openrlhf_dbb.inspect.show import usage_in_words
 from openrlhf_dbb.platform.ray_start import busyness
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
-from openrlhf_dbb.storage.url import choose_url, parse_url
+from openrlhf_dbb.storage.engine import parse_url
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch.serve import PORT
 
@@ -120,7 +120,7 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
         f"  database     {prepared.location}",
         *[f"  one prompt   {story}"] * bool(story),
         f"  next         {_look(prepared)}   a live page, http://127.0.0.1:{PORT}/: all prompts, curves, responses",
-        *[f"               {draws}"] * (equal >= _MOSTLY_EQUAL and "drawn" not in words),
+        *[f"               {draws}"] * (equal >= _MOSTLY_EQUAL and run.config.get("rollout.strategy") != "posterior"),
         *(f"warning: {warning}" for warning in progress.warnings),
     ]
     return "\n".join(lines)
@@ -146,7 +146,7 @@ def _story(prepared: Prepared, store: storage.PosteriorStore, log: read.StepLog)
 
 
 def _look(prepared: Prepared, command: str = "serve") -> str:
-    elsewhere = prepared.location != parse_url(choose_url(None)).location
+    elsewhere = prepared.location != parse_url(None).location
     return f"openrlhf-dbb {command}{f' --store.url {prepared.location}' * elsewhere}"
 
 

@@ -1,3 +1,4 @@
+import json
 import re
 import threading
 import time
@@ -10,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
-from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
+from openrlhf_dbb.inspect.show import method, overview, seconds_since, state
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.read import number_in, prompt_texts
-from openrlhf_dbb.storage.url import BadRow
+from openrlhf_dbb.storage.read import prompt_texts
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
 from openrlhf_dbb.watch import details, page, visits
 from openrlhf_dbb.watch.series import series
@@ -105,11 +105,7 @@ class Api:
             if run.run_id not in marks:  # begun since
                 continue
             version = "-".join([run.uuid[:8], *map(str, marks[run.run_id])])
-            try:
-                numbers = self._cache.get(("run", run.uuid), version, partial(_describe, store, run))
-            except BadRow as error:
-                store.report(error)
-                continue
+            numbers = self._cache.get(("run", run.uuid), version, partial(_describe, store, run))
             written = {
                 "state": state(run),
                 "last_write": run.heartbeat_at,
@@ -211,7 +207,7 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     recent = store.query(_LAST_STEPS, run=run.run_id)
     rollouts = sum(row.rollouts for row in recent[:_RECENT])
     logged = next((row.metrics for row in recent if row.metrics), "{}")
-    planned = number_in("dbb_step", run, "metrics", logged, "plan/steps")
+    planned = json.loads(logged).get("plan/steps")
     # The median leaves out the pause between two sessions of a training.
     ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
     seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None

@@ -13,7 +13,7 @@ import numpy as np
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.read import Integers
+from openrlhf_dbb.storage.records import Integers
 
 STATES = ("mastered", "learning", "forgotten", "never solved", "no visits")
 MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
