@@ -112,7 +112,7 @@ def _loaded(code):
         # what --help waits for
         ("import openrlhf_dbb.cli.main", {"openrlhf_dbb"}, (*STACK, "numpy", "storage", "sqlalchemy")),
         (f"{BUILD}(['runs'])", {"storage"}, (*STACK, "scipy", "matplotlib")),
-        (f"{BUILD}(['serve']); build(['evaluate'])", {"storage"}, (*STACK, "scipy", "starlette", "uvicorn", "pyarrow")),
+        (f"{BUILD}(['serve']); build(['evaluate'])", {"storage"}, (*STACK, "scipy", "pyarrow")),
         (f"{BUILD}(['lab'])", {"storage", "estimators"}, (*STACK, "matplotlib")),
     ],
 )

@@ -16,7 +16,7 @@ from openrlhf_dbb import methods, presets, storage, tiny, upstream
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
+from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, load
 from openrlhf_dbb.driver import fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Settings
 from openrlhf_dbb.driver.light_backend import LightBackend
@@ -27,7 +27,6 @@ from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
-from openrlhf_dbb.rewards.math_answer import boxes_needed
 from openrlhf_dbb.storage.engine import check_sqlite_path
 from openrlhf_dbb.storage.url import choose_url, parse_url
 
@@ -130,7 +129,7 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
     prepared = Prepared(settings, resumed)
     read_data(prepared)  # before torch is imported
     with upstream.imports_for_driver():
-        for step in (read_model, apply_template, choose_prompts, try_reward, find_control_tokens, read_benchmarks):
+        for step in (read_model, apply_template, choose_prompts, try_reward, read_benchmarks):
             step(prepared)
     complete(prepared)
     return prepared
@@ -201,22 +200,12 @@ def choose_prompts(prepared: Prepared) -> None:
 
 
 def try_reward(prepared: Prepared) -> None:
-    """Score some prompts by the reward's file; say which labels a response earns only in a box."""
+    """Score some prompts by the reward's file."""
     prompts, url = prepared.prompts, (prepared.settings.args.reward.remote_url or [""])[0]
-    warnings: list[str] = []
-    if url == str(MATH_FILE):
-        # Its labels have been verified, it refuses a repeated question, and a process to try it takes most of a second.
-        warnings = boxes_needed(prompts.labels)
-    elif url.endswith(".py"):
+    # Labels of the package's own have been verified, and it refuses a repeated question.
+    if url.endswith(".py") and url != str(MATH_FILE):
         warnings = reward_file.check(url, prompts.texts, prompts.labels, prepared.settings.built_estimator)
-    prepared.notes += [f"warning: {warning}" for warning in warnings]
-
-
-def find_control_tokens(prepared: Prepared) -> None:
-    applied = prepared.settings.args.data.apply_chat_template
-    for flag in prepared.loaded:
-        found = control_tokens(f"--{flag}", prepared.questions(flag), prepared.tokenizer, applied)
-        prepared.notes += [f"warning: {warning}" for warning in found]
+        prepared.notes += [f"warning: {warning}" for warning in warnings]
 
 
 def read_benchmarks(prepared: Prepared) -> None:

@@ -35,8 +35,7 @@ function card(rollout) {
       ...(rollout.truncated ? [" ", element("span", { class: "flag" }, "truncated")] : []),
       element("span", { class: "figures" }, ` ${numbers.join(" \u00b7 ")}`)),
     textBox(rollout.text || "(no text)", `Rollout ${rollout.sample}, ${word}`),
-    ...(rollout.read ? [element("p", { class: "note" }, "Verifier read: ", element("bdi", {}, rollout.read))] : []),
-    ...(rollout.cut ? [element("p", { class: "note" }, `Cut here: it has ${whole(rollout.cut)} characters in all.`)] : []));
+    ...(rollout.read ? [element("p", { class: "note" }, "Verifier read: ", element("bdi", {}, rollout.read))] : []));
 }
 
 VIEWS.rollouts = {
@@ -44,7 +43,7 @@ VIEWS.rollouts = {
   // In a file, the nearest step whose rollouts lie in the file is shown.
   path() {
     const run = theRun(), there = source.steps(run.id), wanted = numberIn("step");
-    const step = wanted === null ? "latest" : there?.length ? there[nearest(there, wanted)] : wanted;
+    const step = wanted === null ? there?.at(-1) ?? "latest" : there?.length ? there[nearest(there, wanted)] : wanted;
     return `runs/${run.id}/rollouts/${step}`;
   },
   // The rollouts of a step stay the same; the latest step changes.
