@@ -37,12 +37,13 @@ def never_late(monkeypatch):
 
 
 def test_curves_of_four_steps_a_point(store, fill):
-    """Five steps of 4 rollouts of 10 tokens of one prompt, 4, 0, 2, 4, 1 of them right; the first three with a loss."""
+    """Five steps of 4 rollouts of 10 tokens, 4, 0, 2, 4, 1 of them right; three with a loss, the last filtered out."""
     run, ids = fill.run(store), fill.prompts(store, 1)
-    for step, successes in enumerate([4, 0, 2, 4, 1], start=1):
+    for step, successes in enumerate([4, 0, 2, 4], start=1):
         fill.step(run, step, ids, [successes])
-        if step <= 3:
-            run.record_metrics(step, {"loss": [1.0, 2.0, 4.0][step - 1], "kl": float("nan")})
+    fill.step(run, 5, ids, [1], usage=fill.usage(ids, [1], trained=0, trained_tokens=0, informative=0))
+    for step, loss in ((1, 1.0), (2, 2.0), (3, 4.0)):
+        run.record_metrics(step, {"loss": loss, "kl": float("nan")})
     with store.database.transaction(write=True) as connection:  # steps 1 to 4 ended half an hour before the last
         connection.exec_driver_sql("UPDATE dbb_step SET created_at = '2026-01-01T08:00:00.000Z' WHERE step < 5")
         connection.exec_driver_sql("UPDATE dbb_step SET created_at = '2026-01-01T08:30:00.000Z' WHERE step = 5")
@@ -57,17 +58,17 @@ def test_curves_of_four_steps_a_point(store, fill):
         "zero_variance": [0.75, 0],
         "given_advantage": [0.75, 0],
         "length": [10] * 2,
-        "mixed": [1, 4],
+        "mixed": [1, 0],
         "given": [3, 0],
         "no_advantage": [0] * 2,
-        "filtered": [0] * 2,
+        "filtered": [0, 4],
         "m:loss": [2.33333, None],
         "m:kl": [None] * 2,
     }
     totals = {
-        "generated": 20, "generated_tokens": 200, "trained": 20, "filtered": 0, "replayed": 11, "skipped": 5,
+        "generated": 20, "generated_tokens": 200, "trained": 16, "filtered": 4, "replayed": 11, "skipped": 5,
         "groups": 5, "mixed_groups": 2, "rollouts_per_mixed_group": 10, "tokens_per_mixed_group": 100, "single": False,
-        "unused_rollouts": 0, "parts": {"mixed": 8, "given": 12, "no_advantage": 0, "filtered": 0},
+        "unused_rollouts": 0, "parts": {"mixed": 4, "given": 12, "no_advantage": 0, "filtered": 4},
     }  # fmt: skip
     assert totals.items() <= answer["totals"].items()
 

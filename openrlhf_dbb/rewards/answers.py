@@ -4,7 +4,6 @@ A value that is denied ("not 5", "7 is wrong"), a bound ("at least 51"), an oper
 
 A letter or words are what a response settles on: the last box, "the answer is ...", "option ... is correct"; without
 one, a letter alone on the last line or in parentheses at its end. Several letters, "(A) or (B)", are not an answer.
-MMLU-Pro takes the first statement.
 """
 
 import re
@@ -77,39 +76,25 @@ _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _DENIALS = {"not", "no", "never", "or", "nor", "neither", "isn't", "than"}
 
 
-def response_text(query: str, prompt: str) -> str:
-    """Return the response of a query, without the prompt before it and the special tokens after it.
-
-    Raises:
-        ValueError: the query does not start with the prompt, so the start of the response is unknown.
-    """
-    if not query.startswith(prompt):
-        raise ValueError(
-            f"the decoded query {query[:80]!r}... does not start with its prompt {prompt[:80]!r}...: either "
-            "the prompt was truncated (raise --data.max_len or lower --rollout.max_new_tokens) or the "
-            "tokenizer does not round-trip, decode(encode(text)) != text (use another tokenizer)"
-        )
-    response = query[len(prompt) :].rstrip()
-    while token := next((token for token in TABLES["special_tokens"] if response.endswith(token)), None):
-        response = response.removesuffix(token).rstrip()
-    return response.lstrip()
-
-
 def rewards(
     judge: Callable[[str, str, str], tuple[float | None, str | None]], *columns: Sequence[Any]
 ) -> dict[str, Any]:
     """Return what OpenRLHF wants for queries, prompts and labels.
 
-    ``judge`` gets a response, its label and its prompt, and returns a score and the text that it read as the answer.
-
-    Raise ValueError for an empty label, for lengths that differ, and as :func:`response_text`.
+    ``judge`` gets a response without special tokens behind it, its label and its prompt, and returns a score and the
+    text that it read as the answer. Raise ValueError for an empty label, and for a query without its prompt.
     """
     scores, read = [], []
     for query, prompt, label in zip(*columns, strict=True):
         text = str(label).strip()
         if not text:
             raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of answers with --data.label_key")
-        score, answer = judge(response_text(query, prompt), text, prompt)
+        if not query.startswith(prompt):
+            raise ValueError(f"the query {query[:80]!r} does not start with its prompt {prompt[:80]!r}")
+        response = query[len(prompt) :].rstrip()
+        while token := next((token for token in TABLES["special_tokens"] if response.endswith(token)), None):
+            response = response.removesuffix(token).rstrip()
+        score, answer = judge(response.lstrip(), text, prompt)
         scores.append(score)
         read.append(answer)
     return {"rewards": scores, "scores": list(scores), "extra_logs": {}, "read": read}

@@ -14,10 +14,8 @@ from openrlhf_dbb.rewards.notation import FUNCTIONS, TABLES, UPRIGHT, latex, nor
 LONGEST = 4000  # characters; Python reads no number of more than 4,300 digits
 TOLERANCE = Fraction(1, 10**6)  # relative
 MOST_ITEMS, LARGEST_EXPONENT = 50, 1000
-Ask = Callable[[str, str], bool | None]
-"""Says of two formulas whether they are equal; None if it cannot tell."""
-Unit = tuple[tuple[tuple[str, int], ...], Fraction]
-"""Powers of base units, sorted, and the factor to them."""
+Ask = Callable[[str, str], bool | None]  # says of two formulas whether they are equal; None if it cannot tell
+Unit = tuple[tuple[tuple[str, int], ...], Fraction]  # powers of base units, sorted, and the factor to them
 
 _COMMA, _UNION = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b", r"\\cup(?![A-Za-z])"
 _RELATION = r"[=<>]|\\(?:approx|le|ge|ne|in)(?![A-Za-z])"

@@ -23,9 +23,7 @@ from openrlhf_dbb.terminal import readable, safe, shown, template_of
 from openrlhf_dbb.watch import history
 from openrlhf_dbb.watch.history import Visits
 
-EVERY_S = 0.5
-"""The list of runs is read at most this often, however many clients ask."""
-
+EVERY_S = 0.5  # the list of runs is read at most this often, however many clients ask
 _TEXT = 500  # characters of a prompt in the table
 _RECENT = 20  # steps, for the success rate in the list
 _LATE = 16  # steps whose metrics may be written a moment after them
@@ -68,7 +66,7 @@ class NoSuchAnswer(StoreError):
 class Listed(NamedTuple):
     record: RunRecord
     version: str  # changes when anything of the run changes
-    numbers: dict[str, Any]  # everything the list shows, ready for JSON
+    numbers: dict[str, Any]  # all that the list shows
 
 
 class Api:

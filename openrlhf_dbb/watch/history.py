@@ -110,18 +110,12 @@ def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: 
 
 STATES = ("mastered", "learning", "forgotten", "never solved", "no visits")
 MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
+# Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at most this.
 THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "unsolved": 0.1}
-"""Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at most this."""
-
-CELLS = 4_000_000
-"""About the most cells of a picture; a browser draws them in a moment."""
-
-COLUMNS = 400
-"""The most columns of a picture, about as many as a screen shows."""
-
+COLUMNS = 400  # the most of a picture, about as many as a screen shows
+CELLS = 4_000_000  # about the most of a picture; a browser draws them in a moment
 LEVELS, DRAWN = 126, 128
 CLASSES = 5  # of means, for the shares among drawn prompts and among the others
-
 _VISITS = """
     SELECT step, prompt_id, rollouts, successes, coalesce(alpha / nullif(alpha + beta, 0), mean) FROM dbb_history
     WHERE run_id = :run ORDER BY step, prompt_id"""
