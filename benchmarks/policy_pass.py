@@ -28,7 +28,7 @@ from openrlhf.utils import get_strategy  # noqa: E402
 from openrlhf.utils.deepspeed import deepspeed_utils  # noqa: E402
 from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
-from openrlhf_dbb.actors import shared_prompts  # noqa: E402
+from openrlhf_dbb.actors import training_pass  # noqa: E402
 from openrlhf_dbb.actors.training_pass import ResponseActor  # noqa: E402
 from openrlhf_dbb.platform.backend import Backend, CpuBackend  # noqa: E402
 
@@ -128,7 +128,7 @@ def main() -> None:
         deepspeed_utils.reload_deepspeed_states(actor.model)
         print(f"falls asleep in {asleep:.2f} s, {left:.2f} GB stay; wakes up in {stop(began)[0]:.2f} s", flush=True)
     longest = actor.longest_shared
-    shared_prompts.LEAST[DEVICE], shared_prompts.SPAN[DEVICE] = 0, 10**9  # then fewer tokens decide alone
+    training_pass.LEAST[DEVICE], training_pass.SPAN[DEVICE] = 0, 10**9  # then fewer tokens decide alone
     for shape in GROUPS if ON_GPU else GROUPS[:1]:
         rows, seconds = rows_of(*shape, same=True), {}
         for name, most in (("apart", 0), ("shared", longest)):

@@ -67,8 +67,8 @@ class Trainer:
         rollouts, tokens, zero_variance = 8 * len(ids), 4_000 * len(ids), 4 * len(ids)
         return Usage(
             generated=rollouts, generated_tokens=tokens, trained=rollouts, trained_tokens=tokens,
-            zero_variance=zero_variance, informative=rollouts, rescued=zero_variance, replayed=0,
-            replayed_tokens=0, skipped=0, groups=len(ids), informative_groups=len(ids),
+            zero_variance=zero_variance, informative=rollouts, rescued=zero_variance, skipped=0,
+            groups=len(ids), informative_groups=len(ids),
         )  # fmt: skip
 
     def kept(self, ids: np.ndarray[Any, Any]) -> RolloutRows:

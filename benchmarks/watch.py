@@ -77,8 +77,8 @@ def make(url: str, passes: int) -> None:
             connection.exec_driver_sql(
                 f"""UPDATE dbb_step SET metrics = json_object({names}), generated = rollouts,
                     generated_tokens = 500 * rollouts, trained = rollouts, trained_tokens = 500 * rollouts,
-                    zero_variance = rollouts / 2, informative = rollouts, rescued = rollouts / 2, replayed = 0,
-                    replayed_tokens = 0, skipped = 0, groups = prompts, informative_groups = prompts,
+                    zero_variance = rollouts / 2, informative = rollouts, rescued = rollouts / 2,
+                    skipped = 0, groups = prompts, informative_groups = prompts,
                     created_at = strftime('%Y-%m-%dT%H:%M:%fZ', '2026-01-01', '+' || (10 * step) || ' seconds')"""
             )
 

@@ -6,7 +6,7 @@
     forms            Estimate + rewards -> advantages: GRPO, Dr. GRPO, RLOO, REINFORCE++-baseline, MaxRL, BNPO
     dbb              Discounted Beta-Bernoulli (the paper's estimator)
     auto             DBB with a prior shared by all prompts; prior and discount are fitted online; forecasts read texts
-    spo              SPO's tracker, read before the update; forgets by the policy's drift
+    spo              SPO's tracker, read before the update; forgets by a constant
     gaussian         as DBB, for any real reward: a discounted Normal-inverse-gamma
     empirical_bayes  the current group, shrunk towards one prior of all prompts, fitted online
     simple           point (GRPO's mean and variance), laplace, ema

@@ -78,9 +78,6 @@ class RewardEstimator(ABC):
     never_collapses: ClassVar[bool] = False  # the variance is > 0 whatever the rewards were
     fits_prior: ClassVar[bool] = False  # a fixed prior pushes all answers down where successes are rare
     wide_clip: ClassVar[bool] = False  # methods widen the clip range, as the paper does for DBB
-    # update reads state["drift"], (P,), which observe adds and nobody keeps: how far the policy has moved since a
-    # prompt's last visit, in nats a token.
-    reads_drift: ClassVar[bool] = False
     reads_texts: ClassVar[bool] = False  # the methods read state["features"], if the caller gives them
 
     def __post_init__(self) -> None:
@@ -127,8 +124,7 @@ class RewardEstimator(ABC):
 
         They count as a visit of update 0, and time does not move: the shared field "clock" stays.
         """
-        drift = {"drift": np.zeros(len(rewards_P_G))} if self.reads_drift else {}
-        after = state | self.update_late(state | drift, rewards_P_G, np.ones(len(rewards_P_G)))
+        after = state | self.update_late(state, rewards_P_G, np.ones(len(rewards_P_G)))
         if "clock" in state:
             after["clock"] = state["clock"]
         return after | self.learn(after)
@@ -186,7 +182,6 @@ class RewardEstimator(ABC):
         rewards_P_G: Floats,
         lag_P: Floats | None = None,
         *,
-        drift_P: Floats | None = None,
         leave_one_out: bool = False,
     ) -> tuple[State, Estimate]:
         """Check a group of rollouts, update, and read in the order that the estimator declares.
@@ -195,19 +190,18 @@ class RewardEstimator(ABC):
 
         Args:
             lag_P: as in :meth:`update_late`. A fraction if several policies generated a group. None: all 0.
-            drift_P: (P,) nats a token, >= 0, see ``reads_drift``; 0 on a first visit. None: all 0.
             leave_one_out: True to fill in the estimate's ``without_each``.
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).
-            ValueError: shapes do not match, a prompt has no reward at all, or a lag or drift is negative or not finite.
+            ValueError: shapes do not match, a prompt has no reward at all, or a lag is negative or not finite.
         """
         for field in (*self.state_fields, "features"):
             if field in state and len(rewards_P_G) != len(state[field]):
                 raise ValueError(f"rewards have {len(rewards_P_G)} rows, the state {len(state[field])} prompts")
         new_state = {field: values.copy() for field, values in state.items()}
         rows = np.arange(len(rewards_P_G))
-        estimate = self.observe_at(new_state, rows, rewards_P_G, lag_P, drift_P=drift_P, leave_one_out=leave_one_out)
+        estimate = self.observe_at(new_state, rows, rewards_P_G, lag_P, leave_one_out=leave_one_out)
         return new_state, estimate
 
     def observe_at(
@@ -217,7 +211,6 @@ class RewardEstimator(ABC):
         rewards_P_G: Floats,
         lag_P: Floats | None = None,
         *,
-        drift_P: Floats | None = None,
         leave_one_out: bool = False,
     ) -> Estimate:
         """:meth:`observe` for some of the prompts of a larger state, which is updated in place.
@@ -228,10 +221,10 @@ class RewardEstimator(ABC):
         """
         rewards_P_G = np.asarray(rewards_P_G, dtype=np.float64)
         self.check(rewards_P_G)
-        lag_P = _checked("lag", lag_P, len(rewards_P_G))
+        lag_P = np.zeros(len(rewards_P_G)) if lag_P is None else np.asarray(lag_P, dtype=np.float64)
+        if lag_P.shape != (len(rewards_P_G),) or not (np.isfinite(lag_P) & (lag_P >= 0)).all():
+            raise ValueError(f"lag = {lag_P} is not a finite number >= 0 for each of {len(rewards_P_G)} groups")
         before = self.state_at(state, prompts)
-        if self.reads_drift:
-            before["drift"] = _checked("drift", drift_P, len(rewards_P_G))
         after = self.update_late(before, rewards_P_G, lag_P) if lag_P.any() else self.update(before, rewards_P_G)
         estimate = self.estimate(after if self.reads == "after" else before, rewards_P_G)
         if leave_one_out:
@@ -304,13 +297,6 @@ def passes(state: State, updates_P: Floats) -> Floats:
     """Return a number of policy updates in passes over the prompts, by the shared fields ``clock`` and ``prompts``."""
     updates, groups = state["clock"]
     return np.asarray(updates_P * groups / np.maximum(updates * state["prompts"], 1))
-
-
-def _checked(name: str, values_P: Floats | None, groups: int) -> Floats:
-    values_P = np.zeros(groups) if values_P is None else np.asarray(values_P, dtype=np.float64)
-    if values_P.shape != (groups,) or not (np.isfinite(values_P) & (values_P >= 0)).all():
-        raise ValueError(f"{name} = {values_P} is not a finite number >= 0 for each of {groups} groups")
-    return values_P
 
 
 def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:

@@ -96,8 +96,6 @@ class Usage:
     zero_variance: int = field(metadata={"comment": "generated rollouts in zero-variance groups"})
     informative: int = field(metadata={"comment": "trained rollouts of groups in which some advantage is not 0"})
     rescued: int = field(metadata={"comment": "of these, rollouts in zero-variance groups"})
-    replayed: int = field(metadata={"comment": "rollouts of earlier steps trained on again"})
-    replayed_tokens: int = field(metadata={"comment": "their response tokens"})
     skipped: int = field(metadata={"comment": "times a prompt was drawn and skipped before generation"})
     groups: int = field(metadata={"comment": "prompts with generated rollouts"})
     informative_groups: int = field(metadata={"comment": "prompts with informative rollouts"})

@@ -13,7 +13,7 @@ from openrlhf_dbb.storage.engine import Database, retried
 from openrlhf_dbb.storage.records import TOTALS
 from openrlhf_dbb.storage.url import StoreError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 metadata = MetaData()
 

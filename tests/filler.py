@@ -51,10 +51,9 @@ def rows(run, ids, successes, rollouts=4, **more):
 
 
 def usage(ids, successes, rollouts=4, **counts):
-    """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, the successes trained on
-    once more, and each prompt skipped once; or as given in ``counts``."""
-    successes = np.asarray(successes).astype(int)
-    generated, replayed = rollouts * len(ids), int(successes.sum())
+    """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, and each prompt
+    skipped once; or as given in ``counts``."""
+    successes, generated = np.asarray(successes).astype(int), rollouts * len(ids)
     zero_variance = rollouts * int(np.isin(successes, (0, rollouts)).sum())
     columns = {
         "generated": generated,
@@ -64,8 +63,6 @@ def usage(ids, successes, rollouts=4, **counts):
         "zero_variance": zero_variance,
         "informative": generated,
         "rescued": zero_variance,
-        "replayed": replayed,
-        "replayed_tokens": 10 * replayed,
         "skipped": len(ids),
         "groups": len(ids),
         "informative_groups": len(ids),

@@ -9,13 +9,11 @@ import sys
 import torch
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
-    make_experience_batch,
     remove_padding_in_sequences,
     split_experience_batch,
 )
 from openrlhf.trainer.ray import ppo_actor
 
-from openrlhf_dbb.actors import shared_prompts
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 from openrlhf_dbb.actors.training_pass import together
 from openrlhf_dbb.driver import arguments
@@ -105,7 +103,7 @@ def _plain(rank, values):
 
     def in_our_order(batches, strategy, accumulated, *args):  # upstream's metrics depend on it
         rows = [remove_padding_in_sequences(split_experience_batch(batch)) for batch in batches]
-        return iterate(together(rows, accumulated, []), strategy, accumulated, *args)
+        return iterate(together(rows, accumulated), strategy, accumulated, *args)
 
     ppo_actor.iter_grad_accum_global_norm = in_our_order
     return rank.actor(values, PolicyActor.__base__)
@@ -163,47 +161,6 @@ def _of_several_lengths(rank, policy):
     advantages = torch.randn(8, 1, generator=seeded).expand(8, 11).clone()
     made = experience(tokens, lengths, (torch.arange(11) > 0) & there[:, 1:], advantages)
     return with_log_probs(policy, made)
-
-
-def replays(rank):
-    """Two steps with replays on the first rank alone; a prompt is computed once more for each row, then once."""
-    shared_prompts.ROUND, found = 1, []  # the rows are so short that 8 would save no work
-    for longest_shared in (0, 2**31):
-        policy = rank.actor()
-        policy.actor.longest_shared = longest_shared
-        old = rank.rollouts(policy, 5, -1.0)  # a forward pass under ZeRO 3 needs both ranks
-        rows = split_experience_batch(old) if rank.number == 0 else []
-        policy.append(rank.rollouts(policy, 8, 1.0))  # the prompts of the old rows among them
-        policy.execute_batch("append_replays", {"experience": [rows]}, 0, 1)
-        sizes, computed = [], []
-        policy.trainer.actor.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
-        policy.actor.model.register_forward_pre_hook(lambda _, inputs, made=computed: made.append(inputs[0].numel()))
-        same = {**fit(policy), "weights": sum(each.double().abs().sum().item() for each in policy.actor.parameters())}
-        steps, length = policy.actor.model.global_steps, policy.trainer.actor_loss_fn.length
-        found.append({"rows": sizes, "computed": sum(computed), "steps": steps, "length": length, "same": same})
-    return found
-
-
-def replays_as_fresh(rank):
-    """A step on four rows and as many replays, one on all eight as fresh rows, and one on four rows after them."""
-    began, found, sizes = None, [], []
-    for fresh in (4, 8):
-        policy = rank.actor({"rollout.n_samples_per_prompt": fresh, "train.batch_size": fresh})
-        began = weights(policy)
-        rows = remove_padding_in_sequences(split_experience_batch(_of_several_lengths(rank, policy)))
-        policy.append(make_experience_batch(rows[:fresh]))
-        policy.append_replays(rows[fresh:])
-        fit(policy)
-        found.append((policy.actor.model.global_steps, weights(policy)))
-        policy.append(make_experience_batch(rows[:fresh]))
-        policy.trainer.actor.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
-        fit(policy)
-    (steps, replayed), (others, expected) = found
-
-    def distance(to):
-        return max((one - other).abs().max().item() for one, other in zip(replayed, to, strict=True))
-
-    return {"steps": [steps, others], "rows": sizes[:2], "moved": distance(began), "difference": distance(expected)}
 
 
 def checkpoint(rank):

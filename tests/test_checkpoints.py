@@ -12,7 +12,7 @@ from openrlhf_dbb.errors import RunError
 SHARDS = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_optim.pt", "bf16_zero_pp_rank_1_optim.pt")
 
 
-def save(folder, step, run="mine", *, finish=True, replays=False):
+def save(folder, step, run="mine", *, finish=True):
     """A checkpoint of two ranks: each file is as long as in any other checkpoint, with another content."""
     tag = f"global_step{step}"
     checkpoints.delete(folder, tag)
@@ -20,8 +20,6 @@ def save(folder, step, run="mine", *, finish=True, replays=False):
     actor.mkdir(parents=True)
     for shard in SHARDS:
         (actor / shard).write_bytes(f"{tag:>24} {shard:>32} {run:>8}".encode())
-    if replays:
-        (actor / "replay.npz").write_bytes(f"replays of {tag:>24}".encode())
     if finish:
         checkpoints.complete(folder, tag, run, [checkpoints.sizes(actor)] * 2)
 
@@ -64,10 +62,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", [*SHARDS, checkpoints.MANIFEST, "replay.npz"])
+@pytest.mark.parametrize("name", [*SHARDS, checkpoints.MANIFEST])
 def test_a_checkpoint_with_any_fault_in_any_file_is_passed_over_and_the_file_named(tmp_path, name, fault):
     for step in (2, 4, 6):
-        save(tmp_path, step, replays=True)
+        save(tmp_path, step)
     assert newest_whole(tmp_path, "mine", 7) == ("global_step6", [])
     path, older = (tmp_path / f"_actor/global_step{step}/{name}" for step in (6, 4))
     FAULTS[fault](path, older)

@@ -54,7 +54,6 @@ def test_with_flash_attention_samples_are_packed_into_dynamic_batches(parse):
 @pytest.mark.parametrize(
     ("flags", "packed", "dynamic"),
     [
-        (["--method", "repo", "--estimator", "point"], True, False),
         (["--no-ds.packing_samples"], False, False),
         (["--no-train.dynamic_batch_enable"], True, False),
         (["--ds.attn_implementation", "sdpa"], False, False),

@@ -250,14 +250,13 @@ def test_a_step_without_any_group_teaches_nothing(case):
 def test_what_cannot_be_observed_is_refused_and_changes_nothing(case):
     estimator, good = CASES[case], [[1.0, 0.0], [1.0, 1.0]]
     state, before = begin(estimator, 3), begin(estimator, 3)
-    for rewards_P_G, lag_P, drift_P, message in (
-        ([[1.0, 0.0], [np.nan, np.nan]], None, None, r"rewards\[1\] holds no reward"),
-        ([[1.0, np.inf], [1.0, 0.0]], None, None, r"rewards\[0, 1\] = inf is not "),
-        (good, [0.0, -1.0], None, "lag = .* is not a finite number >= 0 for each of 2 groups"),
-        *[(good, None, [np.nan, 0.0], "drift = .* is not a finite number >= 0")] * estimator.reads_drift,
+    for rewards_P_G, lag_P, message in (
+        ([[1.0, 0.0], [np.nan, np.nan]], None, r"rewards\[1\] holds no reward"),
+        ([[1.0, np.inf], [1.0, 0.0]], None, r"rewards\[0, 1\] = inf is not "),
+        (good, [0.0, -1.0], "lag = .* is not a finite number >= 0 for each of 2 groups"),
     ):
         with pytest.raises(ValueError, match=message):
-            estimator.observe_at(state, np.array([2, 0]), rewards_P_G, lag_P, drift_P=drift_P)
+            estimator.observe_at(state, np.array([2, 0]), rewards_P_G, lag_P)
         assert_same((state, []), (before, []))
     if estimator.state_fields:
         with pytest.raises(ValueError, match="rewards have 2 rows, the state 3 prompts"):

@@ -44,7 +44,6 @@ def test_dbb_takes_partial_credit_only_when_told():
         ("dbb", {"discount": 0.0}, r"dbb.discount = 0.0 is not in \(0, 1\]"),
         ("dbb", {"prior_beta": math.nan}, r"dbb.prior_beta = nan is not in \(0, inf\)"),
         ("point", {"memory": "all"}, r"point.memory = 'all' is none of auto, predicted_prior, dbb, gaussian"),
-        ("spo", {"rho_min": 0.97}, "spo.rho_min = 0.97 is above spo.rho_max = 0.96"),
         ("dbb", {"decay": 0.5}, r"'dbb' has no parameter 'decay'; it has: discount, prior_alpha, prior_beta, partial"),
     ],
 )
@@ -329,18 +328,16 @@ def test_estimators_go_by_name_or_class_and_a_taken_name_is_refused():
             name = "dbb"
 
 
-def test_spo_scores_by_the_past_and_forgets_by_the_policys_drift():
+def test_spo_scores_by_the_past_and_forgets_by_a_constant():
     spo = build("spo")
-    state, estimate = spo.observe(spo.initial_state(4), np.ones((4, 1)))  # a first visit: no drift, rho 0.96
+    state, estimate = spo.observe(spo.initial_state(4), np.ones((4, 1)))
     assert estimate.mean.tolist() == [0.5] * 4
     assert (state["alpha"].tolist(), state["beta"].tolist()) == ([1.48] * 4, [0.48] * 4)
-    # 2^0 is 1, above rho_max; 2^(-1/10) and 2^(-1/6) lie between; 2^-1 is below rho_min
-    rho, drift = np.array([0.96, 0.5**0.1, 0.5 ** (1 / 6), 0.875]), [0.0, 0.006, 0.01, 0.06]
-    state, estimate = spo.observe(state, [[1.0, 0.0, 0.0]] * 4, drift_P=drift)
+    state, estimate = spo.observe(state, [[1.0, 0.0, 0.0]] * 4)
     assert estimate.mean == pytest.approx([1.48 / 1.96] * 4)
     assert estimate.variance == pytest.approx([1.48 * 0.48 / 1.96**2] * 4)
-    np.testing.assert_allclose(state["alpha"], rho * 1.48 + 1, rtol=1e-12)
-    np.testing.assert_allclose(state["beta"], rho * 0.48 + 2, rtol=1e-12)
+    np.testing.assert_allclose(state["alpha"], 0.96 * 1.48 + 1, rtol=1e-12)
+    np.testing.assert_allclose(state["beta"], 0.96 * 0.48 + 2, rtol=1e-12)
     assert spo.predictive(state) == (state["alpha"], state["beta"])  # what the next visit is scored by
 
 

@@ -23,9 +23,8 @@ from openrlhf_dbb.actors.experience_maker import (  # noqa: E402
     log_prob_difference,
     thinned,
 )
+from openrlhf_dbb.actors.generation import Group, Prompt, RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
-from openrlhf_dbb.actors.replays import Replays  # noqa: E402
-from openrlhf_dbb.actors.rollout_batch import Group, Prompt, RolloutBatch  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 
@@ -104,9 +103,7 @@ def ours(tmp_path):
             f"sqlite:///{tmp_path}/{len(opened)}.db", "run", PROMPTS, labels, estimator=built
         )
         opened.append(posteriors)
-        replays = Replays(args, posteriors.prompt_ids) if args.replay.samples else None
-        parts = {"posteriors": posteriors, "progress": Progress(), "replays": replays, "drift": None}
-        ours = maker(PosteriorExperienceMaker, args, kl, **parts)
+        ours = maker(PosteriorExperienceMaker, args, kl, posteriors=posteriors, progress=Progress())
         return ours, posteriors.store
 
     yield build
@@ -306,45 +303,3 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
         (PROMPTS[0], 1, None, None, 3, 1, 1, -1.0, "2" + one, "no answer: no number"),
         (PROMPTS[1], 0, 1.0, 1.0, 2, 0, 0, None, 2 * one, "3"),
     ]
-
-
-class Ranks:
-    """In the place of the policy's actors: two data-parallel ranks, of two actors each."""
-
-    def __init__(self):
-        self._actor_handlers, self.duplicate_actors = [None] * 4, 2
-        self.calls = []
-
-    def async_run_method_batch(self, method_name, **shares):
-        self.calls.append((method_name, shares))
-        return []
-
-
-VISITS = [[1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
-
-
-def test_replays_ride_along_from_the_third_visit_on(ours, monkeypatch):
-    monkeypatch.setattr("ray.get", list)
-    mine, store = ours("dbb", "--method", "repo", discount=0.5)
-    mine.actor_model_group = Ranks()
-    for step, visit in enumerate(VISITS, 1):
-        assert mine.actor_model_group.calls == []
-        rewards_P_G = np.array([visit] * 3, dtype=float)
-        if step == 1:
-            rewards_P_G[1:, -1] = np.nan  # two prompts will have 15 rollouts in the cache, one too few
-        batch, metrics = advantages(mine, experiences(rewards_P_G, log_prob=-step), step)
-    [(name, shares)] = mine.actor_model_group.calls
-    assert name == "append_replays"
-    first, second = shares["experience"]
-    rows = [row for pair in zip(first, second, strict=True) for row in pair]
-    # The 3 successes among 16 and the 5 oldest failures, by their own mean 3/8 and variance 8/7 * 3/8 * 5/8.
-    right, wrong = 5 / 8 / math.sqrt(15 / 56), -3 / 8 / math.sqrt(15 / 56)
-    expected = [right] + [wrong] * 5 + [right] * 2
-    torch.testing.assert_close(torch.stack([row.advantages for row in rows]), torch.tensor([expected] * TOKENS).T)
-    # 6 of them are of the first visit, 2 of the second, with the log-probs they had then.
-    assert [row.action_log_probs.unique().tolist() for row in rows] == [[-1.0]] * 6 + [[-2.0]] * 2
-    assert column(batch, "advantages").shape == (24, TOKENS)
-    used = stored(mine, store, "SELECT step, replayed, replayed_tokens, generated FROM steps")
-    assert [tuple(row) for row in used] == [(1, 0, 0, 24), (2, 0, 0, 24), (3, 8, 8 * TOKENS, 24)]
-    assert (metrics["replay/replayed"], metrics["replay/cached"]) == (8, 3 * 16)
-    assert metrics["reward"] == 0.5  # of the fresh rollouts alone

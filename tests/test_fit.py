@@ -179,7 +179,7 @@ def test_the_estimate_by_hand(fitted):
     ("preset", "gib", "flags", "gpus", "expected"),
     [
         ("qwen3-0.6b", 24, [], 1, (2, 8)),
-        ("qwen3-1.7b", 40, ["--method", "repo"], 1, (1, 8)),  # a row is replayed for each fresh one
+        ("qwen3-1.7b", 40, [], 1, (2, 8)),
         ("qwen3-1.7b", 24, ["--ds.lora.rank", "64"], 1, (4, 4)),
         ("qwen3-8b", 80, [], 4, (4, 8)),
     ],
@@ -188,7 +188,7 @@ def test_micro_batches_are_as_large_as_fit(fitted, preset, gib, flags, gpus, exp
     settings = fitted(preset, gib, *flags, gpus=gpus)
     assert sizes(settings) == expected
     [line] = fit.describe(settings, SHAPES[preset])
-    assert f"{expected[0] * (2 if 'repo' in flags else 1)} rows (training) and {expected[1]} (log-probs)" in line
+    assert f"{expected[0]} rows (training) and {expected[1]} (log-probs)" in line
 
 
 def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fitted, monkeypatch):

@@ -16,9 +16,13 @@ import ray  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
-from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator  # noqa: E402
-from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
-from openrlhf_dbb.actors.rollout_batch import Prompt, rollouts_of  # noqa: E402
+from openrlhf_dbb.actors.generation import (  # noqa: E402
+    BudgetSpent,
+    GenerationAhead,
+    Prompt,
+    RolloutGenerator,
+    rollouts_of,
+)
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.evaluation.engines import Finished, Request  # noqa: E402
 
@@ -110,7 +114,6 @@ def generator(engine):
             rollout=sizes | {"vllm_generate_batch_size": at_a_time}, vllm={"enable_sleep": sleep},
             algo={"advantage": {"is_correction_level": "off"}, "kl": {"init_coef": 0.0}},
             train={"batch_size": train_batch, "max_epochs": 1}, critic={"model_name_or_path": None},
-            replay={"samples": 0},
         )  # fmt: skip
         rows = Rows(("", str(i), label, None) for i, label in enumerate(labels, 1))
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
@@ -362,10 +365,11 @@ def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engi
     assert ray.get(engine.recorded.remote("sizes")) == [3, 2, 2]
 
 
-@pytest.mark.parametrize(("updates", "second"), [(2, None), (1, (1, 3))])
-def test_after_the_first_batch_log_probs_come_only_where_no_pass_of_the_policy_takes_them(generator, updates, second):
-    made = generator([MIXED] * 4, at_a_time=3, train_batch=BATCH * GROUP // updates)
-    for prompts, shape in (("12", (1, 3)), ("34", second)):  # 3 has waited, and came with them
+@pytest.mark.parametrize(("updates", "most", "second"), [(2, 2, None), (1, 2, (1, 3)), (2, 3, (1, 3))])
+def test_after_the_first_batch_log_probs_come_only_where_they_are_needed(generator, updates, most, second):
+    """Where no pass of the policy takes them, or where 3 has waited, and came with them."""
+    made = generator([MIXED] * 4, at_a_time=most, train_batch=BATCH * GROUP // updates)
+    for prompts, shape in (("12", (1, 3)), ("34", second)):
         assert draw(made)[0] == prompts
         log_probs = [rollout.rollout_log_probs for rollout in rollouts_of(made.last_batch.trained)]
         assert [each if each is None else each.shape for each in log_probs] == [shape] * 4

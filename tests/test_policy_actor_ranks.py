@@ -134,30 +134,6 @@ def test_packed_and_dynamic_batches_take_the_same_step(ranks, stage, loss):
     assert [each["micro-batches"] for each in (padded, packed, dynamic)] == [4, 4, 3]
 
 
-def test_two_ranks_take_the_same_steps_with_and_without_replays(ranks):
-    # 16 rows on two ranks, 8 a step, 2 a micro-batch: two steps of two micro-batches.
-    first, second = ranks(
-        2, "replays", "--rollout.n_samples_per_prompt", 8, "--train.batch_size", 8, "--rollout.micro_batch_size", 2,
-        "--actor.loss_agg_mode", "seq-mean-token-sum-norm", "--rollout.max_new_tokens", 6, "--ds.zero_stage", 3,
-    )  # fmt: skip
-    for with_replays, without in zip(first, second, strict=True):
-        assert sorted(with_replays["rows"]) == [3, 3, 3, 4]  # two fresh rows and one or two replays
-        assert without["rows"] == [2, 2, 2, 2]
-        assert with_replays["same"] == without["same"]
-        assert [(each["length"], each["steps"]) for each in (with_replays, without)] == [(6, 2)] * 2
-    alone, once = first
-    assert once["same"] == pytest.approx(alone["same"], rel=1e-4, abs=1e-6)
-    assert once["computed"] < alone["computed"]
-
-
-def test_a_replay_weighs_as_much_as_a_fresh_row_once(ranks):
-    flags = ["--rollout.micro_batch_size", 2, "--rollout.max_new_tokens", 11, "--ds.param_dtype", "fp32"]
-    step = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm", "--actor.adam.lr", 1, "--actor.adam.eps", 100]
-    [found] = ranks(1, "replays_as_fresh", *SMALL, *flags, *step)
-    assert (found["steps"], found["rows"]) == ([1, 1], [2, 2])
-    assert found["difference"] < 1e-3 * found["moved"]
-
-
 @pytest.mark.parametrize(("more", "trained"), [([], 116_160), (["--ds.lora.rank", 2], 2 * 2688)])
 def test_a_checkpoint_in_fp32_continues_exactly(ranks, tmp_path, more, trained):
     flags = ["--ds.param_dtype", "fp32", "--actor.adam.lr", 1e-3, "--ckpt.path", tmp_path, *more]

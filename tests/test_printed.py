@@ -37,8 +37,8 @@ def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_a
     low, high = stats.ttest_1samp([2 / 4, 1 / 4, 0, 0], 0).confidence_interval()
     change = f"+18.8 points, 95 % interval {100 * low:+.1f} to {100 * high:+.1f} (4 prompts x 4 samples)"
     assert lines["accuracy"] == f"43.8% before, 62.5% after (held-out): {change}"
-    # 5 steps of 4 groups of 4; the 8 + 3 * 3 + 2 successes are replayed, each prompt is skipped each time
-    assert lines["rollouts"] == "83 generated, 80 trained on, 3 left over at the end, 19 replayed, 20 prompts skipped"
+    # 5 steps of 4 groups of 4; each prompt is skipped each time
+    assert lines["rollouts"] == "83 generated, 80 trained on, 3 left over at the end, 20 prompts skipped"
     # 9 of 20; a quarter of 5 steps are 2 steps: 5 of 8 groups and 3 of 8
     assert lines["groups"].startswith("45% of 20 had equal rewards (first quarter 62%, last 38%): ")
     elsewhere = f"--store.url {store.location}"

@@ -16,8 +16,8 @@ from openrlhf_dbb.core import best_model, checkpoints
 pytestmark = pytest.mark.e2e
 
 FLAGS = [
-    "--estimator", "dbb", *SMALL, "--ckpt.save_steps", "2", "--actor.adam.lr", "1e-3", "--replay.samples", "4",
-    "--replay.cache", "8", "--eval.steps", "6", "--eval.n_samples_per_prompt", "1", "--ckpt.best_metric_key", "",
+    "--estimator", "dbb", *SMALL, "--ckpt.save_steps", "2", "--actor.adam.lr", "1e-3", "--eval.steps", "6",
+    "--eval.n_samples_per_prompt", "1", "--ckpt.best_metric_key", "",
 ]  # fmt: skip
 
 

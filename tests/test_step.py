@@ -45,20 +45,20 @@ def query(ours, sql):
 
 
 HISTORY = "SELECT prompt, rollouts, alpha, beta FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt"
-COUNTS = """SELECT generated, generated_tokens, trained, trained_tokens, zero_variance, informative, rescued, replayed,
-                   replayed_tokens, skipped, groups, informative_groups FROM steps"""
+COUNTS = """SELECT generated, generated_tokens, trained, trained_tokens, zero_variance, informative, rescued,
+                   skipped, groups, informative_groups FROM steps"""
 
 
 def test_what_became_of_a_step_s_rollouts_by_hand(create):
     """Prompt 0: all right, rescued. 1: mixed, one missing. 2: kept once and filtered once. 3: nothing verified."""
     ours = create(discount=0.5)
     groups = (0, True, [1, 1]), (1, True, [1, 0, NAN]), (2, False, [0, 0]), (2, True, [1, 0]), (3, True, [NAN, NAN])
-    scored, (sure, _, rejected, kept, nothing) = observe(ours, 1, *groups, replayed=(5, 50), skipped=2)
+    scored, (sure, _, rejected, kept, nothing) = observe(ours, 1, *groups, skipped=2)
     assert query(ours, HISTORY) == [("prompt 0", 2, 2.5, 0.5), ("prompt 1", 2, 1.5, 1.5), ("prompt 2", 4, 1.5, 3.5)]
     assert sure == pytest.approx([math.sqrt(0.5 / 2.5)] * 2) and nothing.tolist() == [0, 0]
     assert rejected.tolist() == [0, 0] and kept[1] == pytest.approx(-math.sqrt(1.5 / 3.5))
     # of 11 rollouts 9 are trained on; informative are those of prompts 0, 1 and 2
-    assert query(ours, COUNTS) == [(11, 110, 9, 90, 2, 7, 2, 5, 50, 2, 4, 3)]
+    assert query(ours, COUNTS) == [(11, 110, 9, 90, 2, 7, 2, 2, 4, 3)]
     assert scored.metrics["rollout/filtered"] == pytest.approx(2 / 11) and scored.metrics["rollout/skipped"] == 2
     assert scored.metrics["estimator/zero_variance"] == pytest.approx(2 / 9)
 

@@ -352,12 +352,12 @@ def test_usage_is_stored_step_by_step_and_summed(store, run, ids, fill):
     fill.step(run, 1, ids, [4, 0, 2], usage=fill.usage(ids, [4, 0, 2], trained=4, trained_tokens=40))
     fill.step(run, 2, ids, [1, 1, 1], usage=None)
     fill.step(run, 3, ids[:1], [1])
-    columns = "step, generated, generated_total, trained, filtered, zero_variance, replayed, groups"
+    columns = "step, generated, generated_total, trained, filtered, zero_variance, groups"
     assert store.query(f"SELECT {columns} FROM steps ORDER BY step") == [
-        (1, 12, 12, 4, 8, 8, 6, 3), (2, None, 12, None, None, None, None, None), (3, 4, 16, 4, 0, 0, 1, 1),
+        (1, 12, 12, 4, 8, 8, 3), (2, None, 12, None, None, None, None), (3, 4, 16, 4, 0, 0, 1),
     ]  # fmt: skip
     run.finish(unused_rollouts=3)
-    sums = {"generated": 16, "trained": 8, "filtered": 8, "zero_variance": 8, "replayed": 7, "groups": 4}
+    sums = {"generated": 16, "trained": 8, "filtered": 8, "zero_variance": 8, "groups": 4}
     assert (sums | {"unused_rollouts": 3}).items() <= progress(store, run.record).items()
 
 

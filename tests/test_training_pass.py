@@ -14,9 +14,15 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.utils import utils as openrlhf_utils  # noqa: E402
 from transformers import AutoModelForCausalLM, MambaConfig, MixtralConfig, Qwen2Config  # noqa: E402
 
-from openrlhf_dbb.actors import shared_prompts, training_pass  # noqa: E402
-from openrlhf_dbb.actors.shared_prompts import laid_out, longest_row  # noqa: E402
-from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor, StepLoss, together  # noqa: E402
+from openrlhf_dbb.actors import training_pass  # noqa: E402
+from openrlhf_dbb.actors.training_pass import (  # noqa: E402
+    LogProbs,
+    ResponseActor,
+    StepLoss,
+    laid_out,
+    longest_row,
+    together,
+)
 from openrlhf_dbb.platform.backend import torch_dtype  # noqa: E402
 
 # Two actions apart, as agents make them; a row that is shorter; a row without a response.
@@ -87,7 +93,7 @@ def test_a_prompt_is_computed_once_for_its_rollouts(
 ):
     monkeypatch.setattr(openrlhf_utils, "convert_to_torch_dtype", torch_dtype)
     tiny.build_model(3).save_pretrained(tmp_path)
-    monkeypatch.setattr(shared_prompts, "ROUND", 4)  # the rows are so short that 8 would save no work
+    monkeypatch.setattr(training_pass, "ROUND", 4)  # the rows are so short that 8 would save no work
     tokens, actions, there = groups(padded_left)
     found, computed = [], []
     for wrapper in (Actor, ResponseActor):
@@ -189,17 +195,7 @@ def row(token):
     return Experience(sequences=token * there, attention_mask=there, action_mask=torch.tensor([0, 1]), info={})
 
 
-@pytest.mark.parametrize(
-    ("replayed", "expected"),
-    [
-        # Two updates of two micro-batches of two rows.
-        ([], [[[1, 1], [2, 2]], [[1, 3], [3, 4]]]),
-        # One replay goes to the first update and two to the second; their prompts' rows are beside them.
-        ([2, 3, 9], [[[1, 1], [2, 2, 2]], [[1, 3, 3], [3, 4, 9]]]),
-    ],
-)
-def test_rows_of_a_prompt_come_together_within_their_optimizer_update(replayed, expected):
-    prompts = [[2, 1], [1, 2], [3, 4], [1, 3]]
-    made = list(together([list(map(row, pair)) for pair in prompts], 2, list(map(row, replayed))))
-    found = [each.sequences[:, 0].tolist() for each in made]
-    assert [found[:2], found[2:]] == expected
+def test_rows_of_a_prompt_come_together_within_their_optimizer_update():
+    prompts = [[2, 1], [1, 2], [3, 4], [1, 3]]  # two updates of two micro-batches of two rows
+    made = together([list(map(row, pair)) for pair in prompts], 2)
+    assert [each.sequences[:, 0].tolist() for each in made] == [[1, 1], [2, 2], [1, 3], [3, 4]]

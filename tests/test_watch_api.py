@@ -66,7 +66,7 @@ def test_curves_of_four_steps_a_point(store, fill):
         "m:kl": [None] * 2,
     }
     totals = {
-        "generated": 20, "generated_tokens": 200, "trained": 16, "filtered": 4, "replayed": 11, "skipped": 5,
+        "generated": 20, "generated_tokens": 200, "trained": 16, "filtered": 4, "skipped": 5,
         "groups": 5, "mixed_groups": 2, "rollouts_per_mixed_group": 10, "tokens_per_mixed_group": 100, "single": False,
         "unused_rollouts": 0, "parts": {"mixed": 4, "given": 12, "no_advantage": 0, "filtered": 4},
     }  # fmt: skip

@@ -3,11 +3,8 @@
 In the process that the user starts:
 
 trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, evaluation
-generation        rollout batches: prompts drawn, also by a strategy that chooses them; groups generated and judged
-rollout_batch     the groups and rollouts of one step
-generation_ahead  generation ahead of the training, in a thread
+generation        rollout batches: prompts drawn, groups generated and judged, also ahead of the training
 experience_maker  the hook: advantages from the posteriors
-replays           rollouts of earlier visits: training rows (RePO), and how far the policy has moved since
 evaluation        evaluations during training
 model_card        the README.md of a saved model
 progress          how far the training is, and warnings about it
@@ -15,7 +12,6 @@ progress          how far the training is, and warnings about it
 In Ray's actors:
 
 vllm_actor        OpenRLHF's vLLM actor: whole groups, checked rewards
-policy_actor      OpenRLHF's policy actor: replayed rows, the sending end of the weight sync
-training_pass     the policy's training pass without what nobody reads, and Dr.GRPO's loss
-shared_prompts    a prompt once for all of its rollouts in that pass
+policy_actor      OpenRLHF's policy actor: the sending end of the weight sync
+training_pass     the policy's passes without what nobody reads, a prompt once for its rollouts; Dr.GRPO's loss
 """

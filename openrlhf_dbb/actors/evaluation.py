@@ -1,8 +1,6 @@
 """Evaluations during training: measures of the samples of held-out data and of benchmarks.
 
 A data source is a part of ``--eval.dataset``, by OpenRLHF's column ``datasource``, or one of ``--eval.benchmarks``.
-
-Axes: P prompts of a data source, N samples of a prompt.
 """
 
 import time
@@ -15,9 +13,8 @@ import torch
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.actors import model_card
-from openrlhf_dbb.actors.generation import RolloutGenerator
+from openrlhf_dbb.actors.generation import RolloutGenerator, scores
 from openrlhf_dbb.actors.progress import EVALUATING, Progress
-from openrlhf_dbb.actors.rollout_batch import scores
 from openrlhf_dbb.core.best_model import CARD, Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.errors import UsageError
@@ -57,7 +54,14 @@ class Evaluator:
         seconds = time.monotonic() - began
         if not step:
             self._progress.before = self._progress.after
-        self._keep_if_best(step, list(results), logs)
+        measure = best_measure(self._args.ckpt.best_metric_key, logs)
+        if measure and step:  # as it was before the training, the model is there anyway
+            candidate = Best(self._run.record.uuid, step, measure, logs[measure], list(results))
+            if self._best.wants(candidate):
+                self._progress.enter("saving the best model")
+                folder = str(self._best.begin())
+                listings = ray.get(self._policy.async_run_method(method_name="save_best", folder=folder))
+                self._best.finish(candidate, listings)
         config = {
             "dataset": self._args.eval.dataset,
             "benchmarks": {name: prompts.about() for name, prompts in self._benchmarks.items()},
@@ -92,16 +96,6 @@ class Evaluator:
             sampling = {"n": samples_each} | {name: self._sampling[name] for name in ("temperature", "top_p")}
             results |= answer_once(self._benchmarks, lambda requests: self._generator.sample(requests, sampling))
         return logs | logged(results), results
-
-    def _keep_if_best(self, step: int, evaluated: list[str], logs: dict[str, float]) -> None:
-        """Save the policy if it is the best so far; as it was before training it is there anyway."""
-        measure = best_measure(self._args.ckpt.best_metric_key, logs)
-        best = Best(self._run.record.uuid, step, measure, logs[measure], evaluated) if measure and step else None
-        if best is not None and self._best.wants(best):
-            self._progress.enter("saving the best model")
-            folder = str(self._best.begin())
-            listings = ray.get(self._policy.async_run_method(method_name="save_best", folder=folder))
-            self._best.finish(best, listings)
 
 
 def logged(results: Mapping[str, Results]) -> dict[str, float]:

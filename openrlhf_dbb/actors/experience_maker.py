@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 from numpy.typing import NDArray
 from openrlhf.models.utils import compute_reward
@@ -13,10 +12,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
-from openrlhf_dbb import upstream
+from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
-from openrlhf_dbb.actors.replays import CachedRollout, Chosen, PolicyDrift, Replays, padded
-from openrlhf_dbb.actors.rollout_batch import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.checks import Floats
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -29,11 +26,9 @@ DIFFERENCE = "vllm/log_prob_difference"  # the metric
 class PosteriorExperienceMaker(RemoteExperienceMaker):
     """Replaces the group baseline. Log-probs, KL, length penalties and returns stay OpenRLHF's."""
 
-    def __init__(
-        self, *args: Any, posteriors: Posteriors, progress: Progress, replays: Replays | None, drift: PolicyDrift | None
-    ) -> None:
+    def __init__(self, *args: Any, posteriors: Posteriors, progress: Progress) -> None:
         super().__init__(*args)
-        self._progress, self.posteriors, self.replays, self.drift = progress, posteriors, replays, drift
+        self._progress, self.posteriors = progress, posteriors
         self._corrects = self.args.algo.advantage.is_correction_level != "off"  # by vLLM's log-probs
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
@@ -49,13 +44,16 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         # Copies, since OpenRLHF writes into its experiences.
         samples = self.split_rollout_samples([replace(rollout) for rollout in rollouts_of(batch.trained)])
         self._progress.enter(LOG_PROBS)
-        needed = batch.compared or samples[0].rewards is None or self.drift is not None
-        takes_log_probs = needed or not one_update(self.args)
-        experiences = self.make_experience(samples) if takes_log_probs else _without_log_probs(samples)
         logged = {}
-        if takes_log_probs and all(experience.rollout_log_probs is not None for experience in experiences):
-            logged[DIFFERENCE] = log_prob_difference(experiences)
-        return experiences, logged | self.add_advantages(experiences, batch, step, probes)
+        if batch.compared or samples[0].rewards is None or not one_update(self.args):
+            samples = self.make_experience(samples)
+            if all(sample.rollout_log_probs is not None for sample in samples):
+                logged[DIFFERENCE] = log_prob_difference(samples)
+        else:
+            for sample in samples:
+                sample.kl = torch.zeros(sample.action_mask.shape)
+                sample.info |= {name: torch.zeros(len(sample.kl)) for name in ("kl", "logprobs_diff")}
+        return samples, logged | self.add_advantages(samples, batch, step, probes)
 
     def add_advantages(
         self, experiences: list[Experience], batch: RolloutBatch, step: int, probes: Probes | None = None
@@ -71,39 +69,29 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         filtered = [replace(rollout, rewards=rollout.rewards.clone()) for rollout in rollouts_of(batch.filtered)]
         generated = [*experiences, *filtered]
         rewards_R, scores_R = self._rewards(generated)
-        drift_R = None
-        if self.drift is not None:
-            drift_R = self.drift.measure(keys_R, (~np.isnan(scores_R)).tolist(), self._log_probs_of)
-        replayed: Chosen = self.replays.choose(keys_R[:trained]) if self.replays is not None else {}
-        old = [rollout for rollouts in replayed.values() for rollout in rollouts]
         extras = StepExtras(
             tokens=torch.cat([experience.response_length for experience in generated]).long().numpy(),
             trained=np.arange(len(groups_R)) < trained,
-            replayed=(len(old), sum(len(rollout.log_probs) for rollout in old)),
             skipped=batch.skipped,
             probes=probes,
             responses=self._responses(generated),
             policy_versions=[group.version for group in groups_R if group.version is not None] or None,
             inclusion=[group.drawn.inclusion for group in groups_R if group.drawn] or None,
             weights=[group.drawn.weight for group in groups_R if group.drawn] or None,
-            drift=drift_R,
             read=read_R,
         )
         prompts, labels = zip(*keys_R, strict=True)
         form = self.advantage_estimator
         scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
-        logged, thin = {} if drift_R is None else {"estimator/drift": float(drift_R.mean())}, self.args.train.thin
-        if thin:
+        logged = scored.metrics
+        if thin := self.args.train.thin:
             random = np.random.default_rng([self.args.train.seed, step])
             scored = replace(scored, advantages=thinned(scored.advantages, thin, random))
-            logged["rollout/computed"] = float((scored.advantages[:trained] != 0).mean())
+            logged = logged | {"rollout/computed": float((scored.advantages[:trained] != 0).mean())}
         self._spread(experiences, scored)
         if FORMS.get(form).whitened:
             whiten(experiences, ~np.isnan(rewards_R[:trained]), divide=not self.args.algo.advantage.no_std_norm)
-        for cache in (self.drift, self.replays):
-            if cache is not None:
-                cache.remember(experiences)
-        return logged | scored.metrics | self._send_replays(replayed, experiences)
+        return logged
 
     def _rewards(self, experiences: list[Experience]) -> tuple[Floats, Floats]:
         """Return rewards after length penalties and scores before them, (R,) each; NaN where missing."""
@@ -132,31 +120,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             experience.kl = None
             experience.info["return"] = reward.sum(dim=-1)
 
-    def _send_replays(self, replayed: Chosen, experiences: list[Experience]) -> dict[str, float]:
-        if self.replays is None:
-            return {}
-        rows = self.replays.rows(replayed, experiences[0])
-        if rows:
-            group = self.actor_model_group
-            ranks = len(group._actor_handlers) // group.duplicate_actors
-            shares = [rows[rank::ranks] for rank in range(ranks)]
-            ray.get(group.async_run_method_batch(method_name="append_replays", experience=shares))
-        return self.replays.metrics(len(rows), experiences)
-
-    def _log_probs_of(self, rollouts: Sequence[CachedRollout]) -> list[NDArray[np.float32]]:
-        """Return the present policy's log-probs of the generated tokens of earlier rollouts, (A,) each."""
-        args, size = self.args, self.args.rollout.micro_batch_size
-        together = size * upstream.data_parallel_ranks(args)
-        # All ranks take part in each forward pass under ZeRO-3: some rollouts come twice.
-        places = np.arange(-(-len(rollouts) // together) * together) % len(rollouts)
-        batches = [padded([rollouts[place] for place in places_B]) for places_B in places.reshape(-1, size)]
-        colocated = args.train.colocate_all or args.train.colocate_actor_ref
-        columns = {name: [batch[name] for batch in batches] for name in batches[0]}
-        refs = self._dispatch_forward(self.actor_model_group, colocated, **columns)
-        found = self._flatten_results(refs, args.ds.ring_attn_size * args.ds.tensor_parallel_size)
-        rows = [row for log_probs_B_T in found for row in log_probs_B_T.float().numpy()]
-        return [row[: len(rollout.actions)][rollout.actions] for row, rollout in zip(rows, rollouts, strict=False)]
-
     def _responses(self, experiences: list[Experience]) -> Responses | None:
         """Return what the model wrote, decoded on demand, without the token that ended it."""
         keep = self.args.rollouts.keep
@@ -176,13 +139,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             log_probs=torch.cat([_log_prob_sums(each, self._corrects) for each in experiences]).numpy(),
             keep=None if keep == ALL else keep,
         )
-
-
-def _without_log_probs(experiences: list[Experience]) -> list[Experience]:
-    for experience in experiences:
-        experience.kl = torch.zeros(experience.action_mask.shape)
-        experience.info |= {name: torch.zeros(len(experience.kl)) for name in ("kl", "logprobs_diff")}
-    return experiences
 
 
 def log_prob_difference(experiences: Sequence[Experience]) -> float:

@@ -1,20 +1,23 @@
 """Rollout batches: prompts are drawn, vLLM generates, the rollout strategy judges, until a batch is full.
 
-Axes: N rollouts of a group.
+With ``--train.async_enable`` a thread makes them ahead of the training; docs/async.md defines policy versions and lags.
+OpenRLHF has two actors for it. Here a kill ends everything at once, and a checkpoint knows which groups were used.
 """
 
 import contextlib
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
+import numpy as np
 import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from openrlhf_dbb.actors.rollout_batch import Group, Prompt, RolloutBatch, Snapshot, one_update, rollouts_of, scores
 from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler, varies
 from openrlhf_dbb.evaluation.engines import Finished, Request
@@ -22,6 +25,85 @@ from openrlhf_dbb.evaluation.engines import Finished, Request
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
 
 _ENDED: Iterator[Any] = iter(())  # in place of the data loader's, if the pass was over before the checkpoint
+
+
+class Prompt(NamedTuple):
+    text: str
+    label: Any
+    image: Any = None
+
+    @property
+    def key(self) -> Key:
+        """Text and label. The store keeps one posterior for all rows that share both."""
+        return self.text, str(self.label)
+
+
+@dataclass(frozen=True, eq=False)  # tensors do not compare
+class Group:
+    """A prompt that was drawn, and its rollouts."""
+
+    prompt: Prompt
+    prompt_id: int
+    drawn: Drawn | None = None  # how the strategy chose the prompt; None if it does not choose
+    version: int | None = None  # training steps that the engines' policy had seen; None: the policy of the step
+    rollouts: tuple[Experience, ...] = ()  # the engines' answers; none before they have answered
+    read: tuple[str | None, ...] = ()  # what the verifier read in each rollout; empty: it does not tell
+
+
+class Snapshot(NamedTuple):
+    """The generation right after a batch, for a checkpoint to continue from."""
+
+    state: dict[str, Any]
+    place: dict[str, Any]  # in the data, as a data loader tells it
+    ends_pass: bool  # a resume begins with the next pass over the data
+    metrics: dict[str, float]  # the strategy's, to be logged after the step
+    generated: int  # training rollouts so far, without those that a resume would ask for again
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutBatch:
+    """The rollouts of one step. The actor trains on some groups, the estimator observes all."""
+
+    trained: tuple[Group, ...] = ()
+    filtered: tuple[Group, ...] = ()  # observed, and not trained on
+    skipped: int = 0  # prompts that were drawn, and nothing was generated for them
+    compared: bool = False  # the log-probs of vLLM with the policy's; in the first batch of a start
+    snapshot: Snapshot | None = None  # None of an empty batch
+
+    def __len__(self) -> int:
+        """Return the number of rollouts to train on. OpenRLHF's loop asks for it."""
+        return len(rollouts_of(self.trained))
+
+    def groups_of_each(self, places: Iterable[int]) -> list[tuple[Group, str | None]]:
+        """Return the group of each rollout (R,), and what the verifier read in it.
+
+        First of the rollouts to train on, at these places, then of the filtered ones.
+        """
+        trained, filtered = (
+            [(group, read) for group in groups for read in group.read or [None] * len(group.rollouts)]
+            for groups in (self.trained, self.filtered)
+        )
+        return [trained[place] for place in places] + filtered
+
+
+def rollouts_of(groups: Iterable[Group]) -> list[Experience]:
+    return [rollout for group in groups for rollout in group.rollouts]
+
+
+def scores(rollouts: Sequence[Experience]) -> Floats | None:
+    """Return each rollout's score (R,), else its reward; NaN where missing. None if a reward model gives them later."""
+    values = [rollout.rewards if rollout.scores is None else rollout.scores for rollout in rollouts]
+    if not values:
+        return np.array([])
+    return None if any(value is None for value in values) else torch.cat([each.double() for each in values]).numpy()
+
+
+def one_update(args: SimpleNamespace) -> bool:
+    """Return whether a step is one optimizer update, and nothing else needs old log-probs."""
+    rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    one = args.train.batch_size == rollouts and args.train.max_epochs == 1
+    needed = args.algo.kl.init_coef > 0 or args.critic.model_name_or_path
+    return bool(one and not needed and args.algo.advantage.is_correction_level == "off")
 
 
 class BudgetSpent(Exception):
@@ -56,10 +138,12 @@ class RolloutGenerator(SamplesGenerator):
         self.generated = 0  # training rollouts so far
         self._max_rollouts = max_rollouts
         self.version: Any = None  # in async training, the steps that the engines' policy has seen
-        # One update: then nobody else takes the log-probs that are stored.
-        self._takes_log_probs = self.args.algo.advantage.is_correction_level != "off" or one_update(self.args)
+        size = self.args.rollout.batch_size
+        self._at_a_time = max(size, self.args.rollout.vllm_generate_batch_size or 0)
+        # One update: then nobody else takes the log-probs that are stored. Groups that wait come with those of others.
+        self._takes_log_probs = one_update(self.args) or self._at_a_time > size
+        self._takes_log_probs |= self.args.algo.advantage.is_correction_level != "off"
         self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
-        self._at_a_time = max(self.args.rollout.batch_size, self.args.rollout.vllm_generate_batch_size or 0)
         self._predictive, self._drawn = predictive, 0  # prompts drawn in this pass
         self._prompts_iter: Iterator[Group] | None = None  # None: the next call starts a new pass over the data
         # Drawn before a checkpoint, to be asked for again after a resume.
@@ -80,8 +164,7 @@ class RolloutGenerator(SamplesGenerator):
         log_probs = self._takes_log_probs or self._compares
         if len(self._kept) < size:
             if self._prompts_iter is None:
-                loader = self.prompts_dataloader
-                self._prompts_iter = self._draws(self._predictive) if self._predictive else self._loaded(iter(loader))
+                self._prompts_iter = self._pass()
             with self._engines_awake():
                 while len(self._kept) < size:
                     if self._prompts_iter is None:
@@ -90,16 +173,13 @@ class RolloutGenerator(SamplesGenerator):
                         raise BudgetSpent
                     wanted = self.sampler.round_size(self._at_a_time - len(self._kept))
                     drawn = self._draw(int(min(wanted, self._groups_left())))
-                    consumed += self._round(drawn, log_probs=log_probs, **generate_kwargs) if drawn else 0
+                    consumed += self._round(drawn, log_probs=log_probs, **generate_kwargs)
         taken, left = self._kept[:size], self._kept[size:]
         for group in taken:
             scores_N = scores(group.rollouts)
             if group.drawn is not None and scores_N is not None:
                 self.sampler.observe(group.drawn, varies(scores_N))
         self.sampler.end_step()
-        if not log_probs:  # some groups may have waited since the first batch
-            bare = ([replace(rollout, rollout_log_probs=None) for rollout in group.rollouts] for group in taken)
-            taken = [replace(group, rollouts=tuple(rollouts)) for group, rollouts in zip(taken, bare, strict=True)]
         # Surplus groups wait if more is generated at a time, else they are set aside.
         self._kept, surplus = (left, []) if self._at_a_time > size else ([], left)
         filtered, skipped, compared = (*self._filtered, *surplus), self._skipped, self._compares
@@ -108,17 +188,17 @@ class RolloutGenerator(SamplesGenerator):
         over = self._prompts_iter is None and len(self._kept) < size
         return batch, 100 * len(taken) / (len(taken) + len(filtered)), consumed, over
 
-    def _loaded(self, rows: Iterator[Any]) -> Iterator[Group]:
-        for _, texts, labels, images in rows:  # lists of one
-            yield from (self._group(prompt) for prompt in zip(texts, labels, images, strict=True))
-
-    def _draws(self, predictive: Callable[[], Predictive]) -> Iterator[Group]:
-        """Yield the prompts that the strategy draws; a pass has as many as the data has rows."""
+    def _pass(self) -> Iterator[Group]:
+        """Yield the prompts of a pass over the data. A strategy that draws draws as many as there are rows."""
+        if self._predictive is None:
+            for _, texts, labels, images in self.prompts_dataloader:  # lists of one
+                yield from (self._group(prompt) for prompt in zip(texts, labels, images, strict=True))
+            return
         data = self.prompts_dataloader.dataset
         prompts = list(map(Prompt, data.prompts, data.labels, data.images))
         by_id = {self._prompt_ids[prompt.key]: prompt for prompt in reversed(prompts)}
         while self._drawn < len(prompts):
-            self._drawn, drawn = self._drawn + 1, self.sampler.next_prompt(predictive)
+            self._drawn, drawn = self._drawn + 1, self.sampler.next_prompt(self._predictive)
             yield self._group(by_id[drawn.prompt_id], drawn)
         self._drawn = 0
 
@@ -248,10 +328,9 @@ class RolloutGenerator(SamplesGenerator):
 
     @torch.no_grad()
     def _sample_groups(self, prompts: Sequence[Prompt], **generate_kwargs: Any) -> list[Experience]:
-        answers: dict[int, list[dict[str, Any]]] = {}
         with self._engines_awake():
-            for ref, places in self._ask(prompts, PROMPTS_A_CALL, **generate_kwargs):
-                answers.update(zip(places, ray.get(ref), strict=True))
+            calls = self._ask(prompts, PROMPTS_A_CALL, **generate_kwargs)
+            answers = {place: each for ref, places in calls for place, each in zip(places, ray.get(ref), strict=True)}
         return [
             self._process_response_into_experience(answer, **generate_kwargs)
             for place in range(len(prompts))
@@ -289,12 +368,9 @@ class RolloutGenerator(SamplesGenerator):
             "skip_special_tokens": generate_kwargs.get("skip_special_tokens", False),
             "logprobs": 1 if generate_kwargs.get("log_probs") else None,
         }
-        max_length = generate_kwargs.get("max_len", 2048)
+        asked = sampling, samples, generate_kwargs.get("max_len", 2048)
         return [
-            (
-                engine.generate_groups.remote([tuple(prompts[at]) for at in places], sampling, samples, max_length),
-                places,
-            )
+            (engine.generate_groups.remote([tuple(prompts[place]) for place in places], *asked), places)
             for engine, places in self._calls(len(prompts), samples, most)
         ]
 
@@ -310,3 +386,96 @@ class RolloutGenerator(SamplesGenerator):
         for engine, share in zip(self.vllm_engines, shares, strict=True):
             for start in range(0, len(share), most):
                 yield engine, share[start : start + most]
+
+
+_Result = tuple[RolloutBatch, float | None, int, bool]  # see RolloutGenerator.generate_samples
+
+
+class GenerationAhead:
+    """Makes batches ahead of the training, at most ``--train.async_queue_size``; the trainer gets them in that order.
+
+    The lag of a batch is at most that size, since a batch is begun only after the one so many before it was taken.
+    """
+
+    def __init__(self, generator: RolloutGenerator, args: Any, episode: int, step: int) -> None:
+        """Start with this pass over the data, after ``step`` training steps."""
+        self._generator, self._train, self._episode = generator, args.train, episode
+        generator.version = self._made = self._taken = step  # of the last batch
+        self._results: deque[_Result] = deque()
+        self._error: BaseException | None = None
+        self._making = self._updating = self._closed = self._ended = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def generate_samples(self, **generate_kwargs: Any) -> _Result:
+        """Return the next batch of :meth:`RolloutGenerator.generate_samples`, or raise its error."""
+        if self._thread is None:
+            # A daemon, since the end of the training must not wait for a batch.
+            self._thread = threading.Thread(target=self._run, args=(generate_kwargs,), daemon=True)
+            self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._results or self._ended)
+            if not self._results:
+                if self._error is not None:
+                    raise self._error
+                return RolloutBatch(), None, 0, True
+            result = self._results.popleft()
+            self._taken += bool(result[0])
+            self._changed.notify_all()
+        return result
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Send weights inside: generation waits, or with partial rollouts stands still."""
+        if self._thread is None:  # the engines get the weights of the checkpoint
+            yield
+            return
+        engines, partial = self._generator.vllm_engines, self._train.partial_rollout_enable
+        with self._changed:
+            self._updating = not partial  # the update comes before the next batch
+            self._changed.wait_for(lambda: partial or not self._making)
+        if partial:
+            ray.get([engine.pause_generation.remote() for engine in engines])
+        try:
+            yield
+            self._generator.version += 1
+        finally:
+            if partial:
+                ray.get([engine.resume_generation.remote() for engine in engines])
+            with self._changed:
+                self._updating = False
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Begin no further batch. The batch that is being made is not used."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self, generate_kwargs: dict[str, Any]) -> None:
+        try:
+            while self._episode < self._train.num_episodes:
+                with self._changed:
+                    self._changed.wait_for(self._may_begin)
+                    if self._closed:
+                        break
+                    self._making = True
+                if self._train.max_lag is not None:
+                    self._generator.drop_stale(self._made - self._train.max_lag)
+                result = self._generator.generate_samples(**generate_kwargs)
+                with self._changed:
+                    self._making = False
+                    self._episode += result[-1]
+                    self._made += bool(result[0])  # the end of a pass may fill no batch
+                    self._results.append(result)
+                    self._changed.notify_all()
+        except BaseException as error:  # generate_samples() raises it in the trainer's thread
+            self._error = error
+        with self._changed:
+            self._making, self._ended = False, True
+            self._changed.notify_all()
+
+    def _may_begin(self) -> bool:  # or end
+        max_lag, size = self._train.max_lag, self._train.async_queue_size
+        fresh_enough = max_lag is None or self._made - self._generator.version <= max_lag
+        return self._closed or (self._made - self._taken < size and not self._updating and fresh_enough)

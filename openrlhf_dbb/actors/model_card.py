@@ -46,7 +46,7 @@ def text(store: PosteriorStore, run: RunRecord, step: int, chosen_by: str = "") 
 ## Command
 
 ```bash
-{run.config.get("command", "not known: an earlier release started the run")}
+{run.config["command"]}
 ```
 """)
 

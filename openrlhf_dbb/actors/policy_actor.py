@@ -1,4 +1,4 @@
-"""OpenRLHF's policy actor with our training pass, replayed rows, and a quicker weight sync."""
+"""OpenRLHF's policy actor with our training pass and a quicker weight sync."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +7,6 @@ from typing import Any
 import deepspeed
 import ray
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
@@ -118,7 +117,3 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
 
     def checkpoint_files(self, tag: str) -> dict[str, int]:
         return checkpoints.sizes(checkpoints.actor_folder(Path(self.strategy.args.ckpt.path), tag))
-
-    def append_replays(self, experience: list[Experience]) -> None:
-        """Keep rows of ``replays.replay_row`` for the next :meth:`fit`. The number may differ between ranks."""
-        self.trainer.replays += experience

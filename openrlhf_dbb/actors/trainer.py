@@ -14,14 +14,11 @@ import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.actors import model_card
+from openrlhf_dbb.actors import generation, model_card
 from openrlhf_dbb.actors.evaluation import Evaluator
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
-from openrlhf_dbb.actors.generation import BudgetSpent, RolloutGenerator
-from openrlhf_dbb.actors.generation_ahead import GenerationAhead
+from openrlhf_dbb.actors.generation import BudgetSpent, GenerationAhead, Prompt, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.progress import GENERATING, TRAINING, Progress, StepOutcome
-from openrlhf_dbb.actors.replays import PolicyDrift, Replays, RolloutCache
-from openrlhf_dbb.actors.rollout_batch import Prompt, RolloutBatch, rollouts_of, scores
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import BestModel
 from openrlhf_dbb.core.choices import probed_prompts
@@ -85,8 +82,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
         self._budget = self.args.train.max_rollouts
         planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
-        self.progress = progress
-        self.progress.total = planned // self._a_step
+        self.progress, progress.total = progress, planned // self._a_step
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
             self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
@@ -109,7 +105,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._generator, self._posteriors, self._best, benchmarks, progress, self.actor_model_group, generate_kwargs
         )
         self._ahead: GenerationAhead | None = None
-        ids, reads_drift = self._posteriors.prompt_ids, self._posteriors.estimator.reads_drift
         self.experience_maker = PosteriorExperienceMaker(
             *groups[:4],  # policy, critic, reward and reference model
             self.kl_ctl,
@@ -117,8 +112,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self.tokenizer,
             posteriors=self._posteriors,
             progress=self.progress,
-            replays=Replays(self.args, ids) if self.args.replay.samples else None,
-            drift=PolicyDrift(ids) if reads_drift else None,
         )
 
     def warnings(self) -> dict[str, str]:
@@ -181,8 +174,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.step = step
         if mark:
             self._generator.load(mark["generation"], states.pop("data_loader_state_dict"))
-            for cache, file in self._caches(f"global_step{step}"):
-                cache.load(file)
         self._snapshot = self._generator.snapshot()
         if self.args.train.async_enable:
             self.samples_generator = self._ahead = GenerationAhead(self._generator, self.args, states["episode"], step)
@@ -206,23 +197,22 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
         The posteriors are written at the same time. The step is reported, and may be saved, once they are stored.
         """
-        batch, began = rollout_samples, time.monotonic()
+        batch, snapshot = rollout_samples, rollout_samples.snapshot
+        assert snapshot is not None
         probes = self._probe(batch) if self._probed else None
-        probed = time.monotonic()
+        began = time.monotonic()
         experiences, logged = self.experience_maker.make(batch, global_step + 1, probes)
-        made = time.monotonic()
+        logged["timing/make_experience"] = time.monotonic() - began
         status, step = super().train_step(experiences, global_step)
-        if "policy_loss" not in status and step > self.args.critic.freezing_steps + 1:
-            raise RuntimeError(f"step {step} trained nothing: {len(batch)} rollouts fill no optimizer step")
-        assert batch.snapshot is not None
-        self._snapshot = batch.snapshot
-        status |= logged | batch.snapshot.metrics | {"rollout/generated": batch.snapshot.generated}
-        status |= {"timing/make_experience": made - probed} | ({"timing/probe": probed - began} if probes else {})
+        self._snapshot = snapshot
+        status |= logged | snapshot.metrics | {"rollout/generated": snapshot.generated}
         began = time.monotonic()
         self.progress.enter("waiting for the store")  # visible only if it takes long
         self._posteriors.settle()
         status["timing/store_wait"] = time.monotonic() - began
-        rewards = [r.rewards for r in rollouts_of(batch.trained) if r.scores is not None and not r.scores.isnan()]
+        rewards = [
+            r.rewards for r in generation.rollouts_of(batch.trained) if r.scores is not None and not r.scores.isnan()
+        ]
         if rewards:  # upstream's mean counts a missing reward as 0
             status["rollout/reward_mean"] = torch.cat(rewards).double().mean().item()
         progress = self.progress
@@ -231,8 +221,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         progress.step, progress.reward = step, status["rollout/reward_mean"]
         progress.zero_variance = status.get("estimator/zero_variance")
         if self._budget is not None:  # steps that discard rollouts are fewer
-            progress.total = max(step, self._budget * step // batch.snapshot.generated)
-        progress.outcomes.append(_outcome(rollouts_of(batch.trained + batch.filtered)))
+            progress.total = max(step, self._budget * step // snapshot.generated)
+        progress.outcomes.append(_outcome(generation.rollouts_of(batch.trained + batch.filtered)))
         progress.ends.append(time.monotonic())
         progress.enter(GENERATING, self._a_step)
         return status, step
@@ -275,10 +265,6 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
                 table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
                 wandb.log({"train/rollouts": table, "train/global_step": global_step})
         if saves and not self.args.ckpt.disable_ds:
-            for cache, file in self._caches(tag):
-                # If this host does not see the ranks' folder, complete() says it.
-                file.parent.mkdir(parents=True, exist_ok=True)
-                cache.save(file)
             # The checkpoint counts as whole only once the store is durable up to it.
             listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
             self._posteriors.checkpoint(global_step, tag)
@@ -293,15 +279,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._evaluator.evaluate(step, self._snapshot.generated, [each for each in trackers if each])
         self.progress.enter(phase, self._a_step)
 
-    def _caches(self, tag: str) -> list[tuple[RolloutCache, Path]]:
-        """Return the caches of old rollouts, each with its file in a checkpoint."""
-        folder, maker = checkpoints.actor_folder(self._folder, tag), self.experience_maker
-        caches = ((maker.replays, "replay.npz"), (maker.drift, "drift.npz"))
-        return [(cache, folder / name) for cache, name in caches if cache is not None]
-
 
 def _outcome(rollouts: list[Any]) -> StepOutcome:
-    scores_R = np.array([]) if (given := scores(rollouts)) is None else given
+    scores_R = np.array([]) if (given := generation.scores(rollouts)) is None else given
     known = scores_R[~np.isnan(scores_R)]
     graded = ((known >= 0) & (known <= 1)).all()
     cut = sum(bool(rollout.truncated) for rollout in rollouts if rollout.truncated is not None)

@@ -5,8 +5,6 @@ finished. The layout of the checkpoint folder:
 
     _actor/global_step8/                 the files of all ranks, written by DeepSpeed
     _actor/global_step8/manifest.json    step, run, and size and digest of every file
-    _actor/global_step8/replay.npz       the replay cache, if there is one
-    _actor/global_step8/drift.npz        each prompt's newest rollout, if the estimator reads the policy's drift
 """
 
 import hashlib
@@ -54,7 +52,6 @@ def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, i
     """Write the manifest: the checkpoint of this run (a uuid) is whole now. ``listings`` as for :func:`wait_for`."""
     ranks = actor_folder(folder, tag)
     paths = {ranks / name for name in wait_for(ranks, f"checkpoint {tag}", listings)}
-    paths |= set(ranks.glob("*.npz"))  # of this host: another one may not see them yet
     files = {}
     for path in sorted(paths):
         with path.open("rb") as file:

@@ -402,7 +402,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             previous_step=previous_step,
             shared={field: state[field] for field in self._belief.shared_fields},
             policy_version=None if rollouts.policy_versions is None else step - 1 - lag_V,
-            inclusion=groups.first(rollouts.inclusion),
+            inclusion=None if rollouts.inclusion is None else groups.matrix(rollouts.inclusion)[:, 0],
         )
         return estimate, rows
 
@@ -416,8 +416,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
 
         at_V, belief = groups.prompts_V, self._belief
         if belief is self.estimator:
-            options: dict[str, Any] = {"drift_P": groups.first(rollouts.drift), "leave_one_out": form.leave_one_out}
-            return belief.observe_at(state, at_V, seen_by(belief), lag_V, **options)
+            return belief.observe_at(state, at_V, seen_by(belief), lag_V, leave_one_out=form.leave_one_out)
         # A memory beside the scores must not end a training: what it cannot take, such as a reward of 7, is unseen.
         seen_V_G = seen_by(belief)
         seen_V_G = np.where(belief.supports(seen_V_G), seen_V_G, np.nan)

@@ -61,7 +61,6 @@ class StepExtras:
     Attributes:
         tokens: (R,) length of each response, for the token counts.
         trained: (R,) False for a rollout that updates the posterior but is not trained on; None: all are trained on.
-        replayed: number of earlier rollouts that are trained on again, and their tokens; only counted.
         skipped: how often a prompt was drawn without generating for it; only counted.
         probes: probes of the step's prompts.
         responses: the generated texts; None stores no texts.
@@ -69,21 +68,17 @@ class StepExtras:
             None: ``step - 1``. The lag of a group is the mean over its rollouts.
         inclusion: (R,) in (0, 1], probability with which a rollout strategy drew the rollout's prompt; only stored.
         weights: (R,) > 0, importance weights that multiply the advantages.
-        drift: (R,) nats a token, how far the policy has moved since the last visit of the rollout's prompt, for an
-            estimator that reads it (``reads_drift``); None: 0.
         read: (R,) what the verifier read as the answer, or "no answer" and why; None where it does not tell.
     """
 
     tokens: Column = field(default=None, metadata=_COUNT)
     trained: Column = field(default=None, metadata=_SHARE)
-    replayed: tuple[int, int] = (0, 0)
     skipped: int = 0
     probes: Probes | None = None
     responses: Responses | None = None
     policy_versions: Column = field(default=None, metadata=_POSITIVE)
     inclusion: Column = field(default=None, metadata=_SHARE)
     weights: Column = field(default=None, metadata=_POSITIVE)
-    drift: Column = field(default=None, metadata=_POSITIVE)
     read: Sequence[str | None] | None = None
 
 
@@ -149,10 +144,6 @@ class Groups:
         values_P_G = np.full((len(self.prompts_P), int(self.slot_R.max()) + 1), np.nan)
         values_P_G[self.group_R, self.slot_R] = values_R
         return values_P_G[self.verified_P]
-
-    def first(self, values_R: Floats | None) -> Floats | None:
-        """Return the value (V,) that all rollouts of a group share; None for None."""
-        return None if values_R is None else self.matrix(values_R)[:, 0]
 
     def rows(self, values_V: NDArray[Any]) -> Floats:
         """Return each rollout's value (R,) of values by group (V,) or by rollout of a group (V, G); 0 elsewhere."""
@@ -249,7 +240,6 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
     trained_R, zero_variance_R = rollouts.trained, scored.zero_variance > 0
     informative_P = np.bincount(groups.group_R, trained_R & (scored.advantages != 0)) > 0
     informative_R = trained_R & informative_P[groups.group_R]
-    replayed, replayed_tokens = of_kind("replayed", rollouts.replayed, tuple)
     return storage.Usage(
         generated=len(trained_R),
         generated_tokens=int(rollouts.tokens.sum()),
@@ -258,8 +248,6 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
         zero_variance=int(zero_variance_R.sum()),
         informative=int(informative_R.sum()),
         rescued=int((informative_R & zero_variance_R).sum()),
-        replayed=whole("replayed", replayed),
-        replayed_tokens=whole("replayed", replayed_tokens),
         skipped=whole("skipped", rollouts.skipped),
         groups=len(groups.prompts_P),
         informative_groups=int(informative_P.sum()),

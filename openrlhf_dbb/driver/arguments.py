@@ -423,10 +423,6 @@ def _add_pieces(parser: argparse.ArgumentParser) -> None:
     known = "; ".join(f"{name}: {_first_line(cls).rstrip('.')}" for name, cls in strategies.available().items())
     text = f"{known}; or module:Class (default plain)".replace("%", "%%")
     group.add_argument(STRATEGY, default="plain", metavar="NAME", help=text)
-    text = "earlier rollouts of a prompt to train on (default 0)"
-    group.add_argument("--replay.samples", type=number(int, 0), default=0, help=text)
-    text = "newest rollouts kept of each prompt; full, it is replayed from (default 16)"
-    group.add_argument("--replay.cache", type=int, default=16, help=text)
     _add_choice(parser, "actor.loss_agg_mode", methods.CONSTANT_LENGTH, "token sums over a constant length (Dr.GRPO).")
     for name, form in estimators.FORMS.available().items():
         _add_choice(parser, "algo.advantage.estimator", name, f"{form.formula}.")

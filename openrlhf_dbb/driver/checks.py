@@ -22,7 +22,7 @@ from openrlhf_dbb.storage.url import choose_url
 from openrlhf_dbb.terminal import shown
 
 _LONGEST_NAME = 200  # bytes; a file's name may have 255, and trackers add to it
-_GROUP, _LORA, _REPLAYS = "rollout.n_samples_per_prompt", "ds.lora.rank", "replay.samples"
+_GROUP, _LORA = "rollout.n_samples_per_prompt", "ds.lora.rank"
 _FORM, _SUMS = "algo.advantage.estimator", "actor.loss_agg_mode"
 _REWARD, _REWARD_MODEL = "reward.remote_url", "reward.model_name_or_path"
 _POLICYS_GPUS = "actor.num_nodes actor.num_gpus_per_node"
@@ -70,22 +70,14 @@ _ANY = (
     Rule(f"{_LORA} ds.load_in_4bit", "adapters are merged into whole weights for vLLM; leave one out"),
     Rule(f"{_LORA} vllm.sync_with_ray", "only a policy that sends its weights merges adapters; leave one out"),
     Rule(f"{_LORA} train.enable_ema", "the averaged model has no adapters; leave one out"),
-    Rule(f"{_REPLAYS} train.dynamic_batch_enable", "replay makes the micro-batches itself; leave one out"),
-    Rule(f"{_REPLAYS} algo.advantage.is_correction_level", "no log-probs of vLLM are kept; leave one out",
-         lambda s, a: a.replay.samples and a.algo.advantage.is_correction_level != "off"),
-    Rule(f"{_REPLAYS} algo.kl.use_loss", "no log-probs of the reference model are kept; leave one out"),
-    Rule(f"{_REPLAYS} data.max_images_per_prompt", "no images are kept; leave one out"),
-    Rule(f"{_REPLAYS} {_FORM}", "replays are not whitened; leave one out", lambda s, a: a.replay.samples and
-         s.values[_FORM] in FORMS.available() and FORMS.get(s.values[_FORM]).whitened),
-    Rule(f"{_REPLAYS} replay.cache", "more than are kept; lower it", lambda s, a: a.replay.samples > a.replay.cache),
     Rule(f"{_SUMS} actor.policy_loss_type", "it sums over tokens; leave one out",
          lambda s, a: a.actor.loss_agg_mode == CONSTANT_LENGTH and a.actor.policy_loss_type != "ppo"),
 )  # fmt: skip
 
 _WITHOUT_ESTIMATOR = (
     *(Rule(f"{flag} estimator", _OURS) for flag in (
-        _REPLAYS, "train.max_rollouts", "eval.benchmarks", "probe.fraction", "warm_start", "data.pass_rate_key",
-        "data.group_key", "train.thin",
+        "train.max_rollouts", "eval.benchmarks", "probe.fraction", "warm_start", "data.pass_rate_key", "data.group_key",
+        "train.thin",
     )),
     # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
     Rule("rollout.strategy estimator", _OURS,
@@ -99,8 +91,6 @@ _WITHOUT_ESTIMATOR = (
 _WITH_ESTIMATOR = (
     Rule(f"estimator {_GROUP}", "it needs {s.built_estimator.min_rollouts} or more; or use auto, which has a history",
          lambda s, a: a.rollout.n_samples_per_prompt < s.built_estimator.min_rollouts),
-    Rule("estimator data.max_images_per_prompt", "it scores earlier rollouts, and no images are kept; leave one out",
-         lambda s, a: s.built_estimator.reads_drift and a.data.max_images_per_prompt),
     Rule(_FORM, "it has no place for an estimator; use {forms}, or --estimator none",
          lambda s, a: s.values[_FORM] not in FORMS.available()),
     Rule(f"train.thin {_FORM}", "whitening moves every advantage away from 0; leave one out",

@@ -240,7 +240,7 @@ def _gpus_in_words(settings: Settings, shape: Shape | None) -> list[str]:
 
 
 def shared_prompts(settings: Settings) -> str:
-    """Return words about ``actors.shared_prompts``, which decides for each micro-batch; none where it cannot share."""
+    """Return words about ``actors.training_pass``, which decides for each micro-batch; none where it cannot share."""
     args = settings.args
     shares = settings.estimator != NO_ESTIMATOR and args.ds.attn_implementation in ("eager", "sdpa")
     shares &= args.rollout.n_samples_per_prompt > 1 and not args.ds.packing_samples

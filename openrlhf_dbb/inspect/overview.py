@@ -22,7 +22,7 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """
     totals = usage_totals(store, run)
     mixed, equal = totals["mixed_groups"], totals["zero_variance"]
-    counts = ("trained", "filtered", "skipped", "replayed", "groups", "mixed_groups", "rollouts_per_mixed_group",
+    counts = ("trained", "filtered", "skipped", "groups", "mixed_groups", "rollouts_per_mixed_group",
               "tokens_per_mixed_group")  # fmt: skip
     return {
         "number": run.run_id,
@@ -82,7 +82,7 @@ def usage_in_words(store: PosteriorStore, run: RunRecord, totals: Mapping[str, A
         return {}
     unused = totals["unused_rollouts"]
     counts = {"generated": totals["generated"] + unused, "trained on": totals["trained"],
-              "left over at the end": unused, "filtered": totals["filtered"], "replayed": totals["replayed"],
+              "left over at the end": unused, "filtered": totals["filtered"],
               "prompts skipped": totals["skipped"]}  # fmt: skip
     words = {"rollouts": ", ".join(f"{count} {what}" for what, count in counts.items() if count)}
     if mixed_groups(totals) is None:

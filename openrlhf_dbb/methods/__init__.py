@@ -22,7 +22,7 @@ CONSTANT_LENGTH = "seq-mean-token-sum-norm"
 
 # A run must keep the values of flags that begin so, and of its strategy's and estimator's, when it is continued.
 _PIECES = (
-    "rollout.strategy", "replay.", "algo.dynamic_filtering", "algo.advantage.estimator", "algo.advantage.no_std_norm",
+    "rollout.strategy", "algo.dynamic_filtering", "algo.advantage.estimator", "algo.advantage.no_std_norm",
     "actor.loss_agg", "actor.eps_clip_low_high", "rollout.batch_size", "rollout.n_samples_per_prompt",
 )  # fmt: skip
 
@@ -86,8 +86,6 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
         f"clip {low:g} {high:g}",
         f"KL {args.algo.kl.init_coef:g}" if args.algo.kl.init_coef else "no KL",
     ]
-    if args.replay.samples:
-        parts.append(f"replay of {args.replay.samples} of {args.replay.cache} cached rollouts a prompt")
     if args.reward.overlong_buffer_len is not None:
         parts.append(f"overlong penalty over the last {args.reward.overlong_buffer_len:g} tokens")
     if (name, estimator) == ("grpo", "dbb"):

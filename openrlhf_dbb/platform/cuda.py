@@ -3,7 +3,6 @@
 docs/machines.md says what has been run on a GPU.
 """
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -128,7 +127,6 @@ def derived(flags: Mapping[str, Any], origin: Mapping[str, str]) -> Iterator[tup
     fixed = _first({
         "--no-ds.packing_samples": not flags[_PACKING],
         "--ds.deepcompile": flags["ds.deepcompile"],
-        "--replay.samples makes the micro-batches": flags["replay.samples"],
     })  # fmt: skip
     if fixed and origin.get(_DYNAMIC) == FAST:
         yield _DYNAMIC, False, fixed
@@ -155,8 +153,7 @@ def rows(args: SimpleNamespace, part: str) -> int:
     """Return the most rows of ``--data.max_len`` tokens in a micro-batch; ``part`` is "train" or "rollout"."""
     if args.train.dynamic_batch_enable:
         return max(1, int(getattr(args, part).max_tokens_per_gpu // args.data.max_len))
-    replays = args.replay.samples / args.rollout.n_samples_per_prompt if part == "train" else 0  # of each fresh row
-    return math.ceil(getattr(args, part).micro_batch_size * (1 + replays))
+    return int(getattr(args, part).micro_batch_size)
 
 
 def engine_limits(args: SimpleNamespace) -> dict[str, int]:

@@ -39,7 +39,6 @@ VIEWS.usage = {
       ["rollouts generated", whole(totals.generated)],
       ["trained on", whole(totals.trained) + sliced(totals.trained, totals.generated)],
       ["filtered out", whole(totals.filtered) + sliced(totals.filtered, totals.generated)],
-      ["replayed", whole(totals.replayed)],
       ["prompts skipped", whole(totals.skipped)],
       ["tokens generated", short(totals.generated_tokens || null)],
       ...(totals.unused_rollouts ? [["unused at the end", whole(totals.unused_rollouts)]] : []),
