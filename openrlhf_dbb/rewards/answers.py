@@ -25,9 +25,6 @@ STATEMENT = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u6545\u9009",
     re.IGNORECASE,
 )
-_CORRECTED = re.compile(r"\b(?:wait|actually|correction|oops|sorry|rather|no)\b", re.IGNORECASE)
-_EXCLAIMED = re.compile(r"!(?=\s*(?:\n|\Z|[A-Z]))")  # no factorial
-_SENTENCE = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")  # "$5 and $7" encloses words, not a formula
 # What neither words nor punctuation part; units and words between numbers are a part, "a" and "I" alone are none.
@@ -68,8 +65,6 @@ _LETTER = re.compile(rf"\W*?{_ADVERB}{_NOT_BUT}{_NOUN}\(?\s*([A-Z])(?!'?\w)\s*(\
 _X = r"\s*(?:(?i:option|choice)\s+)?\(?[A-Z]\)?(?!'?\w)"
 _CLAUSE = r"(?!\s+(?!and\b|or\b)[a-z])"  # as in "B, A is wrong"
 _SECOND = re.compile(rf"\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{_CLAUSE})")
-_ENDS = re.compile(r"\s*(?:[.:),;!?\]]|$)")
-_LONE = re.compile(r"\W*([A-Z])\W*", re.IGNORECASE)
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
@@ -131,33 +126,29 @@ def find(response: str, label: Value) -> Value | None:
     """Return the answer of a response, read like the label; None if there is none."""
     like, box = inner(label), last_box(response)
     if box is not None:
-        return _in_box(box, like)
+        value, phrase = read(box, like), _REMARK.sub("", FONT.sub(r" \2 ", box))
+        if not isinstance(like, Number) or isinstance(value, (Number, Equation)) or not _PROSE.search(phrase):
+            return value
+        found = list(_values(phrase, like))  # the only number in a phrase, ``\text{about } 5``
+        return found[0] if len(found) == 1 else value
     if r"\boxed{" in response:
         return None
     text = _plain(response.rpartition("</think>")[2])
-    text = _EXCLAIMED.sub(".", text) if isinstance(like, Number) else text
+    if isinstance(like, Number):
+        text = re.sub(r"!(?=\s*(?:\n|\Z|[A-Z]))", ".", text)  # no factorial
     statements = [statement for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
     if statements:
         start, end = statements[-1].span()
         if _is_denied(text, start):
             return None
         text = text[end:].strip()
-        if not _CORRECTED.search(text):
+        if not re.search(r"\b(?:wait|actually|correction|oops|sorry|rather|no)\b", text, re.IGNORECASE):
             return next(_values(text[:SAID_CHARACTERS], like), None)
     text = text[-TAIL_CHARACTERS:].strip()
     first, _, rest = text.partition("\n")
     if not statements and rest.startswith("\n") and isinstance(value := read(first, like), type(like)):
         return value
     return next(_values(text, like, last_first=True), None)
-
-
-def _in_box(box: str, like: Value) -> Value | None:
-    """Return the value that a box is; for a number also the only number in a phrase, ``\\text{about } 5``."""
-    value, phrase = read(box, like), _REMARK.sub("", FONT.sub(r" \2 ", box))
-    if isinstance(like, Number) and not isinstance(value, (Number, Equation)) and _PROSE.search(phrase):
-        found = list(_values(phrase, like))
-        return found[0] if len(found) == 1 else value
-    return value
 
 
 def _is_denied(text: str, start: int) -> bool:
@@ -172,7 +163,7 @@ def _plain(text: str) -> str:
 
 def _values(text: str, like: Value, *, last_first: bool = False) -> Iterator[Value]:
     step = -1 if last_first else 1
-    for sentence in _SENTENCE.split(text)[::step]:
+    for sentence in re.split(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+", text)[::step]:
         yield from (_numbers if isinstance(like, Number) else _at_the_end)(sentence, like)[::step]
 
 
@@ -214,7 +205,8 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
     said = [settled for each in _stated(text) if (settled := _settled(*each, letters)) is not None]
     if said:
         return said[-1] or None
-    found = _LONE.fullmatch(last_line(text)) or _AT_THE_END.search(last_line(text))
+    line = last_line(text)
+    found = re.fullmatch(r"\W*([A-Z])\W*", line, re.IGNORECASE) or _AT_THE_END.search(line)
     return found[1].upper() if found and found[1].upper() in letters else None
 
 
@@ -265,5 +257,5 @@ def _settled(said: str, is_boxed: bool, letters: str) -> str | None:
     if _SECOND.match(rest):
         return ""
     # "A lone pair" in a box is an option's text; so are "a lone pair" and "I think" in a sentence, not "B because".
-    is_text = (is_boxed or found[1] in "aiI") and not found[2] and not _ENDS.match(rest)
+    is_text = (is_boxed or found[1] in "aiI") and not found[2] and not re.match(r"\s*(?:[.:),;!?\]]|$)", rest)
     return None if is_text else found[1].upper()
