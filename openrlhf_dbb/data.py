@@ -124,12 +124,8 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str)
     if "group_key" in keys:
         added[_SOURCE] = [str(value) for value in columns[data.group_key]]
     if "pass_rate_key" in keys:
-        added[_RATE] = []
-        for place, value in zip(places, columns[data.pass_rate_key], strict=True):
-            try:
-                added[_RATE].append(pass_rate(value, data.pass_rate_attempts))
-            except ValueError as error:
-                bad.setdefault(place, str(error))
+        added[_RATE] = [_pass_rate(value, data.pass_rate_attempts) for value in columns[data.pass_rate_key]]
+        bad |= {place: rate for place, rate in zip(places, added[_RATE], strict=True) if isinstance(rate, str)}
     _refuse(bad, len(places), source)
     added[data.input_key] = prompts
     if "label_key" in keys:
@@ -208,8 +204,8 @@ def label_text(label: Any) -> str:
     return f"{Decimal(str(label)):f}".removesuffix(".0") if isinstance(label, float) else str(label)
 
 
-def pass_rate(value: Any, attempts: int | None) -> list[float]:
-    """Return successes and attempts of a known rate, a number or "5/8"; NaN if missing. Raise ValueError for others."""
+def _pass_rate(value: Any, attempts: int | None) -> list[float] | str:
+    """Return successes and attempts of a known rate, a number or "5/8"; NaN if missing; or why it is no rate."""
     if value is None or value == "" or value != value:
         return [math.nan, math.nan]
     counted, slash, of = str(value).partition("/")
@@ -218,9 +214,9 @@ def pass_rate(value: Any, attempts: int | None) -> list[float]:
     except ValueError:
         successes, tried = math.nan, 1.0
     if not (tried >= 1 and 0 <= successes <= tried):
-        raise ValueError(f"its pass rate is {value!r}; write a number in [0, 1], or successes/attempts")
+        return f"its pass rate is {value!r}; write a number in [0, 1], or successes/attempts"
     if attempts is None and not slash:
-        raise ValueError("its pass rate has no number of attempts; give --data.pass_rate_attempts")
+        return "its pass rate has no number of attempts; give --data.pass_rate_attempts"
     return [successes, tried] if attempts is None else [attempts * successes / tried, float(attempts)]
 
 
@@ -268,12 +264,11 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
     """
     from jinja2 import TemplateError
     from openrlhf.datasets import PromptDataset, prompts_dataset
-    from tqdm import tqdm
 
     source, prompts = f"--{TRAINING} {args.data.prompt_dataset}", loaded[args.data.input_key][:]
     if isinstance(prompts[0], list) and not args.data.apply_chat_template:
         raise UsageError(f"{source}: the prompts are messages; give --data.apply_chat_template, and a model with one")
-    upstream.replace(prompts_dataset, "tqdm", functools.partial(tqdm, delay=1.0))  # a bar only where it takes long
+    upstream.replace(prompts_dataset, "tqdm", lambda rows, **_: rows)  # without a bar
     first = {key: row for row, key in reversed(list(enumerate(map(_prompt_key, prompts))))}
     kept = sorted(first.values()) if args.data.drop_duplicates else list(range(len(prompts)))
     tested = set(map(_prompt_key, held_out[args.data.input_key][:])) if held_out is not None else set()

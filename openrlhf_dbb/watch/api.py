@@ -50,9 +50,7 @@ _KEPT = """
     SELECT step, count(*) AS kept FROM dbb_rollout
     WHERE run_id = :run AND prompt_id = :prompt AND {of_steps} GROUP BY step"""
 _EVENTS = "SELECT created_at, kind, from_step, to_step FROM dbb_event WHERE run_id = :run ORDER BY event_id"
-_EXTENT = """
-    SELECT (SELECT min(step) FROM dbb_rollout WHERE run_id = :run) AS first,
-           (SELECT max(step) FROM dbb_rollout WHERE run_id = :run) AS last"""
+_LATEST = "SELECT max(step) AS step FROM dbb_rollout WHERE run_id = :run"
 _ROLLOUTS = """
     SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, lag, read, text
     FROM rollouts WHERE run_id = :run AND step = :step AND prompt_id = coalesce(:prompt, prompt_id)
@@ -131,7 +129,7 @@ class Api:
             case ["state"]:
                 return {
                     "store": shown(store.location, width=None),
-                    "now": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
+                    "now": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                     "runs": [run.numbers for run in self.runs],
                 }
             case ["runs", int(run), "series"]:
@@ -174,16 +172,13 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     rollouts = sum(row.rollouts for row in recent)
     logged = next((row.metrics for row in recent if row.metrics), "{}")
     numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
-    # Only some estimators have a posterior.
-    mean_name = "estimated mean" if run.state_fields else "group mean"
-    if {"alpha", "beta"} <= set(run.state_fields):
-        mean_name = "posterior mean"
+    has_posterior = {"alpha", "beta"} <= set(run.state_fields)
     return numbers | {
         "id": run.run_id,
         "method": safe(method(run)),
         "planned": number_in("dbb_step", run, "metrics", logged, "plan/steps"),
         "reward": sum(row.successes for row in recent) / rollouts if rollouts else None,
-        "mean_name": mean_name,
+        "mean_name": "posterior mean" if has_posterior else "estimated mean" if run.state_fields else "group mean",
         "template": template_of([readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]),
     }
 
@@ -241,14 +236,13 @@ def _rollouts(
     store: PosteriorStore, run: RunRecord, step: int | None = None, prompt_id: int | None = None
 ) -> dict[str, Any]:
     """Return the kept rollouts of a step (None: the last that has any), or of one prompt in it, with their prompts."""
-    (extent,) = store.query(_EXTENT, run=run.run_id)
-    step = extent.last if step is None else step
+    if step is None:
+        step = store.query(_LATEST, run=run.run_id)[0].step
     rows = [row._asdict() for row in store.query(_ROLLOUTS, run=run.run_id, step=step, prompt=prompt_id)]
     ids = np.unique(np.array([row["prompt_id"] for row in rows], dtype=np.int64))
     prompts = zip(ids.tolist(), whole_prompts(store, ids), strict=True)
     return {
         "step": step,
-        "steps": None if extent.last is None else [extent.first, extent.last],
         "rollouts": [row | {name: readable(row[name] or "") for name in ("text", "read")} for row in rows],
         "prompts": {number: {"text": readable(text), "label": readable(label)} for number, (text, label) in prompts},
     }
