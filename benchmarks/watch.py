@@ -76,9 +76,8 @@ def make(url: str, passes: int) -> None:
         with store.database.transaction(write=True) as connection:
             connection.exec_driver_sql(
                 f"""UPDATE dbb_step SET metrics = json_object({names}), generated = rollouts,
-                    generated_tokens = 500 * rollouts, trained = rollouts, trained_tokens = 500 * rollouts,
-                    zero_variance = rollouts / 2, informative = rollouts, rescued = rollouts / 2,
-                    skipped = 0, groups = prompts, informative_groups = prompts,
+                    generated_tokens = 500 * rollouts, trained = rollouts, zero_variance = rollouts / 2,
+                    informative = rollouts, rescued = rollouts / 2, skipped = 0, groups = prompts,
                     created_at = strftime('%Y-%m-%dT%H:%M:%fZ', '2026-01-01', '+' || (10 * step) || ' seconds')"""
             )
 

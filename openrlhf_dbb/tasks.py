@@ -124,8 +124,7 @@ def _settings(task: str, query: str) -> dict[str, Any]:
     from reasoning_gym.factory import DATASETS
 
     if task not in _names():
-        why = "cannot be verified" if task in _LEFT_OUT else f"is unknown{did_you_mean(task, _names())}"
-        raise UsageError(f"task {task!r} {why}; openrlhf-dbb tasks lists those that there are")
+        raise UsageError(f"unknown task {task!r}{did_you_mean(task, _names())}; openrlhf-dbb tasks lists all")
     defaults = dataclasses.asdict(DATASETS[task][1]())
     settings: dict[str, Any] = {"seed": 0}
     for part in filter(None, query.split("&")):

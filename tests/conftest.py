@@ -26,9 +26,9 @@ from openrlhf_dbb.storage import open_store
 # second process gets those that share a lane.
 LONGEST = (
     "test_several_hosts.py", "test_training.py", "test_kill_resume.py", "test_resume.py", "test_evaluation_pipeline.py",
-    "test_study_session.py", "test_tutorial.py", "test_evaluation_command.py",
+    "test_study_session.py", "test_examples.py", "test_evaluation_command.py",
     "test_policy_actor_ranks.py", "test_trl_training.py", "test_store_kill.py",
-    "test_analysis.py", "test_trl.py", "test_fit.py", "test_packaging.py", "test_store_concurrency.py",
+    "test_analysis.py", "test_trl.py", "test_fit.py", "test_packaging.py", "test_store_owner.py",
     "test_evaluation_training.py", "test_generation.py", "test_dry_run.py", "test_cluster.py",
 )  # fmt: skip
 

@@ -99,11 +99,10 @@ def test_a_resume_goes_back_to_the_best_of_its_steps(tmp_path, resumed, expected
     assert offer(after, best(7, 0.2)) == (expected != 5)
 
 
-@pytest.mark.parametrize("change", [{"step": "2"}, {"value": None}, {"evaluated": 1}, {"run": 5}, {"more": 1}])
-def test_a_best_json_that_was_changed_is_no_model(kept, tmp_path, change):
+def test_a_best_json_that_was_changed_is_no_model(kept, tmp_path):
     offer(kept, best(2, 0.5))
     file = tmp_path / "best/best.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"more": 1}))
     assert kept.newest() is None and offer(kept, best(4, 0.25)) and shown(tmp_path) == 4
 
 

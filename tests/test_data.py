@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb import data
-from openrlhf_dbb.core.choices import dataset_digest
+from openrlhf_dbb.core.posteriors import dataset_digest
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.rewards import MATH_FILE

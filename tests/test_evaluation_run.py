@@ -8,7 +8,7 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
-from store_invariants import check
+from filler import check
 
 from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main

@@ -4,7 +4,7 @@ import sqlite3
 import time
 
 import psutil
-from store_invariants import check
+from filler import check
 
 from openrlhf_dbb.storage import open_store
 

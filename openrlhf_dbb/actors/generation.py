@@ -18,7 +18,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from openrlhf_dbb.core.checks import Floats, Key
+from openrlhf_dbb.core.step import Floats, Key
 from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler, varies
 from openrlhf_dbb.evaluation.engines import Finished, Request
 

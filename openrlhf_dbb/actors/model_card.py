@@ -8,7 +8,7 @@ from huggingface_hub import ModelCardData
 from openrlhf_dbb import __version__
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import held_out_difference
-from openrlhf_dbb.inspect.overview import parameters, usage_totals
+from openrlhf_dbb.inspect.show import parameters, usage_totals
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 

@@ -21,9 +21,8 @@ from openrlhf_dbb.actors.generation import BudgetSpent, GenerationAhead, Prompt,
 from openrlhf_dbb.actors.progress import GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import BestModel
-from openrlhf_dbb.core.choices import probed_prompts
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Probes
+from openrlhf_dbb.core.step import Probes, probed_prompts
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import FORMS
@@ -122,7 +121,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         return ({note: note} if note else {}) | self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
-            punishes_failures=bool(estimator.state_fields) and not estimator.fits_prior and not form.sums_to_zero,
+            punishes_failures=bool(estimator.state_fields) and not estimator.shared_fields and not form.sums_to_zero,
         )
 
     def fit(self, global_step: int = 0) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from openrlhf_dbb import estimators, methods, presets, tasks, tiny, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
 from openrlhf_dbb.errors import UsageError, did_you_mean
-from openrlhf_dbb.estimators.parameters import parameter_fields
+from openrlhf_dbb.estimators.registry import parameter_fields
 from openrlhf_dbb.options import Parser, add_trust, number
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.presets import smollm2

@@ -18,7 +18,7 @@ from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.presets.made import cache
-from openrlhf_dbb.storage.url import choose_url
+from openrlhf_dbb.storage.engine import parse_url
 from openrlhf_dbb.terminal import shown
 
 _LONGEST_NAME = 200  # bytes; a file's name may have 255, and trackers add to it
@@ -194,9 +194,7 @@ def _of_all_ranks(args: SimpleNamespace, part: SimpleNamespace) -> int:
 def _lost_places(settings: Settings) -> Iterator[str]:
     """``ray job submit`` copies the working folder, and deletes the copy."""
     places = {flag: settings.values[flag] for flag in OUTPUTS}
-    url = choose_url(settings.args.store.url)
-    if url.startswith("sqlite:///"):
-        places["store.url"] = str(Path(url.removeprefix("sqlite:///")).absolute())
+    places["store.url"] = parse_url(settings.args.store.url).path
     for flag, place in places.items():
         if place and "/_ray_pkg_" in place:
             yield (

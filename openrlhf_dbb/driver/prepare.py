@@ -14,8 +14,7 @@ from typing import Any
 
 from openrlhf_dbb import methods, presets, storage, tiny, upstream
 from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.core.choices import dataset_digest
-from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.posteriors import Posteriors, dataset_digest
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, load
 from openrlhf_dbb.driver import fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Settings
@@ -27,8 +26,7 @@ from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
-from openrlhf_dbb.storage.engine import check_sqlite_path
-from openrlhf_dbb.storage.url import choose_url, parse_url
+from openrlhf_dbb.storage.engine import check_sqlite_path, parse_url
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = (*OUTPUTS, "logger.wandb.run_name")
@@ -85,7 +83,7 @@ def find(settings: Settings) -> storage.RunRecord | None:
 def _open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
     """Open the database of the run. A dry run that finds no file gets an empty database that is thrown away."""
     url = settings.args.store.url
-    address = parse_url(choose_url(url))
+    address = parse_url(url)
     with contextlib.ExitStack() as stack:
         if settings.args.dry_run and address.path:
             check_sqlite_path(address.path, create=True)

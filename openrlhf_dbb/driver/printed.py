@@ -13,19 +13,19 @@ import numpy as np
 
 from openrlhf_dbb import __version__, methods, presets, storage
 from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.core.choices import probed_prompts
+from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver import fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
-from openrlhf_dbb.inspect.overview import usage_in_words
-from openrlhf_dbb.lab import recorded
+from openrlhf_dbb.inspect.show import usage_in_words
+from openrlhf_dbb.lab import replay
 from openrlhf_dbb.platform import cpu, machine
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
-from openrlhf_dbb.storage.url import choose_url, parse_url
+from openrlhf_dbb.storage.engine import parse_url
 from openrlhf_dbb.terminal import shown
 from openrlhf_dbb.watch.serve import PORT
 
@@ -73,7 +73,6 @@ def _run(prepared: Prepared, run: storage.RunRecord) -> list[str]:
         advice = "raise --train.num_episodes, use fewer prompts (--data.max_samples), or give --warm_start RUN"
         said = f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters"
         lines.append(f"{said}; the paper visits each 4 times: {advice}")
-    lines += settings.strategy.plan(prompts, args.rollout.batch_size, visits * prompts / args.rollout.batch_size)
     if warm is not None:
         lines.append(
             f"warm start {warm.matched} prompts from {warm.source.name}, weight {args.warm_start_weight:g}; "
@@ -120,7 +119,7 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     problems = examples(prepared.questions(HELD_OUT), progress.before, progress.after) if progress.before else []
     with storage.open_store(prepared.store_url) as store:
         used, log = read.progress(store, run), read.read_log(store, run)
-        replays, story = not recorded.unreplayable(log).any(), _story(prepared, store, log)
+        replays, story = not replay.unreplayable(log).any(), _story(prepared, store, log)
         words = usage_in_words(store, run, used)
         evaluated = sorted(progress.accuracy)
         change = held_out_difference(store, run, run, (evaluated[0], evaluated[-1])) if len(evaluated) > 1 else None
@@ -142,7 +141,7 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
         *[f"  one prompt   {story}"] * bool(story),
         f"  next         {_look(prepared)}   a live page, http://127.0.0.1:{PORT}/: all prompts, curves, responses",
         *[f"               {_look(prepared, f'lab replay {run.name}')}   what a memory would have said"] * replays,
-        *[f"               {draws}"] * (equal >= _MOSTLY_EQUAL and "drawn" not in words),
+        *[f"               {draws}"] * (equal >= _MOSTLY_EQUAL and run.config.get("rollout.strategy") != "posterior"),
         *(f"warning: {warning}" for warning in progress.warnings),
     ]
     return "\n".join(lines)
@@ -168,7 +167,7 @@ def _story(prepared: Prepared, store: storage.PosteriorStore, log: read.StepLog)
 
 
 def _look(prepared: Prepared, command: str = "serve") -> str:
-    elsewhere = prepared.location != parse_url(choose_url(None)).location
+    elsewhere = prepared.location != parse_url(None).location
     return f"openrlhf-dbb {command}{f' --store.url {prepared.location}' * elsewhere}"
 
 

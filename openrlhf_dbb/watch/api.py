@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
-from openrlhf_dbb.inspect.overview import method, overview, seconds_since, state
-from openrlhf_dbb.inspect.show import facts
+from openrlhf_dbb.inspect.show import facts, method, overview, seconds_since, state
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.read import number_in, prompt_history, prompt_texts, whole_prompts
-from openrlhf_dbb.storage.url import BadRow
+from openrlhf_dbb.storage.read import prompt_history, prompt_texts, whole_prompts
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
 from openrlhf_dbb.watch import history
 from openrlhf_dbb.watch.history import Visits
@@ -96,11 +94,7 @@ class Api:
             if run.run_id not in marks:  # begun since
                 continue
             version = "-".join([run.uuid[:8], *map(str, marks[run.run_id])])
-            try:
-                numbers = self._once(("run", run.uuid), version, partial(_describe, store, run))
-            except BadRow as error:
-                store.report(error)
-                continue
+            numbers = self._once(("run", run.uuid), version, partial(_describe, store, run))
             now = {
                 "state": state(run),
                 "age_s": round(max(seconds_since(run.heartbeat_at), 0), 1),
@@ -176,7 +170,7 @@ def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     return numbers | {
         "id": run.run_id,
         "method": safe(method(run)),
-        "planned": number_in("dbb_step", run, "metrics", logged, "plan/steps"),
+        "planned": json.loads(logged).get("plan/steps"),
         "reward": sum(row.successes for row in recent) / rollouts if rollouts else None,
         "mean_name": "posterior mean" if has_posterior else "estimated mean" if run.state_fields else "group mean",
         "template": template_of([readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]),

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.inspect.overview import usage_totals
+from openrlhf_dbb.inspect.show import usage_totals
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.read import SUMS, Integers, held_out, unused_rollouts
-from openrlhf_dbb.storage.records import TOTALS
+from openrlhf_dbb.storage.read import SUMS, held_out, unused_rollouts
+from openrlhf_dbb.storage.records import TOTALS, Integers
 from openrlhf_dbb.terminal import shown
 
 POINTS = 1000
