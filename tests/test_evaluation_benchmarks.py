@@ -192,7 +192,7 @@ def test_what_is_no_benchmark_is_refused(tmp_path, monkeypatch, text, message):
         ('{"input": "1+1=", "label": "2"}\n{"input": "2+2=", "label": null}\n', "row '1' has no label"),
         ('{"input": "1+1=", "label": " "}\n', r"row '0' \(1 such rows\): the label is empty"),
         ('{"input": "a", "label": 2}\n{"input": "b", "label": "$"}\n', r"row '1' \(1 such rows\): "),
-        ('{"input": \n', "1 of 1 rows cannot be used: line 1: broken JSON: Expecting value"),
+        ('{"input": \n', "cannot be read: line 1: broken JSON: Expecting value"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_the_data_is_told_with_the_row(tmp_path, content, message):
