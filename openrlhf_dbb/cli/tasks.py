@@ -5,8 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from openrlhf_dbb import tasks
-from openrlhf_dbb.evaluation.command import evaluate
-from openrlhf_dbb.evaluation.flags import Options
+from openrlhf_dbb.evaluation.command import Options, evaluate
 from openrlhf_dbb.terminal import print_table, shown
 
 _FIRST = (
