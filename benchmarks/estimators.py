@@ -22,7 +22,7 @@ sys.path[0] = str(Path(__file__).parents[1])  # in this folder, this file would 
 
 from openrlhf_dbb.estimators import available, build  # noqa: E402
 from openrlhf_dbb.estimators.base import Floats, State  # noqa: E402
-from openrlhf_dbb.estimators.text_features import WIDTH  # noqa: E402
+from openrlhf_dbb.estimators.text_prior import WIDTH  # noqa: E402
 
 ROLLOUTS = 8
 DISCOUNT = 0.5

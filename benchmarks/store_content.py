@@ -66,9 +66,8 @@ class Trainer:
         """Return counts of 8 trained rollouts a prompt, half of them in zero-variance groups."""
         rollouts, tokens, zero_variance = 8 * len(ids), 4_000 * len(ids), 4 * len(ids)
         return Usage(
-            generated=rollouts, generated_tokens=tokens, trained=rollouts, trained_tokens=tokens,
-            zero_variance=zero_variance, informative=rollouts, rescued=zero_variance, skipped=0,
-            groups=len(ids), informative_groups=len(ids),
+            generated=rollouts, generated_tokens=tokens, trained=rollouts, zero_variance=zero_variance,
+            informative=rollouts, rescued=zero_variance, skipped=0, groups=len(ids),
         )  # fmt: skip
 
     def kept(self, ids: np.ndarray[Any, Any]) -> RolloutRows:

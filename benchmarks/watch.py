@@ -76,9 +76,8 @@ def make(url: str, passes: int) -> None:
         with store.database.transaction(write=True) as connection:
             connection.exec_driver_sql(
                 f"""UPDATE dbb_step SET metrics = json_object({names}), generated = rollouts,
-                    generated_tokens = 500 * rollouts, trained = rollouts, trained_tokens = 500 * rollouts,
-                    zero_variance = rollouts / 2, informative = rollouts, rescued = rollouts / 2,
-                    skipped = 0, groups = prompts, informative_groups = prompts,
+                    generated_tokens = 500 * rollouts, trained = rollouts, zero_variance = rollouts / 2,
+                    informative = rollouts, rescued = rollouts / 2, skipped = 0, groups = prompts,
                     created_at = strftime('%Y-%m-%dT%H:%M:%fZ', '2026-01-01', '+' || (10 * step) || ' seconds')"""
             )
 
@@ -129,7 +128,7 @@ def look(measured: Measured, url: str) -> None:
         measured.add("whole history read s", time.perf_counter() - began)
         browser.open(f"{server.address}#view=prompts&run=1")
         drawn = float(browser("document.documentElement.dataset.ready")) / 1000
-        measured.add("table of prompts drawn s", drawn, f"{sum(answer['state_counts']):,} prompts")
+        measured.add("table of prompts drawn s", drawn, f"{len(answer['id']):,} prompts")
         look_at_pool(measured, server.address, url, browser)
     finally:
         browser.close()

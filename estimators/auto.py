@@ -9,11 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts, latest, passes
+from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts, register
 from openrlhf_dbb.estimators.empirical_bayes import WEIGHT, beta_weight, fit_beta, group_moments
-from openrlhf_dbb.estimators.registry import register
-from openrlhf_dbb.estimators.text_features import WIDTH
-from openrlhf_dbb.estimators.text_prior import learned, log_score, predicted
+from openrlhf_dbb.estimators.text_prior import WIDTH, learned, log_score, predicted
 
 DISCOUNTS_L = np.array([0.02, 0.05, *np.arange(2, 21) / 20])
 DISCOUNTS_X, TIMED_X = np.tile(DISCOUNTS_L, 2), np.repeat([0.0, 1.0], DISCOUNTS_L.size)
@@ -33,7 +31,12 @@ _LEAST_GAP, _MOST_GAP = 0.25, 4.0  # bounds of the number of groups that one cou
 _NO_PAIRS = 50.0  # pairs of visits that the prior's weight starts with where N = 1
 
 _COUNTED = ("successes", "rollouts")
-_RECENT = tuple(f"{kind}_{k}" for kind in (*_COUNTED, "seen") for k in (1, 2))
+_VISITS = (*(f"{kind}_{k}" for kind in (*_COUNTED, "seen") for k in (1, 2)), "successes_old", "rollouts_old")
+_SHARED = {  # sizes of the run's vectors
+    "moments": 4, "pairs": 4, "evidence": PRIOR_WEIGHTS_W.size * DISCOUNTS_X.size, "prior": 2, "weight": 1,
+    "discount": 1, "timed": 1, "prompts": 1, "clock": 2, "text_weights": len(TEXT_DISCOUNTS_K) * (WIDTH + 1),
+    "forecasts": 1 + len(TEXT_WEIGHTS) * len(TEXT_DISCOUNTS_K),
+}  # fmt: skip
 
 
 @register
@@ -75,37 +78,18 @@ class SelfTuningBetaBernoulli(BetaPosterior):
 
     name: ClassVar[str] = "auto"
     version: ClassVar[int] = 4  # 1 forgot by visits; 2 read no texts; 3 told digits apart
-    fits_prior: ClassVar[bool] = True
     wide_clip: ClassVar[bool] = True
     reads_texts: ClassVar[bool] = True
-    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_RECENT, "successes_old", "rollouts_old")
-    shared_fields: ClassVar[tuple[str, ...]] = (
-        "moments", "pairs", "evidence", "prior", "weight", "discount", "timed", "prompts", "clock",
-        "text_weights", "forecasts",
-    )  # fmt: skip
+    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_VISITS)
+    shared_fields: ClassVar[tuple[str, ...]] = tuple(_SHARED)
 
     def initial_state(self, num_prompts: int) -> State:
-        return {
-            "alpha": np.ones(num_prompts),
-            "beta": np.ones(num_prompts),
-            **{name: np.zeros(num_prompts) for name in (*_RECENT, "successes_old", "rollouts_old")},
-            "moments": np.zeros(4),
-            "pairs": np.zeros(4),
-            "evidence": np.zeros(PRIOR_WEIGHTS_W.size * DISCOUNTS_X.size),
-            "prior": np.ones(2),
-            "weight": np.ones(1),
-            "discount": np.full(1, 0.5),
-            "timed": np.zeros(1),
-            "prompts": np.zeros(1),
-            "clock": np.zeros(2),
-            "text_weights": np.zeros(len(TEXT_DISCOUNTS_K) * (WIDTH + 1)),
-            "forecasts": np.zeros(1 + len(TEXT_WEIGHTS) * len(TEXT_DISCOUNTS_K)),
-        }
+        visits = {name: np.zeros(num_prompts) for name in _VISITS}
+        shared = {name: np.zeros(size) for name, size in _SHARED.items()}
+        begun = {"prior": np.ones(2), "weight": np.ones(1), "discount": np.full(1, 0.5)}
+        return {"alpha": np.ones(num_prompts), "beta": np.ones(num_prompts)} | visits | shared | begun
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        return self.update_late(state, rewards_P_G, np.zeros(len(rewards_P_G)))
-
-    def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)
         clock = state["clock"] + [1, len(successes)]
         if not len(successes):
@@ -113,14 +97,13 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         revisited = np.flatnonzero(state["rollouts_1"])
         prompts = state["prompts"] + len(successes) - len(revisited)
         state = state | {"prompts": prompts, "clock": clock}
-        generated_at = clock[0] - lag_P
-        seen_at = latest(state["seen_1"], generated_at, state["rollouts_1"] == 0)
+        now = clock[0]
         passed = len(revisited) / prompts[0]
         faded = 0.5 ** (passed / _EVIDENCE_HALF_LIFE)
-        scores_C = log_score(*_forecasts(state, seen_at), successes, rollouts).sum(axis=1)
+        scores_C = log_score(*_forecasts(state, now), successes, rollouts).sum(axis=1)
         observed = len(successes) / max(prompts[0] - len(successes) + len(revisited), 1)
         state["forecasts"] = 0.5 ** (observed / _EVIDENCE_HALF_LIFE) * state["forecasts"] + scores_C
-        gap = np.clip(passes(state, generated_at - state["seen_1"]), _LEAST_GAP, _MOST_GAP)
+        gap = np.clip(_passes(state, now - state["seen_1"]), _LEAST_GAP, _MOST_GAP)
         moments = 0.5 ** (passed / _PRIOR_HALF_LIFE) * state["moments"] + group_moments(successes, rollouts, gap)
         pairs = state["pairs"]
         if len(revisited):
@@ -134,7 +117,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
             evidence = faded * state["evidence"]
             for chunk in np.split(rows, range(_CHUNK, len(rows), _CHUNK)):
                 past = state | {name: state[name][chunk] for name in self.state_fields}
-                evidence = evidence + self._judged(past, seen_at[chunk], successes[chunk], rollouts[chunk])
+                evidence = evidence + self._judged(past, now, successes[chunk], rollouts[chunk])
             weight, fading = divmod(int(evidence.argmax()), DISCOUNTS_X.size)
             state |= {
                 "evidence": evidence,
@@ -142,33 +125,26 @@ class SelfTuningBetaBernoulli(BetaPosterior):
                 "discount": DISCOUNTS_X[fading, None],
                 "timed": TIMED_X[fading, None],
             }
-        alpha, beta = _before(state, seen_at)  # by the pair chosen just now
-        now = _chosen(state, 0, seen_at - generated_at)
-        return {
-            "alpha": alpha + now * successes,
-            "beta": beta + now * (rollouts - successes),
-            **_remembered(state, successes, rollouts, generated_at),
-            **{name: state[name] for name in self.shared_fields},
-        }
+        alpha, beta = _before(state, now)  # by the pair chosen just now
+        # Of the visits with this one the two latest are kept apart, the others summed.
+        faded = _kept(state, 1, state["seen_1"] - state["seen_2"], state["discount"], state["timed"])[:, 0]
+        older = {f"{kind}_old": faded * state[f"{kind}_old"] + faded * state[f"{kind}_2"] for kind in _COUNTED}
+        latest = {"successes_1": successes, "rollouts_1": rollouts, "seen_1": np.full(len(successes), now)}
+        second = {f"{kind}_2": state[f"{kind}_1"] for kind in (*_COUNTED, "seen")}
+        shared = {name: state[name] for name in self.shared_fields}
+        return {"alpha": alpha + successes, "beta": beta + (rollouts - successes)} | older | latest | second | shared
 
-    def _judged(self, past: State, seen_at: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
+    def _judged(self, past: State, now: float, successes_V: Floats, rollouts_V: Floats) -> Floats:
         """Return scores of the pairs from V groups of prompts with this past, (W * X,); higher is better."""
-        scores_W_X = self._scored(past, 1, seen_at, successes_V, rollouts_V)
+        scores_W_X = _negative_risk(past, 1, now, successes_V, rollouts_V)
         again = np.flatnonzero((rollouts_V == 1) & (past["rollouts_2"] > 0))
         if len(again):
             past = past | {name: past[name][again] for name in self.state_fields}
-            scores_W_X = scores_W_X + self._scored(past, 0, past["seen_1"], successes_V[again], rollouts_V[again])
+            scores_W_X = scores_W_X + _negative_risk(past, 0, past["seen_1"], successes_V[again], rollouts_V[again])
         return scores_W_X.ravel()
 
-    def _scored(self, past: State, visits: int, at_V: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
-        """Return scores of the pairs, (W, X), the past discounted to ``at_V``, ``visits`` after the last."""
-        past_successes_V_X, past_rollouts_V_X = _past(past, visits, at_V, DISCOUNTS_X, TIMED_X)
-        alpha = PRIOR_WEIGHTS_W[:, None] * past["prior"][0] + past_successes_V_X[:, None]
-        total = PRIOR_WEIGHTS_W[:, None] * past["prior"].sum() + past_rollouts_V_X[:, None]
-        return _negative_risk(alpha, total, successes_V, rollouts_V)
-
     def predictive(self, state: State) -> tuple[Floats, Floats]:
-        alpha_C_P, beta_C_P = _forecasts(state, np.maximum(state["clock"][0] + 1, state["seen_1"]))
+        alpha_C_P, beta_C_P = _forecasts(state, state["clock"][0] + 1)
         scores_C = state["forecasts"][: len(alpha_C_P)].copy()
         scores_C[0] += _HEAD_START
         best = scores_C.argmax()
@@ -182,8 +158,9 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         if not len(seen):
             return {}
         known = self.state_at(state, seen)
-        counted_2_K_S = _of_text(known, 0, state["clock"][0] + np.zeros(len(seen)))
-        return {"text_weights": learned(_text_weights(state), known["features"], *counted_2_K_S).ravel()}
+        counted_2_K_S = _of_text(known, 0, state["clock"][0])
+        weights_K_W = state["text_weights"].reshape(len(TEXT_DISCOUNTS_K), -1)
+        return {"text_weights": learned(weights_K_W, known["features"], *counted_2_K_S).ravel()}
 
 
 def _weight_between(pairs: Floats) -> float:
@@ -198,18 +175,20 @@ def _weight_between(pairs: Floats) -> float:
     return beta_weight(float((number * correlation + _NO_PAIRS * start) / (number + _NO_PAIRS)))
 
 
-def _kept(state: State, visits: Floats | float, updates_P: Floats, discounts_X: Floats, timed_X: Floats) -> Floats:
+def _passes(state: State, updates_P: Floats) -> Floats:
+    updates, groups = state["clock"]
+    return np.asarray(updates_P * groups / np.maximum(updates * state["prompts"], 1))
+
+
+def _kept(state: State, visits: int, updates_P: Floats, discounts_X: Floats, timed_X: Floats) -> Floats:
     """Return the weight that is left after some visits, or updates, (P, X)."""
-    # The updates since a visit that never was may be negative.
-    ages_P_X = np.where(timed_X, np.maximum(passes(state, updates_P), 0)[:, None], np.reshape(visits, (-1, 1)))
+    ages_P_X = np.where(timed_X, _passes(state, updates_P)[:, None], visits)
     return np.asarray(np.exp(ages_P_X * np.log(discounts_X)))
 
 
-def _chosen(state: State, visits: Floats | float, updates_P: Floats) -> Floats:
-    return _kept(state, visits, updates_P, state["discount"], state["timed"])[:, 0]
-
-
-def _past(state: State, visits: int, at_P: Floats, discounts_X: Floats, timed_X: Floats) -> tuple[Floats, Floats]:
+def _past(
+    state: State, visits: int, at_P: Floats | float, discounts_X: Floats, timed_X: Floats
+) -> tuple[Floats, Floats]:
     latest, older = (_kept(state, visits + k - 1, at_P - state[f"seen_{k}"], discounts_X, timed_X) for k in (1, 2))
     successes, rollouts = (
         latest * state[f"{kind}_1"][:, None] + older * (state[f"{kind}_2"] + state[f"{kind}_old"])[:, None]
@@ -218,31 +197,28 @@ def _past(state: State, visits: int, at_P: Floats, discounts_X: Floats, timed_X:
     return successes, rollouts
 
 
-def _before(state: State, seen_at: Floats) -> tuple[Floats, Floats]:
-    """Return alpha and beta at update ``seen_at`` before its group is seen, each (P,)."""
-    past = _past(state, 1, seen_at, state["discount"], state["timed"])
+def _before(state: State, now: float) -> tuple[Floats, Floats]:
+    """Return alpha and beta at update ``now`` before its group is seen, each (P,)."""
+    past = _past(state, 1, now, state["discount"], state["timed"])
     successes, rollouts = (values[:, 0] for values in past)
     weight = np.where(state["rollouts_1"] > 0, state["weight"], 1.0)
     alpha, beta = state["prior"]
     return weight * alpha + successes, weight * beta + rollouts - successes
 
 
-def _text_weights(state: State) -> Floats:
-    return state["text_weights"].reshape(len(TEXT_DISCOUNTS_K), -1)
-
-
-def _of_text(state: State, visits: int, at: Floats) -> tuple[Floats, Floats]:
+def _of_text(state: State, visits: int, at: float) -> tuple[Floats, Floats]:
     """Return successes and rollouts by each discount beside a text's mean, (K, P), 0 without a visit."""
     successes_P_K, rollouts_P_K = _past(state, visits, at, TEXT_DISCOUNTS_K, np.ones(len(TEXT_DISCOUNTS_K)))
     return successes_P_K.T, rollouts_P_K.T
 
 
-def _forecasts(state: State, at: Floats) -> tuple[Floats, Floats]:
+def _forecasts(state: State, at: float) -> tuple[Floats, Floats]:
     """Return alpha and beta of every forecast at update ``at`` before its groups are seen, (C, P)."""
     alpha, beta = _before(state, at)
     if "features" not in state:
         return alpha[None], beta[None]
-    of_text = predicted(_text_weights(state), state["features"]), *_of_text(state, 1, at)
+    weights_K_W = state["text_weights"].reshape(len(TEXT_DISCOUNTS_K), -1)
+    of_text = predicted(weights_K_W, state["features"]), *_of_text(state, 1, at)
     mean_C_P, successes_C_P, rollouts_C_P = (np.tile(each_K_P, (len(TEXT_WEIGHTS), 1)) for each_K_P in of_text)
     weight_C_1 = np.repeat(TEXT_WEIGHTS, len(TEXT_DISCOUNTS_K))[:, None]
     alpha_C_P = weight_C_1 * mean_C_P + successes_C_P
@@ -250,32 +226,20 @@ def _forecasts(state: State, at: Floats) -> tuple[Floats, Floats]:
     return np.vstack([alpha, alpha_C_P]), np.vstack([beta, beta_C_P])
 
 
-def _remembered(state: State, successes: Floats, rollouts: Floats, generated_at: Floats) -> State:
-    """Return the visits with one more: the two latest apart, the others summed."""
-    new = {"successes": successes, "rollouts": rollouts, "seen": generated_at}
-    is_first, is_second = ((state[f"rollouts_{k}"] == 0) | (generated_at >= state[f"seen_{k}"]) for k in (1, 2))
-    kept: State = {}
-    third: State = {}
-    for kind, value in new.items():
-        first, second = state[f"{kind}_1"], state[f"{kind}_2"]
-        kept[f"{kind}_1"] = np.where(is_first, value, first)
-        kept[f"{kind}_2"] = np.where(is_first, first, np.where(is_second, value, second))
-        third[kind] = np.where(is_first | is_second, second, value)
-    of_old = _chosen(state, 1.0 * (is_first | is_second), kept["seen_2"] - state["seen_2"])
-    of_third = _chosen(state, 1, kept["seen_2"] - third["seen"])
-    return kept | {f"{kind}_old": of_old * state[f"{kind}_old"] + of_third * third[kind] for kind in _COUNTED}
-
-
-def _negative_risk(alpha: Floats, total: Floats, successes_V: Floats, rollouts_V: Floats) -> Floats:
+def _negative_risk(past: State, visits: int, at_V: Floats | float, successes_V: Floats, rollouts_V: Floats) -> Floats:
     """Return minus the estimated squared error of each pair's means, summed over the V groups: (W, X).
 
-    alpha, total: (V, W, X), alpha and alpha + beta before the groups are seen.
+    The past is discounted to ``at_V``, ``visits`` after the last one.
     """
+    past_successes_V_X, past_rollouts_V_X = _past(past, visits, at_V, DISCOUNTS_X, TIMED_X)
+    alpha_V_W_X = PRIOR_WEIGHTS_W[:, None] * past["prior"][0] + past_successes_V_X[:, None]
+    total_V_W_X = PRIOR_WEIGHTS_W[:, None] * past["prior"].sum() + past_rollouts_V_X[:, None]
     share_V = successes_V / rollouts_V
     seen_V = np.where(rollouts_V > 1, rollouts_V, 0)  # a single rollout judges the mean before it
     noise_V = share_V * (1 - share_V) / np.maximum(rollouts_V - 1, 1)  # 0 for a single one
-    inverse = 1 / (total + seen_V[:, None, None])
-    error = (alpha - share_V[:, None, None] * total) * inverse  # (alpha + successes) / (total + rollouts) - share
+    inverse = 1 / (total_V_W_X + seen_V[:, None, None])
+    # (alpha + successes) / (total + rollouts) - share
+    error = (alpha_V_W_X - share_V[:, None, None] * total_V_W_X) * inverse
     # Sum of error^2 - (1 - 2 rollouts / total) noise; products and sums at once, as this is most of a step's time.
     shrunk_W_X = np.tensordot(2 * rollouts_V * noise_V, inverse, axes=1)
     return np.asarray(noise_V.sum() - shrunk_W_X - np.einsum("vwx,vwx->wx", error, error))

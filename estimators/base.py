@@ -8,14 +8,15 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.estimators.parameters import check
+from openrlhf_dbb.estimators.registry import Registry, check
+from openrlhf_dbb.estimators.registry import parameter as parameter
 
 Floats = NDArray[np.float64]
 State = dict[str, Floats]
 """A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
 
 For an estimator that reads texts the caller may add "features", which are not stored:
-:func:`openrlhf_dbb.estimators.text_features.text_features`.
+:func:`openrlhf_dbb.estimators.text_prior.text_features`.
 """
 
 Support = Literal["binary", "unit", "real"]
@@ -32,13 +33,20 @@ class Estimate:
     Attributes:
         mean: shape (P,), in reward units.
         variance: shape (P,), >= 0, of ONE reward (not of ``mean``).
-        without_each: shape (P, G), the mean had a rollout not been seen; NaN where nothing else is known. None unless
-            :meth:`RewardEstimator.observe` was asked for it.
+        without_each: shape (P, G), the mean had a rollout not been seen; NaN where nothing else is known.
     """
 
     mean: Floats
     variance: Floats
     without_each: Floats | None = dataclasses.field(default=None, repr=False)
+
+    @classmethod
+    def bernoulli(cls, alpha: Floats, beta: Floats) -> "Estimate":
+        """Return the estimate of a success probability ``alpha / (alpha + beta)``, for rewards 0 and 1."""
+        total = alpha + beta
+        # Not mean * (1 - mean): that is exactly 0 after some 50 zero-variance groups at discount 0.5.
+        mean, failure = alpha / total, beta / total
+        return cls(mean, mean * failure)
 
     @property
     def baseline(self) -> Floats:
@@ -60,7 +68,7 @@ class RewardSupportError(ValueError):
 class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
-    An estimator is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, become
+    An estimator is a frozen dataclass. Its fields, made by :func:`openrlhf_dbb.estimators.registry.parameter`, become
     the command line's flags ``--NAME.FIELD``. The object learns nothing: the caller keeps, stores and rolls back a
     ``State``, with numbers for each prompt and for the whole run (a prior that all prompts share, a clock).
 
@@ -75,10 +83,11 @@ class RewardEstimator(ABC):
     # independent of the rollouts that it scores (SPO, RAE).
     reads: ClassVar[Literal["after", "before"]] = "after"
     min_rollouts: ClassVar[int] = 1  # the smallest group that can yield an advantage
-    never_collapses: ClassVar[bool] = False  # the variance is > 0 whatever the rewards were
-    fits_prior: ClassVar[bool] = False  # a fixed prior pushes all answers down where successes are rare
     wide_clip: ClassVar[bool] = False  # methods widen the clip range, as the paper does for DBB
     reads_texts: ClassVar[bool] = False  # the methods read state["features"], if the caller gives them
+    state_fields: ClassVar[tuple[str, ...]] = ()  # names of the numbers to keep for each prompt, stored in this order
+    shared_fields: ClassVar[tuple[str, ...]] = ()  # names of the vectors to keep for the whole run
+    support: ClassVar[Support] = "real"  # rewards that observe accepts
 
     def __post_init__(self) -> None:
         check(self)
@@ -88,21 +97,6 @@ class RewardEstimator(ABC):
         """The estimator whose state a run keeps, and whose forecast strategies draw by: by default this one."""
         return self
 
-    @property
-    def state_fields(self) -> tuple[str, ...]:
-        """Names of the numbers to keep for each prompt, stored in this order; may be a class attribute."""
-        return ()
-
-    @property
-    def shared_fields(self) -> tuple[str, ...]:
-        """Names of the vectors to keep for the whole run; may be a class attribute."""
-        return ()
-
-    @property
-    def support(self) -> Support:
-        """Rewards that :meth:`observe` accepts; may be a class attribute."""
-        return "real"
-
     def initial_state(self, num_prompts: int) -> State:
         """Return the state before any rollout; by default 0 per prompt."""
         return {field: np.zeros(num_prompts) for field in self.state_fields}
@@ -111,20 +105,13 @@ class RewardEstimator(ABC):
     def update(self, state: State, rewards_P_G: Floats) -> State:
         """Return the state after one more visit of every prompt, in one step of the policy."""
 
-    def update_late(self, state: State, rewards_P_G: Floats, lag_P: Floats) -> State:
-        """As :meth:`update`, where an earlier policy than this step's generated at least one group.
-
-        ``lag_P`` (P,) are the steps between the two policies, >= 0. By default a late group is a visit like any other.
-        For an estimator that counts updates it belongs to update ``g = now - lag``, in whatever order it is observed.
-        """
-        return self.update(state, rewards_P_G)
-
     def known(self, state: State, rewards_P_G: Floats) -> State:
         """Return the state after outcomes that were measured before the training; they may be fractions.
 
         They count as a visit of update 0, and time does not move: the shared field "clock" stays.
         """
-        after = state | self.update_late(state, rewards_P_G, np.ones(len(rewards_P_G)))
+        before = state | {"clock": state["clock"] - [1, 0]} if "clock" in state else state
+        after = state | self.update(before, rewards_P_G)
         if "clock" in state:
             after["clock"] = state["clock"]
         return after | self.learn(after)
@@ -138,10 +125,7 @@ class RewardEstimator(ABC):
         return {}
 
     def predictive(self, state: State) -> tuple[Floats, Floats] | None:
-        """Return (alpha, beta), each (P,) and > 0: the next visit's success probability is Beta(alpha, beta).
-
-        None if the estimator has no such distribution.
-        """
+        """Return (alpha, beta), each (P,) and > 0, of the Beta of the next success probability; None without one."""
         return None
 
     def can_predict(self) -> bool:
@@ -161,57 +145,37 @@ class RewardEstimator(ABC):
         With c the share of one of N rollouts in the mean, ``group_weight / N``, it is ``(mean - c X) / (1 - c)``,
         (P, G); NaN for a missing rollout, and where c = 1. None if :meth:`group_weight` is None.
         """
-        seen = ~np.isnan(rewards_P_G)
-        if self.reads == "before":
-            return np.where(seen, estimate.mean[:, None], np.nan)
         weight = self.group_weight(state, rewards_P_G)
         if weight is None:
             return None
         share = (weight / counts(rewards_P_G)[1])[:, None]
         rest = np.full(np.shape(rewards_P_G), np.nan)
-        return np.divide(estimate.mean[:, None] - share * rewards_P_G, 1 - share, out=rest, where=seen & (share < 1))
+        return np.divide(estimate.mean[:, None] - share * rewards_P_G, 1 - share, out=rest, where=share < 1)
 
     def can_leave_one_out(self) -> bool:
         """Return whether :meth:`mean_without_each` gives a mean."""
         state, rewards_P_G = self.initial_state(1), np.array([[1.0, 0.0]])
         return self.mean_without_each(state, rewards_P_G, Estimate(np.ones(1), np.ones(1))) is not None
 
-    def observe(
-        self,
-        state: State,
-        rewards_P_G: Floats,
-        lag_P: Floats | None = None,
-        *,
-        leave_one_out: bool = False,
-    ) -> tuple[State, Estimate]:
+    def observe(self, state: State, rewards_P_G: Floats, *, leave_one_out: bool = False) -> tuple[State, Estimate]:
         """Check a group of rollouts, update, and read in the order that the estimator declares.
 
-        Call it once per policy step, with all groups of the step.
-
-        Args:
-            lag_P: as in :meth:`update_late`. A fraction if several policies generated a group. None: all 0.
-            leave_one_out: True to fill in the estimate's ``without_each``.
+        Call it once per policy step, with all groups of the step. ``leave_one_out`` fills in ``without_each``.
 
         Raises:
             RewardSupportError: a reward is outside ``support`` (or infinite).
-            ValueError: shapes do not match, a prompt has no reward at all, or a lag is negative or not finite.
+            ValueError: shapes do not match, or a prompt has no reward at all.
         """
         for field in (*self.state_fields, "features"):
             if field in state and len(rewards_P_G) != len(state[field]):
                 raise ValueError(f"rewards have {len(rewards_P_G)} rows, the state {len(state[field])} prompts")
         new_state = {field: values.copy() for field, values in state.items()}
         rows = np.arange(len(rewards_P_G))
-        estimate = self.observe_at(new_state, rows, rewards_P_G, lag_P, leave_one_out=leave_one_out)
+        estimate = self.observe_at(new_state, rows, rewards_P_G, leave_one_out=leave_one_out)
         return new_state, estimate
 
     def observe_at(
-        self,
-        state: State,
-        prompts: NDArray[np.int64],
-        rewards_P_G: Floats,
-        lag_P: Floats | None = None,
-        *,
-        leave_one_out: bool = False,
+        self, state: State, prompts: NDArray[np.int64], rewards_P_G: Floats, *, leave_one_out: bool = False
     ) -> Estimate:
         """:meth:`observe` for some of the prompts of a larger state, which is updated in place.
 
@@ -221,11 +185,8 @@ class RewardEstimator(ABC):
         """
         rewards_P_G = np.asarray(rewards_P_G, dtype=np.float64)
         self.check(rewards_P_G)
-        lag_P = np.zeros(len(rewards_P_G)) if lag_P is None else np.asarray(lag_P, dtype=np.float64)
-        if lag_P.shape != (len(rewards_P_G),) or not (np.isfinite(lag_P) & (lag_P >= 0)).all():
-            raise ValueError(f"lag = {lag_P} is not a finite number >= 0 for each of {len(rewards_P_G)} groups")
         before = self.state_at(state, prompts)
-        after = self.update_late(before, rewards_P_G, lag_P) if lag_P.any() else self.update(before, rewards_P_G)
+        after = self.update(before, rewards_P_G)
         estimate = self.estimate(after if self.reads == "after" else before, rewards_P_G)
         if leave_one_out:
             without_P_G = self.mean_without_each(after, rewards_P_G, estimate)
@@ -272,31 +233,22 @@ class RewardEstimator(ABC):
             raise RewardSupportError(row, column, float(rewards_P_G[row, column]), allowed)
 
 
+ESTIMATORS: Registry[RewardEstimator] = Registry(
+    "estimator", RewardEstimator, __package__, __package__, predicted_prior="auto"
+)
+register = ESTIMATORS.register
+
+
 class BetaPosterior(RewardEstimator):
     """Keeps a Beta posterior of each prompt as ``alpha`` and ``beta``; for rewards 0 and 1."""
 
-    never_collapses: ClassVar[bool] = True
-
-    @property
-    def support(self) -> Support:
-        return "binary"
+    support: ClassVar[Support] = "binary"
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
-        return bernoulli(state["alpha"], state["beta"])
+        return Estimate.bernoulli(state["alpha"], state["beta"])
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         return counts(rewards_P_G)[1] / (state["alpha"] + state["beta"])
-
-
-def latest(seen_at_P: Floats, generated_at_P: Floats, never_P: NDArray[np.bool_]) -> Floats:
-    """Return the greatest g with one more group; ``never_P``: there was none before."""
-    return np.where(never_P, generated_at_P, np.maximum(seen_at_P, generated_at_P))
-
-
-def passes(state: State, updates_P: Floats) -> Floats:
-    """Return a number of policy updates in passes over the prompts, by the shared fields ``clock`` and ``prompts``."""
-    updates, groups = state["clock"]
-    return np.asarray(updates_P * groups / np.maximum(updates * state["prompts"], 1))
 
 
 def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:
@@ -305,11 +257,3 @@ def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:
     if not np.isnan(successes).any():
         return successes, np.full(len(rewards_P_G), float(rewards_P_G.shape[1]))
     return np.nansum(rewards_P_G, axis=1), np.sum(~np.isnan(rewards_P_G), axis=1, dtype=np.float64)
-
-
-def bernoulli(alpha: Floats, beta: Floats) -> Estimate:
-    """Return the estimate of a success probability ``alpha / (alpha + beta)``, for rewards 0 and 1."""
-    total = alpha + beta
-    # Not mean * (1 - mean): that is exactly 0 after some 50 zero-variance groups at discount 0.5.
-    mean, failure = alpha / total, beta / total
-    return Estimate(mean, mean * failure)

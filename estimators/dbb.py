@@ -3,9 +3,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, Support, counts
-from openrlhf_dbb.estimators.parameters import parameter
-from openrlhf_dbb.estimators.registry import register
+from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, Support, counts, parameter, register
 
 
 @register
@@ -39,7 +37,7 @@ class DiscountedBetaBernoulli(BetaPosterior):
     state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta")
 
     @property
-    def support(self) -> Support:
+    def support(self) -> Support:  # type: ignore[override]
         return "unit" if self.partial_credit else "binary"
 
     def initial_state(self, num_prompts: int) -> State:
@@ -49,16 +47,15 @@ class DiscountedBetaBernoulli(BetaPosterior):
         }
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        successes, rollouts = counts(rewards_P_G)
-        return {
-            "alpha": _floored(self.discount * state["alpha"] + successes),
-            "beta": _floored(self.discount * state["beta"] + (rollouts - successes)),
-        }
+        return faded(state, self.discount, *counts(rewards_P_G))
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
-        return _floored(self.discount * state["alpha"]), _floored(self.discount * state["beta"])
+        before = faded(state, self.discount)
+        return before["alpha"], before["beta"]
 
 
-def _floored(counted: Floats) -> Floats:
+def faded(state: State, discount: float, successes: Floats | float = 0.0, rollouts: Floats | float = 0.0) -> State:
+    """Return the discounted counts with those of one more group."""
     # 1,074 zero-variance groups at discount 0.5 would underflow to 0.
-    return np.asarray(np.maximum(counted, np.finfo(float).tiny))
+    kept = {"alpha": discount * state["alpha"] + successes, "beta": discount * state["beta"] + (rollouts - successes)}
+    return {name: np.maximum(counted, np.finfo(float).tiny) for name, counted in kept.items()}

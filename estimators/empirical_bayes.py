@@ -3,8 +3,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
-from openrlhf_dbb.estimators.registry import register
+from openrlhf_dbb.estimators.base import Estimate, Floats, RewardEstimator, State, Support, counts, register
 
 WEIGHT = 2.0  # of the prior, in rollouts, where it cannot be estimated
 _WEAKEST, _STRONGEST = 0.05, 1e3  # its limits
@@ -39,7 +38,6 @@ class EmpiricalBayes(RewardEstimator):
     name: ClassVar[str] = "empirical_bayes"
     support: ClassVar[Support] = "unit"
     shared_fields: ClassVar[tuple[str, ...]] = ("moments", "prior")
-    never_collapses: ClassVar[bool] = True
 
     def initial_state(self, num_prompts: int) -> State:
         return {"moments": np.zeros(4), "prior": np.ones(2)}
@@ -51,7 +49,7 @@ class EmpiricalBayes(RewardEstimator):
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         successes, rollouts = counts(rewards_P_G)
         alpha, beta = state["prior"]
-        return bernoulli(alpha + successes, beta + rollouts - successes)
+        return Estimate.bernoulli(alpha + successes, beta + rollouts - successes)
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         rollouts = counts(rewards_P_G)[1]

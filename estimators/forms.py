@@ -4,7 +4,6 @@ X is a reward, p and v are the estimated mean and variance of one reward.
 """
 
 import math
-from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import numpy as np
@@ -13,8 +12,8 @@ from openrlhf_dbb.estimators.base import Estimate, Floats
 from openrlhf_dbb.estimators.registry import Registry
 
 
-class Form(ABC):
-    """Turns rewards and an estimate into advantages."""
+class Form:
+    """Turns rewards and an estimate into advantages: ``(X - baseline) / scale``, unless :meth:`advantages` differs."""
 
     name: ClassVar[str]
     formula: ClassVar[str]  # the advantage in a few words
@@ -22,15 +21,14 @@ class Form(ABC):
     # over the batch's tokens and divides by their standard deviation.
     whitened: ClassVar[bool] = False
     sums_to_zero: ClassVar[bool] = False  # the advantages of a step sum to 0, which weights of the rollouts then keep
-    reads_estimate: ClassVar[bool] = True  # False: only the step's rewards count
     leave_one_out: ClassVar[bool] = False  # advantages needs the estimate's without_each
 
-    @abstractmethod
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         """Return the advantages of the optimized rewards, shape (P, G); 0 for a missing rollout (NaN)."""
+        return _scaled(rewards_P_G, estimate, self.scale(estimate))
 
     def scale(self, estimate: Estimate) -> Floats:
-        """Return what the advantages are divided by, (P,), for the store: ``advantage = (X - baseline) / scale``."""
+        """Return what the advantages are divided by, (P,); where it is 0 they are 0."""
         return np.ones(len(estimate.mean))
 
 
@@ -50,8 +48,12 @@ def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
 
 def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
     """Return ``(X - baseline) / sqrt(v)``, shape (P, G); 0 where :func:`centered` is, and where the variance is 0."""
-    spread = np.sqrt(estimate.variance)[:, None]
-    return np.divide(centered(rewards_P_G, estimate), spread, out=np.zeros(np.shape(rewards_P_G)), where=spread > 0)
+    return _scaled(rewards_P_G, estimate, np.sqrt(estimate.variance))
+
+
+def _scaled(rewards_P_G: Floats, estimate: Estimate, scale_P: Floats) -> Floats:
+    scale_P_1, out = scale_P[:, None], np.zeros(np.shape(rewards_P_G))
+    return np.divide(centered(rewards_P_G, estimate), scale_P_1, out=out, where=scale_P_1 > 0)
 
 
 @register
@@ -60,9 +62,6 @@ class GroupNorm(Form):
 
     name: ClassVar[str] = "group_norm"
     formula: ClassVar[str] = "(X - p) / sqrt(variance)"
-
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
-        return standardized(rewards_P_G, estimate)
 
     def scale(self, estimate: Estimate) -> Floats:
         return np.sqrt(estimate.variance)
@@ -75,12 +74,9 @@ class DrGrpo(Form):
     name: ClassVar[str] = "dr_grpo"
     formula: ClassVar[str] = "X - p"
 
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
-        return centered(rewards_P_G, estimate)
-
 
 @register
-class BatchCentered(DrGrpo):
+class BatchCentered(Form):
     """``X - p`` minus its mean over the step's rollouts: the advantages of a step sum to 0.
 
     Source: our own; ``docs/history.md`` says why, ``python -m study rare`` measures it.
@@ -108,7 +104,6 @@ class BatchMean(BatchCentered):
 
     name: ClassVar[str] = "batch_mean"
     formula: ClassVar[str] = "X - mean of the step's rewards"
-    reads_estimate: ClassVar[bool] = False
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         return super().advantages(rewards_P_G, Estimate(np.zeros(len(rewards_P_G)), estimate.variance))
@@ -132,11 +127,11 @@ class Rloo(Form):
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         if estimate.without_each is None:  # the mean as baseline would be dr_grpo, in silence
             raise ValueError("form 'rloo' needs the mean without each rollout; observe with leave_one_out=True")
-        return centered(rewards_P_G, estimate)
+        return super().advantages(rewards_P_G, estimate)
 
 
 @register
-class ReinforceBaseline(DrGrpo):
+class ReinforceBaseline(Form):
     """``X - p`` here; the trainer then whitens over all response tokens of the batch.
 
     Source: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), the variant with a baseline.
@@ -160,11 +155,6 @@ class MaxRl(Form):
     name: ClassVar[str] = "max_rl"
     formula: ClassVar[str] = "(X - p) / p"
 
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
-        mean = estimate.mean[:, None]
-        advantages = np.zeros(np.shape(rewards_P_G))
-        return np.divide(centered(rewards_P_G, estimate), mean, out=advantages, where=mean > 0)
-
     def scale(self, estimate: Estimate) -> Floats:
         return estimate.mean
 
@@ -186,26 +176,15 @@ class Bnpo(Form):
     name: ClassVar[str] = "bnpo"
     formula: ClassVar[str] = "(X - p) / Beta density at p, fitted to the batch"
 
-    def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+    def scale(self, estimate: Estimate) -> Floats:
         p = estimate.mean
         if ((p < 0) | (p > 1)).any():
-            raise ValueError(
-                f"form 'bnpo' needs means in [0, 1], got {p.min():g} to {p.max():g}; leave out penalties, use an "
-                "estimator of scores, or another form"
-            )
-        return centered(rewards_P_G, estimate) * _inverse_density(p)[:, None]
-
-    def scale(self, estimate: Estimate) -> Floats:
-        return 1 / _inverse_density(estimate.mean)
-
-
-def _inverse_density(p: Floats) -> Floats:
-    if len(p) < 2 or np.ptp(p) < 1e-6:  # nor would lgamma have enough digits
-        return np.ones(len(p))
-    mean = p.mean()
-    total = max(mean * (1 - mean) / p.var(ddof=1) - 1, 0.0) / 3  # (a + b) / 3
-    a, b = total * mean, total * (1 - mean)
-    scale = math.lgamma(2 + total) - math.lgamma(1 + a) - math.lgamma(1 + b)
-    inside = np.clip(p, np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # no log of 0
-    log_density = scale + a * np.log(inside) + b * np.log1p(-inside)
-    return np.exp(np.minimum(-log_density, math.log(1e6)))
+            raise ValueError(f"form 'bnpo' needs means in [0, 1], got {p.min():g} to {p.max():g}; use another form")
+        if len(p) < 2 or np.ptp(p) < 1e-6:  # nor would lgamma have enough digits
+            return np.ones(len(p))
+        mean = p.mean()
+        total = max(mean * (1 - mean) / p.var(ddof=1) - 1, 0.0) / 3  # (a + b) / 3
+        a, b = total * mean, total * (1 - mean)
+        constant = math.lgamma(2 + total) - math.lgamma(1 + a) - math.lgamma(1 + b)
+        inside = np.clip(p, np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # no log of 0
+        return np.exp(np.maximum(constant + a * np.log(inside) + b * np.log1p(-inside), -math.log(1e6)))

@@ -3,9 +3,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import Estimate, Floats, RewardEstimator, State, counts
-from openrlhf_dbb.estimators.parameters import parameter
-from openrlhf_dbb.estimators.registry import register
+from openrlhf_dbb.estimators.base import Estimate, Floats, RewardEstimator, State, counts, parameter, register
 
 _RESOLUTION = 1e-10  # least standard deviation, in units of the mean
 
@@ -39,7 +37,6 @@ class DiscountedGaussian(RewardEstimator):
 
     name: ClassVar[str] = "gaussian"
     state_fields: ClassVar[tuple[str, ...]] = ("weight", "mean", "spread")
-    never_collapses: ClassVar[bool] = True
 
     def initial_state(self, num_prompts: int) -> State:
         return {

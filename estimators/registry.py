@@ -1,14 +1,43 @@
+import dataclasses
 import importlib
 import pkgutil
 import sys
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from openrlhf_dbb.estimators.base import RewardEstimator
-from openrlhf_dbb.estimators.parameters import parameter_fields
-
 _Base = TypeVar("_Base")
 _Class = TypeVar("_Class", bound=type[Any])
+
+
+def parameter(default: Any, help: str, *, within: str = "", choices: Sequence[str] = ()) -> Any:
+    """Return a dataclass field with a default, a help line and the values that it allows.
+
+    Args:
+        help: one line, without the default; the command line shows it.
+        within: the allowed interval, such as "(0, 1]" or "[0, inf)". A round bracket excludes its end.
+        choices: the allowed values, if the parameter is a text.
+    """
+    metadata = {"help": help, "within": within, "choices": tuple(choices)}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def parameter_fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
+    """Return the parameters of a class: its dataclass fields, if it has any."""
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def check(owner: Any) -> None:
+    """Raise ValueError, "NAME.FIELD = VALUE is not in (0, 1]", for the first parameter out of its range."""
+    for field in dataclasses.fields(owner):
+        value, within, choices = (getattr(owner, field.name), *map(field.metadata.get, ("within", "choices")))
+        if within:
+            low, high = (float(end) for end in within[1:-1].split(","))
+            inside = isinstance(value, (int, float)) and low <= value <= high  # False for NaN
+            if not inside or (value == low and within[0] == "(") or (value == high and within[-1] == ")"):
+                raise ValueError(f"{owner.name}.{field.name} = {value!r} is not in {within}")
+        if choices and value not in choices:
+            raise ValueError(f"{owner.name}.{field.name} = {value!r} is none of {', '.join(choices)}")
 
 
 class Registry(Generic[_Base]):
@@ -74,21 +103,10 @@ class Registry(Generic[_Base]):
         fields = [field.name for field in parameter_fields(cls)]
         unknown = sorted(set(parameters) - set(fields))
         if unknown:
-            raise ValueError(
-                f"{self._kind} {name!r} has no parameter {unknown[0]!r}; it has: {', '.join(fields) or 'none'}"
-            )
+            raise ValueError(f"{self._kind} {name!r} has no parameter {unknown[0]!r}; it has: {', '.join(fields)}")
         return cls(**parameters)
 
     def _checked(self, cls: object, origin: str) -> type[_Base]:
         if not (isinstance(cls, type) and issubclass(cls, self._base) and hasattr(cls, "name")):
-            raise ValueError(
-                f"{self._kind} {origin} is {cls!r}, not a subclass of {self._package}.{self._base.__name__} with a name"
-            )
+            raise ValueError(f"{self._kind} {origin} is {cls!r}, not a subclass of {self._base.__name__} with a name")
         return cls
-
-
-ESTIMATORS: Registry[RewardEstimator] = Registry(
-    "estimator", RewardEstimator, __package__, __package__, predicted_prior="auto"
-)
-register, available, get, build = ESTIMATORS.register, ESTIMATORS.available, ESTIMATORS.get, ESTIMATORS.build
-check_stored = ESTIMATORS.check_stored

@@ -3,23 +3,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import Estimate, Floats, RewardEstimator, State, Support, bernoulli, counts
-from openrlhf_dbb.estimators.parameters import parameter
-from openrlhf_dbb.estimators.registry import build, register
+from openrlhf_dbb.estimators.base import ESTIMATORS, Estimate, Floats, RewardEstimator, State, Support, counts, register
+from openrlhf_dbb.estimators.registry import parameter
 
 
 @dataclass(frozen=True)
 class GroupAlone(RewardEstimator):
-    """An estimator that scores a group by itself. The run remembers all groups by another estimator, ``memory``.
-
-    The memory changes no advantage. It makes the history that people look at, warm starts and strategies that draw.
-    """
+    """Scores a group by itself. The run remembers all groups by another estimator, which changes no advantage."""
 
     memory: str = parameter("auto", "what keeps posteriors", choices=("auto", "predicted_prior", "dbb", "gaussian"))
 
     @property
     def belief(self) -> RewardEstimator:
-        return build(self.memory)
+        return ESTIMATORS.build(self.memory)
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
         return {}
@@ -68,11 +64,10 @@ class LaplaceSmoothing(GroupAlone):
 
     name: ClassVar[str] = "laplace"
     support: ClassVar[Support] = "unit"
-    never_collapses: ClassVar[bool] = True
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         successes, rollouts = counts(rewards_P_G)
-        return bernoulli(successes + self.smoothing, rollouts - successes + self.smoothing)
+        return Estimate.bernoulli(successes + self.smoothing, rollouts - successes + self.smoothing)
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         rollouts = counts(rewards_P_G)[1]
@@ -108,24 +103,16 @@ class MovingAverage(RewardEstimator):
         successes, rollouts = counts(rewards_P_G)
         visits = state["visits"] + 1
         # In this form the average of equal group means is exact: 1 stays 1.
-        mean = state["mean"] + self._weight(visits) * (successes / rollouts - state["mean"])
+        mean = state["mean"] + self.group_weight({"visits": visits}, rewards_P_G) * (
+            successes / rollouts - state["mean"]
+        )
         return {"mean": mean, "visits": visits}
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         return Estimate(state["mean"], state["mean"] * (1 - state["mean"]))
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
-        return self._weight(state["visits"])
+        return np.where(state["visits"] == 1, 1.0, 1 - self.discount)
 
-    def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> Floats | None:
-        rest = super().mean_without_each(state, rewards_P_G, estimate)
-        if rest is None or self.reads == "before":
-            return rest
-        # A group's mean has the same weight for any number of rollouts, down to one.
-        successes, rollouts = (column[:, None] for column in counts(rewards_P_G))
-        moved = (rewards_P_G - successes / rollouts) / np.maximum(rollouts - 1, 1)
-        weight = self.group_weight(state, rewards_P_G)[:, None]
-        return np.where(rollouts > 1, estimate.mean[:, None] - weight * moved, rest)
-
-    def _weight(self, visits: Floats) -> Floats:
-        return np.where(visits == 1, 1.0, 1 - self.discount)
+    def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> None:
+        """Return None: a group's mean weighs the same for any number of rollouts, so the formula does not hold."""

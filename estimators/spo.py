@@ -3,9 +3,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts
-from openrlhf_dbb.estimators.parameters import parameter
-from openrlhf_dbb.estimators.registry import register
+from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts, parameter, register
+from openrlhf_dbb.estimators.dbb import faded
 
 
 @register
@@ -17,9 +16,6 @@ class Spo(BetaPosterior):
 
         mean = alpha / (alpha + beta)            variance = alpha * beta / (alpha + beta)^2, of ONE reward
         alpha <- rho * alpha + S                 beta <- rho * beta + N - S
-
-    rho is constant here. SPO lowers it, down to 0.875, with the KL divergence of the policy from that of the prompt's
-    last visit; at small learning rates the divergence is near 0, and SPO's rho is at its upper bound, the default.
 
     A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation; the public code begins after one
     with 8 rollouts at the measured rate (``--data.pass_rate_attempts 8``).
@@ -40,12 +36,7 @@ class Spo(BetaPosterior):
         return {"alpha": np.full(num_prompts, 0.5), "beta": np.full(num_prompts, 0.5)}
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        successes, rollouts = counts(rewards_P_G)
-        least = np.finfo(float).tiny  # the count of what never happens would underflow to 0
-        return {
-            "alpha": np.maximum(self.rho * state["alpha"] + successes, least),
-            "beta": np.maximum(self.rho * state["beta"] + (rollouts - successes), least),
-        }
+        return faded(state, self.rho, *counts(rewards_P_G))
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
         return state["alpha"], state["beta"]

@@ -1,20 +1,64 @@
-"""Prior means that are predicted from the prompts' texts, and the score by which forecasts are judged.
+"""Features of prompts from their texts alone, prior means that a regression predicts from them, and their score.
 
-Axes: K regressions, P prompts, D features, W = D + 1 weights, S prompts with counts, C forecasts.
+Axes: K regressions, P prompts, D features, W = D + 1 weights, S prompts with counts, C forecasts, B bytes of texts.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from openrlhf_dbb.estimators.base import Floats
 
+BUCKETS = 128
+WIDTH = BUCKETS + 1  # D of the text features
+
+_BEGIN, _END = b"\x02", b"\x03"
+# How long a number is tells more of its difficulty than which digits it has.
+_DIGITS_ALIKE = bytes.maketrans(b"0123456789", b"0000000000")
+_CHUNK = 1024  # texts at a time, for the memory
 RIDGE = 0.1  # 1 / variance that the logits between prompts are expected to have, however many features there are
-LOWEST, HIGHEST = 0.005, 0.995  # bounds of a predicted mean
-_HALVINGS = 20
+
+
+def text_features(texts: Sequence[str]) -> Floats:
+    """Return signed hashes of the n-grams of 1 to 3 bytes of each text, and the logarithm of its length.
+
+    Each n-gram of the UTF-8 text between a begin and an end mark, with 0 in place of every digit, adds 1 or -1 to one
+    of 128 buckets; a fixed hash gives both. A text's buckets are then scaled to the norm 1. The last column is
+    log(1 + bytes).
+
+    Source: feature hashing, arXiv:0902.2206; the mixing of the bits is that of SplitMix64.
+    """
+    parts = [_features(texts[start : start + _CHUNK]) for start in range(0, len(texts), _CHUNK)]
+    return np.concatenate([np.empty((0, WIDTH)), *parts])
+
+
+def _features(texts: Sequence[str]) -> Floats:
+    encoded = [_BEGIN + text.encode("utf-8", "surrogatepass").translate(_DIGITS_ALIKE) + _END for text in texts]
+    sizes = np.array([len(text) for text in encoded])
+    bytes_B = np.frombuffer(b"".join(encoded), dtype=np.uint8).astype(np.uint64)
+    text_B = np.repeat(np.arange(len(texts)), sizes)
+    counted = np.zeros(len(texts) * BUCKETS)
+    for n in (1, 2, 3):
+        count = max(len(bytes_B) - n + 1, 0)
+        gram = np.full(count, n, dtype=np.uint64)
+        for j in range(n):
+            gram = gram * np.uint64(256) + bytes_B[j : j + count]
+        whole = text_B[:count] == text_B[n - 1 : n - 1 + count]
+        hashed = gram[whole] + np.uint64(0x9E3779B97F4A7C15)
+        hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        hashed = hashed ^ (hashed >> np.uint64(31))
+        place = text_B[:count][whole] * BUCKETS + (hashed % np.uint64(BUCKETS)).astype(np.int64)
+        sign = 1.0 - 2.0 * (hashed >> np.uint64(63))
+        counted += np.bincount(place, sign, len(counted))
+    buckets = counted.reshape(-1, BUCKETS)
+    norm = np.linalg.norm(buckets, axis=1, keepdims=True)
+    return np.column_stack([buckets / np.maximum(norm, 1), np.log(sizes - 1)])
 
 
 def predicted(weights_K_W: Floats, features_P_D: Floats) -> Floats:
     """Return the mean that each regression predicts, (K, P), in [0.005, 0.995]; the last weight is the constant."""
-    return np.clip(_sigmoid(weights_K_W[:, :-1] @ features_P_D.T + weights_K_W[:, -1:]), LOWEST, HIGHEST)
+    return np.clip(_sigmoid(weights_K_W[:, :-1] @ features_P_D.T + weights_K_W[:, -1:]), 0.005, 0.995)
 
 
 def learned(weights_K_W: Floats, features_S_D: Floats, successes_K_S: Floats, rollouts_K_S: Floats) -> Floats:
@@ -63,7 +107,7 @@ def _fitted(x_S_W: Floats, weights: Floats, successes: Floats, rollouts: Floats,
     gradient = x_S_W.T @ (successes - rollouts * mean) - penalty * weights
     curvature = (x_S_W.T * (rollouts * mean * (1 - mean))) @ x_S_W + np.diag(penalty)
     step = np.linalg.solve(curvature, gradient)
-    for halvings in range(_HALVINGS):  # a full step may overshoot
+    for halvings in range(20):  # a full step may overshoot
         nearer = weights + 0.5**halvings * step
         if log_posterior(nearer) >= before - 1e-9 * abs(before):  # rounding
             return np.asarray(nearer)

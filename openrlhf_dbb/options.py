@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,11 +33,6 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(left)}")
         return namespace, left
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            self.error(f"unknown command {value!r}{did_you_mean(value, action.choices or ())}")
-        super()._check_value(action, value)
-
 
 def number(kind: type, least: float, most: float | None = None, *, above: bool = False) -> Callable[[str], Any]:
     """Return an argparse type: a number from ``least`` (not itself if ``above``) to ``most``."""
@@ -57,8 +51,6 @@ def number(kind: type, least: float, most: float | None = None, *, above: bool =
 
 def require_stack(command: str) -> None:
     """Raise UsageError if the training stack is not installed; imports nothing."""
-    if sys.version_info >= (3, 13):
-        raise UsageError(f"{command} needs the training stack, which is for Python 3.10 to 3.12")
     for name in _STACK:
         if importlib.util.find_spec(name) is None:
             raise UsageError(

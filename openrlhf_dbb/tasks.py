@@ -56,11 +56,8 @@ def examples(names: list[str] | None) -> list[tuple[str, str | None, str]]:
 
 
 def _ask(source: str, **request: Any) -> Any:
-    try:
-        with contextlib.closing(verifier_pool.VerifierPool(1, _MAKING_LIMIT_S, verifier_pool.TASK_WORKER)) as pool:
-            reply = pool.ask(request)
-    except RuntimeError as error:
-        raise UsageError(f"{source} needs the package reasoning-gym: pip install reasoning-gym ({error})") from error
+    with contextlib.closing(verifier_pool.VerifierPool(1, _MAKING_LIMIT_S, verifier_pool.TASK_WORKER)) as pool:
+        reply = pool.ask(request)
     if "rows" not in reply:
         raise UsageError(f"{source}: {reply['unverified']}")
     return reply["rows"]
@@ -127,8 +124,7 @@ def _settings(task: str, query: str) -> dict[str, Any]:
     from reasoning_gym.factory import DATASETS
 
     if task not in _names():
-        why = "cannot be verified" if task in _LEFT_OUT else f"is unknown{did_you_mean(task, _names())}"
-        raise UsageError(f"task {task!r} {why}; openrlhf-dbb tasks lists those that there are")
+        raise UsageError(f"unknown task {task!r}{did_you_mean(task, _names())}; openrlhf-dbb tasks lists all")
     defaults = dataclasses.asdict(DATASETS[task][1]())
     settings: dict[str, Any] = {"seed": 0}
     for part in filter(None, query.split("&")):

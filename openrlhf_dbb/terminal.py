@@ -1,22 +1,17 @@
-"""Makes texts of a store safe to show, and prints tables, with colour on a terminal."""
+"""Makes texts of a store safe to show, and prints tables."""
 
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from openrlhf_dbb.secrets import without_passwords
 
-TEXT_WIDTH = 60  # the most characters of a text, such as a prompt, in a table
-_LEAST = 12  # no text is cut to less to make a table fit
-_WIDEST = 10_000  # characters; wider than any table
-_GAP = 2
-_SHORTEST_TEMPLATE = 10
 _common_start = os.path.commonprefix
 
 
-def shown(value: object, width: int | None = TEXT_WIDTH) -> str:
+def shown(value: object, width: int | None = 60) -> str:
     r"""Return the text with unprintable characters escaped, cut to ``width`` characters unless that is None.
 
     Example:
@@ -41,19 +36,13 @@ def readable(text: object) -> str:
 
 
 def template_of(texts: Sequence[str]) -> tuple[str, str]:
-    """Return the start and the end that all texts share, such as a chat template's; "" if one is short."""
-    if len(texts) < 3:
+    """Return the start and the end that all texts share, such as a chat template's."""
+    if len(texts) < 2:
         return "", ""
     # Not in the middle of a line: its first words belong to the question even if all questions share them.
     start = re.sub(r"[^>\n]*\Z", "", _common_start(texts))
     end = re.sub(r"\A[^<\n]*", "", _common_start([text[len(start) :][::-1] for text in texts])[::-1])
-    return (start if len(start) >= _SHORTEST_TEMPLATE else "", end if len(end) >= _SHORTEST_TEMPLATE else "")
-
-
-def apart(texts: Sequence[str]) -> list[str]:
-    """Return the texts from the word on in which they differ; a short start stays."""
-    same = len(re.sub(r"\S+\Z", "", _common_start(texts)))
-    return [f"...{text[same:]}" if same >= _SHORTEST_TEMPLATE else text for text in texts]
+    return start, end
 
 
 def _escaped(character: str) -> str:
@@ -65,21 +54,10 @@ def safe(text: str) -> str:
     return shown(without_passwords(text), width=None)
 
 
-class Styled(str):
-    """A text with one of rich's styles, such as "bold" or "yellow", which a terminal with colour shows."""
-
-    style: str
-
-    def __new__(cls, text: str, style: str) -> "Styled":
-        styled = super().__new__(cls, text)
-        styled.style = style
-        return styled
-
-
-def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, cut: Collection[str] = ()) -> None:
+def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print aligned columns: numbers with 4 digits at the right, None and NaN as "-".
 
-    A terminal that is too narrow cuts the texts of the columns in ``cut``.
+    A terminal that is too narrow cuts the longest texts.
 
     Example:
         >>> print_table(("name", "mse"), [("point", 0.0116), ("dbb 0.4", 0.00833333), ("auto", None)])
@@ -88,27 +66,16 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, cut: Co
         dbb 0.4  0.008333
         auto            -
     """
-    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    cells = [[Text(_cell(value), getattr(value, "style", ""), no_wrap=True, overflow="ellipsis") for value in row]
-             for row in rows]  # fmt: skip
-    leasts = []  # widths
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for place, name in enumerate(header):
-        longest = max(map(cell_len, (*name.split(), *(row[place].plain for row in cells))), default=0)
-        justify: Any = "left" if any(isinstance(row[place], str) for row in rows) else "right"
-        leasts.append(min(longest, _LEAST) if name in cut else longest)
-        grid.add_column(Text(name), min_width=leasts[-1], justify=justify, vertical="bottom")
-    for row in cells:
-        grid.add_row(*row)
-    console = _console()
-    if console.measure(grid, options=console.options.update(width=_WIDEST)).maximum > console.width:
-        for name, column, least in zip(header, grid.columns, leasts, strict=True):  # a header may take several lines
-            column.width = None if name in cut else least
-        console.width = max(console.width, sum(leasts) + _GAP * (len(leasts) - 1))
-    _print(console, grid)
+        is_text = any(isinstance(row[place], str) for row in rows)
+        grid.add_column(Text(name), justify="left" if is_text else "right", vertical="bottom")
+    for row in rows:
+        grid.add_row(*(Text(_cell(value), no_wrap=True, overflow="ellipsis") for value in row))
+    _print(grid)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -120,48 +87,34 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in facts:
-        grid.add_row(f"{name}:", Text(shown(value, None), getattr(value, "style", "")))
-    _print(_console(), grid)
+        grid.add_row(f"{name}:", Text(shown(value, None)))
+    _print(grid)
 
 
-def _console() -> Any:
+def _print(content: Any) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    if not console.is_terminal:  # a pipe gets whole texts
-        console.width = _WIDEST
-    return console
-
-
-def _print(console: Any, grid: Any) -> None:
     if console.is_terminal:
-        console.print(grid)
+        console.print(content)
         return
+    console.width = 10_000  # a pipe gets whole texts
     with console.capture() as printed:
-        console.print(grid)
+        console.print(content)
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))  # rich fills the last column up
 
 
-def print_line(text: str = "", style: str = "") -> None:
-    """Print a line, in one of rich's styles on a terminal with colour."""
+def print_title(text: str) -> None:
+    """Print a line behind an empty one; on a terminal it is bold."""
     from rich.text import Text
 
-    _console().print(Text(shown(text, None), style))
-
-
-def print_title(text: str) -> None:
-    print_line()
-    print_line(text, "bold")
+    print()
+    _print(Text(text, "bold"))
 
 
 def json_text(value: Any) -> str:
     """Return the value as one JSON document in ASCII; NaN and infinity become null."""
     return json.dumps(json.loads(json.dumps(value, default=str), parse_constant=lambda _: None), indent=2)
-
-
-def records(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return the rows of a table as objects for :func:`json_text`."""
-    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def _cell(value: Any) -> str:

@@ -1,16 +1,13 @@
 """Per-prompt reward posteriors in SQL (SQLite or PostgreSQL), for any trainer; needs numpy, SQLAlchemy and msgspec.
 
-    store       open_store, PosteriorStore: prompts, runs, who may write a run
-    run         Run: what the owner of a run may do
-    records     what goes in and comes out: StepRows, RolloutRows, EvaluationRows, RunRecord and others; their checks
-    write       writing and undoing steps, writing evaluations and events, many rows at once
-    warm_start  posteriors carried over from another run, in this or another database
-    read        columns of numpy for analysis, rows for people, held-out accuracy
-    prompt_ids  identity of a prompt: prompt_hash, registration
-    owner       which process owns a run, and whether it is still alive
-    schema      the tables, every column once, and the views; creation and version check
-    engine      transactions on either database, repeats after an outage, large results in parts
-    url         StoreError; addresses: default, parsing
+    store    open_store, PosteriorStore: prompts, runs, who may write a run
+    run      Run: what the owner of a run may do; warm starts from another run, in this or another database
+    records  what goes in and comes out: StepRows, RolloutRows, EvaluationRows, RunRecord and others; their checks
+    write    writing and undoing steps, writing evaluations and events, prompt_hash, many rows at once
+    read     columns of numpy for analysis, rows for people, held-out accuracy
+    owner    which process owns a run, and whether it is still alive
+    schema   the tables, every column once, and the views; creation and version check
+    engine   StoreError; addresses; transactions on either database, repeats after an outage, large results in parts
 
 Example:
     >>> import numpy as np, tempfile
@@ -29,7 +26,7 @@ Example:
     >>> store.close(); folder.cleanup()
 """
 
-from openrlhf_dbb.storage.prompt_ids import prompt_hash
+from openrlhf_dbb.storage.engine import DEFAULT_URL, URL_VARIABLE, StoreError
 from openrlhf_dbb.storage.read import TRAINING, read_log, read_probes
 from openrlhf_dbb.storage.records import (
     EvaluationRows,
@@ -43,7 +40,7 @@ from openrlhf_dbb.storage.records import (
 )
 from openrlhf_dbb.storage.run import Run
 from openrlhf_dbb.storage.store import PosteriorStore, open_store
-from openrlhf_dbb.storage.url import DEFAULT_URL, URL_VARIABLE, StoreError
+from openrlhf_dbb.storage.write import prompt_hash
 
 __all__ = [
     "DEFAULT_URL", "TRAINING", "URL_VARIABLE", "EvaluationRows", "PosteriorStore", "ProbeRows", "Replayed",

@@ -1,4 +1,4 @@
-"""Transactions on SQLite and PostgreSQL: settings, locks, repeats after an outage, large results in parts."""
+"""Databases, SQLite and PostgreSQL: addresses, transactions, repeats after an outage, large results in parts."""
 
 import logging
 import os
@@ -8,17 +8,28 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+from urllib.parse import quote, unquote
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-from openrlhf_dbb.storage.url import Address, StoreError, bad_row
+URL_VARIABLE = "OPENRLHF_DBB_STORE_URL"
+"""Environment variable read when no URL is given; the place for a URL with a password."""
+
+DEFAULT_URL = "sqlite:///openrlhf_dbb.db"
+"""Used if neither an argument nor the variable gives a URL: a file in the working directory."""
+
+FORMS = (
+    "the name of a file (runs.db), sqlite:///relative.db, sqlite:////absolute.db or postgresql://host:5432/database, "
+    "with user:password@ before the host"
+)
 
 BUSY_TIMEOUT_S = 30.0  # that a SQLite writer waits for another one
 RETRY_LIMIT_S = 120.0  # that a transaction is repeated after its first failure
@@ -40,15 +51,6 @@ _NETWORK_FILE_SYSTEMS = {
 # starts. Source: PostgreSQL documentation, appendix A.
 _TRANSIENT_STATES = {"40001", "40P01", "57P01", "57P02", "57P03"}
 
-_SQLITE_SETTINGS = (
-    "PRAGMA foreign_keys = ON",
-    "PRAGMA cache_size = -65536",  # 64 MiB
-    "PRAGMA temp_store = MEMORY",
-)
-
-# A peer that vanished silently is given up after a minute. The defaults of the system wait for hours.
-_KEEPALIVES = {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
-
 _RESTORE = "end all processes that use the file, restore it or a backup, and resume"
 
 _log = logging.getLogger(__package__)
@@ -56,8 +58,66 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
+class StoreError(Exception):
+    """A store cannot do what was asked. The message is one line, holds no secrets, and says what to do."""
+
+
 class Interrupted(StoreError):
     """An outage cut a transaction short. The transaction may or may not have been committed."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a store is."""
+
+    location: str  # for people, without user and password: an absolute path, or postgresql://host:port/database
+    text: str = field(repr=False)  # the URL that opens the same store in another process
+    path: str = ""  # absolute file path (SQLite), else ""
+    url: URL | None = field(default=None, repr=False)  # for the engine (PostgreSQL); None for SQLite
+
+
+def parse_url(text: str | None) -> Address:
+    """Read a store URL or the name of a SQLite file; None: the environment variable, else the default.
+
+    Raise StoreError if the text is neither, the database is not supported, SQLite is in memory, or the password holds
+    characters that must be encoded.
+    """
+    text = str(text or os.environ.get(URL_VARIABLE) or DEFAULT_URL)
+    # A mistyped address may hold a password, so that only these texts are taken for file names.
+    is_file_name = text.endswith((".db", ".sqlite", ".sqlite3")) and not any(character in text for character in ":@?")
+    if is_file_name or re.match("/(?!/)", text):
+        return _file(text)
+    if text.startswith("sqlite:///"):
+        if "?" in text:
+            raise StoreError(f"{text!r} holds a ?: write %3F for one in a file's path; ?options are not supported")
+        return _file(unquote(text.removeprefix("sqlite:///")))
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        url = None
+    # An unescaped "@" or "/" in the user part moves part of the password into the host or the database.
+    if url is None or (url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or "")):
+        raise StoreError(
+            f"the store URL cannot be parsed; it is not shown, since it may hold a password; write {FORMS}, "
+            "and percent-encode @ : / ? # in a user name or password (@ is %40)"
+        )
+    if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        host = url.host or url.query.get("host", "")
+        where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
+        location = f"postgresql://{where}/{url.database or url.query.get('dbname', '')}"
+        return Address(location, text, url=url.set(drivername="postgresql+psycopg"))
+    raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
+
+
+def _file(name: str) -> Address:
+    if not name or name.startswith((":memory:", "file:")) or "\0" in name:
+        raise StoreError(
+            f"a SQLite store is one file, given by its path alone (sqlite:///posteriors.db), not {name!r}; memory and "
+            "file: names are not supported"
+        )
+    # Absolute, so that a later change of the working directory does not open a second, empty file.
+    path = os.path.abspath(name)
+    return Address(path, "sqlite:///" + path.replace("%", "%25").replace("?", "%3F"), path)
 
 
 def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -69,21 +129,15 @@ def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result
     @wraps(work)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         began, pause = time.monotonic(), _FIRST_PAUSE_S
-        failed = False
         while True:
             try:
-                result = work(*args, **kwargs)
+                return work(*args, **kwargs)
             except Interrupted as error:
                 waited = time.monotonic() - began
                 if waited >= RETRY_LIMIT_S:
                     raise StoreError(f"{error}; gave up after {waited:.0f} s; resume when the outage is over") from None
-                if not failed:
+                if pause == _FIRST_PAUSE_S:
                     _log.warning("%s; retrying for up to %g s", error, RETRY_LIMIT_S)
-                failed = True
-            else:
-                if failed:
-                    _log.info("the store is back after %.1f s; nothing was lost", time.monotonic() - began)
-                return result
             # Random, so that processes that failed together do not retry together.
             time.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -120,8 +174,6 @@ class Database:
         # A connection that two processes share corrupts the data of both.
         if os.getpid() != self._pid:
             raise StoreError(f"{self.location} was opened in process {self._pid}; open it again in this process")
-        if write and self._read_only:
-            raise StoreError(f"{self.location} was opened for reading only; open it again to write")
         try:
             with self.engine.connect() as connection:
                 self._reached = True
@@ -130,7 +182,7 @@ class Database:
                     # On the driver's connection: SQLite ignores this pragma inside a transaction.
                     # NORMAL is safe against a crash of the process, FULL against power loss.
                     driver(connection).execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-                elif not write:
+                elif self._read_only or not write:
                     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 with connection.begin():
                     if self.is_sqlite:
@@ -180,10 +232,7 @@ class Database:
         elif "unable to open database file" in message:
             message = "the file cannot be opened; check that its folder exists and is writable"
         elif "database is locked" in message:
-            waited = _READER_TIMEOUT_S if self._read_only else BUSY_TIMEOUT_S
-            message = f"another process has held the write lock for {waited:g} s"
-        elif "disk is full" in message or getattr(cause, "sqlstate", "") == "53100":
-            message += ": the disk is full or over quota; the transaction was rolled back, make room"
+            message = "another process holds the write lock"
         elif "disk I/O error" in message or "malformed" in message:
             message += f": the disk is over quota or failing, or the file was damaged; make room, or {_RESTORE}"
         return kind(f"{self.location}: {message}")
@@ -211,18 +260,12 @@ class Database:
 
     def use_wal(self) -> None:
         """Let SQLite's readers and its writer work side by side; the setting stays in the file."""
-        last_try = time.monotonic() + BUSY_TIMEOUT_S  # SQLite's own timeout does not apply to a change of the mode
-        while True:
-            try:
-                with self.engine.connect() as connection:
-                    driver(connection).execute("PRAGMA journal_mode = WAL")
-                    connection.info.clear()  # a WAL seen before may be that of a process that has closed the file
-                return
-            except self._errors as error:
-                refusal = self._store_error(error)
-                if not isinstance(refusal, Interrupted) or time.monotonic() > last_try:
-                    raise refusal from None
-            time.sleep(_FIRST_PAUSE_S)
+        try:
+            with self.engine.connect() as connection:
+                driver(connection).execute("PRAGMA journal_mode = WAL")
+                connection.info.clear()  # a WAL seen before may be that of a process that has closed the file
+        except self._errors as error:
+            raise self._store_error(error) from None
 
 
 def driver(connection: Connection) -> Any:
@@ -246,23 +289,9 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iter
 
 
 def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values: dict[str, Any]) -> NDArray[np.void]:
-    """Return the result as records with these names and types; NULL becomes NaN. Raise BadRow for another value."""
-    parts = [np.empty(0, dtype=kind)]
-    for rows in chunks(connection, sql, values):
-        try:
-            parts.append(np.array(rows, dtype=kind))
-        except (TypeError, ValueError, OverflowError) as error:
-            cells = ((name, value) for row in rows for (name, of), value in zip(kind, row, strict=True) if of[0] == "<")
-            bad = (cell for cell in cells if not isinstance(cell[1], (int, float)))
-            name, value = next(bad, ("a value", error))
-            raise bad_row(source_of(sql), values.get("run"), name, value, "a number") from None
-    return np.concatenate(parts)
-
-
-def source_of(sql: str) -> str:
-    """Return the table or view that a query reads first, for an error."""
-    found = re.search(r"\bFROM\s+(\w+)", sql)
-    return found[1] if found else "?"
+    """Return the result as records with these names and types; NULL becomes NaN."""
+    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, sql, values)]
+    return np.concatenate([np.empty(0, dtype=kind), *parts])
 
 
 def _stat(path: str) -> tuple[int, ...]:
@@ -281,10 +310,10 @@ def _commits_of_others(connection: Connection) -> int:
 
 def check_sqlite_path(path: str, *, create: bool) -> None:
     """Raise StoreError if there is no such file or folder, or if the file is on a network file system."""
-    if not create and not Path(path).exists():
-        raise StoreError(f"there is no store at {path}; check the path, or start a run to create it")
     if not Path(path).parent.is_dir():
         raise StoreError(f"the folder {Path(path).parent} does not exist; create it or name another file")
+    if not create and not Path(path).exists():
+        raise StoreError(f"there is no store at {path}; check the path, or start a run to create it")
     mounts = Path("/proc/mounts")
     if mounts.exists() and os.environ.get(NETWORK_FS_VARIABLE) != "1":
         kind = file_system(os.path.realpath(path), mounts.read_text(errors="surrogateescape"))
@@ -310,8 +339,10 @@ def _sqlite_engine(address: Address, read_only: bool) -> Engine:
         # Isolation level None: the driver leaves BEGIN to Database.transaction.
         timeout = _READER_TIMEOUT_S if read_only else BUSY_TIMEOUT_S
         connection = sqlite3.connect(address.path, timeout=timeout, isolation_level=None, check_same_thread=False)
-        for setting in (*_SQLITE_SETTINGS, *(["PRAGMA query_only = ON"] if read_only else [])):
-            connection.execute(setting)
+        reading = ["query_only = ON"] if read_only else []
+        # The cache has 64 MiB: a negative size is in KiB.
+        for setting in ("foreign_keys = ON", "cache_size = -65536", "temp_store = MEMORY", *reading):
+            connection.execute(f"PRAGMA {setting}")
         return connection
 
     size = _READERS if read_only else 1
@@ -322,7 +353,9 @@ def _sqlite_engine(address: Address, read_only: bool) -> Engine:
 
 def _postgresql_engine(address: Address, read_only: bool) -> Engine:
     assert address.url is not None
-    options = {"connect_timeout": 10, "application_name": "openrlhf-dbb"} | _KEEPALIVES
+    options = {"connect_timeout": 10, "application_name": "openrlhf-dbb"}
+    # A peer that vanished silently is given up after a minute. The defaults of the system wait for hours.
+    options |= {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
     options = {key: value for key, value in options.items() if key not in address.url.query}
     try:
         # Pre-ping: minutes pass between two steps, and servers and poolers drop idle connections.

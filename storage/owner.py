@@ -33,17 +33,15 @@ class Owner:
     @property
     def is_gone(self) -> bool:
         """Return whether the run has no owner, or one that is known to have ended."""
-        return not self.host or (self.is_local and not self._is_alive())
-
-    def _is_alive(self) -> bool:
+        if not self.host or not self.is_local:
+            return not self.host
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
-            return False
+            return True
         except PermissionError:
             pass  # it exists, but belongs to another user
-        started = _start_of(self.pid)
-        return self.started is None or started is None or started == self.started
+        return _start_of(self.pid) not in (None, self.started)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"

@@ -4,23 +4,19 @@ Axes: V rows of a run; T steps; of an evaluation P prompts of a benchmark.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Text, cast, or_, select
 
-from openrlhf_dbb.storage import schema
-from openrlhf_dbb.storage.engine import chunks, retried, table
-from openrlhf_dbb.storage.records import TOTALS, RunRecord, SharedState
+from openrlhf_dbb.storage.engine import StoreError, chunks, retried, table
+from openrlhf_dbb.storage.records import TOTALS, Floats, Integers, RunRecord, SharedState
+from openrlhf_dbb.storage.run import newest_shared
 from openrlhf_dbb.storage.store import PosteriorStore
-from openrlhf_dbb.storage.url import StoreError, bad_row
-from openrlhf_dbb.storage.warm_start import newest_shared
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Rows = list[dict[str, Any]]
 
 TRAINING = "training"
@@ -161,22 +157,14 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     return _rows(store, query, run=run.run_id)[0] | {"unused_rollouts": unused_rollouts(store, run)}
 
 
-def unused_rollouts(store: PosteriorStore, run: RunRecord) -> float:
+def unused_rollouts(store: PosteriorStore, run: RunRecord) -> int:
     """Return the rollouts that belong to no step, as given to ``Run.finish``; 0 before."""
     ends = store.query("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'", run=run.run_id)
-    return sum(number_in("dbb_event", run, "detail", row.detail, "unused_rollouts") or 0 for row in ends)
-
-
-def number_in(table: str, run: RunRecord, column: str, stored: str, name: str) -> float | None:
-    """Return a number of this name in a JSON object; None if there is none. Raise BadRow for another value."""
-    value = json.loads(stored).get(name)
-    if value is not None and not isinstance(value, (int, float)):
-        raise bad_row(table, run.name, f"{name} in {column}", value, "a number")
-    return value
+    return sum(json.loads(row.detail).get("unused_rollouts", 0) for row in ends)
 
 
 @retried
-def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState | None:
+def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState:
     """Return the estimator's run-wide vectors by name, as ``Run.load_shared``, whoever owns the run."""
     with store.database.transaction() as connection:
         return newest_shared(connection, run)
@@ -192,9 +180,9 @@ def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) ->
 
 
 def whole_prompts(store: PosteriorStore, prompt_ids: Integers) -> list[tuple[str, str]]:
-    """Return text and label of each prompt; both are empty where its row is gone."""
+    """Return text and label of each prompt."""
     found = {row[0]: row[1:3] for row in prompt_texts(store, prompt_ids, length=2**31 - 1)}
-    return [found.get(prompt_id, ("", "")) for prompt_id in prompt_ids.tolist()]
+    return [found[prompt_id] for prompt_id in prompt_ids.tolist()]
 
 
 def kept_rollouts(store: PosteriorStore, run: RunRecord, step: int, *, limit: int) -> Rows:
@@ -226,17 +214,12 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str) -> Rows:
 
     First the one with the id ``ref``, then those with ``ref`` in their prompt (case-insensitive), lowest id first.
     """
-    prompt, posterior = schema.prompt.c, schema.posterior.c
-    named = cast(prompt.prompt_id, Text) == ref.lstrip("0")
-    query = (
-        select(prompt.prompt_id, prompt.prompt, prompt.label)
-        .join(schema.posterior, posterior.prompt_id == prompt.prompt_id)
-        .where(posterior.run_id == run.run_id, or_(named, prompt.prompt.icontains(ref, autoescape=True)))
-        .order_by(named.desc(), prompt.prompt_id)
-        .limit(10)
-    )
-    with store.database.transaction() as connection:
-        prompts = [dict(row) for row in connection.execute(query).mappings()]
+    query = """
+        SELECT prompt_id, prompt, label FROM dbb_prompt JOIN dbb_posterior USING (prompt_id)
+        WHERE run_id = :run AND (CAST(prompt_id AS TEXT) = :id OR lower(prompt) LIKE lower(:part) ESCAPE '/')
+        ORDER BY CASE WHEN CAST(prompt_id AS TEXT) = :id THEN 0 ELSE 1 END, prompt_id LIMIT 10"""
+    part = re.sub("[/%_]", r"/\g<0>", ref)
+    prompts = _rows(store, query, run=run.run_id, id=ref.lstrip("0"), part=f"%{part}%")
     if not prompts:
         raise StoreError(
             f"run {run.name!r} has no posterior of a prompt with id or text {ref!r}; "

@@ -6,19 +6,16 @@ repeats (seeds) and P prompts of a benchmark.
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
-from numbers import Real
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from openrlhf_dbb.storage.engine import StoreError
 from openrlhf_dbb.storage.owner import Owner
-from openrlhf_dbb.storage.url import StoreError, bad_row
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -29,7 +26,6 @@ SharedState = dict[str, Floats]
 _KINDS: dict[Any, Any] = {Integers: np.int64, Floats: np.float64, Floats | None: np.float64}
 
 _decode = msgspec.json.Decoder(list[float | None]).decode
-_METRIC_DIGITS = 7
 _COLUMN_FIELDS = ("alpha", "beta")
 
 
@@ -81,8 +77,7 @@ class PosteriorTable:
     """Current posteriors, one row per requested prompt."""
 
     state: Floats  # (P, F); a row of NaN where the run has no posterior of the prompt
-    visits: Integers  # (P,) steps of this run that trained on the prompt
-    step: Integers  # (P,) the last such step; 0: warm start only; -1: no posterior
+    step: Integers  # (P,) the last step of this run that trained on it; 0: warm start only; -1: no posterior
 
 
 @dataclass(frozen=True)
@@ -92,13 +87,11 @@ class Usage:
     generated: int = field(metadata={"comment": "rollouts generated"})
     generated_tokens: int = field(metadata={"comment": "their response tokens"})
     trained: int = field(metadata={"comment": "of these, rollouts trained on; the rest was filtered out"})
-    trained_tokens: int = field(metadata={"comment": "their response tokens"})
     zero_variance: int = field(metadata={"comment": "generated rollouts in zero-variance groups"})
     informative: int = field(metadata={"comment": "trained rollouts of groups in which some advantage is not 0"})
     rescued: int = field(metadata={"comment": "of these, rollouts in zero-variance groups"})
     skipped: int = field(metadata={"comment": "times a prompt was drawn and skipped before generation"})
     groups: int = field(metadata={"comment": "prompts with generated rollouts"})
-    informative_groups: int = field(metadata={"comment": "prompts with informative rollouts"})
 
 
 TOTALS = {count.name: str(count.metadata["comment"]) for count in fields(Usage)}
@@ -113,14 +106,6 @@ class ProbeRows:
     samples: Integers  # (Q,) >= 1, number of scores
     successes: Floats  # (Q,) sum of the scores
     squares: Floats  # (Q,) sum of the squared scores; equals successes for scores 0 and 1
-
-    def checked(self) -> "ProbeRows":
-        """Return a copy with exact types, sorted by prompt id; raise StoreError as :meth:`StepRows.checked`."""
-        ids, order = _sorted_ids("probes.prompt_ids", self.prompt_ids)
-        columns = {name: values[order] for name, values in _columns(self, ids.shape, "probes.").items()}
-        for name in ("successes", "squares"):
-            _check_finite(f"probes.{name}", columns[name], ids)
-        return ProbeRows(**columns)
 
 
 @dataclass
@@ -147,13 +132,12 @@ class RolloutRows:
     read: Sequence[str | None] | None = None  # the verifier's answer, or why it could read none; None: not told
 
     def checked(self) -> "RolloutRows":
-        """Return a copy with exact types, sorted by prompt id and sample; raise StoreError if a shape differs."""
+        """Return a copy with exact types, sorted by prompt id and sample."""
         order = np.lexsort((self.sample, self.prompt_ids))
-        columns = _columns(self, np.shape(self.prompt_ids), "rollouts.")
         texts = [storable(self.text[at]) for at in order.tolist()]
         told = self.read and [self.read[at] for at in order.tolist()]
         read = told and [None if each is None else storable(each) for each in told]
-        return RolloutRows(**{name: values[order] for name, values in columns.items()}, text=texts, read=read)
+        return RolloutRows(**_typed(self, order), text=texts, read=read)
 
 
 @dataclass
@@ -177,22 +161,26 @@ class StepRows:
     inclusion: Floats | None = None  # (P,) in (0, 1], probability of the draw; None: the strategy does not choose
     form: str | None = None  # name of the advantage form; None if not known
 
-    def checked(self, num_fields: int) -> "StepRows":
+    def checked(self) -> "StepRows":
         """Return a copy with exact types, sorted by prompt id.
 
-        Raise StoreError if a shape differs, a prompt is there twice, or a value that an estimate needs is not finite.
+        Raise StoreError if a value that an estimate needs is not finite: NaN would be stored as NULL.
         """
-        ids, order = _sorted_ids("prompt_ids", self.prompt_ids)
-        of_fields = len(ids), num_fields
-        columns = _columns(self, ids.shape, state=of_fields, previous_state=of_fields)
-        columns = {name: values[order] for name, values in columns.items()}
-        for name in ("successes", "mean", "variance", "state"):
-            _check_finite(name, columns[name], ids)
+        columns, probes = _typed(self, np.argsort(self.prompt_ids)), None
+        _check_finite("", columns, ("successes", "mean", "variance", "state"))
+        if self.probes is not None:
+            sums = _typed(self.probes, np.argsort(self.probes.prompt_ids))
+            _check_finite("probes.", sums, ("successes", "squares"))
+            probes = ProbeRows(**sums)
+        shared = {name: np.array(self.shared[name], dtype=np.float64) for name in sorted(self.shared)}
+        for name, vector in shared.items():
+            if not np.isfinite(vector).all():
+                raise StoreError(f"the run-wide state {name!r} is {vector.tolist()}; it must be finite")
         return replace(
             self,
             **columns,
-            shared={name: _vector(name, self.shared[name]) for name in sorted(self.shared)},
-            probes=None if self.probes is None else self.probes.checked(),
+            shared=shared,
+            probes=probes,
             kept=None if self.kept is None else self.kept.checked(),
         )
 
@@ -215,14 +203,6 @@ class EvaluationRows:
     majority: Floats  # score of the most frequent answer; NaN if no response is verified or no answer was extracted
     tokens: Integers  # >= 0, tokens of all responses
     truncated: Integers  # responses cut at the length limit
-
-    def checked(self) -> "EvaluationRows":
-        """Return a copy with exact types; raise StoreError if there are no results or a shape differs."""
-        shape = (len(np.atleast_1d(self.samples)), len(self.prompt_ids))
-        where = f"benchmark {self.benchmark!r}: "
-        if 0 in shape:
-            raise StoreError(f"{where}there are no results; leave the benchmark out of the evaluation")
-        return EvaluationRows(self.benchmark, **_columns(self, shape, where, prompt_ids=shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -259,15 +239,11 @@ class StateLayout:
             columns[prefix + "state"] = texts
         return columns
 
-    def from_columns(self, run: str, rows: NDArray[np.void]) -> Floats:
-        """Return the (P, F) state of records with its columns, none of them NULL. ``run`` is its name, for an error."""
+    def from_columns(self, rows: NDArray[np.void]) -> Floats:
+        """Return the (P, F) state of records with its columns, none of them NULL."""
         state = np.empty((len(rows), len(self.fields)))
         for row, stored in enumerate(rows["state"] if self.others else ()):
-            try:
-                state[row] = np.array(_decode(stored), dtype=np.float64).reshape(len(self.fields))
-            except (msgspec.DecodeError, ValueError, TypeError):
-                wanted = f"a JSON list of {len(self.fields)} numbers"
-                raise bad_row("dbb_posterior", run, "state", stored, wanted) from None
+            state[row] = _decode(stored)
         for name, kind in self.columns:
             if kind != "O":
                 state[:, self.fields.index(name)] = rows[name]
@@ -279,93 +255,25 @@ def shared_to_text(shared: SharedState | None) -> str | None:
     return json.dumps({name: values.tolist() for name, values in shared.items()}) if shared else None
 
 
-def shared_from_text(run: str, stored: str | None) -> SharedState | None:
-    """Return the inverse of :func:`shared_to_text`, bit for bit; None for None. ``run`` is its name, for an error."""
-    try:
-        return None if stored is None else {name: _vector(name, values) for name, values in parsed(stored).items()}
-    except (AttributeError, TypeError, ValueError, StoreError):
-        raise bad_row("dbb_step", run, "shared", stored, "a JSON object of vectors") from None
-
-
-def parsed(stored: str) -> Any:
-    """Return what is stored as JSON; None if it is none."""
-    try:
-        return json.loads(stored)
-    except (ValueError, RecursionError):
-        return None
-
-
-def is_moment(stored: str) -> bool:
-    """Return whether a text is a time with its zone, ISO 8601."""
-    try:
-        return datetime.fromisoformat(stored.replace("Z", "+00:00")).tzinfo is not None
-    except ValueError:
-        return False
-
-
-def metrics_to_text(metrics: Mapping[str, Any]) -> str:
-    """Return the numbers among a step's metrics as JSON, names sorted; a number that is not finite becomes null."""
-    short = {}
-    for name, value in sorted(metrics.items()):
-        if isinstance(value, Real):
-            short[name] = float(f"{float(value):.{_METRIC_DIGITS}g}") if math.isfinite(value) else None
-    return json.dumps(short)
-
-
-def to_json(name: str, value: Any) -> str:
-    """Return the value as JSON; raise StoreError if it holds more than plain numbers and text."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"{name} cannot be stored as JSON: {error}; pass plain numbers and text") from None
-
-
 def storable(string: str) -> str:
     """Return the text with U+FFFD in place of what PostgreSQL cannot store: U+0000 and unpaired surrogates."""
-    if not isinstance(string, str):
-        raise StoreError(f"{string!r:.80} is stored as text; pass a str")
     if string.isascii() and "\0" not in string:
         return string
     return string.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _columns(rows: Any, shape: tuple[int, ...], where: str = "", **shapes: tuple[int, ...]) -> dict[str, Any]:
-    """Return the arrays of some rows, with the types of their fields; raise StoreError if a shape differs.
-
-    ``shapes`` are of the arrays that have not ``shape``. An array that may be None is left out where it is.
-    """
-    columns = {}
-    for each in fields(rows):
-        kind, given, wanted = _KINDS.get(each.type), getattr(rows, each.name), shapes.get(each.name, shape)
-        if kind is None or (given is None and each.default is None):
-            continue
-        values = np.asarray(given)
-        if values.shape != wanted:
-            raise StoreError(f"{where}{each.name} has shape {values.shape}; it must be {wanted}")
-        columns[each.name] = values.astype(kind, casting="safe")
-    return columns
+def _typed(rows: Any, order: Integers) -> dict[str, Any]:
+    """Return the arrays of some rows in this order, with the types of their fields; one that is None is left out."""
+    given = [(each.name, _KINDS.get(each.type), getattr(rows, each.name)) for each in fields(rows)]
+    return {
+        name: np.asarray(values).astype(kind, casting="safe")[order]
+        for name, kind, values in given
+        if kind is not None and values is not None
+    }
 
 
-def _sorted_ids(name: str, values: Any) -> tuple[Integers, Integers]:
-    ids = np.ravel(values).astype(np.int64, casting="safe")
-    order = np.argsort(ids)
-    ids = ids[order]
-    twice = ids[1:][ids[1:] == ids[:-1]]
-    if twice.size:
-        raise StoreError(f"{name} holds prompt {twice[0]} more than once; merge its rows")
-    return ids, order
-
-
-def _vector(name: str, values: Any) -> Floats:
-    vector = np.array(values, dtype=np.float64)
-    if vector.ndim != 1 or not np.isfinite(vector).all():
-        raise StoreError(f"the run-wide state {name!r} is {vector.tolist()}; it must be a vector of finite numbers")
-    return vector
-
-
-def _check_finite(name: str, values: Floats, ids: Integers) -> None:
-    """Raise StoreError for a value of the prompts ``ids`` that is not finite; NaN would be stored as NULL."""
-    bad = np.argwhere(~np.isfinite(values))
-    if bad.size:
-        at = bad[0, 0]
-        raise StoreError(f"{name} of prompt {ids[at]} is {values[at].tolist()}; it must be finite")
+def _check_finite(where: str, columns: dict[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        for at, *_ in np.argwhere(~np.isfinite(columns[name])):
+            prompt, value = columns["prompt_ids"][at], columns[name][at].tolist()
+            raise StoreError(f"{where}{name} of prompt {prompt} is {value}; it must be finite")

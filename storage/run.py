@@ -1,19 +1,21 @@
 """A run as its owner sees it: the owner is the one process that may write the run's posteriors."""
 
+import json
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
-from openrlhf_dbb.storage import records, schema, warm_start, write
-from openrlhf_dbb.storage.engine import Database, retried, table
+from openrlhf_dbb.storage import records, schema, write
+from openrlhf_dbb.storage.engine import Database, StoreError, retried, table
 from openrlhf_dbb.storage.owner import NOBODY, Owner
 from openrlhf_dbb.storage.records import EvaluationRows, PosteriorTable, Replayed, RunRecord, StepRows, WarmStart
-from openrlhf_dbb.storage.url import StoreError
 
 # Fence, order check, row lock and heartbeat in one statement: it changes the row only for the owner and the next step.
 _ADVANCE = text("""UPDATE dbb_run SET last_step = :step, heartbeat_at = :now
@@ -22,8 +24,16 @@ _ADVANCE = text("""UPDATE dbb_run SET last_step = :step, heartbeat_at = :now
 _HOLD = text("""UPDATE dbb_run SET heartbeat_at = :now
     WHERE run_id = :run AND writer_token = :token AND status = 'running'""")
 
-_CHECKPOINT = text("""INSERT INTO dbb_checkpoint (run_id, step, tag, created_at) VALUES (:run, :step, :tag, :now)
-    ON CONFLICT (run_id, step, tag) DO UPDATE SET created_at = excluded.created_at""")
+_CHECKPOINT = text("""INSERT INTO dbb_checkpoint (run_id, step, tag) VALUES (:run, :step, :tag)
+    ON CONFLICT (run_id, step, tag) DO NOTHING""")
+
+_HASH = ("hash", "S16")  # as of prompt_hash
+
+# A step without run-wide state leaves it unchanged.
+_SHARED = """
+    SELECT coalesce((SELECT shared FROM dbb_step WHERE run_id = :run AND shared IS NOT NULL
+                     ORDER BY step DESC LIMIT 1), shared_start)
+    FROM dbb_run WHERE run_id = :run"""
 
 
 class Run:
@@ -46,7 +56,7 @@ class Run:
     def load(self, prompt_ids: NDArray[np.int64]) -> PosteriorTable:
         """Return the current posteriors of (P,) prompts, one row each, in the order given."""
         layout = records.StateLayout(self.record.state_fields)
-        kind = [("prompt_id", "<i8"), ("visits", "<i8"), ("step", "<i8"), *layout.columns]
+        kind = [("prompt_id", "<i8"), ("step", "<i8"), *layout.columns]
         # All posteriors of the run: nearly all of them are asked for, and choosing costs more than reading.
         query = f"""SELECT {", ".join(name for name, _ in kind)} FROM dbb_posterior
                     WHERE run_id = :run ORDER BY prompt_id"""
@@ -56,17 +66,15 @@ class Run:
         stored, wanted = np.ascontiguousarray(found["prompt_id"]), np.asarray(prompt_ids)  # a copy is searched faster
         known = np.isin(wanted, stored)
         rows = found[np.searchsorted(stored, wanted[known])]
-        state = np.full((len(wanted), len(self.record.state_fields)), np.nan)
-        visits, steps = np.zeros(len(wanted), dtype=np.int64), np.full(len(wanted), -1)
-        state[known] = layout.from_columns(self.record.name, rows)
-        visits[known], steps[known] = rows["visits"], rows["step"]
-        return PosteriorTable(state, visits, steps)
+        state, steps = np.full((len(wanted), len(layout.fields)), np.nan), np.full(len(wanted), -1)
+        state[known], steps[known] = layout.from_columns(rows), rows["step"]
+        return PosteriorTable(state, steps)
 
     @retried
-    def load_shared(self) -> records.SharedState | None:
-        """Return the estimator's run-wide vectors as of the last step or warm start; None if there are none."""
+    def load_shared(self) -> records.SharedState:
+        """Return the estimator's run-wide vectors by name, as of the last step or warm start."""
         with self._database.transaction() as connection:
-            shared = warm_start.newest_shared(connection, self.record)
+            shared = newest_shared(connection, self.record)
             self._check_not_taken(connection)
         return shared
 
@@ -75,13 +83,10 @@ class Run:
         """Store what step ``step`` of the training changed, one more than the last recorded one; ``rows`` may be empty.
 
         Recording a step again with the same content changes nothing. A caller that does not know whether its last
-        call succeeded may therefore repeat the call.
-
-        Raises:
-            StoreError: the step is not the next one, it is recorded with other content, the rows do not start from the
-                stored posteriors, a value is not finite, or the run is no longer this owner's.
+        call succeeded may therefore repeat the call. Raise StoreError if the step is not the next one, it is recorded
+        with other content, the rows do not start from the stored posteriors, or a value is not finite.
         """
-        rows = rows.checked(len(self.record.state_fields))
+        rows = rows.checked()
         digest = rows.digest(step)
         key = {"run": self.record.run_id, "step": step, "token": self._token, "now": write.utc_now()}
         with self._database.transaction(write=True) as connection:
@@ -113,7 +118,12 @@ class Run:
         Numbers are stored with 7 significant digits, NULL where not finite. Other values are left out.
         """
         update = text("UPDATE dbb_step SET metrics = :metrics WHERE run_id = :run AND step = :step")
-        key = {"run": self.record.run_id, "step": step, "metrics": records.metrics_to_text(metrics)}
+        short = {
+            name: float(f"{float(value):.7g}") if math.isfinite(value) else None
+            for name, value in sorted(metrics.items())
+            if isinstance(value, Real)
+        }
+        key = {"run": self.record.run_id, "step": step, "metrics": json.dumps(short)}
         with self._database.transaction(write=True) as connection:
             last_step = self._hold(connection)
             if not connection.execute(update, key).rowcount:
@@ -132,7 +142,7 @@ class Run:
             if not self._database.is_sqlite:
                 connection.execute(text("SET LOCAL synchronous_commit TO on"))
             check_reached(self.record, self._hold(connection), step, f"record checkpoint {tag!r} of")
-            key = {"run": self.record.run_id, "step": step, "tag": records.storable(tag), "now": write.utc_now()}
+            key = {"run": self.record.run_id, "step": step, "tag": records.storable(tag)}
             connection.execute(_CHECKPOINT, key)
 
     @retried
@@ -179,33 +189,35 @@ class Run:
     ) -> WarmStart:
         """Begin with the current posteriors and run-wide state of another run, in this or another store.
 
+        Raise StoreError if this run already has posteriors or steps, the estimators' states differ, the weight does not
+        apply, or no prompt has a posterior in the source.
+
         Args:
             prompt_ids: (P,) prompts of this run.
             weight: factor in (0, 1] on alpha and beta: how much the source's rollouts still count.
             replayed: posteriors to begin with in place of a copy, for a source of another estimator.
-
-        Raises:
-            StoreError: this run already has posteriors or steps, the estimators' states differ, the weight does not
-                apply, or no prompt has a posterior in the source.
         """
         own = self.record
-        warm_start.check(own, source, weight, copied=replayed is None)
+        _check_warm_start(own, source, weight, copied=replayed is None)
         # Read first: the source may be in the same database, which has one connection.
-        source, known, hashes = warm_start.read(source_store.database, source, replayed)
+        source, known, hashes = _known(source_store.database, source, replayed)
         ids = np.unique(prompt_ids)
         with self._database.transaction(write=True) as connection:
             own = replace(own, last_step=self._hold(connection))
-            found = warm_start.of_these(connection, self._database, ids, known, hashes)
-            if not len(found.prompt_ids):
+            prompts = _hashes(connection, self._database, ids)
+            _, at, theirs = np.intersect1d(prompts["hash"], hashes, assume_unique=True, return_indices=True)
+            order = np.argsort(at)  # ascending as in the key of the table
+            if not len(order):
                 raise StoreError(
                     f"none of the {len(ids)} prompts of run {own.name!r} (data set {own.dataset!r}) has a posterior in "
                     f"run {source.name!r} (data set {source.dataset!r}, step {source.last_step}); name another run"
                 )
             parent = {"name": source.name, "uuid": source.uuid, "step": source.last_step, "weight": float(weight)}
             parent["database"] = source_store.location
-            weighted = replace(found, state=found.state * float(weight))  # other than 1 only for alpha and beta
-            warm_start.fill(connection, own, weighted, {f"parent_{name}": value for name, value in parent.items()})
-            counts = {"matched": len(found.prompt_ids), "unmatched": len(ids) - len(found.prompt_ids)}
+            weighted = known.state[theirs[order]] * float(weight)  # other than 1 only for alpha and beta
+            found = Replayed(prompts["prompt_id"][at[order]], weighted, known.shared)
+            _fill(connection, own, found, {f"parent_{name}": value for name, value in parent.items()})
+            counts = {"matched": len(order), "unmatched": len(ids) - len(order)}
             write.event(connection, own.run_id, "warm_start", 0, 0, parent | counts)
         self.record = replace(self.record, parent=parent)
         return WarmStart(**counts, source=source)
@@ -217,7 +229,7 @@ class Run:
         """
         with self._database.transaction(write=True) as connection:
             own = replace(self.record, last_step=self._hold(connection))
-            warm_start.fill(connection, own, known, {})
+            _fill(connection, own, known, {})
             write.event(connection, own.run_id, "known_rates", 0, 0, {"prompts": len(known.prompt_ids)})
 
     def release(self) -> None:
@@ -277,6 +289,12 @@ class Run:
         return stored
 
 
+def newest_shared(connection: Connection, run: RunRecord) -> records.SharedState:
+    """Return a run's run-wide state: that of its last step with one, else of its start."""
+    stored = json.loads(connection.scalar(text(_SHARED), {"run": run.run_id}) or "{}")
+    return {name: np.array(values, dtype=np.float64) for name, values in stored.items()}
+
+
 def check_reached(run: RunRecord, last_step: int, step: int, action: str) -> None:
     """Raise StoreError if a run that is at step ``last_step`` has not had a step."""
     if not 0 <= step <= last_step:
@@ -297,3 +315,64 @@ def ownership(owner: Owner) -> dict[str, Any]:
 
 def finished_text(name: str, last_step: int) -> str:
     return f"run {name!r} finished at step {last_step}; start a new run, which may begin from its posteriors"
+
+
+def _check_warm_start(own: RunRecord, source: RunRecord, weight: float, copied: bool) -> None:
+    """Raise StoreError if run ``own`` cannot begin with this weight, or with a copy of the posteriors of ``source``."""
+    fields, theirs = list(own.state_fields), list(source.state_fields)
+    if not isinstance(weight, Real) or not 0 < weight <= 1:
+        raise StoreError(f"the warm start's weight is {weight!r}; it must be in (0, 1]")
+    if weight != 1 and set(fields) != {"alpha", "beta"}:
+        raise StoreError(
+            f"the warm start's weight is {weight!r}, but estimator {own.estimator!r} keeps {fields} and only alpha and "
+            "beta can be weighted; use weight 1"
+        )
+    is_older = source.estimator == own.estimator and source.estimator_version != own.estimator_version
+    if copied and (theirs != fields or is_older):
+        raise StoreError(
+            f"run {source.name!r} keeps {theirs} per prompt (estimator {source.estimator!r}, version "
+            f"{source.estimator_version}), run {own.name!r} needs {fields} ({own.estimator!r}, version "
+            f"{own.estimator_version}); name a run with the same fields and version"
+        )
+
+
+def _known(
+    database: Database, source: RunRecord, replayed: Replayed | None
+) -> tuple[RunRecord, Replayed, NDArray[np.bytes_]]:
+    """Return a run, which may be training meanwhile, and what begins from it: what was replayed, or what it knows now.
+
+    The third value has the hash of each prompt (P,).
+    """
+    layout, key = records.StateLayout(source.state_fields), {"run": source.run_id}
+    with database.transaction() as connection:
+        if replayed is not None:
+            return source, replayed, _hashes(connection, database, replayed.prompt_ids)["hash"]
+        step = connection.scalar(text("SELECT last_step FROM dbb_run WHERE run_id = :run"), key)
+        if step is None:
+            raise StoreError(f"run {source.name!r} is no longer in {database.location}; look it up again with find_run")
+        kind = [("prompt_id", "<i8"), _HASH, *layout.columns]
+        query = f"""SELECT {", ".join(name for name, _ in kind)}
+                    FROM dbb_posterior JOIN dbb_prompt USING (prompt_id) WHERE run_id = :run"""
+        shared, found = newest_shared(connection, source), table(connection, kind, query, key)
+    known = Replayed(found["prompt_id"], layout.from_columns(found), shared)
+    return replace(source, last_step=int(step)), known, found["hash"]
+
+
+def _hashes(connection: Connection, database: Database, ids: NDArray[np.int64]) -> NDArray[np.void]:
+    """Return id and hash of the prompts that are stored, ascending by id."""
+    query = f"SELECT prompt_id, hash FROM dbb_prompt WHERE {database.one_of('prompt_id')} ORDER BY prompt_id"
+    return table(connection, [("prompt_id", "<i8"), _HASH], query, {"ids": database.ids(ids)})
+
+
+def _fill(connection: Connection, own: RunRecord, known: Replayed, of_run: Mapping[str, Any]) -> None:
+    """Store what run ``own`` begins with, and the columns ``of_run`` of its row.
+
+    Raise StoreError if it has posteriors already.
+    """
+    filled = "SELECT 1 FROM dbb_posterior WHERE run_id = :run LIMIT 1"
+    if own.last_step or connection.scalar(text(filled), {"run": own.run_id}):
+        raise StoreError(f"run {own.name!r} has posteriors (step {own.last_step}); only a new run can be warm-started")
+    key = {"run_id": own.run_id, "prompt_id": known.prompt_ids, "visits": 0, "step": 0}
+    write.insert(connection, "dbb_posterior", key | records.StateLayout(own.state_fields).to_columns(known.state))
+    mine = schema.run.update().where(schema.run.c.run_id == own.run_id)
+    connection.execute(mine.values({**of_run, "shared_start": records.shared_to_text(known.shared)}))

@@ -4,14 +4,13 @@ The views are the same on both databases. Build on the views: tables may change 
 needs a new ``SCHEMA_VERSION``. A database of another version is refused, since there are no migrations.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, LargeBinary, MetaData, Table, Text, inspect
 from sqlalchemy.engine import Connection
 
-from openrlhf_dbb.storage.engine import Database, retried
+from openrlhf_dbb.storage.engine import Database, StoreError, retried
 from openrlhf_dbb.storage.records import TOTALS
-from openrlhf_dbb.storage.url import StoreError
 
 SCHEMA_VERSION = 8
 
@@ -173,7 +172,6 @@ checkpoint = Table(
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run"),
     Column("step", BigInteger, primary_key=True, autoincrement=False, comment="step the model was saved at"),
     Column("tag", Text, primary_key=True, comment="name of the model checkpoint"),
-    Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
     comment="Model checkpoints that the stored posteriors are known to cover",
     sqlite_with_rowid=False,
 )
@@ -347,7 +345,7 @@ def _create(connection: Connection, database: Database) -> None:
         # Room for updates in place, and a vacuum before dead rows double the table.
         parameters = "fillfactor=80, autovacuum_vacuum_scale_factor=0.02"
         connection.exec_driver_sql(f"ALTER TABLE dbb_posterior SET ({parameters})")
-    connection.execute(schema_version.insert().values(version=SCHEMA_VERSION, library_version=_library_version()))
+    connection.execute(schema_version.insert().values(version=SCHEMA_VERSION, library_version=version("openrlhf-dbb")))
 
 
 def _check_version(connection: Connection, database: Database) -> bool:
@@ -357,13 +355,6 @@ def _check_version(connection: Connection, database: Database) -> bool:
     if stored != SCHEMA_VERSION:
         raise StoreError(
             f"{database.location} has schema version {stored} of openrlhf-dbb {library}; this openrlhf-dbb "
-            f"({_library_version()}) needs version {SCHEMA_VERSION}; use that release, or name a new database"
+            f"({version('openrlhf-dbb')}) needs version {SCHEMA_VERSION}; use that release, or name a new database"
         )
     return True
-
-
-def _library_version() -> str:
-    try:
-        return version("openrlhf-dbb")
-    except PackageNotFoundError:
-        return "unknown release"

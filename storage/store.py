@@ -1,51 +1,37 @@
 """A posterior store: its prompts, its runs, and who may write each run."""
 
 import itertools
-import logging
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
-from sqlalchemy.exc import IntegrityError
 
-from openrlhf_dbb.storage import prompt_ids, schema, write
-from openrlhf_dbb.storage.engine import Database, check_sqlite_path, retried, source_of
+from openrlhf_dbb.storage import schema, write
+from openrlhf_dbb.storage.engine import CHUNK, Database, StoreError, check_sqlite_path, parse_url, retried
 from openrlhf_dbb.storage.owner import Owner
-from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, is_moment, parsed, storable, to_json
+from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, storable
 from openrlhf_dbb.storage.run import Run, check_reached, finished_text, ownership
-from openrlhf_dbb.storage.url import BadRow, StoreError, bad_row, choose_url, parse_url
-
-_log = logging.getLogger(__package__)
-# What a column of this name holds in any table and view. SQLite stores text in a column of numbers, too.
-_COLUMNS = [column for table in schema.metadata.tables.values() for column in table.columns]
-_TEXTS = {column.name for column in _COLUMNS if column.type.python_type is str}
-_NUMBERS = {column.name for column in _COLUMNS if column.type.python_type in (int, float)} - _TEXTS
-_OBJECTS = {"parameters", "config", "shared", "metrics", "detail"}
-
-_POLL_S = 0.2
-_NEWEST_SHOWN = 5
 
 
 def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> "PosteriorStore":
     """Open a store, creating its tables if there are none.
+
+    Raise StoreError if something is wrong with the URL, the file, the server, the driver or the tables' version.
 
     Args:
         url: file.db, sqlite:///file.db or postgresql://user:password@host:port/database. None: the environment
             variable OPENRLHF_DBB_STORE_URL, else sqlite:///openrlhf_dbb.db in the working directory.
         create: False: a missing file or missing tables are an error.
         read_only: nothing can be written through it, nothing is created, and several threads read at once.
-
-    Raises:
-        StoreError: something is wrong with the URL, the file, the server, the driver or the tables' version.
     """
     create = create and not read_only
-    text_url = choose_url(url)
-    address = parse_url(text_url)
+    address = parse_url(url)
     if address.path:
         check_sqlite_path(address.path, create=create)
     database = Database(address, read_only=read_only)
@@ -54,8 +40,7 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
     except BaseException:
         database.engine.dispose()
         raise
-    file_url = "sqlite:///" + address.path.replace("%", "%25").replace("?", "%3F")
-    return PosteriorStore(database, file_url if address.path else text_url)
+    return PosteriorStore(database, address.text)
 
 
 class PosteriorStore(AbstractContextManager["PosteriorStore"]):
@@ -73,7 +58,6 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         self.database = database
         self.location = database.location
         self.url = url
-        self._reported: set[str] = set()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -84,24 +68,30 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
 
     @retried
     def query(self, sql: str, **parameters: Any) -> list[Row[Any]]:
-        """Return all rows of a SELECT from the views; ``:name`` in the SQL stands for a parameter.
-
-        Raise BadRow for a value that cannot be of the column of its name.
-        """
+        """Return all rows of a SELECT from the views; ``:name`` in the SQL stands for a parameter."""
         with self.database.transaction() as connection:
-            rows = list(connection.execute(text(sql), parameters))
-        for row in rows:
-            _check_row(row, source_of(sql), parameters.get("run"))
-        return rows
+            return list(connection.execute(text(sql), parameters))
 
     @retried
     def register_prompts(self, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
         """Return the (P,) ids of prompts with their labels, in the order given; new prompts are stored.
 
-        The same prompt and label have the same id in every run of this database. Raise StoreError if the numbers of
-        labels and of prompts differ.
+        The same prompt and label have the same id in every run of this database.
         """
-        return prompt_ids.register(self.database, prompts, labels)
+        hashes = [write.prompt_hash(*each) for each in zip(prompts, labels, strict=True)]
+        # Sorted, so that two processes that register at once take their locks in the same order.
+        places = sorted({digest: place for place, digest in enumerate(hashes)}.items())
+        ids: dict[bytes, int] = {}
+        for start in range(0, len(places), CHUNK):
+            part = dict(places[start : start + CHUNK])
+            with self.database.transaction(write=True) as connection:
+                ids |= write.find_prompts(connection, list(part), len(places))
+                new = {digest: at for digest, at in part.items() if digest not in ids}
+                if new:
+                    texts = [(digest, storable(prompts[at]), storable(labels[at])) for digest, at in new.items()]
+                    write.new_prompts(connection, texts)
+                    ids |= write.find_prompts(connection, list(new), len(places))
+        return np.array([ids[digest] for digest in hashes], dtype=np.int64)
 
     @retried
     def record_evaluation(
@@ -117,15 +107,13 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         """Store an evaluation of the model that a run has trained, and return its id in this database.
 
         One of the same run, step and name is replaced. During training the owner calls
-        :meth:`openrlhf_dbb.storage.Run.record_evaluation` instead, which refuses former owners.
+        :meth:`openrlhf_dbb.storage.Run.record_evaluation` instead, which refuses former owners. Raise StoreError if
+        there is no such run, or it has not reached the step.
 
         Args:
             rows: one for each benchmark, at least one; their prompts must be registered.
             config: how it was evaluated; must not contain secrets.
             step: the training step after which it was evaluated, 0 to the run's last one; None if unknown.
-
-        Raises:
-            StoreError: there is no such run, it has not reached the step, or a benchmark has no results.
         """
         with self.database.transaction(write=True) as connection:
             check_reached(run, self._locked(connection, run).last_step, step or 0, f"store evaluation {name!r} of")
@@ -138,9 +126,8 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         """
         with self.database.transaction(write=True) as connection:
             stored = self._locked(connection, run)
-            holder = _holder(stored)
-            if stored.status != "finished" and holder is not None:
-                raise _is_held(stored, holder)
+            if stored.status != "finished" and (refusal := _refusal(stored)) is not None:
+                raise refusal
             write.delete_run(connection, run.run_id)
 
     def _locked(self, connection: Connection, run: RunRecord) -> Row[Any]:
@@ -169,7 +156,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
 
         The arguments are stored and shown as given, in the columns of ``dbb_run`` of their names: they must not contain
         secrets. ``state_fields`` are the values that the estimator keeps of a prompt. Raise StoreError if the name is
-        taken or not printable, or a value cannot be stored as JSON.
+        taken or not printable.
         """
         if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
             raise StoreError(f"the run's name {name!r} is empty, not printable or has spaces around it; choose another")
@@ -181,13 +168,13 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             "last_step": 0,
             "estimator": estimator,
             "estimator_version": estimator_version,
-            "parameters": to_json("the run's parameters", dict(parameters)),
-            "state_fields": to_json("the run's state_fields", list(state_fields)),
+            "parameters": json.dumps(dict(parameters), allow_nan=False),
+            "state_fields": json.dumps(list(state_fields)),
             "model": storable(model),
             "dataset": storable(dataset),
             "dataset_digest": storable(dataset_digest),
             "reward": storable(reward),
-            "config": to_json("the run's config", dict(config)),
+            "config": json.dumps(dict(config), allow_nan=False),
             "method": storable(method) or None,
             "created_at": now,
             "heartbeat_at": now,
@@ -196,13 +183,12 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         by_name = schema.run.select().where(schema.run.c.name == name)
         with self.database.transaction(write=True) as connection:
             former = connection.execute(by_name.with_for_update()).one_or_none()
-            if former is not None and _never_trained(connection, former):
+            if former is not None:
+                if not _never_trained(connection, former):
+                    raise StoreError(f"there is a run named {name!r} in {self.location}; resume it or choose another")
                 write.delete_run(connection, former.run_id)
-            with suppress(IntegrityError), connection.begin_nested():
-                connection.execute(schema.run.insert().values(values))
+            connection.execute(schema.run.insert().values(values))
             row = connection.execute(by_name).one()
-        if row.uuid != values["uuid"]:
-            raise StoreError(f"there is a run named {name!r} in {self.location}; resume it or choose another name")
         return Run(self.database, _record(row), row.writer_token)
 
     @retried
@@ -213,33 +199,18 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             return former is not None and not _never_trained(connection, former)
 
     @retried
-    def _run_rows(self) -> Sequence[Row[Any]]:
-        with self.database.transaction() as connection:
-            return connection.execute(schema.run.select().order_by(schema.run.c.run_id)).all()
-
     def runs(self) -> list[RunRecord]:
-        """Return all runs, oldest first; a warning names a run whose row cannot be read."""
-        records = []
-        for row in self._run_rows():
-            try:
-                records.append(_record(row))
-            except BadRow as error:
-                self.report(error)
-        return records
-
-    def report(self, error: BadRow) -> None:
-        """Warn that a run is left out of a list, once."""
-        if str(error) not in self._reported:
-            self._reported.add(str(error))
-            _log.warning("%s", error)
+        """Return all runs, oldest first."""
+        with self.database.transaction() as connection:
+            return list(map(_record, connection.execute(schema.run.select().order_by(schema.run.c.run_id))))
 
     def find_run(self, ref: str) -> RunRecord:
         """Return the run of this name, else of this uuid, else of this id; raise StoreError if there is none."""
-        runs = self._run_rows()
+        runs = self.runs()
         for key, run in itertools.product(("name", "uuid", "run_id"), runs):
             if str(getattr(run, key)) == ref:
-                return _record(run)
-        newest = ", ".join(repr(run.name) for run in runs[: -_NEWEST_SHOWN - 1 : -1]) or "none yet"
+                return run
+        newest = ", ".join(repr(run.name) for run in runs[:-6:-1]) or "none yet"
         raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 
     def latest_run(self, *, unfinished: bool = False) -> RunRecord | None:
@@ -255,33 +226,30 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
     def claim_run(self, run_id: int, *, wait_s: float = 15.0, take_over: bool = False) -> Run:
         """Become the owner of a run; the former owner can no longer write it.
 
-        A run is claimed at once if its owner is this process, or a process of this host that has ended.
+        A run is claimed at once if its owner is this process, or a process of this host that has ended. Raise
+        StoreError if there is no such run, the run is finished, or its owner keeps it.
 
         Args:
             wait_s: how long to wait for an owner on this host to end, in seconds.
             take_over: claim the run even from an owner that is alive, or that is on another host, where it
                 cannot be checked.
-
-        Raises:
-            StoreError: there is no such run, the run is finished, or its owner keeps it.
         """
         deadline = time.monotonic() + wait_s
         while True:
             row = self._claimable(run_id)
-            holder = _holder(row)
-            if holder is None or take_over:
-                if run := self._claim(row, "claim" if holder is None else "take_over"):
+            refusal = _refusal(row)
+            if refusal is None or take_over:
+                if run := self._claim(row, "claim" if refusal is None else "take_over"):
                     return run
-            elif not holder.is_local or time.monotonic() >= deadline:
-                raise _is_held(row, holder)
-            time.sleep(_POLL_S)
+            elif not Owner.of(row).is_local or time.monotonic() >= deadline:
+                raise refusal
+            time.sleep(0.2)
 
     def check_claimable(self, run_id: int, *, take_over: bool = False) -> None:
         """Raise the StoreError that :meth:`claim_run` would raise now, without waiting; change nothing."""
-        row = self._claimable(run_id)
-        holder = _holder(row)
-        if holder is not None and not take_over:
-            raise _is_held(row, holder)
+        refusal = _refusal(self._claimable(run_id))
+        if refusal is not None and not take_over:
+            raise refusal
 
     @retried
     def _claimable(self, run_id: int) -> Row[Any]:
@@ -312,56 +280,32 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         return Run(self.database, _record(now), now.writer_token)
 
 
-def _holder(row: Row[Any]) -> Owner | None:
-    """Return the owner of a run that this process may not claim; None if it may."""
-    owner = Owner.of(row)
-    return None if owner.is_gone or owner == Owner.of_this_process() else owner
-
-
 def _never_trained(connection: Connection, row: Row[Any]) -> bool:
     evaluated = text("SELECT 1 FROM dbb_evaluation WHERE run_id = :run LIMIT 1")
     unused = row.status != "finished" and not row.last_step and Owner.of(row).is_gone
     return unused and connection.scalar(evaluated, {"run": row.run_id}) is None
 
 
-def _is_held(row: Row[Any], holder: Owner) -> StoreError:
-    if not holder.is_local:
+def _refusal(row: Row[Any]) -> StoreError | None:
+    """Return why this process may not claim a run; None if it may."""
+    owner = Owner.of(row)
+    if owner.is_gone or owner == Owner.of_this_process():
+        return None
+    if not owner.is_local:
         return StoreError(
-            f"run {row.name!r} is owned by {holder}, last heard of at {row.heartbeat_at}, which cannot be checked from "
+            f"run {row.name!r} is owned by {owner}, last heard of at {row.heartbeat_at}, which cannot be checked from "
             "here (another host, boot or container); if that process has ended, take the run over (take_over)"
         )
     return StoreError(
-        f"run {row.name!r} is still being written by {holder} (step {row.last_step}, last heard of at "
+        f"run {row.name!r} is still being written by {owner} (step {row.last_step}, last heard of at "
         f"{row.heartbeat_at}); end that process first, or choose another run"
     )
 
 
-def _check_row(row: Row[Any], table: str, run: object) -> None:
-    for name, value in row._mapping.items():
-        wanted = ""
-        if isinstance(value, bytes if name in _TEXTS else (bytes, str)) and name in _TEXTS | _NUMBERS:
-            wanted = "text" if name in _TEXTS else "a number"
-        elif value is not None and name.endswith("_at") and not is_moment(str(value)):
-            wanted = "a time in UTC"
-        elif isinstance(value, str) and name in _OBJECTS and not isinstance(parsed(value), dict):
-            wanted = "a JSON object"
-        if wanted:
-            raise bad_row(table, run, name, value, wanted)
-
-
 def _record(row: Row[Any]) -> RunRecord:
-    _check_row(row, "dbb_run", row.name)
-    columns, fields = row._mapping, parsed(row.state_fields)
+    columns = row._mapping
     parent = {name: columns[f"parent_{name}"] for name in ("name", "uuid", "step", "weight", "database")}
-    for name, right, wanted in (
-        ("state_fields", isinstance(fields, list) and all(isinstance(name, str) for name in fields), "a list of names"),
-        ("owner_pid", isinstance(row.owner_pid, int), "a whole number"),
-        ("status", row.status in ("running", "stale", "finished"), "running, stale or finished"),
-        ("parent_uuid", not row.parent_uuid or None not in parent.values(), "NULL, as another column of the parent is"),
-    ):
-        if not right:
-            raise bad_row("dbb_run", row.name, name, columns[name], wanted)
-    plain = {name: columns[name] for name in RunRecord.__annotations__ if name in columns}
-    read = {"parameters": parsed(row.parameters), "config": parsed(row.config), "state_fields": tuple(fields)}
-    read |= {"method": row.method or "", "parent": parent if parent["uuid"] else None, "owner": Owner.of(row)}
-    return RunRecord(**(plain | read))
+    read = {name: json.loads(columns[name]) for name in ("parameters", "config")}
+    read |= {"state_fields": tuple(json.loads(row.state_fields)), "method": row.method or "", "owner": Owner.of(row)}
+    read["parent"] = parent if row.parent_uuid else None
+    return RunRecord(**({name: columns[name] for name in RunRecord.__annotations__ if name in columns} | read))

@@ -1,5 +1,6 @@
-"""Write and undo steps, write evaluations, events and other rows; all in the transaction of the caller."""
+"""Write and undo steps, write prompts, evaluations, events and other rows; all in the transaction of the caller."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -9,15 +10,10 @@ import numpy as np
 from sqlalchemy import Connection, select, text
 
 from openrlhf_dbb.storage import records, schema
-from openrlhf_dbb.storage.engine import driver
+from openrlhf_dbb.storage.engine import StoreError, driver
 from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, StateLayout, StepRows
-from openrlhf_dbb.storage.url import StoreError
 
-Columns = Mapping[str, Any]
-"""Values by column: one integer or text for all rows, one value for each row, or None for NULL.
-
-Values for each row are (P,) int64; (P,) float64, NaN for NULL; or (P,) texts. A name that is no column is left out.
-"""
+_FIND = "SELECT hash, prompt_id FROM dbb_prompt WHERE hash "
 
 _STALE = text("""SELECT h.prompt_id, h.prev_step, coalesce(q.step, -1)
     FROM dbb_history h LEFT JOIN dbb_posterior q ON q.run_id = h.run_id AND q.prompt_id = h.prompt_id
@@ -49,6 +45,48 @@ _UNDO_CHANGED = text("""INSERT INTO dbb_posterior (run_id, prompt_id, alpha, bet
 
 _UNDO_NEW = text("""DELETE FROM dbb_posterior WHERE run_id = :run AND prompt_id IN
     (SELECT prompt_id FROM dbb_history WHERE run_id = :run AND step > :step AND prev_step = -1)""")
+
+
+def prompt_hash(prompt: str, label: str) -> bytes:
+    """Return 16 bytes that identify a prompt with its label, in every database and run.
+
+    The bytes are the BLAKE2b hash of a version tag and of the two texts as UTF-8. The length of each text in bytes (8
+    bytes, little-endian) precedes it, so that ("ab", "c") and ("a", "bc") differ. Nothing is normalised; pass the
+    prompt as the model sees it. Another label means another reward, hence another prompt.
+
+    Example:
+        >>> prompt_hash("1 + 1 = ?", "2").hex()
+        'cf41dd1039e7e2bfe8da859a83110c47'
+    """
+    # JSON files may contain half a surrogate pair, which strict UTF-8 rejects.
+    text, answer = prompt.encode("utf-8", "surrogatepass"), label.encode("utf-8", "surrogatepass")
+    # By one call, since a data set has a million prompts.
+    sizes = len(text).to_bytes(8, "little"), len(answer).to_bytes(8, "little")
+    data = b"openrlhf-dbb prompt 1" + sizes[0] + text + sizes[1] + answer
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+# On the driver's connection, since SQLAlchemy takes several times as long for many values.
+def find_prompts(connection: Connection, hashes: list[bytes], total: int) -> dict[bytes, int]:
+    """Return the ids of the stored ones among these hashes, ascending, perhaps with others; ``total``: of all calls."""
+    if connection.dialect.name != "sqlite":
+        cursor = driver(connection).cursor(binary=True)
+        return dict(cursor.execute(f"{_FIND} = ANY(%b)", (hashes,)).fetchall())
+    execute = driver(connection).cursor().execute
+    newest = execute("SELECT max(prompt_id) FROM dbb_prompt").fetchone()[0] or 0
+    if newest <= 4 * total:  # a look-up takes as long as five rows of a scan
+        return dict(execute(f"{_FIND} BETWEEN ? AND ?", (hashes[0], hashes[-1])).fetchall())
+    return dict(row for digest in hashes if (row := execute(f"{_FIND} = ?", (digest,)).fetchone()))
+
+
+def new_prompts(connection: Connection, rows: list[tuple[bytes, str, str]]) -> None:
+    """Insert hashes, prompts and labels, but for those that another process has stored since they were looked for."""
+    new = "INSERT INTO dbb_prompt (hash, prompt, label) {} ON CONFLICT DO NOTHING"
+    if connection.dialect.name == "sqlite":
+        driver(connection).executemany(new.format("VALUES (?, ?, ?)"), rows)
+    else:
+        arrays = new.format("SELECT * FROM unnest(%b::bytea[], %b::text[], %b::text[])")
+        driver(connection).execute(arrays, tuple(map(list, zip(*rows, strict=True))))
 
 
 def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, digest: bytes) -> None:
@@ -121,7 +159,7 @@ def evaluation(
     key = {"run_id": run_id, "step": step, "name": name}
     values = {
         "model": records.storable(model),
-        "config": records.to_json(f"the config of evaluation {name!r}", dict(config)),
+        "config": json.dumps(dict(config), allow_nan=False),
         "generated_total": generated_total,
         "created_at": utc_now(),
     }
@@ -133,11 +171,13 @@ def evaluation(
     else:
         connection.execute(schema.evaluation.update().where(columns.evaluation_id == stored).values(values))
         connection.execute(text("DELETE FROM dbb_evaluation_result WHERE evaluation_id = :id"), {"id": stored})
-    for result in (benchmark.checked() for benchmark in rows):
-        repeat, place = (indices.ravel() for indices in np.indices(result.samples.shape))
-        place_key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
+    for result in rows:
+        shape = result.samples.shape
+        repeat, place = (indices.ravel() for indices in np.indices(shape))
+        key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
         numbers = {name: each.ravel() for name, each in vars(result).items() if isinstance(each, np.ndarray)}
-        insert(connection, "dbb_evaluation_result", numbers | place_key | {"prompt_id": result.prompt_ids[place]})
+        ids = np.broadcast_to(result.prompt_ids, shape).ravel()
+        insert(connection, "dbb_evaluation_result", numbers | key | {"prompt_id": ids})
     return int(stored)
 
 
@@ -169,8 +209,12 @@ def utc_now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def insert(connection: Connection, table: str, columns: Columns) -> None:
-    """Insert rows in bulk: by one statement on SQLite, by binary COPY on PostgreSQL."""
+def insert(connection: Connection, table: str, columns: Mapping[str, Any]) -> None:
+    """Insert rows in bulk: by one statement on SQLite, by binary COPY on PostgreSQL.
+
+    A column has one integer or text for all rows, or (P,) int64, float64 (NaN for NULL) or texts; None: it is NULL. A
+    name that is no column is left out.
+    """
     kinds = schema.metadata.tables[table].columns
     columns = {name: values for name, values in columns.items() if values is not None and name in kinds}
     size = len(columns["prompt_id"])

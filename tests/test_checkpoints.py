@@ -24,12 +24,7 @@ def save(folder, step, run="mine", *, finish=True):
         checkpoints.complete(folder, tag, run, [checkpoints.sizes(actor)] * 2)
 
 
-MANIFESTS = [
-    "null", "[" * 100_000, "\xff", '{"run": "mine", "step": 6}',
-    *(f'{{"run": "mine", "step": 6, "files": {files}}}'
-      for files in ("[]", "{}", '{"a": null}', f'{{"{"a" * 300}": {{"bytes": 1, "digest": ""}}}}')),
-    '{"run": "mine", "step": "6", "files": {"a": {"bytes": 1, "digest": ""}}}',
-]  # fmt: skip
+MANIFESTS = ["[" * 100_000, "\xff", '{"run": "mine", "step": 6}', '{"run": "mine", "step": 6, "files": {"a": null}}']
 
 
 @pytest.mark.parametrize("text", MANIFESTS, ids=range(len(MANIFESTS)))

@@ -1,48 +1,70 @@
-"""The command openrlhf-dbb as one: its help, its errors, missing extras."""
+"""The command openrlhf-dbb: its help and errors; runs, show, history and compare on a terminal, in a pipe, as JSON."""
 
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from rich.cells import cell_len
+from scipy import stats
+from sqlalchemy import text
 
 from openrlhf_dbb.cli.main import COMMANDS, main
+from openrlhf_dbb.terminal import shown
 
 ROOT = Path(__file__).parents[1]
+HOSTILE = "[red]bold[/red] \x1b[31m :smile: \u202e\u6f22\u5b57"
 
 
-def refused(capsys, *argv):
-    """The one line with which these arguments are refused, without its prefix."""
-    assert main(argv) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and err.count("\n") == 1
-    return err.removeprefix("error: ").rstrip("\n")
+def printed(capsys, store, *command):
+    """What a command prints, and the same without the codes for bold and dim, line by line."""
+    assert main([*command, "--store.url", store.url]) == 0
+    out = capsys.readouterr().out
+    return out, re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
 
 
-@pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"train"}), "lab mse", "lab replay", "evaluate compare"])
+def as_json(capsys, store, *command):
+    return json.loads(printed(capsys, store, *command, "--json")[0])
+
+
+def facts(capsys, store, *command):
+    """The lines "name: value" that a command prints."""
+    return dict(re.split(": +", line, maxsplit=1) for line in printed(capsys, store, *command)[1] if ": " in line)
+
+
+def refused(capsys, *command):
+    """The one line that a command prints when it refuses."""
+    assert main(list(command)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"train"}), "lab replay", "evaluate compare"])
 def test_help_of_every_command(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
     assert out.startswith(f"usage: openrlhf-dbb {command} ")
-    assert re.search(r"\n\n[A-Z][^.]+\.\n", out), "no description"
     assert not re.search(r"SUPPRESS|%\(|%%|None", out)
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("rnus", "unknown command 'rnus', did you mean runs? (openrlhf-dbb --help)"),
+        ("rnus", "COMMAND: invalid choice: 'rnus' (choose from "),
         ("runs --stor.url x", "unknown flag --stor.url, did you mean --store.url? (openrlhf-dbb runs --help)"),
         ("evaluate", "evaluate needs --model and --benchmarks, or the command compare"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_was_meant(capsys, argv, message):
-    assert refused(capsys, *argv.split()) == message
+    assert refused(capsys, *argv.split()).startswith(f"error: {message}")
 
 
 def test_the_store_is_named_before_the_command_or_after_it(store, fill, capsys):
@@ -66,3 +88,268 @@ def test_train_reads_its_own_arguments(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("error: --estimator: unknown estimator 'nobody'; known: ")
+
+
+@pytest.fixture
+def filled(store, fill):
+    """A store with run "old", and run "new" warm-started from it."""
+    old = fill.run(store, "old")
+    a, b, c = fill.prompts(store, 3)
+    fill.step(old, 1, [a, b], [4, 1])
+    new = fill.run(store, "new", config={"seed": 7, "actor": {"lr": 1e-6}})
+    new.warm_start(store, old.record, store.register_prompts(["prompt 0", "prompt 2"], ["0", "2"]), weight=0.5)
+    for step, successes in ((1, 0), (2, 2)):
+        shared = {"discount": np.array([step / 3]), "prior": np.array([1.0, 2.0])}
+        fill.step(new, step, [c], [successes], shared=shared, probes=fill.probes([a, c], [128, 64], [100, 4]))
+    new.record_checkpoint(1, "global_step1")
+    return store, (a, b, c)
+
+
+def evaluated(store, fill, name, successes_by_step, **values):
+    """A run of two steps of 6 prompts, evaluated on these with 4 samples each; its prompts' ids."""
+    run, ids = fill.run(store, name, **values), np.sort(fill.prompts(store, 6))
+    fill.train(run, ids, (1, 2))
+    for step, successes in successes_by_step.items():
+        run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="tiny", config={})
+    return run, ids
+
+
+@pytest.fixture
+def two(store, fill):
+    """Run "a", best at step 1, and "b", which is better at its end."""
+    evaluated(store, fill, "a", {0: [1, 0, 0, 1, 0, 1], 1: [2, 2, 2, 2, 2, 2], 2: [0, 1, 1, 2, 2, 0]}, method="grpo")
+    evaluated(store, fill, "b", {0: [1, 0, 0, 1, 0, 1], 2: [2, 4, 3, 4, 4, 3]}, method="grpo")
+    return store
+
+
+# ---- runs, show
+
+
+def test_runs_and_show_give_held_out_accuracy(two, fill, capsys):
+    fill.run(two, "c")
+    rows = [re.split("  +", line)[:7] for line in printed(capsys, two, "runs")[1][1:]]
+    # of 24: 3 right at the start, then 20 and 6
+    assert rows == [
+        ["3", "c", "running", "-", "0", "dbb", "-"],
+        ["2", "b", "running", "12.5 -> 83.3 %", "2", "grpo+dbb", "48"],
+        ["1", "a", "running", "12.5 -> 25.0 %", "2", "grpo+dbb", "48"],
+    ]
+    for run, then in (("a", "50.0 % (best) at step 1 -> 25.0 % (last) at step 2"), ("b", "83.3 % (last) at step 2")):
+        held_out = facts(capsys, two, "show", run)["held-out accuracy"]
+        assert held_out == f"12.5 % (start) at step 0 -> {then}; 6 prompts x 4 samples"
+
+
+def test_show(filled, capsys):
+    store, (a, _, c) = filled
+    out, lines = printed(capsys, store, "show", "new")
+    assert printed(capsys, store, "show")[1][0] == lines[0]  # the latest run
+    found = facts(capsys, store, "show")
+    # prompt 0: (2.25, 0.25), 0.9; prompt 2: (0.5, 4.5), then (2.25, 4.25), 2.25 / 6.5
+    told = {"run": "new (number 2)", "status": "running, step 2", "held-out accuracy": "not measured",
+            "checkpoint": "step 1", "run-wide state": "discount 0.6667",
+            "probes": "384 rollouts of 4 groups, never trained on",
+            "estimator": "dbb version 1, discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0",
+            "training": "25.0 % of the full reward, 8 rollouts in 2 visits",
+            "began from": f"run old at step 1, weight 0.5, in {store.location}",
+            "posterior mean": f"{(0.9 + 2.25 / 6.5) / 2:.4f} over 2 prompts, 1 visited"}  # fmt: skip
+    assert found.items() >= told.items()
+    hardest, easiest = (part.splitlines()[2:4] for part in out.split("\n\n")[-2:])
+    assert [line.split() for line in hardest] == [
+        [str(c), "0.3462", "0.2263", "2", "prompt", "2"],
+        [str(a), "0.9", "0.09", "0", "prompt", "0"],
+    ]
+    assert easiest == hardest[::-1]
+
+
+def test_show_and_history_tell_questions_of_one_template_apart(store, fill, capsys):
+    chat = "<|user|>\nYou are a helpful assistant that adds two numbers.\n{} + 1?<|end|>\n<|assistant|>\n"
+    ids = store.register_prompts([chat.format(number) for number in (7, 8, 9)], ["8", "9", "10"])
+    fill.step(fill.run(store), 1, ids, [1, 2, 3])
+    lines = printed(capsys, store, "show")[1]
+    assert [line.split("  ")[-1] for line in lines[-3:]] == ["9 + 1?", "8 + 1?", "7 + 1?"]
+    assert f"{ids[1]} (8 + 1?, label 9), " in refused(capsys, "history", "adds two", "--store.url", store.url)
+
+
+# ---- history
+
+
+@pytest.mark.parametrize("ref", ["{}", "PROMPT 2"])
+def test_history(filled, capsys, ref):
+    store, (a, _, c) = filled
+    lines = printed(capsys, store, "history", ref.format(c))[1]
+    assert lines[:3] == ["run:    new", f"prompt: {c}: prompt 2", "label:  2"]
+    assert [line.split() for line in lines[3:]] == [
+        ["step", "rollouts", "successes", "alpha", "beta", "mean", "variance"],
+        ["1", "4", "0", "0.5", "4.5", "0.1", "0.09"],
+        ["2", "4", "2", "2.25", "4.25", "0.3462", "0.2263"],
+    ]
+    assert printed(capsys, store, "history", str(a), "old")[1][-1].split()[:5] == ["1", "4", "4", "4.5", "0.5"]
+    assert "not visited in this run" in printed(capsys, store, "history", str(a))[0]
+
+
+# ---- compare
+
+
+def test_what_groups_cost(store, fill, capsys):
+    """Runs of two methods, without usage, and of single rollouts."""
+    ids = fill.prompts(store, 2)
+    fill.step(fill.run(store, "c"), 1, ids, [4, 2])
+    # the first group is filtered out; the second is informative, but not rescued
+    filtered = fill.usage(ids, [4, 2], trained=4, informative=4, rescued=0)
+    fill.step(fill.run(store, "b", method="dapo"), 1, ids, [4, 2], usage=filtered)
+    fill.step(fill.run(store, "a"), 1, ids[:1], [4], usage=None)
+    fill.step(fill.run(store, "single"), 1, ids, [1, 0], rollouts=1)
+    nothing = fill.usage(ids[:1], [0], informative=0, rescued=0)
+    fill.step(fill.run(store, "zero"), 1, ids[:1], [0], usage=nothing)
+    names = ("rollouts", "filtered", "mixed_groups", "rollouts_per_mixed_group", "tokens_per_mixed_group")
+    names += ("zero_variance_share", "given_advantage_share")
+    assert {run["name"]: [run[name] for name in names] for run in as_json(capsys, store, "runs")} == {
+        "b": [8, 4, 1, 8, 80, 0.5, 0],
+        "a": [None] * 7,
+        "c": [8, 0, 1, 8, 80, 0.5, 1],
+        "single": [2, 0, None, None, None, None, None],
+        "zero": [4, 0, 0, None, None, 1, 0],
+    }
+    assert "rollouts" not in facts(capsys, store, "show", "a")
+    out, _ = printed(capsys, store, "compare", "b", "c")
+    assert "not measured in both on the same prompts" in out
+    assert out.splitlines()[-2].split() == ["b", "dapo", "dbb", "8", "4", "1", "8", "0.5", "0"]
+
+
+def test_compare_names_the_better_of_two_models(two, fill, capsys):
+    _, lines = printed(capsys, two, "compare", "a", "b")
+    at = lines.index("held-out accuracy")
+    assert [re.split("  +", line)[1:] for line in lines[at + 2 : at + 4]] == [
+        ["12.5 % (step 0)", "50.0 % (step 1)", "25.0 % (step 2)"],
+        ["12.5 % (step 0)", "83.3 % (step 2)", "83.3 % (step 2)"],
+    ]
+    low, high = stats.ttest_1samp(np.array([2, 3, 2, 2, 2, 3]) / 4, 0).confidence_interval()
+    assert lines[at + 4].endswith(
+        f" +58.3 points, 95 % interval +{100 * low:.1f} to +{100 * high:.1f} (6 prompts x 4 samples)"
+    )
+    assert lines[at + 5] == "the second is higher" and lines[at + 6].startswith("One run of each")
+    assert "the second is lower" in printed(capsys, two, "compare", "b", "a")[1]
+    evaluated(two, fill, "c", {2: [4, 1, 3, 4, 4, 4]})
+    _, lines = printed(capsys, two, "compare", "b", "c")
+    assert "+0.0 points" in lines[at + 4] and lines[at + 5] == "no difference shown"
+
+
+def test_compare_pairs_the_prompts_that_both_answered(two, fill, capsys):
+    run, ids = evaluated(two, fill, "c", {})
+    run.record_evaluation(2, "training", [fill.evaluation(ids[2:5], [4, 4, 3], samples=8)], model="", config={})
+    tested = as_json(capsys, two, "compare", "a", "c")["held_out"]
+    assert (tested["prompts"], tested["samples"], tested["steps"]) == (3, [4, 8], [2, 2])
+    first, second = np.array([1, 2, 2]) / 4, np.array([4, 4, 3]) / 8
+    assert (tested["first"], tested["second"]) == pytest.approx((first.mean(), second.mean()))
+    intervals = [list(stats.ttest_1samp(of, 0).confidence_interval()) for of in (first, second)]
+    np.testing.assert_allclose(tested["intervals"], intervals)
+    assert tested["p"] == pytest.approx(stats.ttest_1samp(second - first, 0).pvalue)
+
+
+def test_compare_has_unbiased_pass_at_k_with_its_interval(two, fill, capsys):
+    # 1 - C(4 - c, k) / C(4, k): of "a" c is 0, 1, 1, 2, 2, 0; of "b" 2, 4, 3, 4, 4, 3
+    first, second = np.array([0, 1 / 2, 1 / 2, 5 / 6, 5 / 6, 0]), np.array([5 / 6, 1, 1, 1, 1, 1])
+    of_2, of_4 = as_json(capsys, two, "compare", "a", "b")["held_out"]["pass_at_k"]
+    low, high = stats.ttest_1samp(second - first, 0).confidence_interval()
+    wanted = {"k": 2, "first": first.mean(), "second": second.mean(), "low": low, "high": high}
+    assert {name: of_2[name] for name in wanted} == pytest.approx(wanted)
+    assert (of_4["k"], of_4["first"], of_4["second"]) == pytest.approx((4, 4 / 6, 1))
+    evaluated(two, fill, "partial", {2: [0.5, 1, 3, 4, 4, 4]})
+    assert "pass@k" not in printed(capsys, two, "compare", "b", "partial")[0]
+
+
+# ---- whether a run still runs
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "another-host"])
+def test_a_run_whose_process_has_ended_is_stale(store, fill, capsys, host):
+    evaluated(store, fill, "a b", {}, method="grpo")
+    # above the largest process id
+    killed = "UPDATE dbb_run SET owner_host = :host, owner_pid = 4194305, heartbeat_at = '2026-01-01T00:00:00.000Z'"
+    with store.database.transaction(write=True) as connection:
+        connection.execute(text(killed), {"host": host})
+    assert re.search(r" stale \d+ d ", printed(capsys, store, "runs")[1][1])
+    found = facts(capsys, store, "show", "a b")
+    assert re.fullmatch(r"stale \d+ d, step 2", found["status"])
+    assert as_json(capsys, store, "show")["status"] == "stale"
+
+
+# ---- terminal, pipe, JSON, refusals
+
+SHOWN = (["runs"], ["show"], ["compare", "a", "b"], ["history", "prompt 1"])
+
+
+def test_a_terminal_of_100_columns_cuts_what_is_whole_in_a_pipe(two, fill, capsys, monkeypatch):
+    name = "x" * 90
+    evaluated(two, fill, name, {0: [0] * 6, 2: [4] * 6}, model="m" * 300, estimator="e" * 70)
+    for command in SHOWN:
+        out, lines = printed(capsys, two, *command)
+        assert "\x1b" not in out and out.splitlines() == lines
+    assert name in printed(capsys, two, "runs")[0]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    for command in SHOWN:
+        assert max(map(len, printed(capsys, two, *command)[1])) <= 100
+    out, lines = printed(capsys, two, "runs")
+    assert name not in out and "\u2026  " in lines[1]
+
+
+@pytest.mark.parametrize("columns", [None, "100"])
+def test_texts_of_a_store_are_neither_markup_nor_control_characters(open_new, fill, capsys, monkeypatch, columns):
+    if columns:
+        for name, value in (("FORCE_COLOR", "1"), ("COLUMNS", columns), ("NO_COLOR", "1")):
+            monkeypatch.setenv(name, value)
+    store = open_new("sqlite")
+    for name in ("a [bold]", "b :smile:"):
+        run = fill.run(store, name, model=HOSTILE, method="[blink]x[/blink]", estimator="[/]", config={"n": HOSTILE})
+        (prompt,) = store.register_prompts([HOSTILE + "x" * 500], [HOSTILE])
+        fill.step(run, 1, [prompt], [4 if name[0] == "a" else 0])
+    for command in (["runs"], ["show"], ["compare", "1", "2"], ["history", str(prompt)]):
+        _, lines = printed(capsys, store, *command)
+        assert all(line.isprintable() for line in lines)
+    _, lines = printed(capsys, store, "runs")
+    assert "b :smile:" in lines[1] and "a [bold]" in lines[2] and "[blink]x[/blink]+[/]" in lines[1]
+    assert columns is None or len({cell_len(line) for line in lines}) == 1
+    assert shown("\x1b[2J\x07 \u202e" + "x" * 500, 21) == "\\x1b[2J\\x07 \\u202e..."
+
+
+def test_json_has_the_numbers_that_are_printed(two, fill, capsys):
+    fill.run(two, "new")
+    new, _, a = as_json(capsys, two, "runs")
+    wanted = {"number": 1, "name": "a", "status": "running", "step": 2, "method": "grpo", "estimator": "dbb",
+              "rollouts": 48, "tokens": 480, "groups": 12, "mixed_groups": 8}  # fmt: skip
+    assert wanted.items() <= a.items() and a["parameters"]["discount"] == 0.5
+    assert a["held_out"] == {
+        "start": 0.125, "start_step": 0, "best": 0.5, "best_step": 1, "last": 0.25, "last_step": 2,
+        "prompts": 6, "samples": 4, "benchmarks": 1,
+    }  # fmt: skip
+    assert (new["held_out"], new["method"], new["rollouts"], new["mixed_groups"]) == (None,) * 4
+    of_a = as_json(capsys, two, "show", "a")
+    assert a.items() <= of_a.items() and of_a["configuration"] == {"seed": 7}
+    assert (of_a["progress"]["successes"], len(of_a["hardest"]), len(of_a["easiest"])) == (11 + 12, 5, 5)
+    history = as_json(capsys, two, "history", "prompt 1", "a")
+    assert (history["run"], history["prompt"], history["label"]) == ("a", "prompt 1", "1")
+    assert [visit["step"] for visit in history["visits"]] == [1, 2]
+
+
+def test_refusals_are_one_line_and_exit_2(store, fill, tmp_path, capsys):
+    url = ("--store.url", store.url)
+    assert "there are no runs in " in refused(capsys, "show", *url)
+    assert printed(capsys, store, "runs")[0] == f"no runs in {store.location}\n"
+    run = fill.run(store)
+    assert facts(capsys, store, "show")["training"] == "none of the full reward, 0 rollouts in 0 visits"
+    fill.step(run, 1, fill.prompts(store, 2), [1, 2])
+    assert "'nobody'" in refused(capsys, "show", "nobody", *url)
+    assert "'9999'" in refused(capsys, "history", "9999", *url)
+    assert "(prompt " in refused(capsys, "history", "prompt", *url)
+    missing = tmp_path / "missing.db"
+    assert f"there is no store at {missing};" in refused(capsys, "runs", "--store.url", f"sqlite:///{missing}")
+    assert not missing.exists()
+
+
+def test_a_closed_pipe_ends_a_command_quietly(open_new, fill):
+    store = open_new("sqlite")
+    fill.run(store)
+    command = f"{sys.executable} -m openrlhf_dbb runs --store.url {store.url}"
+    piped = ["bash", "-c", f"{{ {command}; echo $? >&2; }} | true"]
+    assert subprocess.run(piped, cwd=ROOT, text=True, capture_output=True).stderr.strip() == "0"

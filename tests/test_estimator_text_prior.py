@@ -1,7 +1,9 @@
-"""Prior means predicted from features, and auto's forecasts by them: by hand, and the conditions of the regression.
+"""Features of texts, prior means predicted from them, and auto's forecasts: by hand, and as written out in Python.
 
 Axes: P prompts, D features, K regressions.
 """
+
+import math
 
 import numpy as np
 import pytest
@@ -10,8 +12,7 @@ from scipy.stats import betabinom
 
 from openrlhf_dbb.estimators import build, text_prior
 from openrlhf_dbb.estimators.auto import TEXT_DISCOUNTS_K, TEXT_WEIGHTS
-from openrlhf_dbb.estimators.text_features import WIDTH, text_features
-from openrlhf_dbb.estimators.text_prior import learned, predicted
+from openrlhf_dbb.estimators.text_prior import BUCKETS, WIDTH, learned, predicted, text_features
 
 
 def sigmoid(x):
@@ -140,12 +141,45 @@ def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
     ],
     ids=["separable", "constant", "large"],
 )
-@pytest.mark.parametrize("rewards", ["halves", "all 0", "all 1"])
-def test_it_stays_finite_and_clipped(features_P_D, rewards, monkeypatch):
-    success_P = {"halves": np.arange(40) >= 20, "all 0": np.zeros(40), "all 1": np.ones(40)}[rewards]
+def test_it_stays_finite_and_clipped(features_P_D, monkeypatch):
     monkeypatch.setattr(text_prior, "RIDGE", 1e-6)
     features_P_D = padded(features_P_D)
-    found = predicted(converged(features_P_D, 8.0 * success_P, 8.0), features_P_D)
-    assert found.min() >= 0.005 and found.max() <= 0.995
-    if rewards != "halves":
-        np.testing.assert_allclose(found, 0.995 if rewards == "all 1" else 0.005, atol=1e-6)
+    for success_P in (np.arange(40) >= 20, np.zeros(40), np.ones(40)):
+        found = predicted(converged(features_P_D, 8.0 * success_P, 8.0), features_P_D)
+        assert found.min() >= 0.005 and found.max() <= 0.995
+    np.testing.assert_allclose(found, 0.995, atol=1e-6)
+
+
+MASK = 2**64 - 1
+
+
+def mixed(value):
+    value = (value + 0x9E3779B97F4A7C15) & MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+def plain(text):
+    alike = "".join("0" if character in "123456789" else character for character in text)
+    encoded = b"\x02" + alike.encode("utf-8", "surrogatepass") + b"\x03"
+    buckets = [0.0] * BUCKETS
+    for n in (1, 2, 3):
+        for start in range(len(encoded) - n + 1):
+            hashed = mixed(int.from_bytes(bytes([n]) + encoded[start : start + n], "big"))
+            buckets[hashed % BUCKETS] += -1 if hashed >> 63 else 1
+    norm = max(math.sqrt(sum(value**2 for value in buckets)), 1)
+    return [value / norm for value in buckets] + [math.log(len(encoded) - 1)]
+
+
+TEXTS = ["740-1=", "", "½ + ٣", "Wie groß ist x, wenn x² = 4?", "\ud800", "問題", "a" * 5000, "two words\n"]
+
+
+def test_each_row_of_features_is_what_the_documentation_says():
+    np.testing.assert_allclose(text_features(TEXTS), [plain(text) for text in TEXTS], rtol=1e-12)
+
+
+def test_a_row_of_features_depends_on_its_text_alone():
+    texts = [f"{i} + {i % 7} =" for i in range(2500)]  # more than are taken at a time
+    np.testing.assert_array_equal(text_features(texts)[2100:2103], text_features(texts[2100:2103]))
+    np.testing.assert_array_equal(text_features(texts[::-1])[::-1], text_features(texts))

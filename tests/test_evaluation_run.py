@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 
 import pytest
-from store_invariants import check
+from filler import check
 
 from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main

@@ -277,8 +277,8 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     # alpha, beta = 0.5 + S, 0.5 + n - S
     posteriors = stored(mine, store, f"SELECT rollouts, alpha, beta {BY_PROMPT}")
     assert [tuple(row) for row in posteriors] == [(8, 1.5, 7.5), (8, 8.5, 0.5), (8, 0.5, 8.5), (1, 1.5, 0.5)]
-    used = store.query("SELECT generated, generated_tokens, trained, trained_tokens, skipped FROM steps")
-    assert [tuple(row) for row in used] == [(26, 40 + 40 + 24 + 10, 16, 80, 2)]
+    used = store.query("SELECT generated, generated_tokens, trained, skipped FROM steps")
+    assert [tuple(row) for row in used] == [(26, 40 + 40 + 24 + 10, 16, 2)]
     assert metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)  # of the rows that are trained on
 
 

@@ -1,4 +1,4 @@
-"""lab replay: losses worked out by hand, unbiased in simulation; the recommendation; the command on a real store."""
+"""lab replay: estimators as text; losses worked out by hand, unbiased in simulation; the ranking; a real store."""
 
 import json
 
@@ -7,19 +7,32 @@ import pytest
 
 from openrlhf_dbb import Posteriors, StepExtras
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.estimators import Estimate
-from openrlhf_dbb.lab import recorded, scores, specs
-from openrlhf_dbb.lab.recorded import rerun
-from openrlhf_dbb.lab.replay import introduction, recommendation
-from openrlhf_dbb.lab.scores import Outcome, evaluate, rank
-from openrlhf_dbb.storage import ProbeRows
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators.probe_error import squared_errors
+from openrlhf_dbb.lab import replay, specs
+from openrlhf_dbb.lab.replay import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation, rerun
 from openrlhf_dbb.storage.read import StepLog
+
+
+def test_estimators_as_text():
+    partial = specs.parse("dbb:discount=0.4,prior_alpha=2,partial_credit=true")
+    others = " prior_alpha=2 partial_credit=True"
+    assert (specs.label(partial), specs.family(partial)) == ("dbb 0.4" + others, "dbb" + others)
+    assert specs.flags(partial) == "--estimator dbb --dbb.discount 0.4 --dbb.prior_alpha 2.0 --dbb.partial_credit"
+    assert specs.label(specs.parse("openrlhf_dbb.estimators.simple:LaplaceSmoothing:smoothing=0.3")) == "laplace 0.3"
+    with pytest.raises(UsageError, match=r"^estimator 'dbb:discount=half': Expected `float`, got `str`"):
+        specs.parse("dbb:discount=half")
+
+
+def test_candidates_of_a_sweep_are_there_once_and_within_the_range():
+    candidates = specs.sweep(["point", "ema", "dbb", "dbb:discount=0.3", "dbb:discount=0.3"], [0.0, 1.0])
+    assert [specs.label(candidate) for candidate in candidates] == ["point", "ema 0", "dbb 1", "dbb 0.3"]
 
 
 def visits(step, prompt_id, successes, rollouts):
     """On-policy visits of a log that has no estimates."""
     none, nan = np.zeros(len(step)), np.full(len(step), np.nan)
-    return recorded.visits(StepLog(step, prompt_id, rollouts, successes, nan, nan, none, nan, nan))
+    return replay.visits(StepLog(step, prompt_id, rollouts, successes, nan, nan, none, nan, nan))
 
 
 def simulated(prompts=1024, passes=4, rollouts=8, seed=0, walk=0.1):
@@ -42,23 +55,21 @@ def hand_made():
 def test_rerun():
     again = rerun(specs.parse("dbb:discount=0.5"), hand_made())
     # Prompt 7: Beta(0.5 + 1, 0.5 + 1). Prompt 9: Beta(0.5 + 3, 0.5 + 1), then Beta(1.75 + 4, 0.75).
-    np.testing.assert_allclose(again.estimate.mean, [0.5, 3.5 / 5, 5.75 / 6.5])
+    np.testing.assert_allclose(again.mean, [0.5, 3.5 / 5, 5.75 / 6.5])
     np.testing.assert_allclose(again.group_weight, [2 / 3, 4 / 5, 4 / 6.5])
     np.testing.assert_allclose(again.predictive, [[0.5, 0.5, 1.75], [0.5, 0.5, 0.75]])
-
-
-def test_an_estimator_that_reads_first_has_nothing_of_the_group():
+    # An estimator that reads first has nothing of the group.
     again = rerun(specs.parse("spo"), hand_made())
-    np.testing.assert_allclose(again.estimate.mean, [0.5, 0.5, 3.48 / 4.96])  # without a drift rho is 0.96
+    np.testing.assert_allclose(again.mean, [0.5, 0.5, 3.48 / 4.96])  # without a drift rho is 0.96
     assert again.group_weight.tolist() == [0, 0, 0]
 
 
 def test_error_from_log_by_hand():
-    error = scores.error_from_log(hand_made(), np.array([0.4, 0.7, 0.9]), np.array([1.0, 0.5, 0.25]))
+    error = error_from_log(hand_made(), np.array([0.4, 0.7, 0.9]), np.array([1.0, 0.5, 0.25]))
     # (0.1)^2 + 1 * 1 * 1 / (4 * 1);  (0.05)^2 - 0;  (0.1)^2 - 0.5 * 0, since S = N
     np.testing.assert_allclose(error, [0.01 + 0.25, 0.0025, 0.01])
     alone = visits(np.array([1]), np.array([1]), np.array([1.0]), np.array([1]))
-    assert np.isnan(scores.error_from_log(alone, np.array([0.5]), np.array([1.0]))).all()
+    assert np.isnan(error_from_log(alone, np.array([0.5]), np.array([1.0]))).all()
 
 
 @pytest.mark.parametrize("name", ["point", "dbb:discount=0.4", "ema", "laplace"])
@@ -67,34 +78,33 @@ def test_error_from_log_is_unbiased(name):
     for seed in range(40):
         simulated_visits, p = simulated(prompts=256, rollouts=2, seed=seed)
         again = rerun(specs.parse(name), simulated_visits)
-        error = scores.error_from_log(simulated_visits, again.estimate.mean, again.group_weight)
-        gaps.append(np.mean(error - (again.estimate.mean - p) ** 2))
+        error = error_from_log(simulated_visits, again.mean, again.group_weight)
+        gaps.append(np.mean(error - (again.mean - p) ** 2))
     assert abs(np.mean(gaps)) < 4 * np.std(gaps) / np.sqrt(len(gaps))
 
 
+def test_the_noise_of_a_probe_is_taken_out_of_squared_errors():
+    samples, successes, squares = np.array([4, 4, 5]), np.array([2.0, 3.0, 5.0]), np.array([1.5, 3.0, 5.0])
+    # Scores 1 1 0.5 ... of mean 1/2: (1.5 - 4/4) / (4 * 3); 3/4: (3 - 9/4) / 12; all 1: no noise.
+    errors = squared_errors(np.array([0.5, 0.4, 0.9]), samples, successes, squares)
+    assert errors == pytest.approx([-0.5 / 12, 0.35**2 - 0.75 / 12, 0.1**2])
+    assert np.isnan(squared_errors(*np.ones((4, 1)))).all()
+
+
 def test_log_score_by_hand():
-    # Beta(1, 1): all numbers of successes are alike. Beta(2, 1), N = 4: S = 4 has 5 / 15.
-    score = scores.log_score(hand_made(), np.array([1.0, 1.0, 2.0]), np.ones(3))
-    np.testing.assert_allclose(score, [np.nan, np.nan, np.log(5 / 15)])
-
-
-def test_advantages_by_hand(monkeypatch):
-    # Means 0.5 and variance 0.25: advantages +-1. Variance 0: none. Mean 0.8, variance 0.16: +0.5 four times.
-    estimate = Estimate(np.array([0.5, 0.75, 0.8]), np.array([0.25, 0.0, 0.16]))
-    unknown = np.full(3, np.nan)
-    monkeypatch.setattr(scores, "rerun", lambda *_: recorded.Rerun(estimate, unknown, (unknown, unknown)))
-    outcome = evaluate(specs.parse("point"), hand_made())
-    assert outcome.zero_groups == pytest.approx(1 / 3)
-    assert outcome.mean_advantage == pytest.approx((2 * 1 + 4 * 0.5) / 10)
-    assert [outcome.mean(name) for name in scores.CRITERIA] == [None] * 3
+    # Only the last visit is a second one: Beta(1.75, 0.75), and 4 of 4.
+    outcome = evaluate(specs.parse("dbb:discount=0.5"), hand_made())
+    log_score = np.log(np.prod(1.75 + np.arange(4)) / np.prod(2.5 + np.arange(4)))
+    np.testing.assert_allclose(outcome.losses["likelihood"], [np.nan, np.nan, -log_score])
+    assert evaluate(specs.parse("point"), hand_made()).mean("likelihood") is None
 
 
 def test_ranking_by_hand():
     """Two prompts of two visits: a draw is (1, 1), (1, 2), (2, 1) or (2, 2)."""
     of_two = visits(np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int))
     losses = {"dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0], "dbb:discount=0.6": [3.0] * 4, "point": [5.0] * 4}
-    unknown = dict.fromkeys(scores.CRITERIA, np.full(4, np.nan))
-    outcomes = [Outcome(specs.parse(text), unknown | {"mse": np.array(loss)}, 0, 0) for text, loss in losses.items()]
+    unknown = dict.fromkeys(CRITERIA, np.full(4, np.nan))
+    outcomes = [Outcome(specs.parse(text), unknown | {"mse": np.array(loss)}) for text, loss in losses.items()]
     ranking = rank(outcomes, of_two)
     np.testing.assert_allclose(ranking.mean_C, [2, 3, 5])
     assert ranking.best_of_each() == [0, 2]
@@ -114,42 +124,19 @@ def ranked(simulated_visits, texts=("dbb",), discounts=(0.1, 0.2, 0.3, 0.4, 0.5,
 def test_best_discount_is_near_the_best_in_hindsight(walk):
     simulated_visits, p = simulated(prompts=4096, walk=walk)
     ranking = ranked(simulated_visits)
-    true = [np.mean((rerun(o.estimator, simulated_visits).estimate.mean - p) ** 2) for o in ranking.candidates]
+    true = [np.mean((rerun(o.estimator, simulated_visits).mean - p) ** 2) for o in ranking.candidates]
     assert true[0] < 1.02 * min(true)
     _, low, high = ranking.best_discount("dbb")
     assert low <= specs.knob_value(ranking.candidates[int(np.argmin(true))].estimator) <= high
 
 
-@pytest.mark.parametrize(
-    ("log", "said"),
-    [
-        ({"prompts": 64, "passes": 1, "seed": 1}, "discounts cannot be compared"),
-        ({"prompts": 6, "passes": 2, "seed": 1}, "this log does not determine it"),
-        ({"prompts": 512, "walk": 0}, "use next: --estimator dbb --dbb.discount 1"),
-    ],
-)
-def test_a_recommendation_unless_the_log_is_too_short(log, said):
-    simulated_visits, _ = simulated(**log)
-    assert said in "\n".join(recommendation(ranked(simulated_visits), simulated_visits))
-
-
-@pytest.fixture
-def written(open_new, fill):
-    """Store with run "walk": 64 prompts in 3 passes of 4 steps, N = 8, every fourth prompt probed; and their S_T_P."""
-    store, rng = open_new("sqlite"), np.random.default_rng(5)
-    run, ids = fill.run(store, "walk"), fill.prompts(store, 64)
-    p_T_P = simulated(prompts=64, passes=3, seed=5)[1].reshape(3, 64)
-    successes_T_P = rng.binomial(8, p_T_P)
-    step = 0
-    for t in range(3):
-        for rows in np.split(rng.permutation(64), 4):
-            step += 1
-            probed = rows[rows % 4 == 0]
-            successes = rng.binomial(100, p_T_P[t, probed]).astype(float)
-            step_rows = fill.rows(run, ids[rows], successes_T_P[t, rows], rollouts=8)
-            step_rows.probes = ProbeRows(ids[probed], np.full(len(probed), 100), successes, successes)
-            run.record_step(step, step_rows)
-    return store, successes_T_P
+def test_a_recommendation_unless_the_log_is_too_short():
+    for log, said in (
+        ({"passes": 1}, "discounts cannot be compared"),
+        ({"walk": 0}, "--estimator dbb --dbb.discount 1"),
+    ):
+        simulated_visits, _ = simulated(prompts=512, **log)
+        assert said in "\n".join(recommendation(ranked(simulated_visits), simulated_visits))
 
 
 def candidates(store, capsys, *arguments):
@@ -160,23 +147,23 @@ def candidates(store, capsys, *arguments):
     return answer["recommendation"], {row["estimator"]: row for row in answer["candidates"]}
 
 
-def test_command(written, capsys):
-    store, successes_T_P = written
+def test_command(open_new, fill, capsys):
+    """16 prompts in 3 steps, N = 8, every fourth prompt probed."""
+    store, rng = open_new("sqlite"), np.random.default_rng(5)
+    run, ids = fill.run(store, "walk"), np.sort(fill.prompts(store, 16))
+    p_T_P = simulated(prompts=16, passes=3, seed=5)[1].reshape(3, 16)
+    successes_T_P, probed_T_P = rng.binomial(8, p_T_P), rng.binomial(100, p_T_P[:, ::4])
+    for step, (successes, probed) in enumerate(zip(successes_T_P, probed_T_P, strict=True), 1):
+        fill.step(run, step, ids, successes, rollouts=8, probes=fill.probes(ids[::4], [100] * 4, probed))
     assert main(["lab", "replay", "walk", "--store.url", store.url]) == 0
     out = capsys.readouterr().out
-    assert "run walk: 192 visits of 64 prompts, 8 rollouts a visit" in out
-    assert "probes: 48 visits, 100 samples each" in out
+    size = "48 visits of 16 prompts, 8 rollouts a visit, 12 visits with probes"
+    assert out.startswith(f"run walk: {size}; trained with dbb 0.5\n")
     assert "criterion: mean squared error against the probes" in out
     _, rows = candidates(store, capsys)
-    assert f"{len(rows)} candidates" in out and rows["dbb 0.5"]["zero-advantage groups"] == 0
-    zero_variance = np.mean((successes_T_P == 0) | (successes_T_P == 8))
-    assert rows["point"]["zero-advantage groups"] == pytest.approx(zero_variance)
+    assert f"{len(rows)} candidates" in out
+    share, p = successes_T_P[:, ::4] / 8, probed_T_P / 100
     # p (1 - p) / 99 is the noise of a probe's 100 samples.
-    probed = store.query(
-        "SELECT h.successes, p.successes FROM dbb_probe p JOIN dbb_history h USING (run_id, step, prompt_id)"
-    )
-    share, p = np.array([tuple(row) for row in probed]).T / [[8], [100]]
-    assert len(p) == 48
     assert rows["point"]["mse (probes)"] == pytest.approx(np.mean((share - p) ** 2 - p * (1 - p) / 99))
 
 
@@ -187,7 +174,7 @@ def test_a_run_of_single_rollouts_is_judged_by_its_forecasts(store, fill, capsys
     chosen = ("--estimators", "dbb:discount=0.2", "dbb:discount=0.4,prior_alpha=2", "point")
     assert main(["lab", "replay", "--store.url", store.url, *chosen]) == 0
     out = capsys.readouterr().out
-    assert "6 visits of 2 prompts, 1 rollouts a visit\n" in out
+    assert "6 visits of 2 prompts, 1 rollouts a visit, 0 visits with probes" in out
     assert "criterion: minus log-likelihood of the next visit's successes" in out
     advice, rows = candidates(store, capsys, *chosen)
     assert list(rows) == ["dbb 0.2", "dbb 0.4 prior_alpha=2", "point"]
@@ -218,14 +205,13 @@ def test_replay_of_an_asynchronous_run_gives_what_it_stored(open_new):
             versions = [version for _, of_group in groups.values() for version in of_group]
             posteriors.observe(step, prompts, [""] * len(prompts), rewards, extras=StepExtras(policy_versions=versions))
         a, b = (posteriors.prompt_ids[prompt, ""] for prompt in "ab")
-    run, seen = recorded.read(store.url, "late")
+    run, seen = replay.read(store.url, "late")
     rows = store.query("SELECT step, prompt_id, lag, mean, alpha, beta FROM posterior_history ORDER BY step, prompt_id")
     assert {(row.step, row.prompt_id): row.lag for row in rows} == {
         (1, a): 0, (1, b): 0, (2, b): 0.5, (3, a): 0, (4, a): 2, (4, b): 0,
     }  # fmt: skip
-    again = rerun(recorded.own_estimator(run), seen)
-    np.testing.assert_allclose(again.estimate.mean, [row.mean for row in rows], rtol=1e-12)
-    assert "lag: 0.417 training steps on average, 2 at most" in introduction(run, seen, None)  # 2.5 in 6 groups
+    again = rerun(replay.own_estimator(run), seen)
+    np.testing.assert_allclose(again.mean, [row.mean for row in rows], rtol=1e-12)
 
 
 def test_errors_are_one_line(store, fill, capsys):
@@ -265,6 +251,6 @@ def test_forecasts_read_the_prompts_texts_in_a_run_and_in_its_replay(tmp_path):
             posteriors.observe(step, drawn, ["1"] * 20, [float("?" in prompt) for prompt in drawn])
     right = np.array([right for _, right in seen])
     assert np.all(np.array(forecasts[-20:])[right] > 0.75) and np.all(np.array(forecasts[-20:])[~right] < 0.25)
-    run, visits_seen = recorded.read(url, "texts")
-    alpha, beta = rerun(recorded.own_estimator(run), visits_seen).predictive
+    run, visits_seen = replay.read(url, "texts")
+    alpha, beta = rerun(replay.own_estimator(run), visits_seen).predictive
     np.testing.assert_allclose(alpha / (alpha + beta), forecasts, rtol=1e-9)

@@ -9,13 +9,13 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from store_invariants import check
+from filler import check
 
 from openrlhf_dbb import Posteriors
-from openrlhf_dbb.core.step import Probes, Responses, StepExtras
+from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.estimators import FORMS, build
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
-from openrlhf_dbb.lab import recorded
+from openrlhf_dbb.lab import replay
 from openrlhf_dbb.storage import StoreError, open_store
 
 PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
@@ -63,19 +63,12 @@ def test_two_steps_by_hand(url):
     assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5), (2, "1+1=", 3, 1.0, 3.25, 2.25)]
 
 
-def test_rows_of_a_prompt_form_one_group_wherever_they_stand(new_url):
-    with Posteriors.create(new_url("sqlite"), "demo", *DATA, estimator="point") as posteriors:
-        texts, labels = ["1+1=", "2+2=", "1+1=", "2+2="], ["2", "4", "2", "4"]
-        scored = posteriors.observe(1, texts, labels, np.array([1.0, 5.0, 0.0, 7.0]), form="dr_grpo")
-    assert scored.advantages.tolist() == [0.5, -1, -0.5, 1]
-    assert scored.group_std == pytest.approx([math.sqrt(0.5), math.sqrt(2)] * 2)
-
-
 def test_rewards_are_optimized_and_scores_estimated_from(new_url):
     with Posteriors.create(new_url("sqlite"), "demo", *DATA, parameters=HALF) as posteriors:
         # alpha, beta = 0.5 + 1, 0.5 + 1; the second rollout has a length penalty, the third one's reward is missing
         scored = posteriors.observe(1, *group(0, [1, -0.5, None]), scores=[1, 0, 1], form="dr_grpo")
     assert scored.advantages.tolist() == [0.5, -1.0, 0.0]
+    assert scored.group_std == pytest.approx([1.5 / math.sqrt(2)] * 3)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -155,7 +148,7 @@ def test_a_module_that_only_a_database_names_is_not_imported(new_url, tmp_path, 
         run = fill.run(store, "demo", estimator="theirs:Theirs")
     with pytest.raises(ValueError, match=r"'theirs:Theirs', .* give --estimator theirs:Theirs, or import theirs first"):
         Posteriors.resume(url, "demo", *DATA)
-    assert recorded.own_estimator(run.record) is None
+    assert replay.own_estimator(run.record) is None
 
 
 def test_no_secret_is_stored(new_url):
@@ -170,7 +163,7 @@ def test_no_secret_is_stored(new_url):
 
 
 BAD = [
-    ((2, *group(0, [1])), "run 'demo' is at step 0; the next step is 1, not 2"),
+    ((2, *group(0, [1])), "step 2 of run 'demo' is not the next one, 1"),
     ((1, ["1+1="], ["2"], [1, 0]), r"rewards has shape \(2,\); pass one value for each of the 1 rollouts"),
     ((1, ["who?"], ["2"], [1]), "prompt 'who[?]' with label '2' is not in the data set"),
     ((1, *group(0, [None, math.nan])), "none of the 2 rollouts of the step could be verified; fix the verifier"),
@@ -178,23 +171,18 @@ BAD = [
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "prompts hold None, which is not a str"),
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
-    ((1, *group(0, [1, 0]), {"extras": None}), "extras = None is not a StepExtras; pass one"),
     *(
         ((1, *group(0, [1, 0]), {"scores": values}), "scores = .* holds other values than finite numbers")
-        for values in (["1", "0"], [object(), 1], [math.inf, 0], [[1], [1, 0]], [10**400, 0])
+        for values in (["1", "0"], [math.inf, 0])
     ),
     *(
         ((1, *group(0, [1, 0]), {"extras": StepExtras(**{name: values})}), message)
         for name, values, message in (
             ("tokens", [-1, 2], "tokens holds -1; give numbers from 0"),
-            ("inclusion", [1, 1.5], "inclusion holds 1.5"),
             ("weights", [math.nan, 1], "weights holds nan"),
             ("responses", Responses(["a", 1]), "response texts hold 1"),
             ("read", ["a"], "there are 2 prompts and 1 texts that were read"),
-            ("responses", Responses(["a", "b"], truncated=["x", 1]), "truncated = .* holds other"),
-            ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "squared scores is not finite"),
             ("responses", Responses(["a", "b"], keep=-1), "keep is -1; give a whole number from 0"),
-            ("skipped", 2**63, "skipped is 9.*; give a whole number from 0 to 2"),
         )
     ),
 ]
@@ -211,14 +199,12 @@ def test_bad_input_is_one_error_and_changes_nothing(new_url, arguments, message)
     assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5)]
 
 
-@pytest.mark.parametrize("estimator", ["gaussian", "point"])
-def test_rewards_whose_sum_is_not_finite_change_nothing(url, estimator):
-    with Posteriors.create(url, "demo", *DATA, estimator=estimator) as posteriors:
+def test_rewards_whose_sum_is_not_finite_change_nothing(url):
+    with Posteriors.create(url, "demo", *DATA, estimator="gaussian") as posteriors:
         with pytest.raises(ValueError, match=r"step 1 is refused: .* prompt 1 is .*inf.* must be finite"):
             posteriors.observe(1, *group(0, [1e308] * 4))
-        again = posteriors.observe(1, *group(0, [1, 2]))
-    with Posteriors.create(url, "other", *DATA, estimator=estimator) as other:
-        assert other.observe(1, *group(0, [1, 2])).advantages.tolist() == again.advantages.tolist()
+        # as dbb with discount 0.5: the weight is 0.5 * 2 + 2
+        assert posteriors.observe(1, *group(0, [1, 2])).mean == pytest.approx([(0.5 + 3) / 3] * 2)
 
 
 @pytest.mark.parametrize(
@@ -226,15 +212,11 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url, estimator):
     [
         ({"prompts": [], "labels": []}, "there are no prompts"),
         ({"labels": [2, 4, 6]}, "labels hold 2, which is not a str"),
-        ({"labels": ["2"]}, "there are 3 prompts and 1 labels"),
         ({"estimator": DiscountedBetaBernoulli}, "is no estimator; give a name, or an object"),
         ({"parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
         ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
         ({"run_name": 5}, "the run's name 5 is empty, not printable"),
-        ({"model": None}, "None is stored as text"),
-        ({"config": [1]}, r"config = \[1\] is not a mapping with str keys"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
-        ({"store": 5}, "the store 5 is not a str"),
     ],
 )
 def test_a_run_that_cannot_begin_is_one_error_and_leaves_none(new_url, arguments, message):
@@ -291,7 +273,7 @@ def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, option
         assert check(store) == []
 
 
-@pytest.mark.parametrize("memory", ["auto", "predicted_prior", "dbb", "gaussian"])
+@pytest.mark.parametrize("memory", ["auto", "dbb", "gaussian"])
 def test_a_group_scored_alone_is_remembered_and_its_advantages_do_not_see_that(url, memory):
     """Point's advantages are those of the group's own mean and deviation, bit for bit, whatever the run remembers."""
     random, point = np.random.default_rng(7), build("point")
@@ -351,17 +333,6 @@ def test_an_estimator_that_keeps_nothing_of_a_prompt_takes_its_prior_from_anothe
     with Posteriors.create(url, "new", *DATA, estimator="empirical_bayes", warm_start="old") as new:
         # groups, and their sums of S/N, (S/N)^2 and 1/N
         assert new.run.load_shared()["moments"].tolist() == [3, 1.5, 1.25, 1.5]
-
-
-def test_visits_of_a_prompt_whose_row_is_gone_are_replayed_without_its_text(new_url):
-    url = new_url("sqlite")
-    with Posteriors.create(url, "old", *DATA, estimator="dbb") as old:
-        old.observe(1, *batch([[1, 1], [0, 1], [0, 0]]))
-    with open_store(url) as store, store.database.transaction(write=True) as connection:
-        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
-        connection.exec_driver_sql("DELETE FROM dbb_prompt WHERE prompt = '2+2='")
-    with Posteriors.create(url, "new", *DATA, estimator="auto", warm_start="old") as new:
-        assert (new.warm_start.matched, new.warm_start.unmatched) == (2, 1)
 
 
 LOOP = """

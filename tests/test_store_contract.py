@@ -3,11 +3,10 @@
 import dataclasses
 import json
 
-import filler
 import numpy as np
 import pytest
+from filler import check
 from sqlalchemy import event
-from store_invariants import check
 
 from openrlhf_dbb.storage import RolloutRows, StepRows, StoreError, open_store, read_log, read_probes
 from openrlhf_dbb.storage.read import kept_rollouts, progress, prompt_history
@@ -64,19 +63,6 @@ def test_texts_no_database_can_hold_are_replaced_but_keep_their_identity(store, 
 # ---- steps
 
 
-def test_states_after_two_steps(store, run, fill):
-    a, b, c = fill.prompts(store, 3)
-    # Prior (1, 1), discount 0.5, 4 rollouts: a: 4 of 4 -> (0.5 + 4, 0.5 + 0); b: 1 of 4 -> (1.5, 3.5).
-    fill.step(run, 1, [a, b], [4, 1])
-    # a again, 2 of 4: (2.25 + 2, 0.25 + 2); c for the first time, 0 of 4: (0.5, 4.5).
-    fill.step(run, 2, [a, c], [2, 0])
-    table = run.load(np.array([c, b, a, c]))
-    assert table.state.tolist() == [[0.5, 4.5], [1.5, 3.5], [4.25, 2.25], [0.5, 4.5]]
-    assert table.visits.tolist() == [1, 1, 2, 1]
-    assert table.step.tolist() == [2, 1, 2, 2]
-    assert run.record.last_step == store.find_run("run").last_step == 2
-
-
 def test_other_state_fields_are_readable_in_sql_and_exact(store, ids, fill):
     run = fill.run(store, fields=("value", "alpha", "speed"))
     state = np.array([[5e-324, 2.0, 0.1 + 0.2], [-0.0, 5.0, 1.7976931348623157e308]])
@@ -109,13 +95,12 @@ def test_an_estimator_without_state_keeps_visits_and_history(store, ids, fill):
     for step in (1, 2):
         rows = StepRows(ids, np.full(3, 4), 4 * mean, mean, variance, nothing, nothing, run.load(ids).step)
         run.record_step(step, rows)
-    table = run.load(ids)
-    assert (table.state.shape, table.visits.tolist()) == ((3, 0), [2, 2, 2])
-    assert store.query("SELECT alpha, mean, variance FROM posteriors ORDER BY prompt_id") == [
-        (None, 0.25, 0.25), (None, 0.5, 1 / 3), (None, 1, 0),
+    assert run.load(ids).state.shape == (3, 0)
+    assert store.query("SELECT alpha, mean, variance, visits FROM posteriors ORDER BY prompt_id") == [
+        (None, 0.25, 0.25, 2), (None, 0.5, 1 / 3, 2), (None, 1, 0, 2),
     ]  # fmt: skip
     assert run.roll_back(1) == 3
-    assert run.load(ids).visits.tolist() == [1, 1, 1]
+    assert store.query("SELECT DISTINCT visits FROM posteriors") == [(1,)]
 
 
 def _kept(ids):
@@ -134,42 +119,31 @@ def _kept(ids):
     )
 
 
-# A value of a step, and another one.
-CONTENT = {
-    "successes": (lambda ids: np.array([4.0, 1.0, 0.0]), lambda ids: np.array([4.0, 1.0, 1.0])),
-    "probes": (
-        lambda ids: filler.probes(ids[:2], [8, 4], [3, 2]),
-        lambda ids: filler.probes(ids[:2], [8, 4], [3, 2], [3, 1.5]),
-    ),
-    "kept": (_kept, lambda ids: dataclasses.replace(_kept(ids), text=["long", "", "other"])),
-    "shared": (lambda ids: {"a": np.array([2.0])}, lambda ids: {"a": np.array([np.nextafter(2, 3)])}),
-    "policy_version": (lambda ids: np.array([0.0, 0.0, 0.0]), lambda ids: np.array([0.0, 0.0, NAN])),
-}
-
-
-@pytest.mark.parametrize("name", CONTENT)
-def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run, ids, fill, dump, name):
-    same, other = (make(ids) for make in CONTENT[name])
-    rows = dataclasses.replace(fill.rows(run, ids, [4, 1, 0]), **{name: same})
+def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run, ids, fill, dump):
+    probes, kept, shared = fill.probes(ids[:2], [8, 4], [3, 2]), _kept(ids), {"a": np.array([2.0])}
+    rows = fill.rows(run, ids, [4, 1, 0], probes=probes, kept=kept, shared=shared, policy_version=np.zeros(3))
     run.record_step(1, rows)
     before = dump(store)
     backwards = {name: values[::-1] for name, values in vars(rows).items() if isinstance(values, np.ndarray)}
     for again in (rows, dataclasses.replace(rows, **backwards)):
         run.record_step(1, again)
-    with pytest.raises(StoreError, match=r"step 1 of run 'run' is already recorded with different .* to step 0"):
-        run.record_step(1, dataclasses.replace(rows, **{name: other}))
+    for other in (
+        {"successes": np.array([4.0, 1.0, 1.0])},
+        {"probes": fill.probes(ids[:2], [8, 4], [3, 2], [3, 1.5])},
+        {"kept": dataclasses.replace(kept, text=["long", "", "other"])},
+        {"shared": {"a": np.array([np.nextafter(2, 3)])}},
+        {"policy_version": np.array([0.0, 0.0, NAN])},
+    ):
+        with pytest.raises(StoreError, match=r"step 1 of run 'run' is already recorded with different .* to step 0"):
+            run.record_step(1, dataclasses.replace(rows, **other))
     assert dump(store) == before
     fill.step(run, 2, ids, [4, 1, 0])
     run.record_step(1, rows)  # an old one
     assert run.record.last_step == 2
 
 
-def _empty(rows):
-    return StepRows(**{name: values[:0] for name, values in vars(rows).items() if isinstance(values, np.ndarray)})
-
-
 def test_a_step_without_prompts_is_a_step_and_a_gap_is_refused(store, run, ids, fill, dump):
-    rows, before = _empty(fill.rows(run, ids, [1, 2, 3])), dump(store)
+    rows, before = fill.rows(run, ids[:0], []), dump(store)
     for step in (0, 2, -1):
         with pytest.raises(StoreError, match=rf"at step 0; the next step is 1, not {step}$"):
             run.record_step(step, rows)
@@ -182,10 +156,9 @@ def test_a_step_without_prompts_is_a_step_and_a_gap_is_refused(store, run, ids, 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("prompt_ids", np.array([1, 1]), "holds prompt 1 more than once"),
         ("state", np.array([[1.0, 2.0], [np.nan, 1.0]]), r"state of prompt 2 is \[nan, 1.0\]; it must be finite"),
         ("previous_step", np.array([0, -1]), "previous_step of prompt 1 is 0, its posterior is of step -1"),
-        ("shared", {"prior": np.array([1.0, np.nan])}, "'prior' is .*it must be a vector of finite numbers"),
+        ("shared", {"prior": np.array([1.0, np.nan])}, "'prior' is .*it must be finite"),
     ],
 )
 def test_bad_rows_are_refused_and_leave_nothing(store, run, fill, dump, name, value, message):
@@ -208,7 +181,8 @@ def train_on_everything(run, ids, fill):
         shared = {"clock": np.array([float(step)])}
         fill.step(run, step, seen, successes, kept=fill.rollouts(seen, successes), probes=probes, shared=shared)
         run.record_metrics(step, {"kl": step / 10})
-        run.record_checkpoint(step, f"step{step}")
+        for _ in range(2):  # the acknowledgement may be lost
+            run.record_checkpoint(step, f"step{step}")
         run.record_evaluation(step, "training", [fill.evaluation(seen, successes)], model="tiny", config={})
         yield step
 
@@ -229,28 +203,20 @@ def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(store,
     assert run.roll_back(2) == 0
     assert run.roll_back(1) == 2
     assert progressed() == states[1]
-    table = run.load(ids)
-    np.testing.assert_array_equal(table.state, [[4.5, 0.5], [1.5, 3.5], [NAN, NAN]])
-    assert table.visits.tolist() == [1, 1, 0] and run.load_shared()["clock"].tolist() == [1.0]
+    np.testing.assert_array_equal(run.load(ids).state, [[4.5, 0.5], [1.5, 3.5], [NAN, NAN]])
+    assert run.load_shared()["clock"].tolist() == [1.0]
     for beyond in (3, -1):
         with pytest.raises(StoreError, match=rf"is at step 1 and cannot go back to step {beyond};"):
             run.roll_back(beyond)
+    with pytest.raises(StoreError, match="run 'run' is at step 1 and cannot record checkpoint 'last' of step 2"):
+        run.record_checkpoint(2, "last")
     assert run.roll_back(0) == 2
-    assert progressed() == states[0] and run.load_shared() is None and check(store) == []
+    assert progressed() == states[0] and run.load_shared() == {} and check(store) == []
     for _ in train_on_everything(run, ids, fill):  # and the steps can be taken again
         pass
     for table in ("dbb_posterior", "dbb_history", "dbb_probe", "dbb_rollout"):
         assert progressed()[table] == states[4][table]
     assert check(store) == []
-
-
-def test_a_checkpoint_is_noted_once_and_only_of_a_recorded_step(store, run, ids, fill):
-    fill.step(run, 1, ids, [1, 2, 3])
-    run.record_checkpoint(1, "best")
-    run.record_checkpoint(1, "best")
-    with pytest.raises(StoreError, match="run 'run' is at step 1 and cannot record checkpoint 'last' of step 2"):
-        run.record_checkpoint(2, "last")
-    assert store.checkpoints(run.record) == [(1, "best")]
 
 
 def test_a_checkpoint_is_durable_and_other_commits_stay_quick(open_new, fill):
@@ -349,7 +315,7 @@ def test_kept_rollouts_come_with_the_posterior_before_and_after(store, run, ids,
 
 
 def test_usage_is_stored_step_by_step_and_summed(store, run, ids, fill):
-    fill.step(run, 1, ids, [4, 0, 2], usage=fill.usage(ids, [4, 0, 2], trained=4, trained_tokens=40))
+    fill.step(run, 1, ids, [4, 0, 2], usage=fill.usage(ids, [4, 0, 2], trained=4))
     fill.step(run, 2, ids, [1, 1, 1], usage=None)
     fill.step(run, 3, ids[:1], [1])
     columns = "step, generated, generated_total, trained, filtered, zero_variance, groups"
@@ -366,7 +332,7 @@ def test_run_wide_state_comes_back_bit_for_bit(url, fill):
     shared = {"prior": values, "clock": np.array([7.0]), "nothing": np.empty(0)}
     with open_store(url) as store:
         run = fill.run(store)
-        assert run.load_shared() is None
+        assert run.load_shared() == {}
         fill.step(run, 1, fill.prompts(store, 1), [1], shared=shared)
         fill.step(run, 2, fill.prompts(store, 1), [1])  # a step without leaves it as it was
     with open_store(url) as store:
@@ -408,7 +374,6 @@ def test_shared_prompts_take_over_their_posteriors(kind, target, open_new, fill)
     table = run.load(ids)
     np.testing.assert_array_equal(table.state, [[NAN, NAN], [NAN, NAN], [NAN, NAN], [0.75, 1.75], [3.125, 0.125]])
     assert table.step.tolist() == [-1, -1, -1, 0, 0]
-    assert table.visits.tolist() == [0] * 5
     parent = {"name": "old", "uuid": source.record.uuid, "step": 2, "weight": 0.5, "database": source_store.location}
     assert run.record.parent == store.find_run("new").parent == parent
     (event,) = store.query("SELECT kind, detail FROM dbb_event WHERE run_id = :run", run=run.record.run_id)
@@ -436,7 +401,7 @@ def test_the_run_wide_state_comes_along_and_a_roll_back_to_the_start_restores_th
     assert run.roll_back(0) == 2
     table = run.load(ids)
     np.testing.assert_array_equal(table.state, [[6.25, 0.25], [NAN, NAN]])
-    assert (table.step.tolist(), table.visits.tolist()) == ([0, -1], [0, 0])
+    assert table.step.tolist() == [0, -1]
     assert prior(run) == [5e-324, 3.0]
 
 

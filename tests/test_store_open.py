@@ -12,11 +12,10 @@ import pytest
 from sqlalchemy import inspect
 
 from openrlhf_dbb.storage import URL_VARIABLE, StoreError, open_store
-from openrlhf_dbb.storage.engine import NETWORK_FS_VARIABLE, Database, file_system
-from openrlhf_dbb.storage.url import parse_url
+from openrlhf_dbb.storage.engine import NETWORK_FS_VARIABLE, Database, file_system, parse_url
 
 
-def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url, caplog):
+def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url):
     url = new_url("sqlite")
     other = sqlite3.connect(parse_url(url).path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
@@ -25,7 +24,6 @@ def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url, caplog):
     with open_store(url) as store:
         assert store.query("PRAGMA journal_mode") == [("wal",)]
     later.join()
-    assert caplog.text == ""  # no false alarm of a lock that was held for 30 s
 
 
 @pytest.mark.parametrize("statement", ["CREATE TABLE runs (x INTEGER)", "CREATE VIEW prompts AS SELECT 1 AS x"])
@@ -75,8 +73,7 @@ def test_a_store_and_its_url_name_the_same_file_whatever_its_path(tmp_path, monk
         ("runs", "the store URL cannot be parsed; it is not shown, .*; write the name of a file"),
         ("mysql://u:secret@h/db", "'mysql' is not a supported database"),
         ("sqlite:///:memory:", "a SQLite store is one file"),
-        ("sqlite:////nowhere/at/all.db", "the folder /nowhere/at does not exist; create it"),
-        ("sqlite:////proc/x.db", "/proc/x.db: the file cannot be opened"),
+        ("sqlite:////nowhere/at/all.db", "/nowhere/at/all.db: the file cannot be opened; check that its folder exists"),
         ("notes.db", "notes.db: this file is not a SQLite database"),
     ],
 )  # fmt: skip
@@ -133,9 +130,7 @@ def test_a_password_is_in_no_message_and_no_traceback(url):
         open_store(url)
     shown = "".join(traceback.format_exception(refusal.value)) + repr(refusal.value)
     # Source lines quote the code of this test, which holds no password.
-    for secret in ("p%40ss", "p@ss", "@ss"):
-        assert secret not in shown
-    assert "\n" not in str(refusal.value)
+    assert "p%40ss" not in shown and "@ss" not in shown and "\n" not in str(refusal.value)
 
 
 def test_an_open_store_and_its_errors_do_not_show_the_password_or_values(new_url):
@@ -151,10 +146,9 @@ def test_an_open_store_and_its_errors_do_not_show_the_password_or_values(new_url
     assert not any(secret in line for line in shown for secret in ("p@ss", "p%40ss", value))
 
 
-@pytest.mark.parametrize("version", [1, 99])
-def test_a_database_of_another_schema_version_is_refused_in_one_line_and_left_as_it_is(store, version):
+def test_a_database_of_another_schema_version_is_refused_in_one_line_and_left_as_it_is(store):
     with store.database.transaction(write=True) as connection:
-        connection.exec_driver_sql(f"UPDATE dbb_version SET version = {version}, library_version = '0.0.9'")
-    with pytest.raises(StoreError, match=f"has schema version {version} of openrlhf-dbb 0.0.9.*$"):
+        connection.exec_driver_sql("UPDATE dbb_version SET version = 99, library_version = '0.0.9'")
+    with pytest.raises(StoreError, match=r"has schema version 99 of openrlhf-dbb 0.0.9.*$"):
         open_store(store.url)
-    assert store.query("SELECT version FROM dbb_version") == [(version,)]
+    assert store.query("SELECT version FROM dbb_version") == [(99,)]

@@ -1,12 +1,19 @@
-"""Who may write a run: fence, take-over, release, finish; how runs are found."""
+"""Who may write a run: fence, take-over, release, finish; how runs are found; many processes at once."""
 
+import multiprocessing
 import os
+import signal
 import socket
+import threading
 
+import numpy as np
 import pytest
+from filler import check
 from sqlalchemy import text
 
 from openrlhf_dbb.storage import StoreError, open_store
+
+PROMPTS, SAVE_EVERY = 20, 5
 
 
 def test_a_second_claim_fences_the_first_owner(url, fill, dump):
@@ -100,7 +107,8 @@ def test_a_finished_run_can_neither_be_written_nor_claimed(store, fill):
         store.claim_run(run.record.run_id)
 
 
-def test_find_run_by_name_then_uuid_then_id(store, fill):
+def test_find_run_by_name_then_uuid_then_id_and_the_latest(store, fill):
+    assert store.latest_run() is None
     one = fill.run(store, "one").record
     two = fill.run(store, "two").record
     other = fill.run(store, str(one.run_id)).record  # its name is the id of another run
@@ -109,14 +117,8 @@ def test_find_run_by_name_then_uuid_then_id(store, fill):
     assert store.find_run(str(two.run_id)) == two
     assert store.find_run(str(one.run_id)) == other
     assert [run.name for run in store.runs()] == ["one", "two", str(one.run_id)]
-
-
-def test_the_latest_run_and_the_latest_unfinished_one(store, fill):
-    assert store.latest_run() is None
-    fill.run(store, "one")
-    fill.run(store, "two").finish()
-    assert store.latest_run().name == "two"
-    assert store.latest_run(unfinished=True).name == "one"
+    fill.run(store, "last").finish()
+    assert store.latest_run().name == "last" and store.latest_run(unfinished=True) == other
 
 
 def test_a_run_that_never_trained_leaves_its_name_to_the_next(store, fill):
@@ -145,3 +147,133 @@ def test_a_deleted_run_leaves_nothing_but_its_prompts(store, fill, dump):
     assert dump(store) == before
     with pytest.raises(StoreError, match="'run' is no longer in"):
         store.delete_run(run.record)
+
+
+# ---- many processes
+
+
+FORKED = multiprocessing.get_context("fork")
+
+
+def in_processes(count, work):
+    """Exit codes of ``count`` forks that call ``work(number)``; each opens the store itself."""
+    children = [FORKED.Process(target=work, args=(number,)) for number in range(count)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    return [child.exitcode for child in children]
+
+
+def test_eight_processes_may_open_a_new_store_at_once(kind, new_url):
+    url, together = new_url(kind), FORKED.Barrier(8)
+
+    def work(number):
+        together.wait()
+        with open_store(url) as store:
+            store.register_prompts([f"p{i}" for i in range(50)], [""] * 50)
+
+    assert in_processes(8, work) == [0] * 8
+    with open_store(url, create=False) as store:
+        assert store.query("SELECT count(*) FROM prompts") == [(50,)]
+        assert store.query("SELECT count(*) FROM dbb_version") == [(1,)]
+
+
+def test_a_store_belongs_to_its_process(store):
+    def work(number):
+        with pytest.raises(StoreError, match=f"was opened in process {os.getppid()}; open it again in this process"):
+            store.runs()
+
+    assert in_processes(1, work) == [0]
+
+
+def train(url, number, steps, fill):
+    """As a training does: steps, checkpoints, and once a return to the last checkpoint by a new owner."""
+    with open_store(url) as store:
+        run, ids = fill.run(store, f"run {number}"), np.sort(fill.prompts(store, PROMPTS))
+        step, killed_at = 0, steps // 2 + number % SAVE_EVERY
+        while step < steps:
+            step += 1
+            fill.train(run, ids, [step])
+            if step % SAVE_EVERY == 0:
+                run.record_checkpoint(step, f"step{step}")
+            if step == killed_at:
+                run = store.claim_run(run.record.run_id)
+                step -= step % SAVE_EVERY
+                run.roll_back(step)
+                killed_at = 0
+        fill.check_trained(store, run, ids, steps)
+        run.finish()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize(("processes", "steps"), [(3, 15), pytest.param(16, 200, marks=pytest.mark.long)])
+def test_processes_that_train_at_once_lose_and_double_nothing(new_url, fill, kind, processes, steps):
+    url = new_url(kind)
+    assert in_processes(processes, lambda number: train(url, number, steps, fill)) == [0] * processes
+    with open_store(url, create=False) as store:
+        assert store.query("SELECT count(*) FROM prompts") == [(PROMPTS,)]
+        assert check(store) == []
+        assert [(run.status, run.last_step) for run in store.runs()] == [("finished", steps)] * processes
+
+
+def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fill, dump):
+    with open_store(url) as store:
+        fill.run(store).release()
+    together, said = FORKED.Barrier(4), FORKED.Queue()
+
+    def claim():
+        with open_store(url) as store:
+            together.wait()
+            try:
+                store.claim_run(1, wait_s=0)
+                said.put((os.getpid(), "owner"))
+            except StoreError as error:
+                said.put((os.getpid(), str(error)))
+            signal.pause()
+
+    children = [FORKED.Process(target=claim) for _ in range(4)]
+    try:
+        for child in children:
+            child.start()
+        lines = dict(said.get(timeout=60) for _ in children)
+        (owner,) = [process for process, line in lines.items() if line == "owner"]
+        held = f"run 'run' is still being written by process {owner} on "
+        assert all(lines[other].startswith(held) for other in lines.keys() - {owner})
+        with open_store(url) as store:
+            before = dump(store)
+            store.check_claimable(1, take_over=True)
+            for claim in (lambda: store.claim_run(1, wait_s=0.3), lambda: store.check_claimable(1)):
+                with pytest.raises(StoreError, match=held):
+                    claim()
+            assert dump(store) == before
+            # A claim waits for an owner that is about to end, and not until that one is reaped.
+            threading.Timer(0.3, os.kill, (owner, signal.SIGKILL)).start()
+            run = store.claim_run(1, wait_s=60)
+            os.waitid(os.P_PID, owner, os.WEXITED | os.WNOWAIT)
+            fill.step(run, 1, fill.prompts(store, 1), [1])
+    finally:
+        for child in children:
+            child.kill()
+
+
+def test_a_training_that_is_taken_over_stops_at_its_next_step(url, fill):
+    with open_store(url) as store:
+        run, ids = fill.run(store), fill.prompts(store, 3)
+        fill.step(run, 1, ids, [1, 2, 3])
+    together = FORKED.Barrier(4)
+
+    def take_over(number):
+        with open_store(url) as store:
+            together.wait()
+            run = store.claim_run(1, take_over=True)
+            try:
+                for step in range(run.record.last_step + 1, 80):
+                    fill.step(run, step, ids, [step % 5, 1, 2])
+            except StoreError as error:
+                assert "was taken over by process" in str(error)
+
+    assert in_processes(4, take_over) == [0] * 4
+    with open_store(url) as store:
+        assert store.query("SELECT last_step FROM runs") == [(79,)]
+        assert check(store) == []

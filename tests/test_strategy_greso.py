@@ -36,22 +36,14 @@ def show(sampler, groups, prompt_id=0):
 def test_a_prompt_is_generated_for_with_p_to_the_power_of_its_streak(groups, probability):
     sampler = greso(p=(0.5, 0.25))
     show(sampler, groups)
-    assert sampler.probability(0) == probability
+    generated = sum(not sampler.skips(0) for _ in range(4000))
+    assert abs(generated / 4000 - probability) < 0.04  # five standard deviations
+    assert sampler.probability(0) == probability  # which draws do not change
     assert sampler.probability(1) == 1  # never seen
 
 
 def test_only_groups_that_vary_are_trained_on():
     assert show(greso(), "ehmEHM?") == [False, False, True, False, False, True, False]
-
-
-@pytest.mark.parametrize(("groups", "probability"), [("ee", 0.25), ("hhh", 0.125), ("e" * 9, 0.01)])
-def test_prompts_are_skipped_as_often_as_they_should_be_which_changes_no_probability(groups, probability):
-    sampler, draws = greso(), 20_000
-    show(sampler, groups)
-    generated = sum(not sampler.skips(0) for _ in range(draws))
-    # binomial: 4 standard deviations
-    assert abs(generated / draws - probability) < 4 * (probability * (1 - probability) / draws) ** 0.5
-    assert sampler.probability(0) == probability
 
 
 @pytest.mark.parametrize(

@@ -108,74 +108,27 @@ def test_draws_are_even_while_the_posteriors_draws_would_have_too_few_mixed_grou
     assert sorted(drawn.inclusion for drawn in outcomes(resumed, set(), 1)) == pytest.approx([1 / 3, 1])
 
 
-# Without a success this dbb expects none at all, so that the floor alone draws a prompt again.
-@pytest.mark.parametrize("memory", [{"estimator": "point"}, {"estimator": "dbb", "parameters": {"prior_alpha": 1e-9}}])
-def test_a_class_that_a_broken_format_held_at_0_recovers_within_three_intervals_of_the_floor(memory, new_url):
-    # P = 64, B = 8, floor 0.1: a prompt is in a batch with 0.1 * 8 / 64 = 1/80 at least. After 240 steps it has come
-    # with 1 - (79/80)^240 = 95 %, and 7 or more of the 16 prompts are missing with less than 1e-5.
-    chance, right, learnt = {"hopeless": 0.0, "open": 0.5, "broken": 0.0}, 0, None
-    every = [f"{kind} {number}" for number in range(16) for kind in ("hopeless", "also hopeless", "open", "broken")]
-    sampler, random = PosteriorSampling().sampler(RunFacts(groups=8, rollouts=4, seed=1)), np.random.default_rng(0)
-    with Posteriors.create(new_url("sqlite"), "run", every, [""] * 64, **memory) as posteriors:
-        prompt_of = {number: prompt for (prompt, _), number in posteriors.prompt_ids.items()}
-        is_broken = [prompt_of[number].startswith("broken") for number in posteriors.predictive().prompt_ids]
-        for step in range(1, 500):
-            drawn = [sampler.next_prompt(posteriors.predictive) for _ in range(8)]
-            prompts = [prompt_of[each.prompt_id] for each in drawn]
-            rewards = random.random((8, 4)) < [[chance[prompt.split()[-2]]] for prompt in prompts]
-            for each, successes in zip(drawn, rewards.sum(axis=1), strict=True):
-                sampler.observe(each, 0 < successes < 4)
-            posteriors.observe(step, np.repeat(prompts, 4).tolist(), [""] * 32, rewards.ravel())
-            sampler.end_step()
-            if step % 8 == 0:
-                sampler.end_pass()
-            right, now = right + rewards.sum(), posteriors.predictive()
-            mean = (now.alpha / (now.alpha + now.beta))[is_broken].mean()
-            if learnt and mean > 0.5:
-                break
-            if learnt is None and right >= 1000:  # the successes of the open class teach the format
-                assert mean < 0.2 and sampler.metrics()["posterior/even"] == 0
-                chance["broken"], learnt = 0.9, step
-    assert step - learnt <= 240
-
-
-def test_the_start_tells_when_the_floor_comes_back_to_a_prompt():
-    # 512 / (0.1 * 16) = 320
-    [line] = PosteriorSampling().plan(512, 16, 40)
-    assert "once in 320 steps" in line and line.endswith("; 40 are planned")
-
-
 @pytest.mark.parametrize(
     ("form", "expected"),
-    # X - p is 1/2, -1/2, 1/4, its mean with the weights 1/36. X is 1, 0, 1, its mean 5/9.
-    [("batch_centered", [17 / 18, -19 / 18, 1 / 9]), ("batch_mean", [8 / 9, -10 / 9, 2 / 9])],
+    [
+        # X - p is 1/2, -1/2, 1/4
+        ("dr_grpo", [1, -1, 1 / 8]),
+        # of that the mean with the weights is 1/36; X is 1, 0, 1, its mean 5/9: they still sum to 0
+        ("batch_centered", [17 / 18, -19 / 18, 1 / 9]),
+        ("batch_mean", [8 / 9, -10 / 9, 2 / 9]),
+    ],
 )
-def test_weighted_advantages_still_sum_to_0_where_the_form_centres_the_step(form, expected, store):
+def test_posteriors_weigh_advantages_and_store_the_probabilities(form, expected, store):
     columns = ["a", "a", "b"], ["1", "1", "2"]
     with Posteriors.create(store, "run", *columns, parameters={"discount": 0.5}) as posteriors:
-        extras = StepExtras(weights=[2.0, 2.0, 0.5])
+        extras = StepExtras(inclusion=[0.25, 0.25, 1.0], weights=[2.0, 2.0, 0.5])
         scored = posteriors.observe(1, *columns, [1, 0, 1], form=form, extras=extras)
+        posteriors.settle()
+        stored = dict(store.query("SELECT prompt_id, inclusion FROM posterior_history"))
     assert scored.advantages == pytest.approx(expected)
+    assert stored == {posteriors.prompt_ids["a", "1"]: 0.25, posteriors.prompt_ids["b", "2"]: 1.0}
 
 
 def test_more_prompts_a_batch_than_there_are():
     with pytest.raises(RunError, match="batch of 2 prompts, but only 1 prompts differ; lower"):
         drawn_by(PosteriorSampling(), predictive((1, 1)))
-
-
-def test_posteriors_weigh_advantages_and_store_the_probabilities(store):
-    prompts, labels = ["a", "b"], ["1", "2"]
-    with Posteriors.create(store, "run", prompts, labels, estimator="dbb") as posteriors:
-        before = posteriors.predictive()
-        # The prior (1, 1), discounted by 0.5.
-        assert (before.alpha.tolist(), before.beta.tolist()) == ([0.5, 0.5], [0.5, 0.5])
-        rows = (["a", "a", "b"], ["1", "1", "2"], [1, 0, 1])
-        extras = StepExtras(inclusion=[0.25, 0.25, 1.0], weights=[2.0, 2.0, 0.5])
-        scored = posteriors.observe(1, *rows, form="dr_grpo", extras=extras)
-        # a: 1.5 / 3; b: 1.5 / 2.
-        assert scored.advantages.tolist() == [1.0, -1.0, 0.125]
-        after = posteriors.predictive()  # prompt ids ascend in the order of the prompts
-        assert (after.alpha.tolist(), after.beta.tolist()) == ([0.75, 0.75], [0.75, 0.25])
-        posteriors.settle()
-        stored = dict(store.query("SELECT prompt_id, inclusion FROM posterior_history"))
-        assert stored == {posteriors.prompt_ids["a", "1"]: 0.25, posteriors.prompt_ids["b", "2"]: 1.0}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_invariants import check
+from filler import check
 from trainings import rows, wait_for_step
 
 from openrlhf_dbb.storage import open_store

@@ -69,22 +69,20 @@ def posterior_config(folder, *overrides, estimator="point"):
     )
 
 
-def data_set(texts=TEXTS, labels=LABELS):
-    """A training data set as verl's trainer has it: rows by number."""
-    return [
-        {"raw_prompt": message(text), "reward_model": {"style": "rule", "ground_truth": label}}
-        for text, label in zip(texts, labels, strict=True)
-    ]
-
-
 def message(text):
     return [{"role": "user", "content": text}]
+
+
+DATA = [  # as verl's trainer has it: rows by number
+    {"raw_prompt": message(text), "reward_model": {"style": "rule", "ground_truth": label}}
+    for text, label in zip(TEXTS, LABELS, strict=True)
+]
 
 
 def trainer(config, *, cls=TRAINERS["sync"]):
     """A trainer without its workers: what verl's ``__init__`` and ``_setup`` start on GPUs is left out."""
     made = object.__new__(cls)
-    made.config, made.train_dataset, made.global_steps = config, data_set(), 0
+    made.config, made.train_dataset, made.global_steps = config, DATA, 0
     made.tokenizer = build_tokenizer()
     if cls is not PPOTrainerSync:
         made.posteriors, made._settings, made._dropped = None, read(config), []
@@ -132,15 +130,10 @@ def batch_of(groups, *, lengths=(3, 5, 2, 4), trajectories=1, masked=()):
     return tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags)
 
 
-def result(batch, field="advantages"):
-    """One list of tokens' values for each row of the batch."""
-    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=[field])
-    return [row.tolist() for row in data[field].unbind(0)]
-
-
 def firsts(batch):
     """Each row's advantage; the same at all of its tokens."""
-    rows = result(batch)
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages"])
+    rows = [row.tolist() for row in data["advantages"].unbind(0)]
     assert all(len(set(row)) == 1 for row in rows)
     return np.array([row[0] for row in rows])
 
@@ -193,10 +186,8 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
         (2, 0, 0.0, 3, "000"), (2, 1, 1.0, 5, "11111"),
     ]  # fmt: skip
     # 3 + 5 + 2 + 4 and 3 + 5 tokens
-    assert query(tmp_path, "SELECT step, generated, trained, generated_tokens FROM steps") == [
-        (1, 4, 4, 14),
-        (2, 2, 2, 8),
-    ]
+    counts = query(tmp_path, "SELECT step, generated, trained, generated_tokens FROM steps")
+    assert counts == [(1, 4, 4, 14), (2, 2, 2, 8)]
 
 
 DRAWS = ["+algorithm.posterior.strategy=posterior", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=4"]
@@ -227,10 +218,7 @@ def test_the_strategy_draws_what_verl_generates_for(queue, tmp_path):
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 def test_a_group_that_verl_filters_is_observed_and_not_trained_on(queue, tmp_path, mode):
     filtering = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=reward"]
-    config = posterior_config(
-        tmp_path, "+algorithm.posterior.parameters.discount=0.5", f"trainer.v1.trainer_mode={mode}", *filtering,
-        estimator="dbb",
-    )  # fmt: skip
+    config = posterior_config(tmp_path, f"trainer.v1.trainer_mode={mode}", *filtering, estimator="dbb")
     ours = trainer(config, cls=TRAINERS[mode])
     ours.trainer_mode = mode
     buffer = ours._build_replay_buffer()
@@ -268,11 +256,8 @@ def test_several_trajectories_of_a_rollout_count_once(queue, tmp_path):
 
 
 def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tmp_path):
-    config = posterior_config(
-        tmp_path, "algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1", CENTERED,
-        "+algorithm.posterior.parameters.discount=0.5", estimator="dbb",
-    )  # fmt: skip
-    ours = trainer(config)
+    kl = ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1"]
+    ours = trainer(posterior_config(tmp_path, *kl, CENTERED, estimator="dbb"))
     ours.kl_ctrl_in_reward = SimpleNamespace(value=0.1, update=lambda **_: None)
     advantages = advantages_of(ours, batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0])], lengths=(3, 5)))
     # log-probs -1 and -1.125 against -1: KL 0 and -0.125 at each of 5 tokens. alpha, beta = 2.5, 0.5.
@@ -283,11 +268,10 @@ def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tm
 
 def test_missing_and_masked_rollouts(queue, tmp_path):
     """The second rollout's reward is missing; the fourth has no token that is trained on."""
-    ours, metrics = trainer(posterior_config(tmp_path, CENTERED)), {}
-    with ours.posteriors:
-        batch = batch_of([(TEXTS[0], LABELS[0], [1.0, float("nan"), 0.0, 0.5])], masked=[3])
-        batch = ours._compute_advantage(batch, metrics)
-    assert [row[0] for row in result(batch)] == [0.5, 0.0, -0.5, 0.0]
+    metrics = {}
+    batch = batch_of([(TEXTS[0], LABELS[0], [1.0, float("nan"), 0.0, 0.5])], masked=[3])
+    advantages = advantages_of(trainer(posterior_config(tmp_path, CENTERED)), batch, metrics)
+    assert advantages.tolist() == [0.5, 0.0, -0.5, 0.0]
     assert metrics["estimator/missing"] == pytest.approx(1 / 3)  # of the three that are trained on
     assert query(tmp_path, "SELECT generated, trained FROM steps") == [(4, 3)]
 
@@ -319,7 +303,7 @@ class Ours(integration.WithPosteriors, Saving):
 def started(config):
     """A trainer that has loaded what there is to load."""
     made = object.__new__(Ours)
-    made.config, made.train_dataset, made.posteriors = config, data_set(), None
+    made.config, made.train_dataset, made.posteriors = config, DATA, None
     made._settings = read(config)
     made._load_checkpoint()
     return made
@@ -331,7 +315,7 @@ def step(made, rewards):
 
 
 def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
-    config = posterior_config(tmp_path, *DRAWS, "+algorithm.posterior.parameters.discount=0.5", estimator="dbb")
+    config = posterior_config(tmp_path, *DRAWS, estimator="dbb")
     made = started(config)
     with made.posteriors:
         step(made, [1, 1])
@@ -402,8 +386,7 @@ def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):
     batch = batch_of([("x", "y", [1.0]), ("x", "y", [0.0])])
     fields = [{name: data[row][name] for name in ("raw_prompt", "reward_model")} for row in (0, 1)]
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict(fields))
-    rollouts = integration.Batch.read(batch)
-    assert list(zip(rollouts.prompts, rollouts.labels, strict=True)) == keys
+    assert integration.Batch.read(batch).keys_S == keys
 
 
 # What is reached of verl

@@ -12,74 +12,38 @@ from verl.plugin.platform.platform_manager import PlatformRegistry, set_platform
 
 sys.modules["trl"] = None  # verl 0.9.1 would import a class from it that TRL 1.16 does not have
 
+
+def answering(values):
+    """Functions by name that return these values, whatever they are asked."""
+    return {name: lambda *_, value=value, **__: value for name, value in values.items()}
+
+
+NOTHING = dict.fromkeys((
+    "set_device", "synchronize", "set_allocator_settings", "empty_cache", "profiler_start", "profiler_stop", "cudart",
+    "ipc_collect", "reset_peak_memory_stats", "set_per_process_memory_fraction",
+))  # fmt: skip
+HERE = NOTHING | {"is_available": True, "device_count": 1, "current_device": torch.device("cpu")}
+MEMORY = dict.fromkeys(("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"), 0)
+
 device = types.ModuleType("verl_on_cpu.device")
+vars(device).update(answering(HERE | MEMORY | {"mem_get_info": (2**34, 2**34), "get_device_name": "CPU"}))
 for _name in ("synchronize", "current_stream", "stream", "Stream"):
     setattr(device, _name, getattr(torch.cpu, _name))
+device.get_rng_state = lambda *_: torch.get_rng_state()
+device.set_rng_state = lambda state, *_: torch.set_rng_state(state)
 
-
-def _nothing(*_, **__):
-    """What there is to do on a CPU."""
-
-
-device.is_available = lambda: True
-device.device_count = lambda: 1
-device.current_device = lambda: torch.device("cpu")
-device.set_device = device.empty_cache = device.ipc_collect = device.reset_peak_memory_stats = _nothing
-device.set_per_process_memory_fraction = _nothing
-device.memory_allocated = device.memory_reserved = lambda *a: 0
-device.max_memory_allocated = device.max_memory_reserved = lambda *a: 0
-device.mem_get_info = lambda *a: (2**34, 2**34)
-device.get_rng_state = lambda *a: torch.get_rng_state()
-device.set_rng_state = lambda state, *a: torch.set_rng_state(state)
-device.get_device_name = lambda *a: "CPU"
-
-
-@PlatformRegistry.register(platform="cpu")
-class PlatformCPU(PlatformBase):
-    device_name = "cpu"
-    vendor_name = "none"
-    device_module = device
-
-    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
-    profiler_start = profiler_stop = cudart = _nothing
-
-    def is_available(self):
-        return True
-
-    def current_device(self):
-        return torch.device("cpu")
-
-    def device_count(self):
-        return 1
-
-    def manual_seed(self, seed):
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
-    def get_device_capability(self, device_index=0):
-        return None, None
-
-    def communication_backend_name(self):
-        return "gloo"
-
-    def visible_devices_envvar(self):
-        return "CUDA_VISIBLE_DEVICES"
-
-    def nvtx_range(self, msg):
-        return contextlib.nullcontext()
-
-    def ray_resource_name(self):
-        return "GPU"
-
-    def ray_noset_envvars(self):
-        return []
-
-    def is_ipc_supported(self):
-        return False
-
-
-set_platform(PlatformCPU())
+PLATFORM = {
+    "device_name": "cpu", "vendor_name": "none", "device_module": device,
+    "manual_seed": lambda self, seed: torch.manual_seed(seed),
+    "manual_seed_all": lambda self, seed: torch.manual_seed(seed),
+    "nvtx_range": lambda self, msg: contextlib.nullcontext(),
+}  # fmt: skip
+ANSWERS = {
+    "get_device_capability": (None, None), "communication_backend_name": "gloo", "ray_resource_name": "GPU",
+    "visible_devices_envvar": "CUDA_VISIBLE_DEVICES", "ray_noset_envvars": [], "is_ipc_supported": False,
+}  # fmt: skip
+PlatformCPU = type("PlatformCPU", (PlatformBase,), answering(HERE | ANSWERS) | PLATFORM)
+set_platform(PlatformRegistry.register(platform="cpu")(PlatformCPU)())
 
 _init_process_group = torch.distributed.init_process_group
 

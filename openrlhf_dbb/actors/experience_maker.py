@@ -15,9 +15,8 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
-from openrlhf_dbb.core.checks import Floats
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Probes, Responses, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, StepExtras
 from openrlhf_dbb.estimators import FORMS
 
 DIFFERENCE = "vllm/log_prob_difference"  # the metric

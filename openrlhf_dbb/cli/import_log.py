@@ -32,7 +32,6 @@ def add_commands(add: Any) -> None:
     for name, columns in COLUMNS.items():
         text = f"column of the {name} (default: the first of {', '.join(columns)})"
         parser.add_argument(f"--{name}_key", metavar="COLUMN", help=text)
-    parser.add_argument("--estimator", help="default: dbb for rewards in [0, 1], gaussian for others")
     add_store(parser)
 
 
@@ -50,9 +49,7 @@ def import_log(arguments: argparse.Namespace) -> None:
         raise UsageError(f"{arguments.log[0]} has no rows with a reward; name a log of rollouts")
     rewards = {row["reward"] for row in rows} - {None}
     unit = min(rewards) >= 0 and max(rewards) <= 1
-    estimator, parameters = arguments.estimator or ("dbb" if unit else "gaussian"), None
-    if arguments.estimator is None and unit and rewards - {0, 1}:
-        parameters = {"partial_credit": True}
+    estimator, parameters = "dbb" if unit else "gaussian", {"partial_credit": True} if unit and rewards - {0, 1} else {}
     prompts, labels = ([row[name] for row in rows] for name in ("prompt", "label"))
     store, log = getattr(arguments, "store_url", None), list(map(str, arguments.log))
     try:
@@ -70,8 +67,7 @@ def import_log(arguments: argparse.Namespace) -> None:
             except BaseException:
                 posteriors.store.delete_run(posteriors.run.record)
                 raise
-            counts = {"step": posteriors.step, "prompt": len(posteriors.prompt_ids), "rollout": len(rows)}
-            counted = ", ".join(f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items())
+            counted = f"{posteriors.step} steps, {len(posteriors.prompt_ids)} prompts, {len(rows)} rollouts"
             print(f"run {arguments.run_name!r}: {counted}, estimator {estimator}")
     except ValueError as error:
         raise UsageError(f"the log cannot be imported: {error}") from error
@@ -83,8 +79,6 @@ def _files(paths: list[Path]) -> Iterator[Path]:
         if not path.exists():
             raise UsageError(f"there is no {path}; name a log of rollouts or a folder of them")
         inside = [file for file in path.iterdir() if file.suffix in FILES] if path.is_dir() else [path]
-        if not inside or inside[0].suffix not in FILES:
-            raise UsageError(f"{path} is no log that can be read; allowed are {', '.join(FILES)}, or a folder of them")
         yield from sorted(inside, key=lambda file: (_number(file) or 0, file.name))
 
 
@@ -117,8 +111,6 @@ def _rollout(row: dict[str, Any], place: str, named: int | None, keys: dict[str,
         raise UsageError(
             f"{place}: reward {value['reward']!r:.40} or step {value['step']!r:.40} is not a number"
         ) from None
-    if not value["prompt"]:
-        raise UsageError(f"{place} has no prompt in {found['prompt']!r}; fix or drop the row")
     texts = [value["response"] or ""]  # or messages, as in TRL's tables
     texts = texts if isinstance(texts[0], str) else [str(message["content"]) for message in texts[0]]
     texts_of = {"prompt": text_of(value["prompt"]), "label": label_of(value["label"]), "response": "\n".join(texts)}

@@ -2,9 +2,7 @@
 
 posteriors   rewards of a step go in, advantages come out, everything is stored; any trainer can use it
 replayed_visits  the visits of a stored run as another estimator remembers them
-step         the rollouts of a step: columns, groups, advantages, stored texts, probes
-checks       of what a trainer hands over: texts, numbers, kinds, an estimator
-choices      by hash: whose texts are stored, which prompts are probed
+step         the rollouts of a step: columns, groups, advantages; whose texts are stored, which prompts are probed
 strategies/  which prompts are generated for, and which groups are trained on
 checkpoints  which model checkpoints are complete, and the newest one to resume from
 best_model   the best model by evaluation

@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.errors import RunError
@@ -37,11 +36,10 @@ class Best:
 
 def read(folder: Path) -> Best | None:
     """Return the ``best.json`` of a folder; None if there is no whole model."""
-    values = checkpoints.read_json(folder / FILE)
-    kinds: dict[str, Any] = {"run": str, "step": int, "measure": str, "value": (int, float), "evaluated": list}
-    if values.keys() != kinds.keys() or not all(isinstance(values[name], kind) for name, kind in kinds.items()):
+    try:
+        return Best(**checkpoints.read_json(folder / FILE))
+    except TypeError:
         return None
-    return Best(**values)
 
 
 class BestModel:

@@ -24,8 +24,6 @@ WHOLE_BYTES = 64 * 2**20
 BLOCKS, BLOCK_BYTES = 64, 2**20
 SHARED_WAIT_S = 90.0  # that a network file system may take to show the files of another host
 
-_TAG = re.compile(r"global_step\d+")
-
 
 def actor_folder(folder: Path, tag: str = "") -> Path:
     """Return the folder of the ranks' files: of all checkpoints, or of one."""
@@ -38,8 +36,8 @@ def step_of(tag: str) -> int:
 
 def tags(folder: Path) -> list[str]:
     """Return all checkpoints, whole or not, the newest first."""
-    names = [path.name for path in actor_folder(folder).glob("*") if path.is_dir() and _TAG.fullmatch(path.name)]
-    return sorted(names, key=step_of, reverse=True)
+    names = [path.name for path in actor_folder(folder).glob("global_step*") if path.is_dir()]
+    return sorted((name for name in names if re.fullmatch(r"global_step\d+", name)), key=step_of, reverse=True)
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -183,12 +181,9 @@ def _fault(folder: Path, tag: str, run: str, last_step: int) -> str | None:
             return f"is damaged: {path} is missing"
         if _size(path) != size:
             return f"is damaged: {path} has {_size(path):,} bytes, not {size:,}"
-        try:
-            with path.open("rb") as file:
-                if _digest(file) != digest:
-                    return f"is damaged: the content of {path} is not what was saved"
-        except OSError as error:
-            return f"cannot be read: {path}: {error.strerror}"
+        with path.open("rb") as file:
+            if _digest(file) != digest:
+                return f"is damaged: the content of {path} is not what was saved"
     return None
 
 

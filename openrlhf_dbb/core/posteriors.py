@@ -5,6 +5,7 @@ group; Q probed prompts.
 """
 
 import dataclasses
+import hashlib
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,11 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import step as steps
-from openrlhf_dbb.core.checks import Floats, Key, Positions, as_estimator, keys_of, known_pass_rates, named, whole
-from openrlhf_dbb.core.choices import dataset_digest
 from openrlhf_dbb.core.replayed_visits import can_copy, of_pass_rates, replay
-from openrlhf_dbb.core.step import Groups, Rollouts, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras, keys_of, numbers, whole
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
-from openrlhf_dbb.estimators.text_features import text_features
+from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.secrets import without_secrets
 
 _NO_EXTRAS = StepExtras()
@@ -42,20 +41,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         prompt_ids: the store's id of every prompt, by (text, label).
         warm_start: how many prompts began with another run's posteriors; None without a warm start.
         step: the last observed step; 0 before the first.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.TemporaryDirectory()
-        >>> url = f"sqlite:///{folder.name}/posteriors.db"
-        >>> data = ["1 + 1 =", "2 + 2 ="], ["2", "4"]
-        >>> with Posteriors.create(url, "demo", *data, estimator="dbb", parameters={"discount": 0.5}) as demo:
-        ...     scored = demo.observe(1, ["1 + 1 ="] * 4, ["2"] * 4, [1, 1, None, 1])  # None: could not be verified
-        >>> scored.mean.round(3), scored.advantages.round(3)
-        (array([0.875, 0.875, 0.875, 0.875]), array([0.378, 0.378, 0.   , 0.378]))
-        >>> with Posteriors.resume(url, "demo", *data) as demo:
-        ...     demo.step
-        1
-        >>> folder.cleanup()
     """
 
     def __init__(
@@ -71,10 +56,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         sources: Sequence[str] | None = None,
         close_store: bool = False,
     ) -> None:
-        """Load the posteriors of a run that this process owns. Users call :meth:`create` or :meth:`resume`.
-
-        ``ids`` has the store's id of each prompt.
-        """
+        """Users call :meth:`create` or :meth:`resume`. ``ids`` has the store's id of each prompt."""
         self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
         self._belief = estimator.belief
         self._close_store = close_store
@@ -115,7 +97,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         """Start a new run. docs/posteriors.md explains the other arguments under "Open a run".
 
         Args:
-            parameters: parameters of an estimator that is given by name.
             warm_start: name, uuid or number of a run. If it has another estimator, its stored visits are replayed
                 through this run's.
             warm_start_weight: in (0, 1], multiplies the imported counts.
@@ -131,7 +112,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         keys_of(prompts, labels)  # checks them
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
-        config = named("config", {} if config is None else config)
         known_P_2 = None if pass_rates is None else known_pass_rates(pass_rates, len(prompts))
         if known_P_2 is not None and warm_start is not None:
             raise ValueError("pass_rates and warm_start both say what the posteriors begin with; give one of them")
@@ -155,7 +135,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 dataset=without_secrets(dataset),
                 dataset_digest=dataset_digest(prompts, labels),
                 reward=without_secrets(reward),
-                config=without_secrets(config),
+                config=without_secrets(dict(config or {})),
                 method=method,
             )
             undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began
@@ -190,13 +170,11 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             step: the step of the model checkpoint that is loaded. Later steps are undone, bit for bit. None undoes
                 nothing.
             take_over: continue a run whose owner is on another machine and known to be dead.
-            sources: where each prompt comes from; the metrics of a step are then by source, too.
+            sources: where each prompt comes from, for metrics by source.
 
         Raises:
-            ValueError: the run's estimator is not installed, the module of its ``package.module:Class`` is not
-                imported, its stored state is of another version, or there are no prompts.
-            storage.StoreError: the run does not exist, has finished, is owned by a living process, or has not reached
-                ``step``.
+            ValueError: the run's estimator is not installed or not imported, or its state is of another version.
+            storage.StoreError: the run does not exist, has finished, has an owner, or has not reached ``step``.
         """
         keys_of(prompts, labels)  # checks them
         with ExitStack() as undo:
@@ -208,8 +186,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             if (record.estimator_version, record.state_fields) != (belief.version, tuple(belief.state_fields)):
                 raise ValueError(
                     f"run {record.name!r} was written by version {record.estimator_version} of estimator "
-                    f"{record.estimator!r} (state {', '.join(record.state_fields)}), installed is version "
-                    f"{belief.version} ({', '.join(belief.state_fields)}); start a new run"
+                    f"{record.estimator!r}, installed is version {belief.version}; start a new run"
                 )
             run = opened.claim_run(record.run_id, take_over=take_over)
             undo.callback(run.release)
@@ -257,19 +234,14 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self.settle()
         step = whole("step", step)
         if step != self.step + 1:
-            raise ValueError(
-                f"run {self.run.record.name!r} is at step {self.step}; the next step is {self.step + 1}, "
-                f"not {step}; to do a step again, roll back first"
-            )
+            following = f"step {step} of run {self.run.record.name!r} is not the next one, {self.step + 1}"
+            raise ValueError(f"{following}; to do a step again, roll back first")
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
         advantage_form = FORMS.build(str(form))
         if advantage_form.leave_one_out and not self.estimator.can_leave_one_out():
-            raise ValueError(
-                f"form {form!r} scores a rollout by the mean without it, which estimator {self.estimator.name!r} "
-                "cannot tell (its group_weight is None); use dr_grpo"
-            )
+            raise ValueError(f"form {form!r} needs means that {self.estimator.name!r} cannot tell; use dr_grpo")
 
         # The estimator changes a copy, since whatever is refused below must change nothing.
         state = self._state | {field: self._state[field].copy() for field in self._belief.state_fields}
@@ -291,7 +263,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         kept = steps.kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored)
         try:
             rows = dataclasses.replace(changed, form=str(form), usage=usage, probes=probes, kept=kept)
-            rows = rows.checked(len(self._belief.state_fields))
+            rows = rows.checked()
         except storage.StoreError as error:
             raise ValueError(f"step {step} is refused: {error}") from None
         if not np.isfinite(scored.advantages).all():
@@ -314,8 +286,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Begin to store the numbers of what the trainer logged of an observed step, by name (view ``steps``)."""
         self.settle()
-        values = whole("step", step), named("metrics", metrics)
-        self._writing = self._writer.submit(self.run.record_metrics, *values)
+        self._writing = self._writer.submit(self.run.record_metrics, whole("step", step), dict(metrics))
 
     def settle(self) -> None:
         """Wait until the last step is stored. One transaction stores all of a step."""
@@ -335,10 +306,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self._load()
 
     def finish(self, unused_rollouts: int = 0) -> None:
-        """Mark the run as complete; it can be the source of a warm start, but cannot be resumed.
-
-        ``unused_rollouts`` were generated after the last step and belong to no step.
-        """
+        """Mark the run as complete: it cannot be resumed. ``unused_rollouts`` were generated after the last step."""
         self.settle()
         self.run.finish(whole("unused_rollouts", unused_rollouts))
 
@@ -355,7 +323,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         """Read the run's state from the store; prompts without a stored posterior get the prior."""
         table = self.run.load(self._ids)
         initial = self._belief.initial_state(len(self._ids))
-        shared = initial | (self.run.load_shared() or {})
+        shared = initial | self.run.load_shared()
         self._visited_at = table.step
         self.step = self.run.record.last_step
         self._state = {
@@ -369,23 +337,33 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             return np.searchsorted(self._ids, [self.prompt_ids[prompt] for prompt in prompts])
         except KeyError as error:
             text, label = error.args[0]
-            raise ValueError(
-                f"prompt {text[:80]!r} with label {str(label)[:80]!r} is not in the data set this run was started with"
-            ) from None
+            raise ValueError(f"prompt {text!r:.80} with label {label!r:.80} is not in the data set") from None
 
     def _update(
         self, state: State, step: int, rollouts: Rollouts, groups: Groups, form: Form
     ) -> tuple[estimators.Estimate, storage.StepRows]:
         """Update a state; return the estimates of the step's V prompts and the rows that store the change."""
-        at_V = groups.prompts_V
-        previous_state, previous_step = self._belief.columns(state, at_V), self._visited_at[at_V]
+
+        def seen_by(estimator: RewardEstimator) -> Floats:
+            return groups.matrix(rollouts.rewards if estimator.support == "real" else rollouts.scores)
+
+        at_V, belief = groups.prompts_V, self._belief
+        previous_state, previous_step = belief.columns(state, at_V), self._visited_at[at_V]
         previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
-        lag_V = np.zeros(len(at_V))
-        if rollouts.policy_versions is not None:
-            lag_V = step - 1 - np.nanmean(groups.matrix(rollouts.policy_versions), axis=1)
+        versions_R = rollouts.policy_versions
         try:
-            estimate = self._estimated(state, rollouts, groups, lag_V, form)
+            if belief is self.estimator:
+                estimate = belief.observe_at(state, at_V, seen_by(belief), leave_one_out=form.leave_one_out)
+            else:
+                # A memory beside the scores must not end a training: what it cannot take, such as a 7, is unseen.
+                seen_V_G = seen_by(belief)
+                seen_V_G = np.where(belief.supports(seen_V_G), seen_V_G, np.nan)
+                some_V = ~np.isnan(seen_V_G).all(axis=1)
+                belief.observe_at(state, at_V[some_V], seen_V_G[some_V])
+                estimate = self.estimator.observe_at(
+                    {}, at_V, seen_by(self.estimator), leave_one_out=form.leave_one_out
+                )
         except RewardSupportError as error:
             raise ValueError(
                 f"score {error.value:g} of prompt {self._texts[at_V[error.row]]!r:.80} is not {error.allowed}, as "
@@ -397,32 +375,14 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             successes=np.nansum(scores_V_G, axis=1),
             mean=estimate.mean,
             variance=estimate.variance,
-            state=self._belief.columns(state, at_V),
+            state=belief.columns(state, at_V),
             previous_state=previous_state,
             previous_step=previous_step,
-            shared={field: state[field] for field in self._belief.shared_fields},
-            policy_version=None if rollouts.policy_versions is None else step - 1 - lag_V,
+            shared={field: state[field] for field in belief.shared_fields},
+            policy_version=None if versions_R is None else np.nanmean(groups.matrix(versions_R), axis=1),
             inclusion=None if rollouts.inclusion is None else groups.matrix(rollouts.inclusion)[:, 0],
         )
         return estimate, rows
-
-    def _estimated(
-        self, state: State, rollouts: Rollouts, groups: Groups, lag_V: Floats, form: Form
-    ) -> estimators.Estimate:
-        """Update the state of the step's V prompts, and return the estimate that their rollouts are scored with."""
-
-        def seen_by(estimator: RewardEstimator) -> Floats:
-            return groups.matrix(rollouts.rewards if estimator.support == "real" else rollouts.scores)
-
-        at_V, belief = groups.prompts_V, self._belief
-        if belief is self.estimator:
-            return belief.observe_at(state, at_V, seen_by(belief), lag_V, leave_one_out=form.leave_one_out)
-        # A memory beside the scores must not end a training: what it cannot take, such as a reward of 7, is unseen.
-        seen_V_G = seen_by(belief)
-        seen_V_G = np.where(belief.supports(seen_V_G), seen_V_G, np.nan)
-        some_V = ~np.isnan(seen_V_G).all(axis=1)
-        belief.observe_at(state, at_V[some_V], seen_V_G[some_V], lag_V[some_V])
-        return self.estimator.observe_at({}, at_V, seen_by(self.estimator), leave_one_out=form.leave_one_out)
 
 
 def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:
@@ -430,3 +390,30 @@ def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, c
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
+
+
+def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:
+    """Return a hash of all prompts and labels in order, 32 hex digits."""
+    return hashlib.blake2b(b"".join(map(storage.prompt_hash, prompts, labels)), digest_size=16).hexdigest()
+
+
+def known_pass_rates(values: Any, prompts: int) -> Floats:
+    """Return successes and attempts of each prompt, (P, 2), if there is a rate in [0, 1], of 1 attempt or more."""
+    known_P_2 = numbers("pass_rates", values)
+    if known_P_2.shape != (prompts, 2):
+        raise ValueError(f"pass_rates have shape {known_P_2.shape}; pass successes and attempts of {prompts} prompts")
+    successes, attempts = known_P_2[~np.isnan(known_P_2).any(axis=1)].T
+    if not len(attempts) or not ((attempts >= 1) & (successes >= 0) & (successes <= attempts)).all():
+        raise ValueError("pass_rates need 0 <= successes <= attempts and 1 attempt or more, for one prompt at least")
+    return known_P_2
+
+
+def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
+    """Return an estimator that is given by name and parameters, or as an object."""
+    if isinstance(estimator, str):
+        return estimators.build(estimator, **(parameters or {}))
+    if not isinstance(estimator, RewardEstimator):
+        raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
+    if parameters is not None:
+        raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
+    return estimator

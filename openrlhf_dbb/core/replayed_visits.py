@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.checks import Floats, Positions
+from openrlhf_dbb.core.step import Floats, Positions
 from openrlhf_dbb.estimators import RewardEstimator, State
-from openrlhf_dbb.estimators.text_features import text_features
+from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.storage.read import read_log, whole_prompts
 
 
@@ -64,5 +64,5 @@ def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: Reward
     some_V = np.asarray(~np.isnan(rewards_V_G).all(axis=1))
     for rows in np.split(np.arange(len(log.step)), np.flatnonzero(np.diff(log.step)) + 1):
         rows = rows[some_V[rows]]
-        belief.observe_at(state, prompt_V[rows], rewards_V_G[rows], log.lag[rows])
+        belief.observe_at(state, prompt_V[rows], rewards_V_G[rows])
     return _of_state(belief, state, prompt_ids, np.unique(prompt_V[some_V]))

@@ -1,10 +1,14 @@
 """The rollouts of one training step: checked columns, groups, advantages, and the rows that are stored and logged.
 
+What is stored with its text or probed is chosen by a hash, so that a resume and another database choose the same.
+
 Axes: R rollouts (rows) of the step; P distinct prompts among them; V of these prompts that have a verified rollout; G
 rollouts of the largest group; Q probed prompts with M samples each; K rollouts that are stored with their texts.
 """
 
-from collections.abc import Callable, Sequence
+import hashlib
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,11 +17,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP, NO_ANSWER
-from openrlhf_dbb.core.checks import Column, Floats, Key, Positions, column, keys_of, numbers, of_kind, whole
-from openrlhf_dbb.core.choices import rows_to_keep
 from openrlhf_dbb.estimators import Estimate, Form
 from openrlhf_dbb.estimators.probe_error import squared_errors
 from openrlhf_dbb.estimators.simple import PointEstimator
+
+Floats = NDArray[np.float64]
+Positions = NDArray[np.int64]
+
+Key = tuple[str, str]
+"""A prompt's text and its label."""
+
+Column = Any
+"""A value for each rollout, as numpy takes them; an array (R,) once it is checked. None where nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +107,7 @@ class Rollouts(StepExtras):
     ) -> "Rollouts":
         """Return the arguments of :meth:`openrlhf_dbb.Posteriors.observe` as arrays; raise its ValueError."""
         keys, size = keys_of(prompts, labels), len(prompts)
-        given = vars(of_kind("extras", extras, StepExtras))
-        for name, kind in (("responses", Responses), ("probes", Probes)):
-            if given[name] is not None:
-                of_kind(name, given[name], kind)
+        given = vars(extras)
         if extras.responses is not None and not callable(extras.responses.texts):
             keys_of(prompts, extras.responses.texts, "response texts")
         if extras.read is not None:
@@ -117,6 +125,54 @@ class Rollouts(StepExtras):
         columns |= {"tokens": columns["tokens"].astype(np.int64), "trained": columns["trained"].astype(np.bool_)}
         columns |= {"rewards": np.where(missing_R, np.nan, rewards_R), "scores": np.where(missing_R, np.nan, scores_R)}
         return cls(**given | columns, prompts=keys)
+
+
+def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels") -> list[Key]:
+    """Return prompts with their labels; raise ValueError if their numbers differ, or are 0, or one is not a str."""
+    for of, texts in (("prompts", prompts), (name, labels)):
+        if isinstance(texts, str) or not hasattr(texts, "__len__"):
+            raise ValueError(f"{of} = {texts!r:.80} is not a list; pass a list of str")
+        if others := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(f"{of} hold {others[0]!r:.80}, which is not a str; pass texts")
+    if len(prompts) != len(labels):
+        raise ValueError(f"there are {len(prompts)} prompts and {len(labels)} {name}; pass one for each prompt")
+    if not len(prompts):
+        raise ValueError("there are no prompts; pass all that will be trained on, with their labels")
+    return list(zip(prompts, labels, strict=True))
+
+
+def numbers(name: str, values: Any) -> Floats:
+    """Return finite numbers as an array, NaN for None; raise ValueError for anything else."""
+    try:
+        array = np.array(values, dtype=np.float64)  # None becomes NaN, and "1" would become 1
+        refused = np.asarray(values).dtype.kind in "US" or np.isinf(array).any()
+    except (TypeError, ValueError, OverflowError):
+        refused = True
+    if refused:
+        found = " ".join(repr(values).split())
+        raise ValueError(f"{name} = {found:.200} holds other values than finite numbers, NaN and None; pass numbers")
+    return array
+
+
+def whole(name: str, value: Any) -> int:
+    """Return a whole number from 0 to 2**62 as an int; raise ValueError for anything else."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= 2**62:
+        raise ValueError(f"{name} is {value!r:.80}; give a whole number from 0 to 2**62")
+    return number
+
+
+def column(name: str, values: Any, size: int, within: tuple[float, float] | None = None) -> Floats:
+    """Return a column of numbers; those of an interval are never missing."""
+    values_R = numbers(name, values)
+    if values_R.shape != (size,):
+        raise ValueError(f"{name} has shape {values_R.shape}; pass one value for each of the {size} rollouts")
+    if within and len(wrong := values_R[~((values_R >= within[0]) & (values_R <= within[1]))]):
+        raise ValueError(f"{name} holds {wrong[0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
+    return values_R
 
 
 @dataclass(frozen=True)
@@ -172,8 +228,7 @@ class Scored:
         group_std: N-1 standard deviation of the group's rewards.
         baseline, scale, weight: ``advantage = weight * (reward - baseline) / scale``, and 0 where the scale is 0; NaN
             for a missing or filtered rollout.
-        metrics: numbers to log by name: means over the rollouts that are trained on, the share of missing and filtered
-            rollouts, the estimator's run-wide numbers after the step, and the errors against the probes.
+        metrics: numbers to log by name, see docs/training.md.
     """
 
     advantages: Floats
@@ -244,14 +299,33 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
         generated=len(trained_R),
         generated_tokens=int(rollouts.tokens.sum()),
         trained=int(trained_R.sum()),
-        trained_tokens=int(rollouts.tokens[trained_R].sum()),
         zero_variance=int(zero_variance_R.sum()),
         informative=int(informative_R.sum()),
         rescued=int((informative_R & zero_variance_R).sum()),
         skipped=whole("skipped", rollouts.skipped),
         groups=len(groups.prompts_P),
-        informative_groups=int(informative_P.sum()),
     )
+
+
+def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positions:
+    """Choose the rollouts that are stored with their texts, (K,) rows, ascending.
+
+    Half of the rows belong to the prompts with the lowest hash, which are the same in every epoch. The other half
+    belongs to the prompts with the lowest hash of prompt and step, so that every prompt is stored at some time. Groups
+    are stored whole, except for the last one of either half. ``keep`` is their number; None keeps all.
+    """
+    if keep is None or whole("keep", keep) >= len(prompts):
+        return np.arange(len(prompts))
+    rows_of: dict[Key, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        rows_of.setdefault(prompt, []).append(row)
+    hashes = {prompt: storage.prompt_hash(*prompt) for prompt in rows_of}
+    followed = sorted(rows_of, key=lambda prompt: hashes[prompt])
+    drawn = sorted(rows_of, key=lambda prompt: hashlib.blake2b(hashes[prompt], key=str(step).encode()).digest())
+    chosen = [row for prompt in followed for row in rows_of[prompt]][: (keep + 1) // 2]
+    others = set(chosen)
+    chosen += [row for prompt in drawn for row in rows_of[prompt] if row not in others][: keep - len(chosen)]
+    return np.array(sorted(chosen), dtype=np.int64)
 
 
 def kept_rows(
@@ -288,6 +362,19 @@ def kept_rows(
     )
 
 
+def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Key]:
+    """Choose about ``fraction`` of the prompts to be probed. A larger fraction chooses the same prompts and more.
+
+    Source: paper, section 5.3, probes a tenth of the prompts with M = 128.
+    """
+
+    def draw(prompt: Key) -> float:
+        digest = hashlib.blake2b(storage.prompt_hash(*prompt), digest_size=6, key=str(seed).encode()).digest()
+        return int.from_bytes(digest, "big") / 2**48
+
+    return {prompt for prompt in prompts if draw(prompt) < fraction}
+
+
 def measure(
     probes: Probes, positions_Q: Positions, groups: Groups, rows: storage.StepRows
 ) -> tuple[storage.ProbeRows, dict[str, float]]:
@@ -306,8 +393,6 @@ def measure(
         successes=np.nansum(scores_Q_M, axis=1),
         squares=np.nansum(np.square(scores_Q_M), axis=1),
     )
-    if not np.isfinite(measured.squares).all():
-        raise ValueError("the sum of a probe's squared scores is not finite; use smaller scores")
     errors = {"probe/groups": float(len(at_Q))}
     if (measured.samples >= 2).any():  # the noise of a single sample is unknown
         for name, estimates_V in (("probe/mse", rows.mean), ("probe/mse_point", rows.successes / rows.rollouts)):
@@ -318,21 +403,21 @@ def measure(
 
 def by_source(sources_V: NDArray[np.str_], successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
     """Return the groups of each source in a step, the share of their rollouts that are right, and the share mixed."""
-    metrics = {}
+    found: dict[str, float] = {}
     mixed_V = (successes_V > 0) & (successes_V < rollouts_V)
     for source in np.unique(sources_V):
-        of_source = sources_V == source
-        metrics[f"source/{source}/groups"] = float(of_source.sum())
-        metrics[f"source/{source}/right"] = float(successes_V[of_source].sum() / rollouts_V[of_source].sum())
-        metrics[f"source/{source}/mixed"] = float(mixed_V[of_source].mean())
-    return metrics
+        among = sources_V == source
+        right, mixed = successes_V[among].sum() / rollouts_V[among].sum(), mixed_V[among].mean()
+        values = {"groups": among.sum(), "right": right, "mixed": mixed}
+        found |= {f"source/{source}/{name}": float(value) for name, value in values.items()}
+    return found
 
 
 def of_hardest(expected_P: Floats, at_V: Positions, successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
     """Return the share right of a step's rollouts whose prompts are among the hardest 10, 25 and 50 % of all.
 
-    How hard a prompt is was expected before the step: chosen by its outcome, the hardest would always do worst. Prompts
-    of equal expectation share their mean rank. A share of no rollouts is left out.
+    Hard is what was expected before the step: chosen by its outcome, the hardest would always do worst. Prompts of
+    equal expectation share their mean rank. A share of no rollouts is left out.
     """
     ordered_P, expected_V = np.sort(expected_P), expected_P[at_V]
     ranks_V = ordered_P.searchsorted(expected_V) + ordered_P.searchsorted(expected_V, side="right") + 1

@@ -13,7 +13,7 @@ from openrlhf_dbb import data, tasks
 from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.rewards.choices import ALPHABET
+from openrlhf_dbb.rewards.answers import ALPHABET
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 LAST = "model"
@@ -110,9 +110,8 @@ def prepare(
         chats = [[{"role": "user", "content": text}] for text in texts]
         texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    notes = loaded.notes + data.control_tokens(f"benchmark {benchmark.name}", loaded.texts, tokenizer, applied)
     limit = max_new_tokens or benchmark.max_tokens
-    prompts = replace(loaded, texts=texts, tokens=tokens, max_new_tokens=limit, notes=notes, chat_template=applied)
+    prompts = replace(loaded, texts=texts, tokens=tokens, max_new_tokens=limit, chat_template=applied)
     if model.context is not None and prompts.longest > model.context:
         raise UsageError(
             f"benchmark {benchmark.name}: its longest prompt ({max(map(len, tokens))} tokens) and --max_new_tokens "

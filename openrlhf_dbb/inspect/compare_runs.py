@@ -11,11 +11,11 @@ import numpy as np
 
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.metrics import ALPHA, pass_at_k, stratified_t
-from openrlhf_dbb.inspect.overview import overview, parameters, status
+from openrlhf_dbb.inspect.show import overview, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.read import held_out, held_out_prompts
-from openrlhf_dbb.terminal import json_text, print_facts, print_line, print_table, print_title, shown
+from openrlhf_dbb.terminal import json_text, print_facts, print_table, print_title
 
 ONE_PAIR = "One run of each: this tells about these two models, not about the methods or estimators behind them."
 
@@ -42,13 +42,12 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json_text({"runs": numbers, "held_out": accuracy}))
         return
-    print_facts([(which, _described(run)) for which, run in zip(_WHICH, runs, strict=True)])
+    described = [f"{run.name}, {status(run)} at step {run.last_step}" for run in runs]
+    print_facts(zip(_WHICH, described, strict=True))
     print_title("held-out accuracy")
     _print_held_out([run["held_out"] for run in numbers], accuracy)
     print_title("where the rollouts went")
-    costs = [[round(run[name]) if name == "mixed_groups" and run[name] is not None else run[name] for name in _COSTS]
-             for run in numbers]  # fmt: skip
-    print_table([name.replace("_", " ") for name in _COSTS], costs, cut=("name", "estimator"))
+    print_table([name.replace("_", " ") for name in _COSTS], [[run[name] for name in _COSTS] for run in numbers])
 
 
 def held_out_difference(
@@ -114,27 +113,18 @@ def _pass_at_k(counts: Sequence[tuple[Floats, Floats]]) -> list[dict[str, Any]]:
     return [{"k": k, **_tested(pairs)} for k, pairs in passed.items()]
 
 
-def _described(run: RunRecord) -> str:
-    estimator = f"{run.estimator} ({parameters(run)})" if run.parameters else run.estimator
-    trained = f"{run.method}, {estimator}" if run.method else estimator
-    return shown(f"{run.name} (number {run.run_id}), {status(run)} at step {run.last_step}; {trained}", width=None)
-
-
 def _print_held_out(numbers: Sequence[Mapping[str, Any] | None], accuracy: Mapping[str, Any] | None) -> None:
-    if not any(numbers):
-        print_line("not measured in either")
-        return
     rows = [
         (which, *("-" if run is None else f"{100 * run[at]:.1f} % (step {run[f'{at}_step']})" for at in _PLACES))
         for which, run in zip(_WHICH, numbers, strict=True)
     ]
     print_table(("", *_PLACES), rows)
     if accuracy is None:
-        print_line("not measured in both on the same prompts, so there is no test")
+        print("not measured in both on the same prompts, so there is no test")
         return
-    print_line(f"second - first, last evaluations: {difference_in_words(accuracy)}")
-    print_line(accuracy["verdict"], "bold")
-    print_line(ONE_PAIR)
+    print(f"second - first, last evaluations: {difference_in_words(accuracy)}")
+    print(accuracy["verdict"])
+    print(ONE_PAIR)
     if accuracy["pass_at_k"]:
         print_title("held-out pass@k, %: last evaluations, prompts of both")
         cells = [

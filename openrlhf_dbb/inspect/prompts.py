@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from openrlhf_dbb.estimators.text_features import text_features
+from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.inspect.show import print_prompts
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.metadata
 import json
 import logging
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,9 +15,8 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.checks import Floats, Key, as_estimator
-from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Scored, StepExtras
+from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
+from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 
@@ -27,8 +25,7 @@ ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
 
 _log = logging.getLogger(__name__)
 
-SAVED = "posteriors.json"
-"""In a checkpoint: the run, its step, the checkpoint's name, the strategy's state. No pickle, which could run code."""
+SAVED = "posteriors.json"  # in a checkpoint; no pickle, which could run code
 
 
 def check_release(distribution: str) -> None:
@@ -37,24 +34,11 @@ def check_release(distribution: str) -> None:
 
     allowed, installed = ALLOWED[distribution], importlib.metadata.version(distribution)
     if installed not in SpecifierSet(allowed):
-        raise ImportError(
-            f"{distribution} {installed} is installed, and openrlhf_dbb.integrations.{distribution} is written for "
-            f"{allowed}; pip install '{distribution}{allowed}'"
-        )
+        raise ImportError(f"{distribution} {installed} is installed; pip install '{distribution}{allowed}'")
 
 
 def text_of(prompt: Any) -> str:
-    """Return a prompt as one text: a single user message as its text, other messages as JSON.
-
-    Raises:
-        ValueError: the messages hold something that is no JSON, such as an image.
-
-    Example:
-        >>> text_of("1+1="), text_of([{"role": "user", "content": "1+1="}])
-        ('1+1=', '1+1=')
-        >>> text_of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}])
-        '[{"content": "Be brief.", "role": "system"}, {"content": "1+1=", "role": "user"}]'
-    """
+    """Return a prompt as one text: a single user message as its text, other messages as JSON; ValueError for images."""
     # The chat template is not applied: some templates insert the date, so that every day would have new prompts.
     if isinstance(prompt, str):
         return prompt
@@ -65,27 +49,18 @@ def text_of(prompt: Any) -> str:
     try:
         return json.dumps(messages, ensure_ascii=False, sort_keys=True)
     except TypeError as error:
-        raise ValueError(
-            f"a prompt's messages are not text ({error}), and posteriors tell prompts apart by text and label"
-        ) from None
+        raise ValueError(f"a prompt's messages are no text, by which posteriors tell prompts apart ({error})") from None
 
 
 def label_of(label: Any) -> str:
-    """Return a label as text: text as it is, "" for None, other values as JSON.
-
-    Example:
-        >>> label_of("12"), label_of(12), label_of(["a", "b"]), label_of(None)
-        ('12', '12', '["a", "b"]', '')
-    """
+    """Return a label as text: text as it is, "" for None, other values as JSON."""
     if label is None or isinstance(label, str):
         return label or ""
     return json.dumps(label, ensure_ascii=False, sort_keys=True, default=_plain)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return dict(value) if isinstance(value, Mapping) else str(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)  # Parquet gives numpy's arrays and numbers
 
 
 def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
@@ -119,24 +94,21 @@ class Settings:
         # A strategy that skips prompts or judges groups would do nothing here.
         if not isinstance(strategy, Plain) and not (strategy.draws and estimator.belief.can_predict()):
             raise ValueError(
-                f"strategy {self.strategy!r} with estimator {estimator.name!r}: in this trainer a strategy has to draw "
-                "whole batches by a forecast; use posterior, with estimator point, auto or dbb"
+                f"strategy {self.strategy!r} with {estimator.name!r}: use posterior, and an estimator that forecasts"
             )
         return estimator, strategy
 
 
 class Steps:
-    """The steps of a run in a trainer: prompts, scores, checkpoints.
-
-    Args:
-        keys: text and label of each row of the data set. A pass ends when as many prompts were drawn.
-        about: of :meth:`Posteriors.create`.
-    """
+    """The steps of a run in a trainer: prompts, scores, checkpoints."""
 
     def __init__(
         self, settings: Settings, name: str, resume: bool, keys: Sequence[Key], facts: RunFacts, **about: Any
     ) -> None:
-        """Create the run, or resume it with its estimator; refuse another one."""
+        """Create the run, or resume it with its estimator; refuse another one.
+
+        ``keys`` are text and label of each row of the data set. ``about`` is of :meth:`Posteriors.create`.
+        """
         (estimator, self._strategy), self._keys, self._facts = settings.built, keys, facts
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if resume:
@@ -148,10 +120,8 @@ class Steps:
             self.posteriors = Posteriors.create(settings.store, name, prompts, labels, estimator=estimator, **options)
         if self.posteriors.estimator != estimator:
             self.posteriors.close()
-            raise ValueError(
-                f"run {name!r} was begun with {self.posteriors.estimator}, not {estimator}: resume it with the same "
-                f"one, or start another run with warm_start={name!r}"
-            )
+            begun = self.posteriors.estimator
+            raise ValueError(f"run {name!r} was begun with {begun}, not {estimator}: use that, or warm_start={name!r}")
         self._row_of = {self.posteriors.prompt_ids[key]: row for row, key in reversed([*enumerate(keys)])}
         self._start_over()
 
@@ -207,7 +177,7 @@ class Steps:
         self.posteriors.checkpoint(self.posteriors.step, folder.name)
         saved = {"run": self.posteriors.run.record.uuid, "step": self.posteriors.step, "tag": folder.name}
         drawn = {"strategy": self._sampler.state(), "left": self._left}
-        (folder / SAVED).write_text(json.dumps(saved | drawn, default=_encoded))
+        (folder / SAVED).write_text(json.dumps(saved | drawn, default=lambda random: random.bit_generator.state))
 
     def saved_in(self, folder: Path) -> dict[str, Any]:
         """Return what :meth:`save` has written; refuse a checkpoint of another run, or of steps that were undone."""
@@ -219,9 +189,7 @@ class Steps:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"checkpoint {folder} was not saved with posteriors ({error}): {begin}") from None
         if run != record.uuid:
-            raise ValueError(
-                f"checkpoint {folder} belongs to run {run}, not to {record.name!r} ({record.uuid}): {begin}"
-            )
+            raise ValueError(f"checkpoint {folder} belongs to run {run}, not to {record.name!r}: {begin}")
         # The store forgets a checkpoint when the run goes back behind it.
         if (step, tag) not in self.posteriors.store.checkpoints(record):
             raise ValueError(f"checkpoint {folder} is of steps that run {record.name!r} has undone; use an older one")
@@ -231,9 +199,9 @@ class Steps:
         """Go back to a checkpoint, bit for bit; without one start over, unless there are some outside ``folder``."""
         record, recorded = self.posteriors.run.record, self.posteriors.store.checkpoints(self.posteriors.run.record)
         if checkpoint is None and len(recorded) > 1:  # a kill may have cut the only one short
+            tags = ", ".join(tag for _, tag in recorded)
             raise ValueError(
-                f"run {record.name!r} has recorded {', '.join(tag for _, tag in recorded)}, and no checkpoint in "
-                f"{folder} is whole: name the folder where one is, or choose another run_name"
+                f"run {record.name!r} has recorded {tags}, and no checkpoint in {folder} is whole: name one"
             )
         self._start_over()
         if checkpoint is None:
@@ -247,24 +215,9 @@ class Steps:
         self.posteriors.roll_back(int(saved["step"]))
 
 
-def _encoded(value: Any) -> dict[str, Any]:
-    if isinstance(value, deque):
-        return {"deque": list(value)}
-    if isinstance(value, Drawn):
-        return {"Drawn": dataclasses.astuple(value)}
-    if isinstance(value, np.random.Generator):
-        return {"PCG64": value.bit_generator.state}
-    raise TypeError(f"a strategy's state holds {value!r:.80}; use numbers, texts, lists, dicts, deques, generators")
-
-
 def _decoded(values: dict[str, Any]) -> Any:
-    match values:
-        case {"deque": entries}:
-            return deque(entries)
-        case {"Drawn": entries}:
-            return Drawn(*entries)
-        case {"PCG64": state}:
-            random = np.random.default_rng()
-            random.bit_generator.state = state
-            return random
-    return values
+    if "bit_generator" not in values:
+        return values
+    random = np.random.default_rng()
+    random.bit_generator.state = values
+    return random

@@ -1,7 +1,6 @@
 """TRL's ``GRPOTrainer`` with stored posteriors: advantages and draws from them, or a memory alone.
 
-A *step* is one generation batch. TRL's ``global_step`` counts optimizer steps, several of which may train on one
-generation batch.
+A *step* is one generation batch, on which several optimizer steps may train, TRL's ``global_step``.
 
 Axes: R rollouts of a generation batch on all processes, B on this process, F reward functions; in evaluations P prompts
 and N samples of a prompt.
@@ -18,9 +17,8 @@ import numpy as np
 import torch
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.checks import Floats, Key
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Responses, StepExtras
+from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.estimators import RewardEstimator
@@ -45,10 +43,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class PosteriorGRPOConfig(GRPOConfig):
-    """TRL's ``GRPOConfig``, which refuses ``num_generations=1``, with one rollout a prompt allowed.
-
-    A posterior has a mean from earlier visits, where TRL has only the group. The generation batch then has to be even.
-    """
+    """TRL's ``GRPOConfig``, which refuses ``num_generations=1``, with one rollout a prompt allowed."""
 
     def __post_init__(self) -> None:
         config: Any = self
@@ -73,8 +68,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     """TRL's trainer. Of several processes, the first owns the run and computes the advantages of all.
 
     Args:
-        *args, **options: TRL's, and :class:`Settings`. ``train_dataset`` must be a ``datasets.Dataset``, since every
-            prompt must be known. ``run_name`` is by default ``args.run_name``, else the name of ``args.output_dir``.
+        *args, **options: TRL's, and :class:`Settings`. ``train_dataset`` must be a ``datasets.Dataset``.
 
     Attributes:
         posteriors: of the run, on the first process; None on the others.
@@ -97,10 +91,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         """Start or resume the run; without ``scores`` the advantages stay TRL's."""
         estimator, self._strategy = settings.built
         if self.num_generations < estimator.min_rollouts:
-            raise ValueError(
-                f"estimator {estimator.name!r} needs num_generations of {estimator.min_rollouts} or more, got "
-                f"{self.num_generations}; give as many, or use estimator='auto'"
-            )
+            raise ValueError(f"num_generations={self.num_generations} is too few for {estimator.name!r}; use 'auto'")
         if settings.form is not None and self.scale_rewards != "group":
             raise ValueError(f"form {settings.form!r} is given; leave out scale_rewards={self.scale_rewards!r}")
         self._settings, self._scores = settings, scores
@@ -136,23 +127,18 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train as TRL does, and finish the run unless the training was stopped before its last step.
 
-        Args:
-            resume_from_checkpoint: a folder, or True for the newest whole checkpoint of this run in ``output_dir``. The
-                posteriors go back to its step, bit for bit. If there is no checkpoint yet, the run starts over.
+        ``resume_from_checkpoint`` is a folder, or True for the newest whole checkpoint of this run in ``output_dir``.
+        The posteriors go back to its step, bit for bit. If there is no checkpoint yet, the run starts over.
 
         Raises:
             ValueError: the checkpoint is not whole or not of this run, or the run has steps and no checkpoint is given.
-            storage.StoreError: the posteriors cannot go back to that step.
         """
         folder = _on_first(lambda: self._beginning(resume_from_checkpoint))
         self._passes = int(TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}").epoch or 0) if folder else 0
         self._evaluated = -1, {}
         result = super().train(folder, *args, **options)
-        if self.state.global_step >= self.state.max_steps:
-            _on_first(lambda: self._run.finish())
-        else:
-            _on_first(lambda: self._run.settle())
-            _log.warning("stopped at %d of %d: the run can be resumed", self.state.global_step, self.state.max_steps)
+        is_done = self.state.global_step >= self.state.max_steps
+        _on_first(lambda: self._run.finish() if is_done else self._run.settle())
         return result
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
@@ -195,7 +181,12 @@ class PosteriorGRPOTrainer(GRPOTrainer):
                     logged.pop()
                 logged.extend(advantages_R.tolist())
         else:
-            self._keep_samples(inputs, rewards_R_F, responses_B)
+            self._logs["extra"]["posterior_mean"].extend([math.nan] * len(rewards_R_F))  # as long as TRL's own columns
+            _, scores_R, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
+            rows_B = zip(map(self._key, inputs), responses_B, strict=True)
+            rows_R = gather_object([(key, len(ids), ids[-1] not in self.eos_token_ids) for key, ids in rows_B])
+            for (prompt, tokens, cut), value in zip(rows_R, scores_R.tolist(), strict=True):
+                self._samples.setdefault(prompt, []).append((value, tokens, cut))
         return output
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -228,25 +219,15 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     def _read_prompts(self) -> list[Key]:
         """Return text and label of every row; refuse what would go wrong unnoticed."""
         if self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"multi_objective_aggregation={self.multi_objective_aggregation!r} normalizes each reward function by "
-                "itself, and the posteriors are of their sum; use 'sum_then_normalize'"
-            )
+            raise ValueError("multi_objective_aggregation: posteriors are of one reward; use 'sum_then_normalize'")
         if not isinstance(self.train_dataset, Dataset):
-            raise ValueError(
-                f"train_dataset is a {type(self.train_dataset).__name__}; posteriors need to know every prompt: pass a "
-                "datasets.Dataset"
-            )
+            raise ValueError("posteriors need to know every prompt of train_dataset: pass a datasets.Dataset")
         label = [] if self._settings.label_column is None else [self._settings.label_column]
         if label and self.args.remove_unused_columns:
             raise ValueError(f"label_column={label[0]!r} would be removed; use remove_unused_columns=False")
         keys = [self._key(row) for row in self.train_dataset.select_columns(["prompt", *label])]
         if len(set(keys)) < len(keys) and not {"image", "images"}.isdisjoint(self.train_dataset.column_names):
-            number = next(row for row, key in enumerate(keys) if key in keys[:row])
-            raise ValueError(
-                f"row {number} of train_dataset has the prompt and label of an earlier one, and its image may differ: "
-                "name a column that tells them apart (label_column='id')"
-            )
+            raise ValueError("prompts and labels repeat, and their images may differ: give a label_column")
         return keys
 
     def _key(self, row: Mapping[str, Any]) -> Key:
@@ -256,10 +237,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
     def _beginning(self, resume_from_checkpoint: str | bool | None) -> str | None:
         """Take the posteriors, and the draws, back to the checkpoint; return its folder, if there is one."""
         if not resume_from_checkpoint and self._run.step:
-            raise ValueError(
-                f"run {self._run.run.record.name!r} has {self._run.step} steps, and train() would start over: call "
-                "train(resume_from_checkpoint=True), or choose another run_name"
-            )
+            raise ValueError(f"run {self._run.run.record.name!r} has steps: call train(resume_from_checkpoint=True)")
         folder, output = None, Path(self.args.output_dir)
         if resume_from_checkpoint is True:
             found = output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
@@ -280,8 +258,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         try:  # transformers writes this file after the model, the optimizer and the random state
             TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         except (OSError, ValueError, TypeError) as error:
-            message = f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}; use an older one"
-            raise ValueError(message) from None
+            raise ValueError(f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}") from None
         self._steps.saved_in(folder)
 
     def _drawn(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -324,14 +301,6 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             self._metrics["train"][name].append(value)
         return advantages_R
 
-    def _keep_samples(self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any]) -> None:
-        self._logs["extra"]["posterior_mean"].extend([math.nan] * len(rewards_R_F))  # as long as TRL's own columns
-        _, scores_R, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
-        rows_B = zip(map(self._key, inputs), responses_B, strict=True)
-        rows_R = gather_object([(key, len(ids), ids[-1] not in self.eos_token_ids) for key, ids in rows_B])
-        for (prompt, tokens, cut), value in zip(rows_R, scores_R.tolist(), strict=True):
-            self._samples.setdefault(prompt, []).append((value, tokens, cut))
-
     def _record_held_out(self, benchmark: str, samples: dict[Key, list[tuple[float, int, bool]]]) -> None:
         """Store a benchmark's samples; those of several benchmarks after one step become one evaluation."""
         self._run.settle()
@@ -353,10 +322,8 @@ class PosteriorGRPOTrainer(GRPOTrainer):
 def remember(trainer: GRPOTrainer, **ours: Any) -> None:
     """Let a ``GRPOTrainer`` keep posteriors of its prompts. It trains as before: the advantages stay TRL's.
 
-    Args:
-        trainer: a ``GRPOTrainer``, also of a subclass, before ``train()``, which then is that of
-            :class:`PosteriorGRPOTrainer`.
-        ours: of :class:`Settings`. The stored advantages are those of ``estimator``, by default "point".
+    Call it before ``train()``, which then is that of :class:`PosteriorGRPOTrainer`. ``ours`` are of :class:`Settings`;
+    the stored advantages are those of ``estimator``, by default "point".
     """
     settings, cls = Settings(**{"estimator": "point"} | ours), type(trainer)
     trainer.__class__ = type(cls.__name__, (PosteriorGRPOTrainer, cls), {})  # of this one object
@@ -381,17 +348,11 @@ def _on_first(work: Callable[[], Any]) -> Any:
 
 
 def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group: int) -> tuple[Floats, Floats, float]:
-    """Combine the values of several reward functions for the posteriors.
+    """Return rewards and scores, (R,) each, and the factor that brings the rewards to TRL's scale; NaN where missing.
 
-    Args:
-        rewards_R_F: NaN where a function returned None.
-        weights_F: of the functions.
-        verifier: index of the function whose score the estimator sees; None for the weighted sum.
-        group: rollouts of a prompt, which are side by side.
-
-    Returns:
-        Rewards and scores, (R,) each, NaN where missing, the same without a verifier; and the factor that brings the
-        rewards to TRL's scale. With a verifier of weight w and score S they are S + (others - their group's mean) / w.
+    ``verifier`` is the index of the function whose score S the estimator sees. With its weight w, and ``group``
+    rollouts of a prompt side by side, the rewards are S + (others - their group's mean) / w. Without a verifier rewards
+    and scores are the weighted sum.
     """
     weighted_R = np.nansum(rewards_R_F * weights_F, axis=1)
     if verifier is None:
@@ -405,16 +366,11 @@ def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group:
 def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], weights: list[float]) -> int | None:
     """Return the index of the reward function whose score the estimator sees; None for the weighted sum."""
     if name is not None and name not in names:
-        raise ValueError(
-            f"verifier {name!r} is not a reward function{did_you_mean(name, names)}; there are {', '.join(names)}"
-        )
+        raise ValueError(f"verifier {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}")
     if estimator.support == "real" and (name is None or estimator.belief is estimator):
         return None
     if name is None and len(names) > 1:
-        raise ValueError(
-            f"estimator {estimator.name!r} needs one score of 0 or 1, and there are {len(names)} reward functions "
-            f"({', '.join(names)}): name the one it sees (verifier={names[0]!r}), or use estimator='gaussian'"
-        )
+        raise ValueError(f"{estimator.name!r} needs one score of 0 or 1: give verifier, one of {', '.join(names)}")
     index = 0 if name is None else names.index(name)
     if not weights[index] > 0:
         raise ValueError(f"the weight of verifier {names[index]!r} is {weights[index]:g}; it must be above 0")

@@ -1,8 +1,8 @@
 """verl's trainers with advantages from stored posteriors.
 
 verl imports this module in each of its processes. The module registers the advantage estimator ``posterior`` and
-replaces verl's three trainers (``sync``, ``colocate_async``, ``separate_async``) by subclasses. With another estimator
-the subclasses do what verl's trainers do. The trainer runs in one process, which owns the run.
+replaces verl's three trainers by subclasses, which with another estimator do what verl's trainers do. The trainer runs
+in one process, which owns the run.
 
 A *step* is one call of verl's ``_compute_advantage``. ``separate_async`` makes several in each of its global steps.
 
@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from openrlhf_dbb.core.checks import Floats, Key, Positions
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Responses, StepExtras
+from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import Settings, label_of, text_of
@@ -39,11 +38,9 @@ from verl.utils.dataset.rl_dataset import collate_fn  # noqa: E402
 NAME = "posterior"
 """Value of ``algorithm.adv_estimator``, and the key of our settings beside it."""
 
-_FIELDS = ["raw_prompt", "reward_model", "rm_scores", "response_mask", "responses"]
-
 
 def read(config: DictConfig) -> Settings:
-    """Read our settings, ``algorithm.posterior``, from verl's configuration, before verl loads a model."""
+    """Return our settings, ``algorithm.posterior``."""
     given: Any = config.algorithm.get(NAME) or {}
     settings = Settings(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
     _, strategy = settings.built
@@ -58,10 +55,7 @@ def read(config: DictConfig) -> Settings:
         )
     custom = sampler.get("custom_sampler")
     if filters and custom is not None and custom.get("path"):
-        raise ValueError(
-            "algorithm.filter_groups.enable=True with trainer.v1.sampler.custom_sampler: the posteriors cannot "
-            "observe what a sampler of yours drops; use False, or verl's sampler"
-        )
+        raise ValueError("algorithm.filter_groups: posteriors cannot observe what a sampler of yours drops; use False")
     return settings
 
 
@@ -71,8 +65,7 @@ class Batch:
 
     rollout_R: Positions  # each row's rollout; -1 for padding
     last_S: Positions  # row of each rollout's last trajectory, which carries its reward
-    prompts: list[str]  # prompts and labels as in the data set, one of each rollout
-    labels: list[str]
+    keys_S: list[Key]  # prompt and label of each rollout, as in the data set
     scores_S: Floats  # values of the reward function without any KL penalty; NaN where missing
     tokens_S: Positions  # generated tokens of all trajectories
     responses: list[torch.Tensor]  # token ids of each rollout's last trajectory
@@ -90,7 +83,8 @@ class Batch:
             rollout_R[row] = place.setdefault(rollout, len(place))
             last[rollout] = max(last.get(rollout, (-1, -1)), (int(number), row))
         last_S = np.array([row for _, row in last.values()])
-        data = tq.kv_batch_get(keys=list(batch.keys), partition_id=batch.partition_id, select_fields=_FIELDS)
+        names = ["raw_prompt", "reward_model", "rm_scores", "response_mask", "responses"]
+        data = tq.kv_batch_get(keys=list(batch.keys), partition_id=batch.partition_id, select_fields=names)
         tokens_R = _row_sums(data["response_mask"]).astype(np.int64)
         is_rollout_R = rollout_R >= 0
         messages = _objects(data, "raw_prompt")
@@ -98,8 +92,7 @@ class Batch:
         return cls(
             rollout_R=rollout_R,
             last_S=last_S,
-            prompts=[text_of(messages[row]) for row in last_S],
-            labels=[_label(rewarding[row]) for row in last_S],
+            keys_S=[_key(messages[row], rewarding[row]) for row in last_S],
             scores_S=_row_sums(data["rm_scores"])[last_S],
             tokens_S=np.bincount(rollout_R[is_rollout_R], weights=tokens_R[is_rollout_R]).astype(np.int64),
             responses=[data["responses"][int(row)] for row in last_S],
@@ -116,19 +109,12 @@ def advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return advantages and returns (R, T) of the present batch, the same at each token of a response.
 
-    Args:
-        token_level_rewards: (R, T) with the KL penalty, if there is one.
-        response_mask: (R, T) 1 where a token was generated and is trained on.
-
-    Raises:
-        ValueError: the trainer is not one of ours.
+    ``token_level_rewards`` (R, T) have the KL penalty, if there is one; ``response_mask`` (R, T) is 1 where a token was
+    generated and is trained on. ValueError if the trainer is not one of ours.
     """
     answer = _ANSWER.get(None)
     if answer is None:
-        raise ValueError(
-            f"algorithm.adv_estimator={NAME} has no trainer that knows the prompts; use trainer.use_v1=True and "
-            f"trainer.v1.trainer_mode {', '.join(TRAINERS)}"
-        )
+        raise ValueError(f"use trainer.use_v1=True and trainer.v1.trainer_mode {', '.join(TRAINERS)} with {NAME}")
     values = torch.as_tensor(answer(token_level_rewards, response_mask), dtype=torch.float32)
     result = values.to(response_mask.device).unsqueeze(-1) * response_mask
     return result, result
@@ -137,9 +123,7 @@ def advantages(
 class WithPosteriors(PPOTrainer):
     """The base of our subclasses of verl's trainers.
 
-    Attributes:
-        posteriors: of the run; None with another estimator, with ``trainer.val_only`` and before verl has loaded its
-            checkpoint.
+    ``posteriors`` is None with another estimator, with ``trainer.val_only`` and before verl has loaded its checkpoint.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -149,7 +133,7 @@ class WithPosteriors(PPOTrainer):
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Any:
-        """Make verl's sampler; with ``algorithm.filter_groups`` keep what it drops, to be observed with the batch."""
+        """With ``algorithm.filter_groups`` keep what verl's sampler drops, to be observed with the batch."""
         buffer: Any = super()._build_replay_buffer()
         if self._settings is None or getattr(buffer, "filter_groups_metric", None) is None:
             return buffer
@@ -191,21 +175,18 @@ class WithPosteriors(PPOTrainer):
         dropped, self._dropped = self._dropped, []
         batches, count = [rollouts, *dropped], len(trained_S)
         texts = [response for each in batches for response in each.responses]
-
-        def decode(row: int) -> str:
-            return str(self.tokenizer.decode(texts[row], skip_special_tokens=True))
-
+        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
         tokens = np.concatenate([each.tokens_S for each in batches])
         divides = self.config.algorithm.get("norm_adv_by_std_in_grpo", True)
         form = self._settings.form or ("group_norm" if divides else "batch_centered")
         extras = StepExtras(
             tokens=tokens,
             trained=np.pad(trained_S, (0, len(tokens) - count)),
-            responses=Responses(decode, keep=self._settings.keep_rollouts),
+            responses=Responses(lambda row: decode(texts[row]), keep=self._settings.keep_rollouts),
         )
         rewards = np.concatenate([_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)])
         scores = np.concatenate([each.scores_S for each in batches])
-        keys = [key for each in batches for key in zip(each.prompts, each.labels, strict=True)]
+        keys = [key for each in batches for key in each.keys_S]
         scored = self._steps.observe(keys, rewards, scores, form, extras)
         metrics.update(scored.metrics)
         return np.where(rollouts.rollout_R >= 0, scored.advantages[:count][rollouts.rollout_R], 0.0)
@@ -255,17 +236,14 @@ class WithPosteriors(PPOTrainer):
             folder = Path(trainer.default_local_dir)
             given = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
             loaded = Path(given) if given else folder / f"global_step_{self.global_steps}"  # as verl names it
-            try:
-                self._steps.go_back(loaded if self.global_steps else None, folder)
-            except BaseException:
-                self._steps.posteriors.close()
-                raise
+            self._steps.go_back(loaded if self.global_steps else None, folder)
         return self._steps.posteriors
 
 
-MODES = ("sync", "colocate_async", "separate_async")
-TRAINERS = {mode: type(f"Posterior_{mode}", (WithPosteriors, TRAINER_REGISTRY[mode]), {}) for mode in MODES}
-"""Our subclasses of verl's trainers, by ``trainer.v1.trainer_mode``."""
+TRAINERS = {  # our subclasses of verl's trainers, by trainer.v1.trainer_mode
+    mode: type(f"Posterior_{mode}", (WithPosteriors, TRAINER_REGISTRY[mode]), {})
+    for mode in ("sync", "colocate_async", "separate_async")
+}
 
 TRAINER_REGISTRY.update(TRAINERS)  # register_trainer refuses a name that is taken
 
@@ -273,11 +251,11 @@ TRAINER_REGISTRY.update(TRAINERS)  # register_trainer refuses a name that is tak
 def keys_of(dataset: Any) -> list[Key]:
     """Return text and label of the rows of verl's training data set, in its order."""
     rows = map(dataset.__getitem__, range(len(dataset)))
-    return [(text_of(row["raw_prompt"]), _label(row.get("reward_model"))) for row in rows]
+    return [_key(row["raw_prompt"], row.get("reward_model")) for row in rows]
 
 
-def _label(reward_model: Mapping[str, Any] | None) -> str:
-    return label_of(None if reward_model is None else reward_model.get("ground_truth"))
+def _key(raw_prompt: Any, reward_model: Mapping[str, Any] | None) -> Key:
+    return text_of(raw_prompt), label_of((reward_model or {}).get("ground_truth"))
 
 
 def _objects(data: Any, name: str) -> list[Any]:

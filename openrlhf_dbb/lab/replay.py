@@ -1,26 +1,46 @@
-"""``lab replay`` measures other estimators on a run's recorded successes and recommends one of them."""
+"""``lab replay`` measures other estimators on a run's recorded successes and recommends one of them.
+
+Axes: V visits (a prompt in a step) ordered by step, P prompts, G rollouts of the largest group, C candidates,
+B bootstrap draws.
+"""
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from openrlhf_dbb import options
+from openrlhf_dbb import estimators, options
+from openrlhf_dbb.core.replayed_visits import rewards_of
+from openrlhf_dbb.core.step import earlier_visits
+from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import RewardEstimator
-from openrlhf_dbb.lab import recorded, scores, specs
-from openrlhf_dbb.lab.recorded import Visits
-from openrlhf_dbb.lab.scores import CRITERIA, DRAWS, Outcome, Ranking
-from openrlhf_dbb.storage import RunRecord
-from openrlhf_dbb.terminal import json_text, print_table, records
+from openrlhf_dbb.estimators.base import Floats
+from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
+from openrlhf_dbb.estimators.text_prior import text_features
+from openrlhf_dbb.lab import specs
+from openrlhf_dbb.storage import RunRecord, open_store
+from openrlhf_dbb.storage.read import ProbeLog, StepLog, read_log, read_probes, whole_prompts
+from openrlhf_dbb.storage.records import Integers
+from openrlhf_dbb.terminal import json_text, print_table
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")  # the paper's, and auto
 
-_FEW_PROMPTS = 30
+# Losses that rank estimators; the first that a log allows is used. Probes are the truth but for noise; the log needs
+# groups of two; forecasts favour longer memory.
+CRITERIA = {
+    "probes": "mean squared error against the probes",
+    "mse": "mean squared error estimated from the log",
+    "likelihood": "minus log-likelihood of the next visit's successes (nats)",
+}
 
 
-def add_command(commands: Any) -> None:
+def add_commands(add: Any) -> None:
+    lab: argparse.ArgumentParser = add("lab", lambda _: lab.print_help(), opens_store=False)
     text = "how other estimators would have done on the recorded successes of a run, and which one to use"
+    commands = lab.add_subparsers(metavar="COMMAND", title="commands")
     parser = commands.add_parser("replay", help=text, description=text)
     options.add_run(parser)
     options.add_store(parser)
@@ -31,51 +51,235 @@ def add_command(commands: Any) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> None:
-    run, visits = recorded.read(arguments.store_url, arguments.run)
+    run, visits = read(arguments.store_url, arguments.run)
     candidates = specs.sweep(arguments.estimators or ESTIMATORS)
-    own = recorded.own_estimator(run)
+    own = own_estimator(run)
     if own is not None and not arguments.estimators:
         candidates = list({specs.label(candidate): candidate for candidate in (*candidates, own)}.values())
-    outcomes = [scores.evaluate(candidate, visits) for candidate in candidates]
-    ranking = scores.rank(outcomes, visits)
+    outcomes = [evaluate(candidate, visits) for candidate in candidates]
+    ranking = rank(outcomes, visits)
     advice = recommendation(ranking, visits)
     if arguments.json:
-        found = {"run": run.name, "candidates": _candidates(ranking, outcomes), "recommendation": advice}
-        print(json_text(found))
+        names = ("excess over best", "excess low", "excess high")
+        beyond = zip(ranking.candidates, np.transpose(ranking.excess()).tolist(), strict=True)
+        excess = {outcome.label: dict(zip(names, values, strict=True)) for outcome, values in beyond}
+        rows = [
+            {"estimator": each.label, "flags": specs.flags(each.estimator), "criterion": ranking.criterion}
+            | _measures(each)
+            | excess.get(each.label, {})
+            for each in outcomes
+        ]
+        print(json_text({"run": run.name, "candidates": rows, "recommendation": advice}))
         return
-    print("\n".join(introduction(run, visits, own)))
+    trained = "an estimator unknown here" if own is None else specs.label(own)
+    print(
+        f"run {run.name}: {len(visits.step)} visits of {visits.prompts} prompts, {visits.rollouts.mean():.3g} rollouts "
+        f"a visit, {np.sum(~np.isnan(visits.probes_3_V[0]))} visits with probes; trained with {trained}"
+    )
     shown = [ranking.candidates[at] for at in ranking.best_of_each()]
     shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]  # those that cannot be ranked
-    rows = [(outcome.label, *_measures(outcome).values()) for outcome in shown]
     print()
-    print_table(("best of each", *_measures(shown[0])), rows)
+    print_table(("best of each", *_measures(shown[0])), [(each.label, *_measures(each).values()) for each in shown])
     print(f"{len(outcomes)} candidates; --json prints them all\n")
     print("\n".join(advice))
 
 
-def introduction(record: RunRecord, visits: Visits, own: RewardEstimator | None) -> list[str]:
-    """Return lines about the run that is replayed, with the caveats."""
-    several = visits.rollouts > 1  # one reward alone has no variance
-    variance = ""
-    if several.any():
-        flat = ((visits.successes == 0) | (visits.successes == visits.rollouts))[several].mean()
-        variance = f", {flat:.0%} of the groups have zero variance"
-    lines = [
-        f"run {record.name}: {len(visits.step)} visits of {visits.prompts} prompts, "
-        f"{visits.rollouts.mean():.3g} rollouts a visit{variance}",
-        f"trained with {f'{record.estimator}, unknown here without --estimators' if own is None else specs.label(own)}",
-    ]
-    if record.parent is not None:
-        lines.append(
-            f"warm-started from {record.parent['name']}; the candidates start from their own priors, which puts the "
-            "first visits at a disadvantage"
+@dataclass(frozen=True)
+class Visits(StepLog):
+    """The groups that a run recorded, one a visit: S successes of N rollouts."""
+
+    prompt: Integers  # (V,) its position, 0 to P - 1
+    earlier: Integers  # (V,) number of earlier visits of its prompt
+    rewards_V_G: Floats  # S ones, then N - S zeros, then NaN
+    prompts: int  # P
+    probes_3_V: Floats  # samples, successes and squares of each visit's probe; NaN without one of 2 or more samples
+    texts: Sequence[str] = ()  # (P,); empty if they are not known
+
+
+class Rerun(NamedTuple):
+    """The output of an estimator at V visits."""
+
+    mean: Floats  # (V,) that the visit's rollouts would have been scored with
+    group_weight: Floats  # (V,) share of the mean that is S/N; NaN if there is none
+    predictive: tuple[Floats, Floats]  # (alpha, beta) before the visit, (V,); NaN if there is none
+
+
+def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
+    """Return a run, by default the latest with a step, and its visits; refuse one without rollouts."""
+    with open_store(store_url, create=False) as store:
+        record = options.chosen(store, ref)
+        log, probes = read_log(store, record), read_probes(store, record)
+        texts = [text for text, _ in whole_prompts(store, np.unique(log.prompt_id))]
+    if not len(log.step):
+        raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
+    return record, visits(log, probes, texts)
+
+
+def own_estimator(record: RunRecord) -> RewardEstimator | None:
+    """Return the run's estimator; None if it is not installed or not imported here."""
+    try:
+        estimators.check_stored(record.estimator)
+        return estimators.build(record.estimator, **record.parameters)
+    except ValueError:
+        return None
+
+
+def unreplayable(log: StepLog) -> NDArray[np.bool_]:
+    """Return where successes are not a whole number from 0 to N, (V,)."""
+    return (log.successes != np.round(log.successes)) | (log.successes < 0) | (log.successes > log.rollouts)
+
+
+def visits(log: StepLog, probes: ProbeLog | None = None, texts: Sequence[str] = ()) -> Visits:
+    """Return visits from a run's log; ``texts`` are of the distinct prompts, by ascending id."""
+    rollouts, successes, wrong = log.rollouts, log.successes, unreplayable(log)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise UsageError(
+            f"step {log.step[at]}, prompt {log.prompt_id[at]}: {successes[at]:g} successes of {rollouts[at]} rollouts; "
+            "only rewards 0 and 1 can be replayed, since the store keeps a group's sum; choose another run"
         )
-    if visits.lag.any():
-        lines.append(f"lag: {visits.lag.mean():.3g} training steps on average, {visits.lag.max():.3g} at most")
-    samples = visits.probes_3_V[0][~np.isnan(visits.probes_3_V[0])]
-    if len(samples):
-        lines.append(f"probes: {len(samples)} visits, {samples.mean():.3g} samples each")
-    return lines
+    probes_3_V = np.full((3, len(log.step)), np.nan)
+    if probes is not None:
+        width = max(log.prompt_id.max(), probes.prompt_id.max(initial=0)) + 1
+        logged, probed = (of.step * width + of.prompt_id for of in (log, probes))
+        # A group without a single verified rollout is probed but not logged.
+        _, visit, probe = np.intersect1d(logged, probed, assume_unique=True, return_indices=True)
+        probes_3_V[:, visit] = np.array([probes.samples, probes.successes, probes.squares])[:, probe]
+        probes_3_V[:, probes_3_V[0] < 2] = np.nan
+    # Ids of a store may have gaps; the estimators want prompts numbered from 0.
+    ids, prompt = np.unique(log.prompt_id, return_inverse=True)
+    return Visits(
+        **vars(log),
+        prompt=prompt,
+        earlier=earlier_visits(prompt),
+        rewards_V_G=rewards_of(rollouts, successes),
+        prompts=len(ids),
+        probes_3_V=probes_3_V,
+        texts=texts,
+    )
+
+
+def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
+    """Feed the visits to ``estimator``, from its prior, in recorded order."""
+    # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
+    when = visits.step if estimator.shared_fields else visits.earlier
+    order = np.argsort(when, kind="stable")
+    state = estimator.initial_state(visits.prompts)
+    if estimator.reads_texts and visits.texts:
+        state["features"] = text_features(visits.texts)
+    mean, weight, alpha, beta = np.full((4, len(when)), np.nan)
+    for rows in np.split(order, np.flatnonzero(np.diff(when[order])) + 1):
+        members, rewards_P_G = visits.prompt[rows], visits.rewards_V_G[rows]
+        forecast = estimator.predictive(estimator.state_at(state, members))
+        mean[rows] = estimator.observe_at(state, members, rewards_P_G).mean
+        if forecast is not None:
+            alpha[rows], beta[rows] = forecast
+        share = estimator.group_weight(estimator.state_at(state, members), rewards_P_G)
+        weight[rows] = np.nan if share is None else share
+    return Rerun(mean, weight, (alpha, beta))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The losses of one estimator at the visits."""
+
+    estimator: RewardEstimator
+    losses: dict[str, Floats]  # (V,) by criterion; NaN where a visit does not count, or the criterion does not apply
+
+    @property
+    def label(self) -> str:
+        return specs.label(self.estimator)
+
+    def mean(self, criterion: str) -> float | None:
+        """Return the mean loss over visits; None if the criterion does not apply."""
+        loss = self.losses[criterion]
+        return None if np.isnan(loss).all() else float(np.nanmean(loss))
+
+
+def evaluate(estimator: RewardEstimator, visits: Visits) -> Outcome:
+    """Replay the visits with ``estimator``, and measure it by every criterion."""
+    from scipy.stats import betabinom  # here: whoever asks whether a run can be replayed does not wait for it
+
+    again = rerun(estimator, visits)
+    log_score = betabinom.logpmf(visits.successes, visits.rollouts, *again.predictive)
+    losses = {
+        "probes": squared_errors(again.mean, *visits.probes_3_V),
+        "mse": error_from_log(visits, again.mean, again.group_weight),
+        "likelihood": np.where(visits.earlier > 0, -log_score, np.nan),  # on first visits only the prior would count
+    }
+    return Outcome(estimator, losses)
+
+
+def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats:
+    """Return an unbiased estimate of ``(mean - p)^2`` from the recorded successes alone, (V,); NaN where N < 2.
+
+    With x = S/N and w the group weight::
+
+        (mean - x)^2 - (1 - 2 w) S (N - S) / (N^2 (N - 1))
+
+    It is slightly too low for an estimator that fits run-wide numbers to the step's own groups, such as ``auto``.
+    """
+    noise = mean_variance(visits.rollouts, visits.successes, visits.successes)
+    return (mean - visits.successes / visits.rollouts) ** 2 - (1 - 2 * group_weight) * noise
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates that a criterion can judge, best first."""
+
+    criterion: str
+    candidates: list[Outcome]
+    mean_C: Floats  # mean loss over visits
+    draws_B_C: Floats  # the same over prompts resampled with replacement, alike for all candidates
+
+    def best_of_each(self) -> list[int]:
+        """Return the position of the best candidate of every registered name, best first."""
+        best: dict[str, int] = {}
+        for at, outcome in enumerate(self.candidates):
+            best.setdefault(outcome.estimator.name, at)
+        return list(best.values())
+
+    def excess(self) -> tuple[Floats, Floats, Floats]:
+        """Return the loss beyond the best candidate's, and its 95 % interval; (C,) each."""
+        low, high = np.percentile(self.draws_B_C - self.draws_B_C[:, [0]], [2.5, 97.5], axis=0)
+        return self.mean_C - self.mean_C[0], low, high
+
+    def best_discount(self, name: str) -> tuple[float, float, float] | None:
+        """Return an estimator's best discount and its 95 % interval; None for fewer than two."""
+        members = [at for at, outcome in enumerate(self.candidates) if outcome.estimator.name == name]
+        values = np.array([specs.knob_value(self.candidates[at].estimator) or 0.0 for at in members])
+        if len(set(values.tolist())) < 2:
+            return None
+        # "nearest" keeps the ends of the interval among the discounts that were tried.
+        best_B = values[self.draws_B_C[:, members].argmin(axis=1)]
+        low, high = np.percentile(best_B, [2.5, 97.5], method="nearest")
+        return float(values[self.mean_C[members].argmin()]), float(low), float(high)
+
+
+def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
+    """Rank by the first criterion that judges a candidate, with a bootstrap over prompts."""
+    judged = {name: [outcome for outcome in outcomes if outcome.mean(name) is not None] for name in CRITERIA}
+    criterion = next((name for name, able in judged.items() if able), None)
+    if criterion is None:
+        raise UsageError(
+            "this run has no probes, no group of two rollouts and no forecast of a second visit, so no candidate can "
+            "be judged; train longer, or name other --estimators"
+        )
+    able = judged[criterion]
+    # All candidates miss the same visits, so the first one tells which visits count.
+    losses = [outcome.losses[criterion] for outcome in able]
+    counted = ~np.isnan(losses[0])
+    _, row = np.unique(visits.prompt[counted], return_inverse=True)
+    visits_P = np.bincount(row)
+    sums_P_C = np.stack([np.bincount(row, loss[counted]) for loss in losses], axis=1)
+    rng, prompts, draws = np.random.default_rng(0), len(visits_P), []
+    # Visits of one prompt depend on each other, so prompts are resampled, not visits.
+    for _ in range(1000):
+        times_P = np.bincount(rng.integers(prompts, size=prompts), minlength=prompts)
+        draws.append(times_P @ sums_P_C / (times_P @ visits_P))
+    mean_C = sums_P_C.sum(axis=0) / visits_P.sum()
+    order = np.argsort(mean_C, kind="stable")
+    return Ranking(criterion, [able[at] for at in order], mean_C[order], np.stack(draws)[:, order])
 
 
 def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
@@ -85,27 +289,18 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
             "Every prompt was visited once, so discounts cannot be compared: on a first visit a discount only weakens",
             "the prior. Keep the estimator, and replay again after the second pass.",
         ]
-    lines = [f"criterion: {CRITERIA[ranking.criterion]}"]
-    if visits.prompts < _FEW_PROMPTS:
-        lines.append(f"only {visits.prompts} prompts: the intervals below say little")
     best = ranking.candidates[0]
-    names = np.array([outcome.estimator.name for outcome in ranking.candidates])
-    first = (names[ranking.draws_B_C.argmin(axis=1)] == best.estimator.name).mean()
-    lines.append(f"best: {best.label}; {best.estimator.name} is first in {first:.0%} of {DRAWS} bootstrap draws")
+    lines = [f"criterion: {CRITERIA[ranking.criterion]}", f"best: {best.label}"]
     _, *others = ranking.best_of_each()
     if others:
         second = ranking.candidates[others[0]].label
         excess, low, high = (values[others[0]] for values in ranking.excess())
-        relative = "" if ranking.criterion == "likelihood" else f" or {excess / ranking.mean_C[0]:.1%}"
-        lines.append(f"second: {second}; worse by {excess:.2g}{relative} (95 %: {low:.2g} to {high:.2g})")
+        lines.append(f"second: {second}; worse by {excess:.2g} (95 %: {low:.2g} to {high:.2g})")
         if low <= 0:
             lines.append(f"this log cannot tell {best.label} from {second}: there may be no difference")
     discount = ranking.best_discount("dbb")
     if discount is not None:
-        value, low, high = discount
-        # An interval over half of all discounts says nothing about the best one.
-        unsure = "; this log does not determine it" if high - low >= 0.5 else ""
-        lines.append(f"best discount of dbb: {value:g} (95 %: {low:g} to {high:g}){unsure}")
+        lines.append("best discount of dbb: {:g} (95 %: {:g} to {:g})".format(*discount))
     return [*lines, f"use next: {specs.flags(best.estimator)}"]
 
 
@@ -115,19 +310,4 @@ def _measures(outcome: Outcome) -> dict[str, Any]:
         "mse (probes)": outcome.mean("probes"),
         "mse (log)": outcome.mean("mse"),
         "log-likelihood": None if likelihood is None else -likelihood,
-        "zero-advantage groups": outcome.zero_groups,
-        "mean |A|": outcome.mean_advantage,
     }
-
-
-def _candidates(ranking: Ranking, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    names = ("excess over best", "excess low", "excess high")
-    excess_C_3 = np.stack(ranking.excess(), axis=1).tolist()
-    excess = {o.label: values for o, values in zip(ranking.candidates, records(names, excess_C_3), strict=True)}
-    return [
-        {"estimator": outcome.label, "flags": specs.flags(outcome.estimator)}
-        | _measures(outcome)
-        | {"criterion": ranking.criterion}
-        | excess.get(outcome.label, {})
-        for outcome in outcomes
-    ]

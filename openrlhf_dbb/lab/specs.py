@@ -2,17 +2,17 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+
+import msgspec
 
 from openrlhf_dbb import estimators
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import RewardEstimator
-from openrlhf_dbb.estimators.parameters import parameter_fields
+from openrlhf_dbb.estimators.registry import parameter_fields
 
 DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))  # tried by default
 
 _KNOBS = ("discount", "smoothing")
-_SWITCH = {"true": True, "false": False}
 
 
 def parse(text: str) -> RewardEstimator:
@@ -30,7 +30,8 @@ def parse(text: str) -> RewardEstimator:
         kinds = {field.name: type(field.default) for field in parameter_fields(estimators.get(name))}
         given = (item.partition("=")[::2] for item in last.split(",") if last)
         # An unknown parameter stays text: build() refuses it and names the known ones.
-        return estimators.build(name, **{key: _value(key, value, kinds.get(key, str)) for key, value in given})
+        values = {key: msgspec.convert(value, kinds.get(key, str), strict=False) for key, value in given}
+        return estimators.build(name, **values)
     except ValueError as error:
         raise UsageError(str(error) if repr(text) in str(error) else f"estimator {text!r}: {error}") from error
 
@@ -100,11 +101,3 @@ def flags(estimator: RewardEstimator) -> str:
         elif value != field.default or field.name in _KNOBS:
             parts.append(f"--{flag} {value}")
     return " ".join(parts)
-
-
-def _value(parameter: str, text: str, kind: Any) -> Any:
-    try:
-        return _SWITCH[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError) as error:
-        allowed = "true or false" if kind is bool else f"of type {kind.__name__}"
-        raise ValueError(f"{parameter} = {text!r} is not {allowed}") from error

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.inspect.overview import usage_totals
+from openrlhf_dbb.inspect.show import usage_totals
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.read import COUNTED, SUMS, held_out, unused_rollouts
 from openrlhf_dbb.storage.records import TOTALS
-from openrlhf_dbb.storage.url import bad_row
 from openrlhf_dbb.terminal import shown
 
 POINTS = 1000
@@ -109,10 +108,7 @@ def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: 
     row_T = np.searchsorted(points, (np.array([row[0] for row in rows]) - 1) // width)
     means = {}
     for name in dict.fromkeys(name for values in logged for name in values):
-        try:
-            values_T = np.array([values.get(name) for values in logged], dtype=np.float64)
-        except (TypeError, ValueError, OverflowError):
-            raise bad_row("dbb_step", run.name, "metrics", name, "the name of numbers") from None
+        values_T = np.array([values.get(name) for values in logged], dtype=np.float64)
         known = ~np.isnan(values_T)
         sums = np.bincount(row_T[known], values_T[known], minlength=len(points))
         with np.errstate(invalid="ignore"):

@@ -40,7 +40,7 @@ def trained(open_new, fill):
         if strategy == "plain":
             return counts
         kept = counts.trained - counts.zero_variance
-        return dataclasses.replace(counts, trained=kept, trained_tokens=10 * kept, informative=kept, rescued=0)
+        return dataclasses.replace(counts, trained=kept, informative=kept, rescued=0)
 
     def make(name, successes=SUCCESSES, right=RIGHT, probes=None, metrics=logged, alone=False, unused=0, **more):
         config = {

@@ -5,9 +5,6 @@
     greso      prompts whose groups had zero variance are skipped (GRESO)
     posterior  prompts are drawn by the variance that their posterior expects
 
-Prompts are ids, groups are arrays of scores; only :func:`of` and :func:`facts` read OpenRLHF's arguments.
-``actors/generation.py`` carries out the decisions.
-
 Axes: N rollouts of a group, P prompts of the run.
 """
 
@@ -16,14 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.estimators.parameters import check, parameter_fields
-from openrlhf_dbb.estimators.parameters import parameter as parameter
-from openrlhf_dbb.estimators.registry import Registry
+from openrlhf_dbb.estimators.registry import Registry, check, parameter_fields
+from openrlhf_dbb.estimators.registry import parameter as parameter
 
 
 @dataclass(frozen=True)
@@ -46,8 +42,7 @@ class Predictive:
     beta: NDArray[np.float64]  # > 0
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A prompt that the strategy has chosen."""
 
     prompt_id: int
@@ -67,9 +62,8 @@ class Decision(Enum):
 class Sampler:
     """Decides during a training how rollout batches are filled. This base class takes every prompt and every group.
 
-    A step draws prompts in rounds, and asks the engines for a group of each prompt that it does not skip. It ends when
-    enough groups for a batch are to be trained on; surplus groups are discarded. If the strategy ``draws``, a pass ends
-    when as many prompts were drawn as there are.
+    A step draws prompts in rounds, and asks for a group of each prompt that it does not skip. It ends when enough
+    groups for a batch are to be trained on. If the strategy ``draws``, a pass is as many draws as there are prompts.
     """
 
     kept: ClassVar[tuple[str, ...]] = ()  # names of the attributes that change; every checkpoint holds them
@@ -121,7 +115,7 @@ class Sampler:
 class RolloutStrategy:
     """Decides which prompts are generated for and which groups are trained on.
 
-    A strategy is a frozen dataclass whose fields, made by :func:`openrlhf_dbb.estimators.parameters.parameter`, become
+    A strategy is a frozen dataclass whose fields, made by :func:`openrlhf_dbb.estimators.registry.parameter`, become
     the flags ``--NAME.FIELD``. The :class:`Sampler` holds what changes during the training.
     """
 
@@ -138,10 +132,6 @@ class RolloutStrategy:
     def describe(self) -> str:
         """Return a few words for the line that the start prints."""
         raise NotImplementedError
-
-    def plan(self, prompts: int, groups: int, steps: float) -> list[str]:
-        """Return lines for the start of a training of so many prompts, groups a step, and steps."""
-        return []
 
     def sampler(self, facts: RunFacts) -> Sampler:
         """Return the mutable part, for one training; by default one that takes every prompt and every group."""

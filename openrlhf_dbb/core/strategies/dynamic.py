@@ -34,8 +34,5 @@ class DynamicSampling(RolloutStrategy):
 
 class DynamicSampler(Sampler):
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
-        accepted = varies(scores_N)
-        if accepted and self.facts.score_range is not None:
-            low, high = self.facts.score_range
-            accepted = low < float(np.nanmean(scores_N)) < high
-        return Decision.TRAIN if accepted else Decision.REPLACE
+        low, high = self.facts.score_range or (-np.inf, np.inf)
+        return Decision.TRAIN if varies(scores_N) and low < np.nanmean(scores_N) < high else Decision.REPLACE

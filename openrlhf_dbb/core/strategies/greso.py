@@ -15,21 +15,14 @@ from openrlhf_dbb.core.strategies import Decision, RolloutStrategy, RunFacts, Sa
 from openrlhf_dbb.errors import RunError
 
 # GRESO's published settings.
-INITIAL_P, LOWEST_P, HIGHEST_P = 0.5, 0.05, 0.95
-STEP = 0.01  # change of p_easy and p_hard after a training step
-SAFETY = 1.25  # factor on the number of prompts that a later round is expected to need
-
+LOWEST_P, HIGHEST_P, STEP = 0.05, 0.95, 0.01  # of p_easy and p_hard; their change after a training step
 MOST_IDLE_PASSES = 200  # in which every prompt was skipped, before the run is given up
 
 
 @register
 @dataclass(frozen=True)
 class Greso(RolloutStrategy):
-    """Prompts whose last groups had zero variance are skipped before generation.
-
-    After z groups in a row of zero variance the probability is 1 - max(p^z, floor). There is a p of groups that
-    succeeded and one of groups that failed; both adapt to ``target``. docs/methods.md has the rules.
-    """
+    """Prompts whose last groups had zero variance are skipped before generation. docs/methods.md has the rules."""
 
     target: float = parameter(0.25, "share of zero-variance groups to aim at", within="(0, 1)")
     floor: float = parameter(0.01, "lowest probability that a prompt is generated for", within="(0, 1]")
@@ -54,7 +47,7 @@ class GresoSampler(Sampler):
         self._floor = strategy.floor
         self._targets = (strategy.target / 3, strategy.target * 2 / 3)
         self._most, self._fewest = facts.groups * 3 // 2, -(-facts.groups // 2)  # published: 192 and 64 for 128
-        self.p_easy = self.p_hard = INITIAL_P
+        self.p_easy = self.p_hard = 0.5  # as published
         # Groups in a row of zero variance: z if they succeeded, -z if they failed. Other prompts are not in it.
         self._streak: dict[int, int] = {}
         self._passes = self._idle_passes = 0
@@ -78,8 +71,8 @@ class GresoSampler(Sampler):
         # The published code divides by zero if all groups of a round have zero variance.
         if last is None or last["easy"] + last["hard"] == last["groups"]:
             return self._most
-        # Not by z, whose rounding the floor would show: 1.25 * 12 / (1 - 0.7) is 49.999...
-        needed = SAFETY * missing * last["groups"] / (last["groups"] - last["easy"] - last["hard"])
+        # Not by z, whose rounding the floor would show: 1.25 * 12 / (1 - 0.7) is 49.999... (1.25 as published)
+        needed = 1.25 * missing * last["groups"] / (last["groups"] - last["easy"] - last["hard"])
         return int(max(min(needed, self._most), self._fewest))
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
@@ -107,10 +100,7 @@ class GresoSampler(Sampler):
     def end_pass(self) -> None:
         self._passes, self._idle_passes = self._passes + 1, self._idle_passes + 1
         if self._idle_passes > MOST_IDLE_PASSES:
-            raise RunError(
-                f"GRESO skipped every prompt in {MOST_IDLE_PASSES} passes over the data; raise greso.floor, or use "
-                "more prompts"
-            )
+            raise RunError(f"GRESO skipped every prompt in {MOST_IDLE_PASSES} passes over the data; raise greso.floor")
 
     def metrics(self) -> dict[str, float]:
         easy, hard = self._shares

@@ -3,7 +3,6 @@
 Axes: P prompts of the run, B of a batch.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -39,14 +38,8 @@ class PosteriorSampling(RolloutStrategy):
     draws: ClassVar[bool] = True
 
     def describe(self) -> str:
-        partly = f"with importance weights to the power {self.weight_power:g} (partly a curriculum)"
-        weights = {0.0: "without weights (a curriculum)", 1.0: "with importance weights"}.get(self.weight_power, partly)
-        return f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}, {weights}"
-
-    def plan(self, prompts: int, groups: int, steps: float) -> list[str]:
-        interval = prompts / (self.floor * groups)
-        at_least = f"by the floor a prompt comes at least once in {interval:.0f} steps on average"
-        return [f"draws      {at_least}; {steps:.0f} are planned"]
+        drawn = f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}"
+        return f"{drawn}, importance weights to the power {self.weight_power:g}"
 
     def sampler(self, facts: RunFacts) -> "PosteriorSampler":
         return PosteriorSampler(self, facts)
@@ -61,23 +54,20 @@ class PosteriorSampler(Sampler):
         super().__init__(facts)
         self._strategy = strategy
         self._random = np.random.default_rng(facts.seed)
-        self._batch: deque[Drawn] = deque()
+        self._batch: list[Drawn] = []
         self._metrics: dict[str, float] = {}
         self._evenly, self._passes = False, 0
         self._outcomes: list[tuple[float, float, float]] = []  # of the pass: mixed, times as_even, times as_forecast
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
         if not self._batch:
-            self._batch.extend(self._draw(predictive()))
-        return self._batch.popleft()
+            self._batch = self._draw(predictive())
+        return Drawn(*self._batch.pop(0))  # a list after a resume from JSON
 
     def _draw(self, predictive: Predictive) -> list[Drawn]:
         prompts, batch, strategy = len(predictive.prompt_ids), self.facts.groups, self._strategy
         if batch > prompts:
-            raise RunError(
-                f"strategy posterior draws each prompt at most once in a batch of {batch} prompts, but only {prompts} "
-                "prompts differ; lower the batch size"
-            )
+            raise RunError(f"a batch of {batch} prompts, but only {prompts} prompts differ; lower the batch size")
         value = expected_variance(predictive.alpha, predictive.beta) ** strategy.power
         forecast, even = inclusion(value, batch, strategy.floor), np.full(prompts, batch / prompts)
         pi = even if self._evenly else forecast

@@ -1,0 +1,183 @@
+"""What README.md, the tutorial, the notebooks and examples/ show: it runs as it stands there, and says what is so."""
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trainings import rows
+
+from openrlhf_dbb import storage
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def code(page: str, language: str) -> list[str]:
+    """The code of a page's blocks in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
+
+
+# ---- README
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a Markdown page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_of_the_readme_leads_to_a_file_and_a_heading():
+    links = re.findall(r"\]\(([^)]+)\)", README) + re.findall(r'(?:src|srcset)="([^"]+)"', README)
+    assert len(links) > 10
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = ROOT / (name or "README.md")
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_loop_of_the_readme_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    [source] = [block for block in code(README, "python") if "Posteriors.cr" in block]
+    exec(source, {})
+    assert len(capsys.readouterr().out.strip("[]\n").split()) == 8
+    with storage.open_store("sqlite:///runs.db", create=False) as store:
+        history = storage.read_log(store, store.find_run("my-loop"))
+    assert (list(history.rollouts), sorted(history.successes)) == ([4, 4], [0, 2])
+
+
+# ---- examples/
+
+
+def test_grpo_dbb_trains_for_two_steps_without_a_training_framework():
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "grpo_dbb.py", "--steps", "2"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, *steps, last = done.stdout.splitlines()
+    assert first.startswith("held-out accuracy before:") and last.startswith("held-out accuracy after:")
+    rewards = [float(re.search(r"reward (\d\.\d+)", line)[1]) for line in steps]
+    # The supervised warm start leaves some prompts solved and some unsolved.
+    assert len(rewards) == 2 and all(0.1 < reward < 0.9 for reward in rewards)
+    imports = re.findall(r"^(?:import|from) (\w+)", (EXAMPLES / "grpo_dbb.py").read_text(), re.MULTILINE)
+    assert not {"ray", "openrlhf", "vllm", "deepspeed"} & set(imports)
+
+
+def test_the_pandas_example(store, fill, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pandas", reason="the example needs pandas")
+    run, ids = fill.run(store), fill.prompts(store, 2)
+    fill.step(run, 1, ids, [4, 1])  # (4.5, 0.5), (1.5, 3.5)
+    fill.step(run, 2, ids, [4, 4], probes=fill.probes(ids[:1], [4], [4]))  # (6.25, 0.25), (4.75, 1.75)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENRLHF_DBB_STORE_URL", store.url)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    runpy.run_path(str(EXAMPLES / "analyse_run.py"))
+    out = capsys.readouterr().out
+    parts = {part.partition("\n")[0]: [line.split() for line in part.splitlines()[1:]] for part in out.split("\n\n")}
+    assert "run run: dbb, tiny, 4 visits of 2 prompts" in parts
+    # means (0.9 + 0.3) / 2 and (0.9615 + 0.7308) / 2; zero-variance groups 1 of 2, then 2 of 2
+    assert parts["by epoch"][2:] == [["1", "2", "0.625", "0.600", "0.5"], ["2", "2", "1.000", "0.846", "1.0"]]
+    improved = [line[1:4] for line in parts["most improved"][2:]]
+    assert improved == [["0.3", "0.731", "0.431"], ["0.9", "0.962", "0.062"]]
+    forecasts = [line[-3:] for line in parts["forecast of the next visit"][2:]]
+    assert forecasts == [["1", "0.3", "1.0"], ["1", "0.9", "1.0"]]
+    assert f"mean squared error against 1 probes: {(1 - 6.25 / 6.5) ** 2:.4f}" in out
+
+
+# ---- the tutorial
+
+
+@pytest.mark.e2e
+def test_the_commands_of_the_tutorial(tmp_path, monkeypatch):
+    """With 4 questions of each file: one step instead of 32."""
+    monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    shutil.copytree(EXAMPLES / "tutorial", tmp_path / "examples/tutorial")
+    settings = tmp_path / "examples/tutorial/largest.toml"
+    few = {
+        "data.max_samples": 4, "train.num_episodes": 1, "rollout.batch_size": 4, "rollout.n_samples_per_prompt": 4,
+        "train.batch_size": 16, "rollout.micro_batch_size": 16, "train.micro_batch_size": 16, "eval.steps": 1,
+    }  # fmt: skip
+    settings.write_text(settings.read_text() + "".join(f"{flag} = {value}\n" for flag, value in few.items()))
+    commands = "".join(code((ROOT / "docs/tutorial.md").read_text(), "bash"))
+    done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, text=True, capture_output=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "1.0  93." in done.stdout
+    assert "dry run: all checks passed" in done.stdout
+    assert re.search(r"^(no difference shown|the second is (higher|lower))$", done.stdout, re.MULTILINE)
+    assert (tmp_path / "grpo.html").read_text().startswith("<!DOCTYPE html>")
+    with storage.open_store(f"sqlite:///{tmp_path}/openrlhf_dbb.db") as store:
+        runs = store.query("SELECT name, estimator, status, last_step FROM runs ORDER BY run_id")
+        evaluated = store.query("SELECT run_id, step, prompts, samples FROM evaluations ORDER BY 1, 2")
+    assert [tuple(run) for run in runs] == [("grpo", "point", "finished", 1), ("dbb", "dbb", "finished", 1)]
+    assert [tuple(row) for row in evaluated] == [(run, step, 4, 4) for run in (1, 2) for step in (0, 1)]
+
+
+# ---- notebooks, in a real Jupyter kernel
+
+CHECK = """
+import json
+truth, _ = models["slow"]
+noise = 1000 * np.mean(truth[1:] * (1 - truth[1:])) / ROLLOUTS
+print(json.dumps({"errors": errors.to_dict(), "noise": noise, "groups": groups.to_dict()}))
+"""
+
+
+def execute(sources, folder):
+    """Run cells in a new kernel that works in a folder; return what each printed or showed: type -> text."""
+    import nbclient
+    import nbformat
+
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": folder}}).execute()
+    return [shown(cell) for cell in notebook.cells]
+
+
+def shown(cell):
+    return {
+        name: text for output in cell.outputs for name, text in output.get("data", {"text": output.get("text")}).items()
+    }
+
+
+@pytest.mark.slow
+def test_the_notebook_gives_its_saved_outputs_also_when_cells_run_again_and_what_it_says_is_so(tmp_path):
+    pytest.importorskip("nbclient", reason="needs Jupyter's kernel, a test tool")
+    import nbformat
+
+    notebook = nbformat.read(EXAMPLES / "posteriors.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    *outputs, printed = execute([source for cell in cells for source in [cell.source] * 2] + [CHECK], tmp_path)
+    for cell, first, again in zip(cells, outputs[::2], outputs[1::2], strict=True):
+        for kind in ("text", "text/plain"):
+            assert shown(cell).get(kind) == first.get(kind) == again.get(kind)
+    assert "image/png" in outputs[4]
+    result = json.loads(printed["text"])
+    slow, fast = result["errors"]["slow, later"], result["errors"]["fast, later"]
+    assert slow["point"] == pytest.approx(result["noise"], rel=0.05)  # p (1 - p) / N, the variance of a group's mean
+    assert max(slow["dbb"], slow["auto"]) < slow["point"] / 2
+    assert fast["auto"] < fast["point"] < fast["dbb"]
+    groups = result["groups"]
+    equal = groups["all_wrong"]["dbb"] + groups["all_right"]["dbb"]
+    assert groups["rescued"] == {"point": 0, "dbb": equal, "auto": equal}
+
+
+@pytest.mark.e2e
+def test_the_cells_of_the_notebook_page_train_and_show_a_run(tmp_path, monkeypatch):
+    pytest.importorskip("nbclient", reason="needs Jupyter's kernel, a test tool")
+    pytest.importorskip("trl", reason="needs TRL")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    _, *cells = code((ROOT / "docs/notebook.md").read_text(), "python")
+    *_, looked = execute(["import sys; sys.modules['vllm'] = None  # as where it is not installed", *cells], tmp_path)
+    assert "first.html" in looked["text/html"] and (tmp_path / "first.html").read_text().startswith("<!DOCTYPE html>")
+    runs = rows(tmp_path, "SELECT name, estimator, status, last_step FROM dbb_run", "runs.db")
+    assert runs == [("first", "auto", "finished", 16)]
+    assert rows(tmp_path, "SELECT count(inclusion) FROM posterior_history", "runs.db") == [(16 * 8,)]
