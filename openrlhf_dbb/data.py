@@ -1,9 +1,7 @@
 """Loads the training prompts and the held-out prompts, and chooses the prompts that a run trains on."""
 
-import codecs
 import csv
 import functools
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -15,8 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from openrlhf_dbb import tasks, upstream
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.rewards import MATH_FILE
@@ -24,8 +20,6 @@ from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 TRAINING, HELD_OUT = "data.prompt_dataset", "eval.dataset"  # flags that name data sets
 _RATE, _SOURCE = "known pass rate", "source of the prompt"  # columns that are added to the training data
-_SHOWN = 5  # bad rows that an error names
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_FILES = (".json", ".jsonl", ".csv")
 FILES = (*TEXT_FILES, ".parquet")  # suffixes of the files that records() reads
 
@@ -50,10 +44,7 @@ def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     rows = _load(args, backend, flag)
     if args.reward.remote_url and Path(args.reward.remote_url[0]) == MATH_FILE:
         labels = rows[args.data.label_key][:]
-        try:
-            unreadable = unreadable_labels(labels)
-        except RuntimeError as error:
-            raise UsageError(f"the labels cannot be checked: {error}") from error
+        unreadable = unreadable_labels(labels)
         bad = {
             f"row {number}": f"no answer can earn the label {label[:60]!r} ({unreadable[label]})"
             for number, label in enumerate(labels, 1)
@@ -101,18 +92,16 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str)
     from datasets import Dataset
 
     data, source = args.data, f"--{flag} {name}"
-    rate_key, group_key = (data.pass_rate_key, data.group_key) if flag == TRAINING else (None, None)
+    flags = ("input_key", "label_key", *(("pass_rate_key", "group_key") if flag == TRAINING else ()))
+    keys = {key_flag: key for key_flag in flags if (key := getattr(data, key_flag)) is not None}
     if tasks.is_spec(name):
-        if rate_key is not None:
-            raise UsageError(f"{source} has no column {rate_key!r} (--data.pass_rate_key): a program makes it")
+        if "pass_rate_key" in keys:
+            raise UsageError(f"{source}: a program makes it, without pass rates; leave --data.pass_rate_key out")
         problems = tasks.problems(name, data.task_instruction)
-        group = {} if group_key is None else {_SOURCE: name.partition("?")[0]}
+        group = {_SOURCE: name.partition("?")[0]} if "group_key" in keys else {}
         made = [{data.input_key: each["prompt"], data.label_key: each["label"]} | group for each in problems]
         return Dataset.from_list(made)
-    answered = {"input_key": data.input_key} | ({} if data.label_key is None else {"label_key": data.label_key})
-    known = {flag: key for flag, key in (("pass_rate_key", rate_key), ("group_key", group_key)) if key is not None}
-    keys = [*answered.values(), *known.values()]
-    rows, kinds = None, {}
+    rows = None
     if Path(name).suffix in TEXT_FILES:
         found = records(Path(name), source, data.max_samples)
         places, read = list(found), list(found.values())
@@ -121,35 +110,31 @@ def _read(name: str, split: str, args: SimpleNamespace, backend: Any, flag: str)
         blend = upstream.load("openrlhf.datasets.utils", "blending_datasets")
         rows = blend(name, None, backend, args.train.seed, max_count=data.max_samples, dataset_split=split)
         places = [f"row {number}" for number in range(1, len(rows) + 1)]
-        names, kinds = set(rows.column_names), rows.features
-        tops = names & {part for key in keys for part in (key, key.partition(".")[0])}
+        names = set(rows.column_names)
+        tops = names & {part for key in keys.values() for part in (key, key.partition(".")[0])}
         read = rows.select_columns(sorted(tops)).to_list()
-    columns = {key: [_value(record, key) for record in read] for key in keys}
-    for key_flag, key in (answered | known).items():
+    columns = {key: [_value(record, key) for record in read] for key in keys.values()}
+    for key_flag, key in keys.items():
         if names and all(value is None for value in columns[key]):
             raise UsageError(f"{source} has no column {key!r} (--data.{key_flag}); it has {', '.join(sorted(names))}")
     prompts, labels = columns[data.input_key], columns.get(data.label_key, ["-"] * len(places))
     kind = next((type(prompt) for prompt in prompts if prompt and isinstance(prompt, (str, list))), None)
     seen = zip(places, prompts, labels, strict=True)
     bad = {place: fault for place, prompt, label in seen if (fault := _fault(prompt, label, kind))}
-    added: dict[str, list[Any]] = {} if group_key is None else {_SOURCE: [str(value) for value in columns[group_key]]}
-    if rate_key is not None:
-        added[_RATE] = []
-        for place, value in zip(places, columns[rate_key], strict=True):
-            try:
-                added[_RATE].append(pass_rate(value, data.pass_rate_attempts))
-            except ValueError as error:
-                bad.setdefault(place, str(error))
+    added: dict[str, list[Any]] = {}
+    if "group_key" in keys:
+        added[_SOURCE] = [str(value) for value in columns[data.group_key]]
+    if "pass_rate_key" in keys:
+        added[_RATE] = [_pass_rate(value, data.pass_rate_attempts) for value in columns[data.pass_rate_key]]
+        bad |= {place: rate for place, rate in zip(places, added[_RATE], strict=True) if isinstance(rate, str)}
     _refuse(bad, len(places), source)
-    columns = {key: columns[key] for key in answered.values()} | added
-    if data.label_key is not None:
-        dtype = getattr(kinds.get(data.label_key), "dtype", None)
-        columns[data.label_key] = [label_text(label, dtype) for label in labels]
+    added[data.input_key] = prompts
+    if "label_key" in keys:
+        added[data.label_key] = list(map(label_text, labels))
     if rows is None:
-        for extra in names & {data.image_key, "datasource"}:
-            columns[extra] = [record.get(extra) for record in read]
-        return Dataset.from_dict(columns)
-    for key, column in columns.items():
+        extra = names & {data.image_key, "datasource"}
+        return Dataset.from_dict(added | {key: [record.get(key) for record in read] for key in extra})
+    for key, column in added.items():
         if key not in names or key == data.label_key:
             rows = rows.remove_columns(names & {key}).add_column(key, column)
     return rows
@@ -160,48 +145,31 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
 
     Raise UsageError if the file or a row is broken.
     """
-    if path.suffix == ".parquet":
-        return {f"row {number}": row for number, row in enumerate(_parquet(path, source), 1)}
     # 2.50 and 1e-5 are answers as they stand, and 23 digits are too many for a column of numbers.
     load = functools.partial(json.loads, parse_float=str, parse_int=str)
-    found: dict[str, Any] = {}
-    bad = {}
-    with path.open("rb") as file:
-        is_list = file.read(1 << 16).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
-        file.seek(0)
-        try:
-            if path.suffix == ".csv":
-                rows: Any = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline=""), strict=True)
-                found = {f"row {number}": row for number, row in enumerate(islice(rows, most), 1)}
-            elif is_list:
-                found = {f"row {number}": row for number, row in enumerate(load(file.read())[:most], 1)}
-            else:
-                lines = ((f"line {number}", line) for number, line in enumerate(file, 1) if line.strip())
-                for place, line in islice(lines, most):
-                    try:
-                        found[place] = load(line)
-                    except ValueError as error:
-                        found[place], bad[place] = {}, f"broken JSON: {error}"
-        except (csv.Error, ValueError) as error:
-            raise UsageError(f"{source} is broken: {error}") from error
-    for place, row in found.items():
-        if not isinstance(row, dict):
-            bad[place] = "it is no JSON object"
-        elif None in row:
-            bad[place] = "it has more fields than the header"
-    _refuse(bad, len(found), source)
+    rows: Any = []
+    found, place = {}, ""
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            rows = parquet.read_table(path).to_pylist()
+        elif path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = list(islice(csv.DictReader(file, strict=True), most))
+        elif (text := path.read_text(encoding="utf-8-sig")).lstrip().startswith("["):
+            rows = load(text)
+        else:
+            lines = ((f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+            for place, line in islice(lines, most):
+                found[place] = load(line)
+    except (OSError, ValueError, csv.Error) as error:
+        raise UsageError(f"{source} cannot be read: {place and f'{place}: broken JSON: '}{error}") from error
+    found |= {f"row {number}": row for number, row in enumerate(rows[:most], 1)}
+    fault = "it is no JSON object, or has more fields than the header"
+    odd = {place: fault for place, row in found.items() if not isinstance(row, dict) or None in row}
+    _refuse(odd, len(found), source)
     return found
-
-
-def _parquet(path: Path, source: str) -> list[dict[str, Any]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise UsageError(f"{source} needs pyarrow; run: pip install pyarrow") from None
-    try:
-        return list(parquet.read_table(path).to_pylist())
-    except (ArrowException, OSError) as error:
-        raise UsageError(f"{source} is broken: {error}") from error
 
 
 def _value(record: Any, key: str) -> Any:
@@ -221,46 +189,35 @@ def _fault(prompt: Any, label: Any, kind: type | None) -> str | None:
         return f"its prompt is a {type(prompt).__name__}; all have to be texts, or all lists of messages"
     if label is None or (isinstance(label, float) and math.isnan(label)) or not str(label).strip():
         return "no label"
-    if isinstance(prompt, list) and (fault := _messages_fault(prompt)):
-        return fault
     if isinstance(label, (bool, list, dict)):
         return f"its label is a {type(label).__name__}; write it as text, or name a field of it, as in label.answer"
-    return None
+    if isinstance(prompt, str):
+        return None
+    for number, message in enumerate(prompt, 1):
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            return f"its message {number} has no texts as role and content (an image is <image> in the text)"
+    last = prompt[-1]["role"]
+    return None if last in ("user", "tool") else f"its last message is of role {last}; end with the user's"
 
 
-def _messages_fault(messages: list[Any]) -> str | None:
-    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
-    for number, (role, message) in enumerate(zip(roles, messages, strict=True), 1):
-        if role not in _ROLES:
-            return f"its message {number} has the role {role!r}; allowed: {', '.join(_ROLES)}"
-        if not isinstance(message.get("content"), str) or (role == "user" and not message["content"].strip()):
-            return f"its message {number} has no text as content (an image is <image> in the text)"
-    if "user" not in roles or roles[-1] not in ("user", "tool"):
-        return f"its last message is of role {roles[-1]}; end with the user's, which the model is to answer"
-    return None
+def label_text(label: Any) -> str:
+    """Return a label as text; a float as the shortest decimal, without ".0": integers with gaps are floats."""
+    return f"{Decimal(str(label)):f}".removesuffix(".0") if isinstance(label, float) else str(label)
 
 
-def label_text(label: Any, dtype: str | None = None) -> str:
-    """Return a label as text; a float, whose column is of this type, as the shortest decimal, without ".0"."""
-    if isinstance(label, float):  # a column of integers with gaps is one of floats
-        number = np.float32(label) if dtype == "float32" else label
-        return f"{Decimal(str(number)):f}".removesuffix(".0")
-    return str(label)
-
-
-def pass_rate(value: Any, attempts: int | None) -> list[float]:
-    """Return successes and attempts of a known rate, a number or "5/8"; NaN if missing. Raise ValueError for others."""
+def _pass_rate(value: Any, attempts: int | None) -> list[float] | str:
+    """Return successes and attempts of a known rate, a number or "5/8"; NaN if missing; or why it is no rate."""
     if value is None or value == "" or value != value:
         return [math.nan, math.nan]
     counted, slash, of = str(value).partition("/")
     try:
         successes, tried = float(counted), float(of) if slash else 1.0
     except ValueError:
-        raise ValueError(f"its pass rate is {value!r}; write a number in [0, 1], or successes/attempts") from None
+        successes, tried = math.nan, 1.0
     if not (tried >= 1 and 0 <= successes <= tried):
-        raise ValueError(f"its pass rate is {value!r}; it has to be in [0, 1], of 1 attempt or more")
+        return f"its pass rate is {value!r}; write a number in [0, 1], or successes/attempts"
     if attempts is None and not slash:
-        raise ValueError("its pass rate has no number of attempts; give --data.pass_rate_attempts")
+        return "its pass rate has no number of attempts; give --data.pass_rate_attempts"
     return [successes, tried] if attempts is None else [attempts * successes / tried, float(attempts)]
 
 
@@ -299,25 +256,20 @@ def _prompt_key(prompt: str | list[dict[str, Any]]) -> str:
 
 def _refuse(bad: dict[str, str], total: int, source: str) -> None:
     if bad:
-        shown = "; ".join(f"{place}: {fault}" for place, fault in islice(bad.items(), _SHOWN))
-        more = "; ..." * (len(bad) > _SHOWN)
-        raise UsageError(f"{source}: {len(bad)} of {total} rows cannot be used: {shown}{more}; fix or drop them")
+        shown = [f"{place}: {fault}" for place, fault in islice(bad.items(), 5)] + ["..."] * (len(bad) > 5)
+        raise UsageError(f"{source}: {len(bad)} of {total} rows cannot be used: {'; '.join(shown)}; fix or drop them")
 
 
 def _left_out(file: str | None, pairs: list[tuple[str, str]]) -> set[int]:
     if file is None:
         return set()
-    source = f"--data.leave_out {file}"
-    try:
-        named = records(Path(file), source).values()
-    except OSError as error:
-        raise UsageError(f"{source} cannot be read: {error.strerror}; openrlhf-dbb prompts writes one") from None
+    named = records(Path(file), f"--data.leave_out {file}").values()
     unwanted = {(row.get("prompt"), row.get("label")) for row in named}
     found = {place for place, pair in enumerate(pairs) if pair in unwanted}
     if named and not found:
         raise UsageError(
-            f"{source}: none of its {len(named)} prompts, as the model sees them, is in --{TRAINING}; name the file "
-            "that openrlhf-dbb prompts wrote for a run with this data set and chat template"
+            f"--data.leave_out {file}: none of its {len(named)} prompts, as the model sees them, is in --{TRAINING}; "
+            "name the file that openrlhf-dbb prompts wrote for a run with this data set and chat template"
         )
     return found
 
@@ -331,12 +283,11 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
     """
     from jinja2 import TemplateError
     from openrlhf.datasets import PromptDataset, prompts_dataset
-    from tqdm import tqdm
 
     source, prompts = f"--{TRAINING} {args.data.prompt_dataset}", loaded[args.data.input_key][:]
     if isinstance(prompts[0], list) and not args.data.apply_chat_template:
         raise UsageError(f"{source}: the prompts are messages; give --data.apply_chat_template, and a model with one")
-    upstream.replace(prompts_dataset, "tqdm", functools.partial(tqdm, delay=1.0))  # a bar only where it takes long
+    upstream.replace(prompts_dataset, "tqdm", lambda rows, **_: rows)  # without a bar
     first = {key: row for row, key in reversed(list(enumerate(map(_prompt_key, prompts))))}
     kept = sorted(first.values()) if args.data.drop_duplicates else list(range(len(prompts)))
     tested = set(map(_prompt_key, held_out[args.data.input_key][:])) if held_out is not None else set()
@@ -351,11 +302,7 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
             "out with --no-data.apply_chat_template"
         ) from error
     limit = int(args.data.max_len - (args.rollout.max_new_tokens or 1))  # OpenRLHF would cut longer ones from the left
-    tokens = tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]
-    # Not tokenizer.unk_token, which the tiny model's tokenizer does not declare.
-    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    unknown = model.token_to_id(model.unk_token) if getattr(model, "unk_token", None) else None
-    lengths = [len(ids) for ids in tokens]
+    lengths = list(map(len, tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]))
     unwanted = _left_out(args.data.leave_out, list(zip(seen.prompts, map(str, seen.labels), strict=True)))
     fits = [i for i, length in enumerate(lengths) if 0 < length <= limit and i not in unwanted]
     labels = [str(seen.labels[i]) for i in fits]
@@ -366,11 +313,8 @@ def choose(loaded: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, hel
         (sum(length > limit for length in lengths), f"of more than {limit} tokens dropped"),
         (lengths.count(0), "without a token dropped"),
         (len(unwanted), "left out by --data.leave_out"),
-        (sum(unknown in ids for ids in tokens), "with characters that the model does not know"),
     )
     notes = [f"{count} {what}" for count, what in counts if count]
-    if made and tested and len(kept) == len(untested):
-        notes.append(f"none in --{HELD_OUT}")
     if not any(labels):
         notes.append("no labels: a reward function gets empty ones (--data.label_key names their column)")
     report = "; ".join([f"{len(fits)} of {len(prompts)} prompts", *notes])

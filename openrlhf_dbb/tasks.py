@@ -56,11 +56,8 @@ def examples(names: list[str] | None) -> list[tuple[str, str | None, str]]:
 
 
 def _ask(source: str, **request: Any) -> Any:
-    try:
-        with contextlib.closing(verifier_pool.VerifierPool(1, _MAKING_LIMIT_S, verifier_pool.TASK_WORKER)) as pool:
-            reply = pool.ask(request)
-    except RuntimeError as error:
-        raise UsageError(f"{source} needs the package reasoning-gym: pip install reasoning-gym ({error})") from error
+    with contextlib.closing(verifier_pool.VerifierPool(1, _MAKING_LIMIT_S, verifier_pool.TASK_WORKER)) as pool:
+        reply = pool.ask(request)
     if "rows" not in reply:
         raise UsageError(f"{source}: {reply['unverified']}")
     return reply["rows"]

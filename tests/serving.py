@@ -1,13 +1,12 @@
 """``openrlhf-dbb serve`` as tests start it."""
 
+import http.client
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -15,24 +14,20 @@ LONGEST_S = 30
 
 
 class Serving:
-    """``openrlhf-dbb serve`` as a process of its own."""
-
     def __init__(self, url, *arguments):
         command = [sys.executable, "-m", "openrlhf_dbb", "serve", "--store.url", url, *("--port", "0"), *arguments]
         self.process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.said = self.process.stdout.readline()
-        found = re.search(r"http://([\w.-]+):(\d+)/\S*", self.said)
+        found = re.search(r"http://[\w.-]+:(\d+)/", self.said)
         assert found, self.said + self.process.stderr.read()
-        self.url, self.port = found[0], int(found[2])
+        self.url, self.port = found[0], int(found[1])
 
-    def get(self, path, method="GET"):
+    def get(self, path):
         """Status, headers and body."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{path}", method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=LONGEST_S) as answer:
-                return answer.status, answer.headers, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.headers, error.read().decode()
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONGEST_S)
+        client.request("GET", f"/{path}")
+        answer = client.getresponse()
+        return answer.status, answer.headers, answer.read().decode()
 
     def ask(self, path="state"):
         status, _, body = self.get(f"api/{path}")

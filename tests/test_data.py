@@ -4,6 +4,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken
 
@@ -12,7 +13,6 @@ from openrlhf_dbb.core.posteriors import dataset_digest
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.rewards import MATH_FILE
-from openrlhf_dbb.tiny.model import build_tokenizer
 
 cpu.prepare_driver()
 
@@ -74,24 +74,17 @@ def said(role, content):
     return {"role": role, "content": content}
 
 
-def messages(*contents):
-    return [said("user", content) for content in contents]
-
-
 GOOD = row("good")
-
-
 REFUSED = [
     ({"input": "a"}, "no label"),
     (row("a", float("nan")), "no label"),
     (row("a", ["5"]), "its label is a list"),
     ({"label": "1"}, "no prompt"),
-    (row(messages("a")), "its prompt is a list; all have to be texts"),
     (row([]), "no prompt"),
-    ('{"input": "a", label: 1}', "broken JSON: Expecting property name enclosed in double quotes"),
-    *((row("a") | {"rate": rate}, f"its pass rate is {rate!r}; it has to be in [0, 1], of 1 attempt or more")
-      for rate in ("1.5", "9/8", "0/0")),
-    (row("a") | {"rate": "often"}, "its pass rate is 'often'; write a number in [0, 1], or successes/attempts"),
+    (row([said("user", "a")]), "its prompt is a list; all have to be texts"),
+    ("5", "it is no JSON object"),
+    *((row("a") | {"rate": rate}, f"its pass rate is {rate!r}; write a number in [0, 1], or successes/attempts")
+      for rate in ("1.5", "9/8", "0/0", "often")),
     (row("a") | {"rate": 0.5}, "its pass rate has no number of attempts; give --data.pass_rate_attempts"),
 ]  # fmt: skip
 
@@ -109,68 +102,55 @@ NUMBERS = ["5", "5.0", "-3.0", "2.50", "1e-5", "12345678901234567890123", "1E+40
 
 
 def test_labels_are_the_text_of_the_file_and_other_columns_may_hold_anything(load, tmp_path):
+    metas = ["1", "[]", "null", "1", "1", "1", "1"]
     lines = [
-        f'{{"input": "{i}", "label": {label}, "meta": {["1", "[]", "null"][i % 3]}}}' for i, label in enumerate(NUMBERS)
+        f'{{"input": "{meta}", "label": {label}, "meta": {meta}}}' for label, meta in zip(NUMBERS, metas, strict=True)
     ]
-    assert load(*lines)["label"][:] == NUMBERS
+    assert load(*lines, drop_duplicates=True)["label"][:] == NUMBERS
     texts = [*NUMBERS, "007", "TRUE", "None", "NA", '"a, ""b"""']
     (tmp_path / "data.csv").write_text("\ufeffinput,label\r\n" + "".join(f"{i},{t}\r\n" for i, t in enumerate(texts)))
-    rows = check(tmp_path / "data.csv")
-    assert rows["label"][:] == [*texts[:-1], 'a, "b"']
-    assert rows["input"][:3] == ["0", "1", "2"]
-    rows = load(row("a"), row("b") | {"datasource": "sums"})
-    assert rows["datasource"][:] == [None, "sums"]
+    assert check(tmp_path / "data.csv")["label"][:] == [*texts[:-1], 'a, "b"']
+    assert load(row("a"), row("b") | {"datasource": "sums"})["datasource"][:] == [None, "sums"]
 
 
-@pytest.mark.parametrize("kind", ["float64", "float32"])
-def test_a_float_of_parquet_is_the_shortest_decimal_and_a_key_with_dots_reaches_into_it(tmp_path, kind):
-    from datasets import Dataset, Features, Value
+def test_a_float_of_parquet_is_the_shortest_decimal_and_a_key_with_dots_reaches_into_it(tmp_path):
+    from datasets import Dataset
 
-    labels = [1e-05, 2.5, 0.1, 7.0, -0.001]
-    kinds = Features({"input": Value("string"), "label": Value(kind), "reward_model": {"ground_truth": Value("int64")}})
-    columns = {"input": list("abcde"), "label": labels, "reward_model": [{"ground_truth": 7}] * 5}
-    Dataset.from_dict(columns, kinds).to_parquet(tmp_path / "data.parquet")
+    columns = {"input": list("abcde"), "label": [1e-05, 2.5, 0.1, 7.0, -0.001], "model": [{"truth": 7}] * 5}
+    Dataset.from_dict(columns).to_parquet(tmp_path / "data.parquet")
     assert check(tmp_path / "data.parquet")["label"][:] == ["0.00001", "2.5", "0.1", "7", "-0.001"]
-    key = "reward_model.ground_truth"
-    assert check(tmp_path / "data.parquet", label_key=key, drop_duplicates=True)[key][:] == ["7"] * 5
+    rows = check(tmp_path / "data.parquet", label_key="model.truth", drop_duplicates=True)
+    assert rows["model.truth"][:] == ["7"] * 5
 
 
 @pytest.mark.parametrize(
-    ("content", "fault"),
+    ("name", "content", "fault"),
     [
-        ("input,label\na,1,2\nb,1\n", "1 of 2 rows cannot be used: row 1: it has more fields than the header"),
-        ("input,label\na\nb,1\nc,\n", "2 of 3 rows cannot be used: row 1: no label; row 3: no label"),
-        ('input,label\n"a,1\n', "is broken: unexpected end of data"),
-        ("input,label\n\xff,1\n", "is broken: 'utf-8' codec can't decode"),
-        ("", "has no rows"),
+        ("a.csv", "input,label\na,1,2\nb,1\n", "1 of 2 rows cannot be used: row 1: .*more fields than the header"),
+        ("a.csv", "input,label\na\nb,1\nc,\n", "2 of 3 rows cannot be used: row 1: no label; row 3: no label"),
+        ("a.csv", 'input,label\n"a,1\n', "cannot be read: unexpected end of data"),
+        ("a.csv", "input,label\n\xff,1\n", "cannot be read: 'utf-8' codec can't decode"),
+        ("a.jsonl", '\n{"input": "a", label: 1}', "cannot be read: line 2: broken JSON: Expecting property name"),
+        ("a.csv", "", "has no rows"),
+        ("a.json", None, "cannot be read: .*No such file"),
     ],
 )
-def test_a_broken_csv_file_is_refused(tmp_path, content, fault):
-    (tmp_path / "data.csv").write_bytes(content.encode("latin-1"))
-    with pytest.raises(UsageError, match=f"data.csv:? {fault}"):
-        check(tmp_path / "data.csv")
+def test_a_broken_file_is_refused(tmp_path, name, content, fault):
+    if content is not None:
+        (tmp_path / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(UsageError, match=f"{name}:? {fault}"):
+        check(tmp_path / name)
 
 
-def test_several_files_are_one_data_set(tmp_path):
-    for name, start in (("a", 0), ("b", 3)):
-        lines = [json.dumps(row(f"{number}", number)) for number in range(start, start + 3)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    files = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    assert check(*files)["label"][:] == ["0", "1", "2", "3", "4", "5"]
-    mixed = check(*files, prompt_probs="0.5,0.5", drop_duplicates=True)
-    assert set(mixed["label"][:]) == {"0", "1", "2", "3", "4", "5"}
-
-
-def test_only_the_samples_that_are_used_are_checked(load, tmp_path):
-    (tmp_path / "data.csv").write_text("input,label\na,1\nb,2\nc\n")
-    assert check(tmp_path / "data.csv", max_samples=2)["label"][:] == ["1", "2"]
-    assert len(load(GOOD, row("a"), row("b", None), max_samples=2)) == 2
-
-
-def test_a_json_file_may_be_one_list(tmp_path):
-    (tmp_path / "data.json").write_text(json.dumps([GOOD, row("a", None), 5], indent=1))
-    with pytest.raises(UsageError, match=r"1 of 3 rows cannot be used: row 3: it is no JSON object"):
-        check(tmp_path / "data.json")
+def test_several_files_are_one_data_set_and_only_the_samples_that_are_used_are_checked(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([row("0", 0.5), row("1", 1), row("2", None)], indent=1))  # one list
+    (tmp_path / "b.csv").write_text("input,label\n3,3\n4,4\n5\n")
+    files = tmp_path / "a.json", tmp_path / "b.csv"
+    assert [check(file, max_samples=2)["label"][:] for file in files] == [["0.5", "1"], ["3", "4"]]
+    (tmp_path / "a.json").write_text(json.dumps(row("0", 0)))
+    (tmp_path / "b.csv").write_text("input,label\n3,3\n")
+    assert check(*files)["label"][:] == ["0", "3"]
+    assert set(check(*files, prompt_probs="0.5,0.5", drop_duplicates=True)["label"][:]) == {"0", "3"}
 
 
 def test_one_prompt_with_different_labels_is_refused_unless_the_first_one_counts(load):
@@ -181,9 +161,8 @@ def test_one_prompt_with_different_labels_is_refused_unless_the_first_one_counts
 
 
 def test_a_missing_column_or_label_key_is_named(load):
-    with pytest.raises(
-        UsageError, match=r"data.jsonl has no column 'label.gold' \(--data.label_key\); it has input, label"
-    ):
+    missing = r"data.jsonl has no column 'label.gold' \(--data.label_key\); it has input, label"
+    with pytest.raises(UsageError, match=missing):
         load(row("a"), row("b"), label_key="label.gold")
     with pytest.raises(UsageError, match=r"--data.label_key is missing: name the column that holds the answer"):
         load(GOOD, label_key=None, reward=MATH_FILE)
@@ -191,34 +170,27 @@ def test_a_missing_column_or_label_key_is_named(load):
 
 def test_every_label_of_the_reward_earns_itself(load):
     pytest.importorskip("math_verify")
-    lines = [row("a", "5"), row("b", r"\frac{1}{2}"), row("c", "3 of 4 is right")]
-    with pytest.raises(UsageError, match=r"row 3: no answer can earn the label '3 of 4 is right' \(it is not one"):
-        load(*lines, reward=MATH_FILE)
-    assert len(load(*lines)) == 3  # another reward may understand it
+    with pytest.raises(UsageError, match=r"row 2: no answer can earn the label '3 of 4 is right' \(it is not one"):
+        load(row("a", "5"), row("b", "3 of 4 is right"), reward=MATH_FILE)
 
 
 @pytest.fixture
 def choose(load, tmp_path):
     """Function: the chosen prompts of a JSONL file with these rows."""
 
-    def run(*rows, tokenizer=None, **options):
+    def run(*rows, **options):
         args = arguments(tmp_path / "data.jsonl", **options)
-        return data.choose(load(*rows, **options), args, strategy(args), tokenizer or Words())
+        return data.choose(load(*rows, **options), args, strategy(args), Words())
 
     return run
 
 
-def test_without_a_label_key_labels_are_empty_and_the_report_says_so(choose):
-    kept = choose(row("a"), row("b", ["no", "matter"]), label_key=None)
-    assert (kept.texts, kept.labels) == (["a", "b"], ["", ""])
-    assert kept.report.startswith("2 of 2 prompts; no labels: a reward function gets empty ones")
-
-
-def test_duplicates_are_counted_and_dropped_on_request(choose):
+def test_duplicates_are_counted_and_dropped_on_request_and_labels_may_be_missing(choose):
     rows = [row("a"), row("b"), row("a"), row("a"), row("c")]
-    kept = choose(*rows)
-    assert kept.texts == ["a", "b", "a", "a", "c"]
+    kept = choose(*rows, label_key=None)
+    assert (kept.texts, kept.labels) == (["a", "b", "a", "a", "c"], [""] * 5)
     assert kept.report.startswith("5 of 5 prompts; 2 duplicates kept")
+    assert "; no labels: a reward function gets empty ones" in kept.report
     rows[3] = row("a", "2")
     dropped = choose(*rows, drop_duplicates=True)
     assert (dropped.texts, dropped.labels, dropped.rows) == (["a", "b", "c"], ["1", "1", "1"], [0, 1, 4])
@@ -242,14 +214,9 @@ def test_rows_that_a_file_names_are_left_out(choose, tmp_path):
     kept = choose(row("a"), row("b"), row("c"), leave_out=str(file))
     assert (kept.texts, kept.rows) == (["a", "c"], [0, 2])
     assert kept.report == "2 of 3 prompts; 1 left out by --data.leave_out"
-    for content, message in (
-        (None, "out.jsonl cannot be read: No such file or directory; openrlhf-dbb prompts writes one"),
-        ("{", "line 1: broken JSON"),
-        ('{"prompt": "z", "label": ""}', "none of its 1 prompts, as the model sees them, is"),
-    ):  # fmt: skip
-        file.unlink() if content is None else file.write_text(content)
-        with pytest.raises(UsageError, match=message):
-            choose(row("a"), row("b"), leave_out=str(file))
+    file.write_text('{"prompt": "z", "label": ""}')
+    with pytest.raises(UsageError, match="none of its 1 prompts, as the model sees them, is"):
+        choose(row("a"), row("b"), leave_out=str(file))
     file.write_text("")  # a run without bad rows
     assert choose(row("a"), row("b"), leave_out=str(file)).texts == ["a", "b"]
 
@@ -263,26 +230,9 @@ def test_long_prompts_and_those_without_a_token_are_dropped(choose):
         choose(row("a"), row(long))
 
 
-def test_prompts_with_characters_that_the_model_does_not_know_are_counted(choose):
-    kept = choose(row("1+2="), row("max(12)="), row("1*2="), tokenizer=build_tokenizer())
-    assert kept.report == "3 of 3 prompts; 2 with characters that the model does not know"
-
-
-def test_control_tokens_in_questions_are_counted_with_their_first_row():
-    token = SimpleNamespace(added_tokens_decoder={1: AddedToken("<end>", special=True), 2: AddedToken("<b>")})
-    form = [f"<user>{text}<end>" for text in ("a", "b")]
-    assert data.control_tokens("f", ["a<b>", *form, messages("x<end>")], token, False) == [
-        "f: 3 of 4 prompts contain a control token of the model, first row 2 '<end>': the model does not read it as "
-        "text; take it out"
-    ]
-    assert data.control_tokens("f", form, token, False) == []  # their own template
-    assert data.control_tokens("f", form, token, True)[0].startswith("f: 2 of 2 prompts")
-
-
 def test_the_schema_of_dapo_math_17k(choose):
-    """Chat prompts and an answer inside a struct, each row repeated, as in the hub's file."""
     rows = [
-        {"data_source": "math_dapo", "prompt": messages(f"What is {i}+{i}?"), "ability": "MATH",
+        {"data_source": "math_dapo", "prompt": [said("user", f"What is {i}+{i}?")], "ability": "MATH",
          "reward_model": {"ground_truth": str(2 * i), "style": "rule"}, "extra_info": {"index": f"id{i}"}}
         for i in (1, 2, 1, 2, 3)
     ]  # fmt: skip
@@ -294,21 +244,13 @@ def test_the_schema_of_dapo_math_17k(choose):
     assert kept.labels == ["2", "4", "6"]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "fault"),
-    [
-        ([*messages("a"), said("assistant", "b")], "its last message is of role assistant; end with the user's"),
-        ([said("tool", "a")], "its last message is of role tool"),
-        ([said("User", "a")], "its message 1 has the role 'User'; allowed: system, developer, user, assistant, tool"),
-        (["a"], "its message 1 has the role None"),
-        (messages("a", " "), "its message 2 has no text as content"),
-        (messages([{"type": "text", "text": "a"}]), "its message 1 has no text as content"),
-    ],
-)
-def test_messages_that_a_model_cannot_answer_are_refused_with_their_row(load, prompt, fault):
-    fine = [said("system", ""), *messages("a"), said("assistant", "b"), *messages("c")]
-    with pytest.raises(UsageError, match=f"1 of 2 rows cannot be used: line 2: {fault}"):
-        load(row(fine), row(prompt))
+def test_messages_that_a_model_cannot_answer_are_refused_with_their_row(load):
+    fine = [said("system", ""), said("user", "a"), said("assistant", "b"), said("user", "c")]
+    last, parts = fine[:3], [said("user", [{"type": "text", "text": "a"}])]
+    with pytest.raises(UsageError) as refused:
+        load(row(fine), row(last), row(["a"]), row(parts))
+    assert "3 of 4 rows cannot be used: line 2: its last message is of role assistant; end" in str(refused.value)
+    assert str(refused.value).count("its message 1 has no texts as role and content") == 2
 
 
 def test_the_digest_depends_on_text_label_and_order():
@@ -318,16 +260,13 @@ def test_the_digest_depends_on_text_label_and_order():
     assert again == first
 
 
-RATES = [0.25, "5/8", None, "", "0/4", 1]
-
-
 def test_pass_rates_are_successes_and_attempts(load):
-    lines = [row(f"p{at}") | {"rate": rate} for at, rate in enumerate(RATES)]
+    lines = [row(f"p{at}") | {"rate": rate} for at, rate in enumerate(["5/8", None, "", "0/4", 0.25, 1])]
     rows = load(*lines, pass_rate_key="rate", pass_rate_attempts=4)
-    known = [[1, 4], [2.5, 4], None, None, [0, 4], [4, 4]]
-    assert [None if math.isnan(got[0]) else got for got in rows[data._RATE][:]] == known
-    texts = load(*lines[1:5], pass_rate_key="rate")  # each counts for its own attempts
-    assert [None if math.isnan(got[0]) else got for got in texts[data._RATE][:]] == [[5, 8], None, None, [0, 4]]
+    unknown = [math.nan, math.nan]
+    np.testing.assert_array_equal(rows[data._RATE][:], [[2.5, 4], unknown, unknown, [0, 4], [1, 4], [4, 4]])
+    texts = load(*lines[:4], pass_rate_key="rate")  # each counts for its own attempts
+    np.testing.assert_array_equal(texts[data._RATE][:], [[5, 8], unknown, unknown, [0, 4]])
 
 
 def test_the_columns_of_rates_and_groups_have_to_be_there_and_may_be_one(choose):
@@ -339,3 +278,14 @@ def test_the_columns_of_rates_and_groups_have_to_be_there_and_may_be_one(choose)
     assert (kept.rows, kept.sources, kept.pass_rates[0]) == ([0, 2], ["5/8", "None"], [5, 8])
     assert math.isnan(kept.pass_rates[1][0])
     assert kept.report.endswith("; 1 with a pass rate")
+
+
+def test_control_tokens_in_questions_are_counted_with_their_first_row():
+    token = SimpleNamespace(added_tokens_decoder={1: AddedToken("<end>", special=True), 2: AddedToken("<b>")})
+    form = [f"<user>{text}<end>" for text in ("a", "b")]
+    assert data.control_tokens("f", ["a<b>", *form, [said("user", "x<end>")]], token, False) == [
+        "f: 3 of 4 prompts contain a control token of the model, first row 2 '<end>': the model does not read it as "
+        "text; take it out"
+    ]
+    assert data.control_tokens("f", form, token, False) == []  # their own template
+    assert data.control_tokens("f", form, token, True)[0].startswith("f: 2 of 2 prompts")

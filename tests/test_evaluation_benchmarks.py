@@ -174,7 +174,7 @@ def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
     ("text", "message"),
     [
         ("math50", "unknown benchmark 'math50'; available: math500, minerva, .*, bbh; or NAME=FILE"),
-        ("x=nothing.jsonl", "no data file nothing.jsonl"),
+        ("x=nothing.jsonl", "benchmark x: nothing.jsonl cannot be read: .*No such file"),
         ("mine.toml", "mine.toml: .*unexpected keyword argument 'anwser'"),
     ],
 )
@@ -182,7 +182,7 @@ def test_what_is_no_benchmark_is_refused(tmp_path, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text("hub = 'a/b'\nanwser = 'x'")
     with pytest.raises(UsageError, match=message):
-        benchmarks.find(text)
+        loading.load(benchmarks.find(text))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_what_is_no_benchmark_is_refused(tmp_path, monkeypatch, text, message):
         ('{"input": "1+1=", "label": "2"}\n{"input": "2+2=", "label": null}\n', "row '1' has no label"),
         ('{"input": "1+1=", "label": " "}\n', r"row '0' \(1 such rows\): the label is empty"),
         ('{"input": "a", "label": 2}\n{"input": "b", "label": "$"}\n', r"row '1' \(1 such rows\): "),
-        ('{"input": \n', "1 of 1 rows cannot be used: line 1: broken JSON: Expecting value"),
+        ('{"input": \n', "cannot be read: line 1: broken JSON: Expecting value"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_the_data_is_told_with_the_row(tmp_path, content, message):

@@ -105,7 +105,7 @@ BUILD = "from openrlhf_dbb.cli.main import build; build"
         # what --help waits for
         ("import openrlhf_dbb.cli.main", {"openrlhf_dbb"}, (*STACK, "numpy", "storage", "sqlalchemy")),
         (f"{BUILD}(['runs'])", {"storage"}, (*STACK, "scipy", "matplotlib")),
-        (f"{BUILD}(['serve']); build(['evaluate'])", {"storage"}, (*STACK, "scipy", "starlette", "uvicorn", "pyarrow")),
+        (f"{BUILD}(['serve']); build(['evaluate'])", {"storage"}, (*STACK, "scipy", "pyarrow")),
         (f"{BUILD}(['lab'])", {"storage", "estimators"}, (*STACK, "matplotlib", "scipy")),
         (
             "from openrlhf_dbb.driver import arguments; arguments.parse([])",

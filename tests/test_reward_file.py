@@ -8,7 +8,7 @@ import torch
 
 from openrlhf_dbb import estimators
 from openrlhf_dbb.errors import RunError, UsageError
-from openrlhf_dbb.rewards import MATH_FILE, reward_file
+from openrlhf_dbb.rewards import reward_file
 
 CONTAINS = "def reward_func(queries, prompts, labels):\n    return {'rewards': [float(labels[0] in queries[0])]}\n"
 
@@ -20,10 +20,9 @@ def returning(value):
 @pytest.mark.parametrize(
     "value",
     [
-        None, [1.0], torch.ones(1), {"scores": [1.0]}, {"rewards": []}, {"rewards": ["1.0"]}, {"rewards": [[1.0]]},
-        {"rewards": torch.ones(1, 1)}, {"rewards": np.ones(3)}, {"rewards": [math.nan]}, {"rewards": -math.inf},
-        {"rewards": [10**400]}, {"rewards": 1, "scores": []}, {"rewards": 1, "extra_logs": [1]},
-        {"rewards": 1, "read": ["a", "b"]}, {"rewards": 1, "read": 7},
+        None, torch.ones(1), {"scores": [1.0]}, {"rewards": []}, {"rewards": ["1.0"]}, {"rewards": torch.ones(1, 1)},
+        {"rewards": np.ones(3)}, {"rewards": [math.nan]}, {"rewards": [10**400]}, {"rewards": 1, "scores": []},
+        {"rewards": 1, "extra_logs": [1]}, {"rewards": 1, "read": ["a", "b"]},
     ],
 )  # fmt: skip
 def test_what_is_no_reward_is_refused_in_the_same_words(value):
@@ -94,8 +93,3 @@ def test_a_reward_that_pays_for_the_prompt_is_named_with_the_share(check):
     assert warning.startswith("mine.py, given the prompt itself as the response, scores 50% of 4 sampled prompts")
     prompts = [f"{number}?" for number in range(1000)]
     assert "100% of 16 sampled prompts" in check(CONTAINS, prompts, [str(number) for number in range(1000)])[0]
-
-
-def test_the_reward_of_this_package_does_not_pay_for_the_question():
-    asked = ["What is 2+1? (answer: 3)", "2+1="]
-    assert reward_file.check(str(MATH_FILE), asked, ["3", "3"], estimators.build("dbb")) == []

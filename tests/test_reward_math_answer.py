@@ -110,11 +110,13 @@ def test_verdict_is_a_persons(reward, question, label, response, right):
     assert reward(response, label, question) == float(right)
 
 
-def test_label_that_cannot_be_read_is_an_error_that_names_it(reward):
+def test_labels_that_cannot_be_read_and_columns_of_other_lengths_are_errors(module, reward):
     with pytest.raises(ValueError, match=r"cannot read the label .*\?\?\?"):
         reward("5", "???")
     with pytest.raises(ValueError, match=r"--data\.label_key"):
         reward("5", " ")
+    with pytest.raises(ValueError, match="shorter"):
+        module.reward_func(["a=1"], ["a="], [])
 
 
 @pytest.mark.parametrize(
@@ -144,15 +146,6 @@ def test_a_response_that_never_ends_is_wrong_and_a_verifier_that_is_broken_is_mi
     assert broken["rewards"] == broken["read"] == [None]
 
 
-def test_batch_keeps_its_order_and_lengths_must_agree(module):
-    prompts = ["a=", "b=", "c="]
-    result = module.reward_func(["a=1", "b=2", r"c=\boxed{3.0}"], prompts, ["1", "1", "3"])
-    scores = [1.0, 0.0, 1.0]
-    assert result == {"rewards": scores, "scores": scores, "extra_logs": {}, "read": ["1", "2", "3.0"]}
-    with pytest.raises(ValueError, match="shorter"):
-        module.reward_func(["a=1"], ["a="], [])
-
-
 def test_eight_threads_get_their_own_verdicts(reward):
     cases = [(rf"\boxed{{\frac{{{n}}}{{7}}}}", f"{n % 5}/7") for n in range(80)]
     with ThreadPoolExecutor(8) as threads:
@@ -165,8 +158,11 @@ def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(mo
     prose, torn = "There are $12$ ways for $n=3$.", r"t(0,4]"
     labels = ["5", r"\frac{1}{2}", prose, r"\{1,2\}", "(0,1]", prose, "50\u00b0", "5.", torn, r"\text{yes}"]
     assert list(module.unreadable_labels(labels)) == [prose, torn]
+    monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))
+    assert module.unreadable_labels(map(str, range(10_000))) == {}  # numbers need no Math-Verify
+
+
+def test_labels_that_only_a_box_earns_are_named(module):
     assert module.boxes_needed(["5", r"\sqrt{2}", "x^2+1"]) == []
     [warning] = module.boxes_needed(["MR=SRMC", "x=1,\ny=2"])
     assert warning.startswith("1 of 2 labels, such as 'x=1,\\ny=2', are earned only in a box")
-    monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))
-    assert module.unreadable_labels(map(str, range(10_000))) == {}  # numbers need no Math-Verify

@@ -14,6 +14,7 @@ from trainings import until
 
 pytest.importorskip("math_verify")
 
+from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 NEVER_FINISHES = r"\boxed{9^{9^{9^{9}}}}"
@@ -34,8 +35,7 @@ def workers(pool):
 
 
 def running(word):
-    """The running processes with a word in their command line, which one that has ended does not have."""
-    found = psutil.process_iter(["pid", "ppid", "cmdline"])
+    found = psutil.process_iter(["pid", "ppid", "cmdline"])  # one that has ended has no command line
     return [each.info for each in found if word in " ".join(each.info["cmdline"] or ())]
 
 
@@ -76,23 +76,18 @@ def test_worker_is_started_when_needed_then_reused_and_replaced_where_it_was_kil
 
 RESETS = "import signal\n    signal.setitimer(signal.ITIMER_REAL, 0)"
 FORKS = "import os\n    if os.fork() == 0: time.sleep(1000)"
-DOUBLES = "import os\n    os.fork()\n    return {'correct': os.getppid() == parent}"
 
 
-@pytest.mark.parametrize(
-    ("trick", "seconds", "verdict"), [(RESETS, 0.5, None), (FORKS, 0.5, None), (DOUBLES, 60.0, True)]
-)
-def test_a_verifier_without_its_alarm_or_with_children_does_not_hold_the_caller(
-    tmp_path, monkeypatch, trick, seconds, verdict
-):
+@pytest.mark.parametrize("trick", [RESETS, FORKS])
+def test_a_verifier_without_its_alarm_or_with_children_does_not_hold_the_caller(tmp_path, monkeypatch, trick):
     (tmp_path / "worker.py").write_text(
-        "import os, sys, time\nfrom openrlhf_dbb.rewards import verifier_pool\nparent = os.getppid()\n"
+        "import sys, time\nfrom openrlhf_dbb.rewards import verifier_pool\n"
         f"def reply_to(label, answer):\n    {trick}\n    time.sleep(1000)\n"
         "verifier_pool.serve(float(sys.argv[1]), 'json', reply_to)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    pool = VerifierPool(size=1, time_limit_s=seconds, worker="worker")
-    assert [pool.verify("a", "b"), pool.verify("a", "b")] == [verdict, verdict]
+    pool = VerifierPool(size=1, time_limit_s=0.5, worker="worker")
+    assert [pool.verify("a", "b"), pool.verify("a", "b")] == [None, None]
     pool.close()
     # The kernel takes a killed child away later than it ends the process that was waited for.
     until(lambda: not running("-m worker"))
@@ -102,7 +97,7 @@ def test_a_worker_that_cannot_start_raises_every_time(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     pool = VerifierPool(size=1)
     for _ in range(2):  # the second call must not wait for the slot of the first
-        with pytest.raises(RuntimeError, match=r"verifier_pool 5\.0 did not start.*is its package installed\?"):
+        with pytest.raises(UsageError, match=r"verifier_pool 5\.0 did not start.*is its package installed\?"):
             pool.verify("1", "1")
 
 
@@ -133,6 +128,3 @@ def test_workers_end_when_the_parent_is_killed(busy):
 def test_the_environment_sets_the_time_limit(monkeypatch):
     monkeypatch.setenv("OPENRLHF_DBB_VERIFIER_SECONDS", "0.5")
     assert VerifierPool().time_limit_s == 0.5
-    monkeypatch.setenv("OPENRLHF_DBB_VERIFIER_SECONDS", "0")
-    with pytest.raises(ValueError, match="OPENRLHF_DBB_VERIFIER_SECONDS=0"):
-        VerifierPool()

@@ -200,7 +200,7 @@ def test_rewards_that_are_missing_partial_or_of_any_size(open_new, capsys, tmp_p
 
 REFUSED = {
     "nothing.jsonl": (None, "there is no .*nothing.jsonl; name a log"),
-    "a.jsonl": ('{"prompt": "p"', "a.jsonl: 1 of 1 rows cannot be used: line 1: broken JSON"),
+    "a.jsonl": ('{"prompt": "p"', "a.jsonl cannot be read: line 1: broken JSON"),
     "b.jsonl": ('{"prompt": "p", "step": 1}', "line 1 has no column score or reward; give --reward_key of prompt"),
     "c.jsonl": ('{"prompt": "p", "reward": "good", "step": 1}', "line 1: reward 'good' or step '1' is not a number"),
     "e.jsonl": ('{"prompt": "p", "reward": null, "step": 1}', "has no rows with a reward"),

@@ -10,7 +10,7 @@ from openrlhf_dbb import data, tasks
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.evaluated_model import Model
-from openrlhf_dbb.rewards.choices import ALPHABET
+from openrlhf_dbb.rewards.answers import ALPHABET
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
 
@@ -90,9 +90,8 @@ def prepare(
         chats = [[{"role": "user", "content": text}] for text in texts]
         texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    notes = loaded.notes + data.control_tokens(f"benchmark {benchmark.name}", loaded.texts, tokenizer, applied)
     limit = max_new_tokens or benchmark.max_tokens
-    prompts = replace(loaded, texts=texts, tokens=tokens, max_new_tokens=limit, notes=notes, chat_template=applied)
+    prompts = replace(loaded, texts=texts, tokens=tokens, max_new_tokens=limit, chat_template=applied)
     if model.context is not None and prompts.longest > model.context:
         raise UsageError(
             f"benchmark {benchmark.name}: its longest prompt ({max(map(len, tokens))} tokens) and --max_new_tokens "
@@ -142,7 +141,6 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
 
 def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
     import datasets
-    from datasets.exceptions import DatasetNotFoundError
 
     if "gated" in str(error):
         return (
@@ -151,13 +149,8 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
         )
     if isinstance(error, ConnectionError):
         cache = datasets.config.HF_DATASETS_CACHE
-        return (
-            f"{error}: no network, and not in the cache; load it once on a machine with network access and copy its "
-            f"$HF_HOME/datasets to {cache}, or give the data as {benchmark.name}=FILE ({', '.join(data.FILES)}, with "
-            "columns input and label)"
-        )
-    reason = error if isinstance(error, DatasetNotFoundError) else error.__cause__ or error
-    return f"{benchmark.hub} cannot be read: {str(reason) or 'it is empty'}"
+        return f"{error}: no network, and not in {cache}; load it once with network, or give {benchmark.name}=FILE"
+    return f"{benchmark.file or benchmark.hub} cannot be read: {error.__cause__ or error}"
 
 
 def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:

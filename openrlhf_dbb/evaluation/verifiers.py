@@ -2,7 +2,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from openrlhf_dbb.rewards import choices, reasoning_gym
+from openrlhf_dbb.rewards import answers, reasoning_gym
 from openrlhf_dbb.rewards.answers import last_box
 from openrlhf_dbb.rewards.math_answer import judge
 from openrlhf_dbb.rewards.values import Number, canonical, read, spelled
@@ -33,8 +33,8 @@ def _math_or_text(response: str, label: str) -> Verdict:
     return verdict._replace(score=float(text == spelled(label))) if verdict.score is None else verdict
 
 
-def _choice(response: str, label: str, letters: str = choices.LETTERS) -> Verdict:
-    answer = choices.letter(response, letters)
+def _choice(response: str, label: str, letters: str = answers.LETTERS) -> Verdict:
+    answer = answers.letter(response, letters)
     return Verdict(float(answer == label), answer)
 
 
@@ -43,12 +43,12 @@ def _exact(response: str, label: str) -> Verdict:
     if isinstance(read(label), Number):
         return _math(response, label)
     if re.fullmatch(r"\([A-R]\)", label):  # reasoning_about_colored_objects has 18 options
-        return _choice(response, label[1], choices.ALPHABET[:18])
+        return _choice(response, label[1], answers.ALPHABET[:18])
     if _PARENTHESES.fullmatch(label):
         said = [found[found.lastindex or 0] for found in map(_SAID_ON_A_LINE.search, response.splitlines()) if found]
-        answer, right = _bare(said[-1] if said else choices.last_line(response)), _bare(label)
+        answer, right = _bare(said[-1] if said else answers.last_line(response)), _bare(label)
     else:
-        answer, right = choices.words(response, label), choices.words(label, label)
+        answer, right = answers.words(response, label), answers.words(label, label)
     return Verdict(float(answer is not None and answer == right), answer)
 
 

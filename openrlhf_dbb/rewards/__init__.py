@@ -1,6 +1,6 @@
 """Verifiers that OpenRLHF loads by file path as reward functions.
 
-math_answer    mathematics: answers (finds), values (reads and compares), choices, units, notation, tables.toml
+math_answer    mathematics: answers (finds), values (reads and compares), notation, tables.toml
 exact_match    texts
 reasoning_gym  tasks that a program makes
 verifier_pool  verifiers in processes with a hard time limit

@@ -1,6 +1,9 @@
 r"""Finds the answer of a response: the last box, else what follows "answer is" or ``####``, else the last value.
 
 A value that is denied ("not 5", "7 is wrong"), a bound ("at least 51"), an operand or a question is no answer.
+
+A letter or words are what a response settles on: the last box, "the answer is ...", "option ... is correct"; without
+one, a letter alone on the last line or in parentheses at its end. Several letters, "(A) or (B)", are not an answer.
 """
 
 import re
@@ -8,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
-from openrlhf_dbb.rewards.units import UNITS
-from openrlhf_dbb.rewards.values import Equation, Formula, Items, Number, Value, Words, inner, read
+from openrlhf_dbb.rewards.values import UNITS, Equation, Formula, Items, Number, Value, Words, inner, read
 
 TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statement is read
 SAID_CHARACTERS = 400
@@ -23,9 +25,6 @@ STATEMENT = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u6545\u9009",
     re.IGNORECASE,
 )
-_CORRECTED = re.compile(r"\b(?:wait|actually|correction|oops|sorry|rather|no)\b", re.IGNORECASE)
-_EXCLAIMED = re.compile(r"!(?=\s*(?:\n|\Z|[A-Z]))")  # no factorial
-_SENTENCE = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")  # "$5 and $7" encloses words, not a formula
 # What neither words nor punctuation part; units and words between numbers are a part, "a" and "I" alone are none.
@@ -51,23 +50,25 @@ _DENIED_AFTER = re.compile(
     re.IGNORECASE,
 )
 
+LETTERS, ALPHABET = "ABCDEFGHIJ", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # MMLU-Pro has up to ten options
+_PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
 
-def response_text(query: str, prompt: str) -> str:
-    """Return the response of a query, without the prompt before it and the special tokens after it.
-
-    Raises:
-        ValueError: the query does not start with the prompt, so the start of the response is unknown.
-    """
-    if not query.startswith(prompt):
-        raise ValueError(
-            f"the decoded query {query[:80]!r}... does not start with its prompt {prompt[:80]!r}...: either "
-            "the prompt was truncated (raise --data.max_len or lower --rollout.max_new_tokens) or the "
-            "tokenizer does not round-trip, decode(encode(text)) != text (use another tokenizer)"
-        )
-    response = query[len(prompt) :].rstrip()
-    while token := next((token for token in TABLES["special_tokens"] if response.endswith(token)), None):
-        response = response.removesuffix(token).rstrip()
-    return response.lstrip()
+_PRAISED = re.compile(
+    r"(?:\b(?:option|choice|answer)\s+(?:\(?([A-Z])\)?)|\(([A-Z])\))\s+is\s+(?:the\s+)?(?:correct|right|best)\b",
+    re.IGNORECASE,
+)
+_MARKUP = re.compile(r"\*\*|__|\\[()\[\]]|[$`*]")
+_ADVERB = r"(?:(?:most\s+likely|likely|probably|clearly|thus|therefore|indeed|actually|definitely)\s*,?\s+)?"
+_NOT_BUT = r"(?:not\s+(?:option\s+)?\(?[A-Z]\)?\s*,?\s*(?:but|rather)\s+)?"
+_NOUN = r"(?:(?:the\s+)?(?:(?:correct|right|best)\s+)?(?:option|choice|letter|answer)\s*(?:is\s+|:\s*)?)?"
+_LETTER = re.compile(rf"\W*?{_ADVERB}{_NOT_BUT}{_NOUN}\(?\s*([A-Z])(?!'?\w)\s*(\))?", re.IGNORECASE)
+_X = r"\s*(?:(?i:option|choice)\s+)?\(?[A-Z]\)?(?!'?\w)"
+_CLAUSE = r"(?!\s+(?!and\b|or\b)[a-z])"  # as in "B, A is wrong"
+_SECOND = re.compile(rf"\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{_CLAUSE})")
+_AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
+_LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
+_WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
+_DENIALS = {"not", "no", "never", "or", "nor", "neither", "isn't", "than"}
 
 
 def rewards(
@@ -75,16 +76,20 @@ def rewards(
 ) -> dict[str, Any]:
     """Return what OpenRLHF wants for queries, prompts and labels.
 
-    ``judge`` gets a response, its label and its prompt, and returns a score and the text that it read as the answer.
-
-    Raise ValueError for an empty label, for lengths that differ, and as :func:`response_text`.
+    ``judge`` gets a response without special tokens behind it, its label and its prompt, and returns a score and the
+    text that it read as the answer. Raise ValueError for an empty label, and for a query without its prompt.
     """
     scores, read = [], []
     for query, prompt, label in zip(*columns, strict=True):
         text = str(label).strip()
         if not text:
             raise ValueError(f"the label of {prompt[:80]!r} is empty; name the column of answers with --data.label_key")
-        score, answer = judge(response_text(query, prompt), text, prompt)
+        if not query.startswith(prompt):
+            raise ValueError(f"the query {query[:80]!r} does not start with its prompt {prompt[:80]!r}")
+        response = query[len(prompt) :].rstrip()
+        while token := next((token for token in TABLES["special_tokens"] if response.endswith(token)), None):
+            response = response.removesuffix(token).rstrip()
+        score, answer = judge(response.lstrip(), text, prompt)
         scores.append(score)
         read.append(answer)
     return {"rewards": scores, "scores": list(scores), "extra_logs": {}, "read": read}
@@ -121,33 +126,29 @@ def find(response: str, label: Value) -> Value | None:
     """Return the answer of a response, read like the label; None if there is none."""
     like, box = inner(label), last_box(response)
     if box is not None:
-        return _in_box(box, like)
+        value, phrase = read(box, like), _REMARK.sub("", FONT.sub(r" \2 ", box))
+        if not isinstance(like, Number) or isinstance(value, (Number, Equation)) or not _PROSE.search(phrase):
+            return value
+        found = list(_values(phrase, like))  # the only number in a phrase, ``\text{about } 5``
+        return found[0] if len(found) == 1 else value
     if r"\boxed{" in response:
         return None
     text = _plain(response.rpartition("</think>")[2])
-    text = _EXCLAIMED.sub(".", text) if isinstance(like, Number) else text
+    if isinstance(like, Number):
+        text = re.sub(r"!(?=\s*(?:\n|\Z|[A-Z]))", ".", text)  # no factorial
     statements = [statement for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
     if statements:
         start, end = statements[-1].span()
         if _is_denied(text, start):
             return None
         text = text[end:].strip()
-        if not _CORRECTED.search(text):
+        if not re.search(r"\b(?:wait|actually|correction|oops|sorry|rather|no)\b", text, re.IGNORECASE):
             return next(_values(text[:SAID_CHARACTERS], like), None)
     text = text[-TAIL_CHARACTERS:].strip()
     first, _, rest = text.partition("\n")
     if not statements and rest.startswith("\n") and isinstance(value := read(first, like), type(like)):
         return value
     return next(_values(text, like, last_first=True), None)
-
-
-def _in_box(box: str, like: Value) -> Value | None:
-    """Return the value that a box is; for a number also the only number in a phrase, ``\\text{about } 5``."""
-    value, phrase = read(box, like), _REMARK.sub("", FONT.sub(r" \2 ", box))
-    if isinstance(like, Number) and not isinstance(value, (Number, Equation)) and _PROSE.search(phrase):
-        found = list(_values(phrase, like))
-        return found[0] if len(found) == 1 else value
-    return value
 
 
 def _is_denied(text: str, start: int) -> bool:
@@ -162,7 +163,7 @@ def _plain(text: str) -> str:
 
 def _values(text: str, like: Value, *, last_first: bool = False) -> Iterator[Value]:
     step = -1 if last_first else 1
-    for sentence in _SENTENCE.split(text)[::step]:
+    for sentence in re.split(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+", text)[::step]:
         yield from (_numbers if isinstance(like, Number) else _at_the_end)(sentence, like)[::step]
 
 
@@ -196,3 +197,65 @@ def _is_like(value: Value, like: Value) -> bool:
     if isinstance(like, Formula):
         return value.text == like.text or not (isinstance(value, Words) or value.text.isalpha())
     return isinstance(value, (type(like), Items))
+
+
+def letter(response: str, letters: str = LETTERS) -> str | None:
+    """Return the letter that a response settles on; None if it names none, or several."""
+    text = _without_markup(response)
+    said = [settled for each in _stated(text) if (settled := _settled(*each, letters)) is not None]
+    if said:
+        return said[-1] or None
+    line = last_line(text)
+    found = re.fullmatch(r"\W*([A-Z])\W*", line, re.IGNORECASE) or _AT_THE_END.search(line)
+    return found[1].upper() if found and found[1].upper() in letters else None
+
+
+def words(response: str, label: str) -> str | None:
+    """Return the last words that a response states as its answer, in lower case; for a label as yes, yes or no."""
+    text = _without_markup(response)
+    pair = next((pair for pair in _PAIRS if label.lower() in pair), ())
+    size, right = len(label.split()), _WORD.findall(label)
+    for said, is_boxed in reversed(_stated(text) or [(last_line(text), False)]):
+        found = _WORD.findall(said.lower())
+        if pair:
+            found = [word for word in found[:1] + found[-1:] if word in pair and "not" not in found][:1]
+        elif not is_boxed and right == found[-size:] and not _DENIALS & set(found[:-size][-1:]):  # the function is odd
+            found = right
+        if found:
+            return " ".join(found)
+    return None
+
+
+def last_line(text: str) -> str:
+    """Return the last line that is not blank; "" if there is none."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def _without_markup(text: str) -> str:
+    while (bare := FONT.sub(r"\2", text)) != text:  # \textbf{\text{B}}
+        text = bare
+    return _MARKUP.sub("", _LATEX_SPACE.sub(" ", text))
+
+
+def _stated(text: str) -> list[tuple[str, bool]]:
+    """Return in order what is said after "the answer is" on its line, and, with True, in boxes that are not long."""
+    found = [(start, (text[start:end], True)) for start, end in boxes(text) if end - start <= TAIL_CHARACTERS]
+    for statement in STATEMENT.finditer(text):
+        line = text[statement.end() : statement.end() + SAID_CHARACTERS].lstrip().split("\n", 1)[0].strip()
+        if line and not line.startswith("\\boxed"):
+            found.append((statement.end(), (line, False)))
+    found += [(praised.end(), (praised[1] or praised[2], False)) for praised in _PRAISED.finditer(text)]
+    return [said for _, said in sorted(found, key=lambda place: place[0])]
+
+
+def _settled(said: str, is_boxed: bool, letters: str) -> str | None:
+    """Return the letter of a statement; "" if it names several letters, None if it names no letter."""
+    found = _LETTER.match(said)
+    if found is None or found[1].upper() not in letters:
+        return None
+    rest = said[found.end() :]
+    if _SECOND.match(rest):
+        return ""
+    # "A lone pair" in a box is an option's text; so are "a lone pair" and "I think" in a sentence, not "B because".
+    is_text = (is_boxed or found[1] in "aiI") and not found[2] and not re.match(r"\s*(?:[.:),;!?\]]|$)", rest)
+    return None if is_text else found[1].upper()

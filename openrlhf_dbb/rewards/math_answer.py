@@ -11,7 +11,8 @@ from typing import Any
 
 # OpenRLHF runs this file outside its package, so imports are absolute.
 from openrlhf_dbb.core import NO_ANSWER
-from openrlhf_dbb.rewards import answers, choices, values
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.rewards import answers, values
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 _NOTHING_READ = f"{NO_ANSWER} of the label's kind in a box, after 'answer is' or at the end"
@@ -63,7 +64,7 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
 def _answer(response: str, right: values.Value) -> values.Value | None:
     if isinstance(right, values.Words) and right.words[0].isalpha() and right.words[0] != "date":
         label = " ".join(right.words)
-        said = choices.letter(response, choices.ALPHABET) if len(label) == 1 else choices.words(response, label)
+        said = answers.letter(response, answers.ALPHABET) if len(label) == 1 else answers.words(response, label)
         return values.Words(said, tuple(said.lower().split())) if said else None
     return answers.find(response, right)
 
@@ -73,12 +74,12 @@ def _ask(label: str, answer: str) -> bool | None:
     try:
         verdict = _pool.verify(answer, label)
         return False if verdict is None and _pool.verify(label, label) else verdict
-    except (ValueError, RuntimeError):
+    except (ValueError, UsageError):
         return None
 
 
 def unreadable_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return the labels that their own text does not earn, with reasons; RuntimeError if no process could start."""
+    """Return the labels that their own text does not earn, with reasons; UsageError if no process could start."""
     distinct = list(dict.fromkeys(labels))
     with ThreadPoolExecutor(_pool.size) as threads:
         unreadable = {label: why for label, why in zip(distinct, threads.map(_fault, distinct), strict=True) if why}

@@ -16,7 +16,6 @@ UPRIGHT = "\x01"
 FUNCTIONS = ["sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"]
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _DEEPEST = 100  # brackets in each other; reading takes the square of the depth
-_LOWERED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
 
 FONT = re.compile(r"\\(text[a-z]*|math[a-z]+|boldsymbol|bm|operatorname|emph|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _FONT_OR_BOX = re.compile(FONT.pattern.replace("emph", "emph|boxed|fbox"))
@@ -61,7 +60,7 @@ def plain_signs(text: str) -> str:
     """Return a text with LaTeX or ASCII in place of Unicode's signs, digits, and letters of full width."""
     if text.isascii():
         return text
-    text = _RAISED.sub(lambda raised: f"^{{{raised[0].translate(_LOWERED)}}}", text)
+    text = _RAISED.sub(lambda raised: f"^{{{unicodedata.normalize('NFKC', raised[0])}}}", text)
     return "".join(char if char.isascii() else _SIGNS.get(char) or _compatible(char) for char in text)
 
 

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from openrlhf_dbb.rewards.notation import FUNCTIONS, UPRIGHT, latex, normal, split, squeezed, stripped
-from openrlhf_dbb.rewards.units import Unit, unit_of
+from openrlhf_dbb.rewards.notation import FUNCTIONS, TABLES, UPRIGHT, latex, normal, split, squeezed, stripped
 
 LONGEST = 4000  # characters; Python reads no number of more than 4,300 digits
 TOLERANCE = Fraction(1, 10**6)  # relative
 MOST_ITEMS, LARGEST_EXPONENT = 50, 1000
-Ask = Callable[[str, str], bool | None]
-"""Says of two formulas whether they are equal; None if it cannot tell."""
+Ask = Callable[[str, str], bool | None]  # says of two formulas whether they are equal; None if it cannot tell
+Unit = tuple[tuple[tuple[str, int], ...], Fraction]  # powers of base units, sorted, and the factor to them
 
 _COMMA, _UNION = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b", r"\\cup(?![A-Za-z])"
 _RELATION = r"[=<>]|\\(?:approx|le|ge|ne|in)(?![A-Za-z])"
@@ -50,6 +49,20 @@ _NAME = re.compile(
 _TIME = re.compile(rf"(?=\d+\D)([01]?\d|2[0-4])(?::([0-5]\d))? ?{UPRIGHT}?([ap]m|)", re.IGNORECASE)
 _INFINITE = re.compile(rf"\+?(-?) ?(?:\\infty|{UPRIGHT}?(?:infinity|infinite))")
 _BRACKETS = re.compile(r"(\\?\{|[(\[])(.*?)(\\\}|[)\]}])", re.DOTALL)
+
+UNITS = {
+    name: (base, Fraction(factor))
+    for base, sizes in TABLES["units"].items()
+    for factor, *names in map(str.split, sizes)
+    for name in names
+}
+_FACTOR = re.compile(
+    r" *(?P<over>/|per\b)? *(?P<before>square|sq|cubic)?\.? *(?P<name>[A-Za-z$\u20ac\u00a3\u00a5]+)"
+    r"(?: *\^?(?P<sign>-?)(?P<power>[123])| *(?P<after>squared|cubed))? *"
+)
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
+_BARE = re.compile(rf"(?<![A-Za-z\\{UPRIGHT}])(?:[A-Za-z]|in)(?![A-Za-z])")
+_UNITS_WITHOUT_FONT = {"m", "s", "h", "g", "L", "in"}  # other single letters are variables
 
 
 @dataclass(frozen=True)
@@ -247,6 +260,29 @@ def _size(found: re.Match[str]) -> Fraction | None:
         places = len(decimal.partition(".")[2])
         value += Fraction(int(found["period"]), (10 ** len(found["period"]) - 1) * 10**places)
     return value * Fraction(10) ** power
+
+
+def unit_of(text: str, *, letters: bool = False) -> Unit | None:
+    """Return the unit that a normal text is, or None. With ``letters`` a bare m is a metre and no variable."""
+    bare = set(_BARE.findall(text))
+    text = re.sub(rf"[{{}}{UPRIGHT}]|\\cdot", " ", text).replace("^ ", "^").strip()
+    if not text or not bare <= (_UNITS_WITHOUT_FONT if letters else set()):
+        return None
+    text = re.sub(r"^\^\\circ ?(C?)(F?)$", lambda m: "Celsius" if m[1] else "Fahrenheit" if m[2] else "degree", text)
+    powers: dict[str, int] = {}
+    factor, at, sign = Fraction(1), 0, 1
+    while at < len(text):
+        found = _FACTOR.match(text, at)
+        name = found["name"] if found else ""
+        name = name if name in UNITS or len(name) < 4 else name.lower().removesuffix("s")
+        if found is None or name not in UNITS:
+            return None
+        sign = -1 if found["over"] else sign
+        power = _POWERS.get(found["before"] or found["after"]) or int(found["power"] or 1)
+        power *= -sign if found["sign"] else sign
+        base, size = UNITS[name]
+        powers[base], factor, at = powers.get(base, 0) + power, factor * size**power, found.end()
+    return tuple(sorted(powers.items())), factor
 
 
 def _date(text: str) -> Words | None:

@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from openrlhf_dbb.errors import UsageError
+
 MATH_WORKER, TASK_WORKER = "openrlhf_dbb.rewards.verifier_pool", "openrlhf_dbb.tasks"  # modules
 SECONDS_VARIABLE = "OPENRLHF_DBB_VERIFIER_SECONDS"
 START_LIMIT_S = 120.0  # the import of Math-Verify takes long while all other processes of a training start
@@ -38,11 +40,8 @@ class VerifierPool:
     """
 
     def __init__(self, size: int | None = None, time_limit_s: float | None = None, worker: str = MATH_WORKER) -> None:
-        self._worker = worker
-        self.size = size or min(8, os.cpu_count() or 1)
+        self._worker, self.size = worker, size or min(8, os.cpu_count() or 1)
         self.time_limit_s = float(os.environ.get(SECONDS_VARIABLE) or 5.0) if time_limit_s is None else time_limit_s
-        if not 0 < self.time_limit_s < float("inf"):
-            raise ValueError(f"{SECONDS_VARIABLE}={self.time_limit_s}: give a number of seconds above 0")
         # Last in, first out: a process that runs is used before another one is started.
         self._idle: queue.LifoQueue[subprocess.Popen[str] | None] = queue.LifoQueue()
         for _ in range(self.size):
@@ -51,7 +50,7 @@ class VerifierPool:
     def verify(self, answer: str, label: str) -> bool | None:
         """Return whether the verifier finds the answer equal to the label; None if it could not be verified.
 
-        Raise ValueError for a label that the verifier cannot read, RuntimeError if no process could start.
+        Raise ValueError for a label that the verifier cannot read, UsageError if no process could start.
         """
         reply = self.ask({"answer": answer, "label": label})
         if "bad_label" in reply:
@@ -94,7 +93,7 @@ class VerifierPool:
         process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
         if _exchange(process, "", START_LIMIT_S) is None:
             _end(process)
-            raise RuntimeError(f"{' '.join(command)} did not start, its error is on stderr; is its package installed?")
+            raise UsageError(f"{' '.join(command)} did not start, its error is on stderr; is its package installed?")
         return process
 
 
@@ -190,12 +189,9 @@ def serve(
     importlib.import_module(library)  # before the first request, whose time it would take
     logging.disable(logging.WARNING)  # Math-Verify warns that it has no time limit
     print("{}", file=replies, flush=True)
-    serving = os.getpid()
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         reply = reply_to(**json.loads(line))
-        if os.getpid() != serving:  # a child that the verifier has forked
-            os._exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(reply), file=replies, flush=True)
 

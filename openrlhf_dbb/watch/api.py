@@ -1,3 +1,5 @@
+"""Answer questions about the runs of a store, in texts that are safe to show."""
+
 import json
 import re
 import threading
@@ -11,22 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
-from openrlhf_dbb.inspect.show import method, overview, seconds_since, state
+from openrlhf_dbb.inspect.show import facts, method, overview, seconds_since, state
+from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.read import prompt_texts
+from openrlhf_dbb.storage.read import prompt_history, prompt_texts, whole_prompts
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
-from openrlhf_dbb.watch import details, page, visits
-from openrlhf_dbb.watch.series import series
-from openrlhf_dbb.watch.visits import Visits
+from openrlhf_dbb.watch import history
+from openrlhf_dbb.watch.history import Visits
 
-EVERY_S = 0.5
-"""The list of runs is read at most this often, however many clients ask."""
-
-# A history of millions of visits takes seconds to read. The server spends a fifth of its time on it at most.
-_REST = 4.0
-_MOST_ANSWERS = 100
+EVERY_S = 0.5  # the list of runs is read at most this often, however many clients ask
 _TEXT = 500  # characters of a prompt in the table
-_RECENT = 20  # steps, for the success rate and the time per step of the list
+_RECENT = 20  # steps, for the success rate in the list
 _LATE = 16  # steps whose metrics may be written a moment after them
 _SAMPLED_PROMPTS = 200
 
@@ -41,11 +38,21 @@ _MARKS = f"""
     LEFT JOIN (SELECT run_id, count(*) AS evaluations, max(created_at) AS evaluated_at
                FROM dbb_evaluation GROUP BY run_id) v ON v.run_id = r.run_id"""
 _LAST_STEPS = f"""
-    SELECT rollouts, successes, created_at, metrics FROM dbb_step
-    WHERE run_id = :run ORDER BY step DESC LIMIT {_RECENT + 1}"""
+    SELECT rollouts, successes, metrics FROM dbb_step
+    WHERE run_id = :run ORDER BY step DESC LIMIT {_RECENT}"""
 _SAMPLE = f"""
     SELECT prompt FROM dbb_prompt WHERE prompt_id IN
     (SELECT prompt_id FROM dbb_posterior WHERE run_id = :run ORDER BY prompt_id LIMIT {_SAMPLED_PROMPTS})"""
+_VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
+_KEPT = """
+    SELECT step, count(*) AS kept FROM dbb_rollout
+    WHERE run_id = :run AND prompt_id = :prompt AND {of_steps} GROUP BY step"""
+_EVENTS = "SELECT created_at, kind, from_step, to_step FROM dbb_event WHERE run_id = :run ORDER BY event_id"
+_LATEST = "SELECT max(step) AS step FROM dbb_rollout WHERE run_id = :run"
+_ROLLOUTS = """
+    SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, lag, read, text
+    FROM rollouts WHERE run_id = :run AND step = :step AND prompt_id = coalesce(:prompt, prompt_id)
+    ORDER BY prompt_id, sample"""
 
 
 class NoSuchAnswer(StoreError):
@@ -55,49 +62,31 @@ class NoSuchAnswer(StoreError):
 class Listed(NamedTuple):
     record: RunRecord
     version: str  # changes when anything of the run changes
-    numbers: dict[str, Any]  # everything the list shows, ready for JSON
-
-
-class Cache:
-    """Keeps the last answers with their versions; makes an answer once however many threads ask for it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: dict[Hashable, SimpleNamespace] = {}
-
-    def get(self, key: Hashable, version: Hashable, make: Callable[[], Any], *, rest: float = 0.0) -> Any:
-        """Return the answer of this version: the kept one, or a new one that ``make`` returns.
-
-        An answer of an older version is still returned until ``rest`` times its making time has passed.
-        """
-        with self._lock:
-            new = SimpleNamespace(lock=threading.Lock(), version=None, content=None, rests_until=0.0)
-            self._kept[key] = kept = self._kept.pop(key, new)  # last in the order, so that the oldest is dropped
-            while len(self._kept) > _MOST_ANSWERS:
-                del self._kept[next(iter(self._kept))]
-        # The lock of one answer: a slow answer does not hold up the others.
-        with kept.lock:
-            if kept.version != version and time.monotonic() >= kept.rests_until:
-                began = time.monotonic()
-                kept.content, kept.version = make(), version
-                kept.rests_until = time.monotonic() + rest * (time.monotonic() - began)
-            return kept.content
+    numbers: dict[str, Any]  # all that the list shows
 
 
 class Api:
-    """Answers questions about the runs of a store, in any number of threads."""
+    """Answers in any number of threads; an answer is made once however many of them ask for it."""
 
     def __init__(self, store: PosteriorStore) -> None:
         self._store = store
-        self._cache = Cache()
+        self._kept: dict[Hashable, SimpleNamespace] = {}
         self.runs: list[Listed] = []  # newest first
+
+    def _once(self, key: Hashable, version: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returns; the kept one if it is of this version."""
+        kept = self._kept.setdefault(key, SimpleNamespace(lock=threading.Lock(), version=None, content=None))
+        # The lock of one answer: a slow answer does not hold up the others.
+        with kept.lock:
+            if kept.version != version:
+                kept.content, kept.version = make(), version
+            return kept.content
 
     def refresh(self) -> None:
         """Read the list of runs, unless that was done a moment ago; raise StoreError if it cannot be read."""
-        self.runs = self._cache.get("runs", time.monotonic() // EVERY_S, self._listed)
+        self.runs = self._once("runs", time.monotonic() // EVERY_S, self._listed)
 
     def _listed(self) -> list[Listed]:
-        """Return all runs, newest first; only runs that changed are described anew."""
         store = self._store
         marks = {row.run_id: row for row in store.query(_MARKS)}
         runs = []
@@ -105,124 +94,181 @@ class Api:
             if run.run_id not in marks:  # begun since
                 continue
             version = "-".join([run.uuid[:8], *map(str, marks[run.run_id])])
-            numbers = self._cache.get(("run", run.uuid), version, partial(_describe, store, run))
-            written = {
+            numbers = self._once(("run", run.uuid), version, partial(_describe, store, run))
+            now = {
                 "state": state(run),
-                "last_write": run.heartbeat_at,
                 "age_s": round(max(seconds_since(run.heartbeat_at), 0), 1),
                 "version": version,
                 "keeps_rollouts": marks[run.run_id].kept is not None,
             }
-            runs.append(Listed(run, version, numbers | written))
+            runs.append(Listed(run, version, numbers | now))
         return runs
 
-    def ask(self, path: str, prompt: str | None = None) -> bytes:
-        """Return an answer as JSON: the kept one if its run has not changed. Raises as :meth:`answer`."""
+    def ask(self, path: str) -> bytes:
+        """Return an answer as JSON: the kept one if no run has changed. Raises as :meth:`answer`."""
         self.refresh()
         if path == "state":  # it tells the age of each run, so it is never the same twice
-            return page.encoded(self.answer(path))
-        _, *ids = path.split("/")
-        compared = ids[2:3] if ids[1:2] == ["compare"] else []
-        version: tuple[Any, ...] = tuple(self._run(name).version for name in (*ids[:1], *compared))
-        if ids[1:] in (["pool"], ["prompts"]):
-            # The state of the prompts may be older than the run: an answer made from it must not outlive it.
-            version += (self.visits(self._run(ids[0])).last,)
-        return bytes(self._cache.get((path, prompt), version, lambda: page.encoded(self.answer(path, prompt))))
+            return encoded(self.answer(path))
+        version = tuple(run.version for run in self.runs)
+        return bytes(self._once(path, version, lambda: encoded(self.answer(path))))
 
-    def answer(self, path: str, prompt: str | None = None) -> dict[str, Any]:
-        """Return the answer to a path such as ``runs/3/series``; ``prompt``: id of one, for its rollouts in a step.
+    def answer(self, path: str) -> dict[str, Any]:
+        """Return the answer to a path such as ``runs/3/series``.
 
         Raise NoSuchAnswer if nothing has this path, StoreError if the store cannot be read.
         """
-        match path.split("/"):
+        store = self._store
+        # More digits than 18 may not fit into 64 bits.
+        match [int(part) if re.fullmatch("[0-9]{1,18}", part) else part for part in path.split("/")]:
             case ["state"]:
                 return {
-                    "store": shown(self._store.location, width=None),
-                    "now": datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
-                    "runs": [listed_run.numbers for listed_run in self.runs],
+                    "store": shown(store.location, width=None),
+                    "now": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                    "runs": [run.numbers for run in self.runs],
                 }
-            case ["runs", run, "series"]:
-                return series(self._store, self._run(run).record)
-            case ["runs", run, "pool"]:
-                of_run = self.visits(self._run(run))
-                return {
-                    "last": of_run.last,
-                    "unit": of_run.unit,
-                    "thresholds": visits.THRESHOLDS,
-                    "state_counts": np.bincount(of_run.state, minlength=len(visits.STATES)),
-                    **of_run.picture,
-                }
-            case ["runs", run, "prompts"]:
-                of_run = self.visits(self._run(run))
-                texts = list(prompt_texts(self._store, of_run.prompt_id, length=_TEXT))
-                return {
-                    "last": of_run.last,
-                    "columns": {
-                        "id": of_run.prompt_id,
-                        "state": of_run.state,
-                        "mean": of_run.mean,
-                        "change": of_run.mean - of_run.first,
-                        "visits": of_run.visits,
-                        "text": [readable(text) for _, text, _, _ in texts],
-                        "label": [readable(label) for _, _, label, _ in texts],
-                    },
-                }
-            case ["runs", run, "prompts", name]:
-                described = details.prompt(self._store, self._run(run).record, _integer(name))
-                if described is None:
-                    raise NoSuchAnswer(f"run {self._run(run).record.name!r} has no prompt {name[:80]!r}")
-                return described
-            case ["runs", run, "rollouts", step]:
-                last = None if step == "latest" else _integer(step)
-                return details.rollouts(
-                    self._store, self._run(run).record, last, None if prompt is None else _integer(prompt)
-                )
-            case ["runs", run, "compare", other]:
+            case ["runs", int(run), "series"]:
+                return history.series(store, self._run(run).record)
+            case ["runs", int(run), "pool"]:
+                visits, picture = self.visits(self._run(run))
+                return {"last": visits.last, "unit": visits.unit, "thresholds": history.THRESHOLDS, **picture}
+            case ["runs", int(run), "prompts"]:
+                return _table(store, self.visits(self._run(run))[0])
+            case ["runs", int(run), "prompts", int(prompt_id)]:
+                return _prompt(store, self._run(run).record, prompt_id)
+            case ["runs", int(run), "rollouts", "latest"]:
+                return _rollouts(store, self._run(run).record)
+            case ["runs", int(run), "rollouts", int(step)]:
+                return _rollouts(store, self._run(run).record, step)
+            case ["runs", int(run), "rollouts", int(step), int(prompt_id)]:
+                return _rollouts(store, self._run(run).record, step, prompt_id)
+            case ["runs", int(run), "compare", int(other)]:
                 first, second = self._run(run).record, self._run(other).record
-                return {"difference": held_out_difference(self._store, first, second), "caution": ONE_PAIR}
-            case ["runs", run, "about"]:
-                return details.about(self._store, self._run(run).record)
+                return {"difference": held_out_difference(store, first, second), "caution": ONE_PAIR}
+            case ["runs", int(run), "about"]:
+                return _about(store, self._run(run).record)
         raise NoSuchAnswer(f"there is no answer {path[:80]!r}; there are: state, runs/3/series and the like")
 
-    def _run(self, name: str) -> Listed:
+    def _run(self, number: int) -> Listed:
         for run in self.runs:
-            if str(run.record.run_id) == name:
+            if run.record.run_id == number:
                 return run
-        raise NoSuchAnswer(f"there is no run {name[:80]!r} in {self._store.location}; state lists them")
+        raise NoSuchAnswer(f"there is no run {number} in {self._store.location}; state lists them")
 
-    def visits(self, run: Listed) -> Visits:
-        """Return the state of the prompts of a run; of a large run, the state of a few steps ago."""
-        key, version = ("visits", run.record.uuid), run.version
-        states: Visits = self._cache.get(key, version, lambda: visits.read_visits(self._store, run.record), rest=_REST)
-        return states
-
-
-def _integer(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,18}", text):  # more digits than 18 may not fit into 64 bits
-        raise NoSuchAnswer(f"{text[:80]!r} is no step and no prompt id; give a number")
-    return int(text)
+    def visits(self, run: Listed) -> tuple[Visits, dict[str, Any]]:
+        """Return the state of the prompts of a run, and their picture."""
+        read = partial(history.read_visits, self._store, run.record)
+        found: tuple[Visits, dict[str, Any]] = self._once(("visits", run.record.uuid), run.version, read)
+        return found
 
 
 def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     recent = store.query(_LAST_STEPS, run=run.run_id)
-    rollouts = sum(row.rollouts for row in recent[:_RECENT])
+    rollouts = sum(row.rollouts for row in recent)
     logged = next((row.metrics for row in recent if row.metrics), "{}")
-    planned = json.loads(logged).get("plan/steps")
-    # The median leaves out the pause between two sessions of a training.
-    ends = np.array([row.created_at.rstrip("Z") for row in recent[::-1]], dtype="datetime64[ms]")
-    seconds = float(np.median(np.diff(ends).astype(float))) / 1000 if len(recent) > 1 else None
     numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
-    # Only some estimators have a posterior.
-    mean_name = "estimated mean" if run.state_fields else "group mean"
-    if {"alpha", "beta"} <= set(run.state_fields):
-        mean_name = "posterior mean"
+    has_posterior = {"alpha", "beta"} <= set(run.state_fields)
     return numbers | {
         "id": run.run_id,
         "method": safe(method(run)),
-        "planned": planned,
-        "reward": sum(row.successes for row in recent[:_RECENT]) / rollouts if rollouts else None,
-        "seconds_per_step": seconds,
-        "time_left_s": None if planned is None or seconds is None else max(planned - run.last_step, 0) * seconds,
-        "mean_name": mean_name,
+        "planned": json.loads(logged).get("plan/steps"),
+        "reward": sum(row.successes for row in recent) / rollouts if rollouts else None,
+        "mean_name": "posterior mean" if has_posterior else "estimated mean" if run.state_fields else "group mean",
         "template": template_of([readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]),
     }
+
+
+def _table(store: PosteriorStore, visits: Visits) -> dict[str, Any]:
+    texts = list(prompt_texts(store, visits.prompt_id, length=_TEXT))
+    columns = {
+        "id": visits.prompt_id,
+        "state": visits.state,
+        "mean": visits.mean,
+        "change": visits.mean - visits.first,
+        "visits": visits.visits,
+        "text": [readable(text) for _, text, _, _ in texts],
+        "label": [readable(label) for _, _, label, _ in texts],
+    }
+    return {"last": visits.last, "columns": columns}
+
+
+def _prompt(store: PosteriorStore, run: RunRecord, prompt_id: int) -> dict[str, Any]:
+    """Return one prompt of a run with every visit; raise NoSuchAnswer if the run has no posterior of it.
+
+    "low" and "high" are the central 90 % credible interval after each visit; without alpha and beta, a normal one.
+    """
+    from scipy.special import betaincinv  # here: a server starts without it
+
+    key = {"run": run.run_id, "prompt": prompt_id}
+    posterior = store.query("SELECT mean FROM posteriors WHERE run_id = :run AND prompt_id = :prompt", **key)
+    if not posterior:
+        raise NoSuchAnswer(f"run {run.name!r} has no prompt {prompt_id}")
+    rows = prompt_history(store, run, prompt_id)
+    visits = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _VISIT}
+    # By step, since the table is keyed by it: otherwise all kept rollouts of the run would be read.
+    steps = store.database.ids(visits["step"].astype(np.int64))
+    query = _KEPT.format(of_steps=store.database.one_of("step"))
+    kept = {row.step: row.kept for row in store.query(query, ids=steps, **key)}
+    alpha, beta = visits["alpha"], visits["beta"]
+    has_beta = ~np.isnan(alpha + beta)
+    half = 1.645 * np.sqrt(visits["variance"] / visits["rollouts"])
+    low, high = visits["mean"] - half, visits["mean"] + half
+    low[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], 0.05)
+    high[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], 0.95)
+    columns = (visits["step"], np.full(len(rows), prompt_id), visits["rollouts"], visits["successes"], visits["mean"])
+    now = history.summed(np.array([prompt_id]), np.array([posterior[0].mean], dtype=np.float64), np.stack(columns, 1))
+    ((text, label),) = whole_prompts(store, np.array([prompt_id]))
+    return {
+        "text": readable(text),
+        "label": readable(label),
+        "state": now.state[0],
+        "mean": now.mean[0],
+        "visits": visits | {"low": low, "high": high, "kept": [kept.get(row["step"], 0) for row in rows]},
+    }
+
+
+def _rollouts(
+    store: PosteriorStore, run: RunRecord, step: int | None = None, prompt_id: int | None = None
+) -> dict[str, Any]:
+    """Return the kept rollouts of a step (None: the last that has any), or of one prompt in it, with their prompts."""
+    if step is None:
+        step = store.query(_LATEST, run=run.run_id)[0].step
+    rows = [row._asdict() for row in store.query(_ROLLOUTS, run=run.run_id, step=step, prompt=prompt_id)]
+    ids = np.unique(np.array([row["prompt_id"] for row in rows], dtype=np.int64))
+    prompts = zip(ids.tolist(), whole_prompts(store, ids), strict=True)
+    return {
+        "step": step,
+        "rollouts": [row | {name: readable(row[name] or "") for name in ("text", "read")} for row in rows],
+        "prompts": {number: {"text": readable(text), "label": readable(label)} for number, (text, label) in prompts},
+    }
+
+
+def _about(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
+    """Return facts, configuration and events (claims, take-overs, roll backs, ...) of a run."""
+    return {
+        "facts": [[name, str(value)] for name, value in facts(store, run).items()],
+        "config": [
+            [safe(key), shown(json.dumps(without_secrets(value, key), ensure_ascii=False), width=None)]
+            for key, value in sorted(run.config.items())
+        ],
+        "events": [list(row) for row in store.query(_EVENTS, run=run.run_id)],
+    }
+
+
+def encoded(answer: Any) -> bytes:
+    """Return an answer as JSON in UTF-8.
+
+    Fractions have six significant digits. NaN and infinite numbers, which JSON does not have, become null.
+
+    Example:
+        >>> encoded({"mean": np.array([0.123456789, 1234567.0, np.nan])})
+        b'{"mean":[0.123457,1234567,null]}'
+    """
+    # json writes numpy's arrays and integers as lists and ints, and a text may be read with any rule for its numbers.
+    written = json.dumps(answer, default=lambda value: value.tolist())
+    plain = json.loads(written, parse_float=_short, parse_constant=lambda _: None)
+    return json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _short(digits: str) -> float:
+    # A count that went through an array of floats stays exact.
+    return int(float(digits)) if float(digits).is_integer() else float(f"{float(digits):.6g}")

@@ -35,7 +35,6 @@ const RUN_COLUMNS = [
   { name: "reward", update: (_, run) => fixed(run.reward) },
   { name: "step", update: (_, run) => whole(run.step ?? 0) + (isNumber(run.planned) ? ` / ${whole(run.planned)}` : "") },
   { name: "rollouts", update: (_, run) => whole(run.rollouts) },
-  { name: "time left", update: (_, run) => run.state === "running" ? duration(run.time_left_s) : "-" },
 ];
 
 VIEWS.runs = {

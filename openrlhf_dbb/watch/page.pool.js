@@ -12,7 +12,7 @@ const MEANINGS = {
   "estimated mean": "The estimated mean is the reward that the estimator expects of the prompt, from all its visits.",
 };
 
-// A cell's byte is 0 before the first visit, else 1 + level + DRAWN if the column has a visit: visits.py, picture.
+// A cell's byte is 0 before the first visit, else 1 + level + DRAWN if the column has a visit: history.py, picture.
 const LEVELS = 126, DRAWN = 128, LEVEL_BITS = 127;
 
 const poolPath = (run) => `runs/${run.id}/pool`;
@@ -35,8 +35,7 @@ function lastVisit(run, seen) {
   }
 }
 
-function drawStates(answer, before, meanName) {
-  const { thresholds, state_counts: counts } = answer, all = answer.id.length;
+function drawStates({ thresholds, id }, counts, before, meanName) {
   const meanings = [`${meanName} of ${thresholds.mastered} or more`, "solved sometimes",
     `${meanName} fell by ${thresholds.forgotten} or more from its highest`, `no success so far, ${meanName} of ${thresholds.unsolved} or less`];
   const make = (s) => element("a", {}, element("strong", {}, swatch(stateClass(STATE_NAMES[s])), ` ${STATE_NAMES[s]}`),
@@ -45,7 +44,7 @@ function drawStates(answer, before, meanName) {
     const [link] = item.children, chosen = at.state === String(s), change = before ? counts[s] - before.counts[s] : 0;
     setAttributes(link, { href: addressWith({ state: chosen ? null : s, rows: null }), "aria-current": chosen ? "true" : null });
     setText(link.children[1], whole(counts[s]));
-    setText(link.children[2], (change ? `${change > 0 ? "+" : ""}${whole(change)} \u00b7 ` : "") + percent(counts[s] / all));
+    setText(link.children[2], (change ? `${change > 0 ? "+" : ""}${whole(change)} \u00b7 ` : "") + percent(counts[s] / id.length));
   });
 }
 
@@ -199,8 +198,8 @@ function setUpPool() {
 // ---- drawn against not drawn
 
 // Returns what chartOf() needs of the steps for bars that each stand for `width` of them; ends: the last step of each.
-function stepBars(first, ends, width) {
-  const edges = [first - 1, ...ends], middles = ends.map((end, i) => (end + edges[i] + 1) / 2);
+function stepBars(ends, width) {
+  const edges = [0, ...ends], middles = ends.map((end, i) => (end + edges[i] + 1) / 2);
   const xText = (x) => {
     const i = nearest(middles, x);
     return (ends[i] - edges[i] > 1 ? `${whole(edges[i] + 1)} to ` : "") + whole(ends[i]);
@@ -211,7 +210,7 @@ function stepBars(first, ends, width) {
 
 function drawShares(answer, meanName) {
   const { low, high, width, last, states, beliefs } = answer, classes = beliefs[0].length - 1, edge = (c) => decimal(low + c / classes * (high - low));
-  const { middles, edges, axis } = stepBars(1, states.map((_, k) => Math.min(last, (k + 1) * width)), width);
+  const { middles, edges, axis } = stepBars(states.map((_, k) => Math.min(last, (k + 1) * width)), width);
   const byState = STATE_NAMES.slice(0, 4).map((name, s) => ({ name, className: stateClass(name),
     y: states.map((counts) => counts[s] / counts.reduce((sum, count) => sum + count)) }));
   chartOf(byId("state-shares")).update({ ...axis, ...percentAxis, high: 1, title: "Visited prompts by state",
@@ -240,18 +239,19 @@ function describePicture(answer, rows, meanName) {
 
 VIEWS.pool = {
   ofOneRun: true,
-  needs: () => [need(poolPath(theRun()), theRun().version, theRun().step)].filter(Boolean),
+  needs: () => [need(poolPath(theRun()), theRun().version)].filter(Boolean),
   draw() {
     const answer = got(poolPath(theRun()));
     if (!answer) return 0;
-    const { last, unit, state_counts: counts } = answer, meanName = theRun().mean_name;
+    const { last, unit, state } = answer, meanName = theRun().mean_name;
+    const counts = STATE_NAMES.map((_, s) => state.filter((each) => each === s).length);
     byId("pool-body").hidden = byId("states").hidden = !last;
     if (!last) {
       setText(byId("pool-note"), "No prompt was visited yet.");
       return theRun().step ?? 0;
     }
     const before = lastVisit(theRun(), { counts, step: last }), rows = shownRows(answer);
-    drawStates(answer, before, meanName);
+    drawStates(answer, counts, before, meanName);
     setText(byId("pool-note"), [before && `Changes are since your last visit, ${duration((Date.now() - before.at) / 1000)} ago at step ${whole(before.step)}.`,
       counts[4] && `${plural(counts[4], "prompt")} without a visit, known from the warm start.`,
       meanName !== "posterior mean" && MEANINGS[meanName],

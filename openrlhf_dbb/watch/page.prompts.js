@@ -55,7 +55,7 @@ function selectedRows(answer) {
 
 VIEWS.prompts = {
   ofOneRun: true,
-  needs: () => [need(tablePath(theRun()), theRun().version, theRun().step)].filter(Boolean),
+  needs: () => [need(tablePath(theRun()), theRun().version)].filter(Boolean),
   draw() {
     const answer = got(tablePath(theRun()));
     if (!answer) return 0;
@@ -83,7 +83,7 @@ function chosenVisit(visits) {
   const there = source.steps(theRun().id), kept = visits.kept?.findLastIndex((count, i) => count > 0 && (!there || there.includes(visits.step[i]))) ?? -1;
   return kept < 0 ? size - 1 : kept;
 }
-const responsesPath = (step) => `runs/${theRun().id}/rollouts/${step}?prompt=${encodeURIComponent(at.prompt)}`;
+const responsesPath = (step) => `runs/${theRun().id}/rollouts/${step}/${encodeURIComponent(at.prompt)}`;
 const choose = (step) => go({ visit: step }, { replace: true });
 
 const PROMPT = {
@@ -117,17 +117,16 @@ const PROMPT = {
     });
     const visit = chosenVisit(answer.visits), beta = Boolean(answer.visits.alpha?.some(isNumber));
     for (const id of ["prompt-chart", "visits-box"]) byId(id).hidden = visit < 0;
-    const level = `${Math.round(100 * answer.level)}\u00a0%`;
-    const band = beta ? `central ${level} credible interval of Beta(alpha, beta)`
-      : `mean \u00b1 1.645 \u221a(variance / N), ${level} if rewards were normal: this estimator keeps no alpha and beta`;
+    const band = beta ? `central 90\u00a0% credible interval of Beta(alpha, beta)`
+      : `mean \u00b1 1.645 \u221a(variance / N), 90\u00a0% if rewards were normal: this estimator keeps no alpha and beta`;
     setText(byId("prompt-note"), visit < 0 ? "It was not visited in this run."
       : `${MEANINGS[theRun().mean_name]} Band: ${band}. Circles: successes over rollouts of each visit. Choose a visit to read its responses.`);
-    if (visit >= 0) drawVisits(answer.visits, visit, beta, level);
+    if (visit >= 0) drawVisits(answer.visits, visit, beta);
     drawResponses(answer.visits, visit);
   },
 };
 
-function drawVisits(visits, visit, beta, level) {
+function drawVisits(visits, visit, beta) {
   const rates = visits.step.map((_, i) => visits.rollouts[i] ? visits.successes[i] / visits.rollouts[i] : null);
   const all = [...visits.low, ...visits.high, ...rates].filter(isNumber), unit = all.every((value) => value >= 0 && value <= 1);
   const meanName = theRun().mean_name, lagAt = (step) => visits.lag[visits.step.indexOf(step)];
@@ -138,7 +137,7 @@ function drawVisits(visits, visit, beta, level) {
     legend: [[lineMark(0), meanName], [dotMark(1), "successes / rollouts"]], marked: visits.step[visit] });
   const numbers = [["rollouts", visits.rollouts, whole], ["successes", visits.successes, decimal],
     ...(beta ? [["alpha", visits.alpha, decimal], ["beta", visits.beta, decimal]] : []),
-    ["mean", visits.mean, fixed], [`${level} from`, visits.low, fixed], ["to", visits.high, fixed],
+    ["mean", visits.mean, fixed], ["90\u00a0% from", visits.low, fixed], ["to", visits.high, fixed],
     ...(visits.lag.some(Boolean) ? [["lag", visits.lag, decimal]] : []), ["kept", visits.kept ?? [], whole]];
   const step = { name: "step", make: () => element("button", { type: "button" }), update(button, i) {
     button.onclick = () => choose(visits.step[i]);

@@ -35,8 +35,7 @@ function card(rollout) {
       ...(rollout.truncated ? [" ", element("span", { class: "flag" }, "truncated")] : []),
       element("span", { class: "figures" }, ` ${numbers.join(" \u00b7 ")}`)),
     textBox(rollout.text || "(no text)", `Rollout ${rollout.sample}, ${word}`),
-    ...(rollout.read ? [element("p", { class: "note" }, "Verifier read: ", element("bdi", {}, rollout.read))] : []),
-    ...(rollout.cut ? [element("p", { class: "note" }, `Cut here: it has ${whole(rollout.cut)} characters in all.`)] : []));
+    ...(rollout.read ? [element("p", { class: "note" }, "Verifier read: ", element("bdi", {}, rollout.read))] : []));
 }
 
 VIEWS.rollouts = {
@@ -44,7 +43,7 @@ VIEWS.rollouts = {
   // In a file, the nearest step whose rollouts lie in the file is shown.
   path() {
     const run = theRun(), there = source.steps(run.id), wanted = numberIn("step");
-    const step = wanted === null ? "latest" : there?.length ? there[nearest(there, wanted)] : wanted;
+    const step = wanted === null ? there?.at(-1) ?? "latest" : there?.length ? there[nearest(there, wanted)] : wanted;
     return `runs/${run.id}/rollouts/${step}`;
   },
   // The rollouts of a step stay the same; the latest step changes.
@@ -54,17 +53,14 @@ VIEWS.rollouts = {
   },
   draw() {
     const run = theRun(), entry = answers.get(this.path()), answer = entry?.answer;
-    const found = answer?.rollouts ?? [], any = run.keeps_rollouts && Boolean(answer?.steps ?? (numberIn("step") !== null && entry));
+    const found = answer?.rollouts ?? [], any = run.keeps_rollouts && Boolean(answer ?? (numberIn("step") !== null && entry));
     byId("rollout-tools").hidden = !any;
     if (!entry && run.keeps_rollouts) return 0;
-    const step = answer?.step ?? numberIn("step"), steps = answer?.steps ?? [step, step];
+    const step = answer?.step ?? numberIn("step");
     setText(byId("rollouts-note"), !run.keeps_rollouts ? "This run kept no responses." : entry.error ? entry.error
-      : !answer.steps ? "No rollout was kept yet."
-      : !found.length ? `No rollout of step ${whole(step)} was kept. Kept: steps ${whole(steps[0])} to ${whole(steps[1])}.`
+      : !found.length ? `No rollout of step ${whole(step)} was kept.`
       : `Step ${whole(step)}: ${plural(found.length, "kept rollout")}, ${tally(found)}.`);
     if (any) {
-      const there = source.steps(run.id), [low, high] = there?.length ? [there[0], there[there.length - 1]] : [steps[0], Math.max(steps[1], step ?? 0)];
-      setAttributes(byId("step"), { min: low, max: high });
       setValue(byId("step"), String(step));
       setValue(byId("kind"), at.show ?? "");
     }

@@ -33,7 +33,7 @@ VIEWS.usage = {
     drawNumbers(byId("usage-numbers"), [
       ["mixed groups", totals.single ? "-" : `${whole(totals.mixed_groups)} of ${whole(totals.groups)}`],
       ["zero-variance groups given an advantage",
-        totals.single ? "-" : `${whole(totals.given_groups)} of ${whole(totals.zero_variance_groups)}`],
+        totals.single ? "-" : `${whole(totals.rescued * totals.groups / totals.generated)} of ${whole(totals.groups - totals.mixed_groups)}`],
       ["rollouts per mixed group", decimal(totals.rollouts_per_mixed_group)],
       ["tokens per mixed group", whole(totals.tokens_per_mixed_group || null)],
       ["rollouts generated", whole(totals.generated)],
@@ -45,7 +45,7 @@ VIEWS.usage = {
     ]);
     const counts = (totals.single ? SINGLE_PARTS : PARTS).map((part) => ({ ...part, count: totals.parts[part.key] }));
     drawParts(byId("usage-parts"), counts, totals.generated);
-    const { middles, edges, axis } = stepBars(answer.first, step, width), parts = counts.map((part) => ({ ...part, y: curves[part.key] }));
+    const { middles, edges, axis } = stepBars(step, width), parts = counts.map((part) => ({ ...part, y: curves[part.key] }));
     chartOf(byId("usage-chart"), { height: 280 }).update({ ...axis, title: "Rollouts generated per step", bars: { x: middles, edges, parts },
       note: width > 1 ? "A bar is the mean of its steps." : "", legend: counts.map((part) => [() => swatch(part.className), part.name]) });
     return answer.last;

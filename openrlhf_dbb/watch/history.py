@@ -1,34 +1,121 @@
-"""Follow the prompts of a run over their visits: mastered, learning, forgotten, never solved.
+"""Read the history of a run: its curves over the steps, and what became of each prompt over its visits.
 
-Axes: P prompts, V visits (one group of rollouts each), K columns of the picture, each of some steps.
+Point k of a curve covers the steps ``k * width + 1`` to ``(k + 1) * width``; the database sums over them.
+
+Axes: T steps, K points of a curve or columns of the picture, P prompts, V visits (one group of rollouts each).
 """
 
 import base64
+import json
 import zlib
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from openrlhf_dbb.estimators.base import Floats
+from openrlhf_dbb.inspect.show import usage_totals
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.records import Integers
+from openrlhf_dbb.storage.read import SUMS, held_out, unused_rollouts
+from openrlhf_dbb.storage.records import TOTALS, Integers
+from openrlhf_dbb.terminal import shown
+
+POINTS = 1000
+_AXES = ("rollouts", "tokens", "hours")
+
+_POINTS = f"""
+    SELECT max(step) AS step, max(created_at) AS ended_at, CAST(sum(rollouts) AS BIGINT) AS rewards,
+           sum(successes) AS successes, count(*) AS steps, {SUMS}
+    FROM dbb_step WHERE run_id = :run AND step <= :last GROUP BY (step - 1) / :width ORDER BY 1"""
+_METRICS = "SELECT step, metrics FROM dbb_step WHERE run_id = :run AND step <= :last ORDER BY step"
+
+
+def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[str, Any]:
+    """Return the "curves" of a run by name, (K,) each, in at most ``points`` points, and its totals."""
+    # Powers of two: when a run grows, two old points merge into one, and no other point moves.
+    width = 1
+    while points * width < run.last_step:
+        width *= 2
+    curves, measured = _curves(store, run, width), held_out(store, run)
+    totals = usage_totals(store, run)
+    if totals["generated"] is not None:
+        totals |= {"unused_rollouts": unused_rollouts(store, run), "parts": _parts(totals)}
+    return {
+        "width": width,
+        "last": run.last_step,
+        "curves": curves,
+        "held_out": measured
+        and {
+            # Between two points of the curves the steps of the later one count alike.
+            **{name: np.interp(measured.step, [0, *curves["step"]], [0, *curves[name]]) for name in _AXES},
+            **{name: getattr(measured, name) for name in ("step", "accuracy", "prompts", "samples")},
+        },
+        "totals": None if totals["generated"] is None else totals,  # None if no step was counted
+    }
+
+
+def _curves(store: PosteriorStore, run: RunRecord, width: int) -> dict[str, Floats]:
+    rows = store.query(_POINTS, run=run.run_id, last=run.last_step, width=width)
+    names = ("step", "rewards", "successes", "steps", *TOTALS)
+    table = np.array([[getattr(row, name) for name in names] for row in rows], dtype=np.float64)
+    sums = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
+    ends_K = np.array([row.ended_at.rstrip("Z") for row in rows], dtype="datetime64[ms]").astype(np.int64)
+    curves = {
+        "step": sums["step"],
+        # After a step that was not counted (NaN), the number until a later step is not known.
+        "rollouts": np.cumsum(sums["generated"]),
+        "tokens": np.cumsum(sums["generated_tokens"]),
+        "hours": (ends_K - ends_K[:1]) / 3_600_000,  # from the end of the first point
+    }
+    generated = sums["generated"]
+    several = np.where(generated < 2 * sums["groups"], np.nan, generated)  # zero variance is not defined at N = 1
+    shares = {  # dividend and divisor
+        "reward": (sums["successes"], sums["rewards"]),
+        "zero_variance": (sums["zero_variance"], several),
+        "given_advantage": (sums["rescued"], several),
+        "length": (sums["generated_tokens"], generated),
+        **{name: (count, sums["steps"]) for name, count in _parts(sums).items()},
+    }
+    with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap in the curve
+        curves |= {name: above / below for name, (above, below) in shares.items()}
+    return curves | _metric_means(store, run, (sums["step"] - 1) // width, width)
+
+
+def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many rollouts are in each of four parts; every generated rollout is in one of them."""
+    return {
+        "mixed": sums["informative"] - sums["rescued"],  # trained on, in a group whose rewards differ
+        "given": sums["rescued"],  # trained on, in a zero-variance group that was given an advantage
+        "no_advantage": sums["trained"] - sums["informative"],
+        "filtered": sums["generated"] - sums["trained"],
+    }
+
+
+def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: int) -> dict[str, Floats]:
+    """Return the mean of each logged metric over each point, by name; a step without a value does not count."""
+    rows = store.query(_METRICS, run=run.run_id, last=run.last_step)
+    logged = [json.loads(row.metrics or "{}") for row in rows]
+    row_T = np.searchsorted(points, (np.array([row[0] for row in rows]) - 1) // width)
+    means = {}
+    for name in dict.fromkeys(name for values in logged for name in values):
+        values_T = np.array([values.get(name) for values in logged], dtype=np.float64)
+        known = ~np.isnan(values_T)
+        sums = np.bincount(row_T[known], values_T[known], minlength=len(points))
+        with np.errstate(invalid="ignore"):
+            means[f"m:{shown(name, width=None)}"] = sums / np.bincount(row_T[known], minlength=len(points))
+    return means
+
 
 STATES = ("mastered", "learning", "forgotten", "never solved", "no visits")
 MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
+# Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at most this.
 THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "unsolved": 0.1}
-"""Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at most this."""
-
-CELLS = 4_000_000
-"""About the most cells of a picture; a browser draws them in a moment."""
-
-COLUMNS = 400
-"""The most columns of a picture, about as many as a screen shows."""
-
+COLUMNS = 400  # the most of a picture, about as many as a screen shows
+CELLS = 4_000_000  # about the most of a picture; a browser draws them in a moment
 LEVELS, DRAWN = 126, 128
 CLASSES = 5  # of means, for the shares among drawn prompts and among the others
-
 _VISITS = """
     SELECT step, prompt_id, rollouts, successes, coalesce(alpha / nullif(alpha + beta, 0), mean) FROM dbb_history
     WHERE run_id = :run ORDER BY step, prompt_id"""
@@ -45,17 +132,16 @@ class Visits:
     state: Integers  # (P,) index into STATES after the last visit
     state_V: Integers  # (V,) the same after each visit
     unit: bool  # whether all rewards may be in [0, 1]
-    picture: dict[str, Any] = field(default_factory=dict)  # what picture() returns
 
 
-def read_visits(store: PosteriorStore, run: RunRecord) -> Visits:
-    """Read the whole history of a run with its picture: about 2 s for a million visits."""
+def read_visits(store: PosteriorStore, run: RunRecord) -> tuple[Visits, dict[str, Any]]:
+    """Read the whole history of a run, and draw it: about 2 s for a million visits."""
     kind = [(name, "<f8") for name in ("step", "prompt_id", "rollouts", "successes", "mean")]
     with store.database.transaction() as connection:
         visits = table(connection, kind, _VISITS, {"run": run.run_id}).view("<f8").reshape(-1, len(kind))
         now = table(connection, [("prompt_id", "<i8"), ("mean", "<f8")], _NOW, {"run": run.run_id})
     found = summed(now["prompt_id"], now["mean"], visits)
-    return replace(found, picture=picture(found, visits))
+    return found, picture(found, visits)
 
 
 def picture(found: Visits, visits: Floats) -> dict[str, Any]:
