@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb import estimators, options
-from openrlhf_dbb.core.replayed_visits import rewards_of
+from openrlhf_dbb.core.posteriors import rewards_of
 from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import RewardEstimator
