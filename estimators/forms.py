@@ -21,7 +21,6 @@ class Form:
     # over the batch's tokens and divides by their standard deviation.
     whitened: ClassVar[bool] = False
     sums_to_zero: ClassVar[bool] = False  # the advantages of a step sum to 0, which weights of the rollouts then keep
-    reads_estimate: ClassVar[bool] = True  # False: only the step's rewards count
     leave_one_out: ClassVar[bool] = False  # advantages needs the estimate's without_each
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
@@ -105,7 +104,6 @@ class BatchMean(BatchCentered):
 
     name: ClassVar[str] = "batch_mean"
     formula: ClassVar[str] = "X - mean of the step's rewards"
-    reads_estimate: ClassVar[bool] = False
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         return super().advantages(rewards_P_G, Estimate(np.zeros(len(rewards_P_G)), estimate.variance))

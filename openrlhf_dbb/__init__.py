@@ -10,24 +10,9 @@ core          computes one step without torch
 estimators    turn rewards into posteriors and advantages; numpy alone
 storage       keeps posteriors and their history in SQL; SQLAlchemy alone
 
-The other parts:
-
-data        reads the training prompts and the held-out prompts
-rewards     verifies responses, as OpenRLHF reward functions
-tasks       makes problems with reasoning-gym, and verifies answers to them
-methods     published training methods, as flag values
-presets     flag values for a model
-tiny        the task and the model of the tiny preset
-upstream    reaches OpenRLHF's internals
-platform    knows the machine: with CUDA or without
-evaluation  measures models on benchmarks and compares them
-inspect     prints what a store holds
-watch       shows runs in the browser, live or as a file
-lab         measures estimators without training
-terminal    makes text from a store safe for a terminal
-options     parses options that several commands have
-secrets     masks passwords, tokens and keys
-errors      ends a command in one line: UsageError, RunError
+The others are data (prompts), rewards (verifiers), tasks, methods, presets and tiny; upstream (OpenRLHF's internals)
+and platform (the machine); evaluation, inspect, watch and lab, which read models and stores; terminal, options, secrets
+and errors.
 """
 
 __version__ = "0.1.0"
@@ -44,10 +29,7 @@ else:  # a type checker would believe that this function provides every name
 
     def __getattr__(name: str) -> Any:
         """Import a name on first use, so that a command without a store does not wait for SQLAlchemy."""
-        if name not in _LAZY:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_LAZY[name]), name)
-
-
-_STEP = "openrlhf_dbb.core.step"
-_LAZY = {"Posteriors": "openrlhf_dbb.core.posteriors"} | dict.fromkeys(__all__[1:-1], _STEP)
+        module = "posteriors" if name == "Posteriors" else "step"
+        return getattr(import_module(f"openrlhf_dbb.core.{module}"), name)

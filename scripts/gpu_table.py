@@ -6,7 +6,7 @@ The peak is the most memory that one GPU had in use, of all processes, by nvidia
 import sys
 import xml.etree.ElementTree as ElementTree
 
-HEAD = ("GPU", "GPU memory", "driver", "CUDA of torch", "torch", "vllm", "commit", "rehearsal")
+HEAD = ("GPU", "driver", "CUDA of torch", "commit", "rehearsal")
 OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 WHY = 60  # characters at most
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed
+from openrlhf_dbb.driver import arguments, checks, launch, prepare, printed
 from openrlhf_dbb.errors import UsageError
 
 _A_RUNS_OWN = ("model", "seed", "remote_rm_url", "logprobs_mode", "max_logprobs")
@@ -92,7 +92,7 @@ class Session:
             self.close()
         if self._kept is None:
             self._shape = shape
-            cluster.start(settings)
+            launch.start(settings)
             self._kept = _actors()
         rollouts, policy, groups = self._kept
         for kept in self._kept:
@@ -105,7 +105,7 @@ class Session:
         for module in (command, launcher, vllm_engine):  # each has its own copy of Ray's function
             upstream.replace(module, "placement_group", groups)
         try:
-            progress = launch.train(prepared, PosteriorTrainer, launch.engines(rollouts, prepared), policy)
+            progress = launch.train(prepared, PosteriorTrainer, rollouts, policy)
         except launch.PartDied:
             self.close()
             raise
@@ -113,7 +113,7 @@ class Session:
 
     def close(self) -> None:
         """Stop all actors; the next run starts new ones."""
-        cluster.stop()
+        launch.stop()
         self._kept = None
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import filler
 import pytest
-from lanes import Lane
+from trainings import Lane
 
 from openrlhf_dbb.storage import open_store
 
@@ -105,26 +105,11 @@ def postgres():
         yield server.get_uri()
 
 
-class Server:
-    """A PostgreSQL server of a test's own, to be stopped and started."""
-
-    def __init__(self, server):
-        self._server = server
-        self.start = server.start
-        self.stop = server.stop
-
-    def new_url(self):
-        """URL of a fresh database."""
-        name = f"dbb_own_{next(_numbers)}"
-        execute(self._server.get_uri(), f"CREATE DATABASE {name}")
-        return self._server.get_uri(name)
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture
 def own_postgres():
-    """A server that no other test uses; left running by each test."""
+    """A PostgreSQL server of a test's own, to be stopped and started."""
     with postgres_server() as server:
-        yield Server(server)
+        yield server
 
 
 @pytest.fixture(scope="session")

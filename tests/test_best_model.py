@@ -63,11 +63,11 @@ def test_the_highest_value_so_far_is_the_best(kept, tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("other", [{"measure": "eval_best@8"}, {"evaluated": ("aime24", "aime25")}])
-def test_another_measure_begins_anew(kept, tmp_path, other):
+def test_another_measure_or_other_data_begins_anew(kept, tmp_path):
     offer(kept, best(2, 0.5))
-    assert offer(kept, best(4, 0.25, **other))
-    assert shown(tmp_path) == 4
+    assert offer(kept, best(4, 0.25, measure="eval_best@8"))
+    assert offer(kept, best(6, 0.125, measure="eval_best@8", evaluated=("aime24", "aime25")))
+    assert shown(tmp_path) == 6
 
 
 def test_a_best_model_is_deleted_once_no_resume_can_need_it(kept, tmp_path):

@@ -1,19 +1,19 @@
-"""Which Ray cluster a run joins, and the line about an actor that has died."""
+"""How Ray starts, which cluster a run joins, and the line about an actor that has died."""
 
 import functools
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import arguments, checks, cluster, launch
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.driver import arguments, checks, launch
+from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.evaluation import engines
 from openrlhf_dbb.platform import machine, ray_start
 
@@ -47,7 +47,7 @@ def test_fewer_cpus_than_gpus_are_given_or_counted_and_the_part_that_has_died_is
     monkeypatch.setattr(ray_start, "init", lambda num_cpus, **more: given.append(num_cpus) or one_cpu(**more))
     try:
         with pytest.raises(UsageError, match=r"^these flags need 3 GPUs, there are 1; .*--cpus-per-task"):
-            cluster.start(arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"]))
+            launch.start(arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"]))
         assert ray_start.places(2) == 1
         see_who_has_died(ray)
     finally:
@@ -102,31 +102,15 @@ def test_a_cluster_that_is_gone_is_refused_at_once(monkeypatch):
         gone = f"127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", gone)
     with pytest.raises(UsageError, match=rf"^the Ray cluster at {gone} does not answer \(Connection refused\); start"):
-        cluster.RayStart(arguments.parse(["--preset", "tiny", "--estimator", "dbb"]))
+        launch.RayStart(arguments.parse(["--preset", "tiny", "--estimator", "dbb"]))
 
 
-def test_the_launcher_is_refused_with_more_than_one_host(monkeypatch, capsys):
-    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "CROSS_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    assert train_grpo.main(["--estimator", "dbb"]) == 2
-    assert capsys.readouterr().err.startswith("error: the deepspeed launcher was given 2 hosts, but Ray places the")
-
-
-OUTPUTS = [f"--{flag}=/out/{flag}" for flag in arguments.OUTPUTS]
-
-
-@pytest.mark.parametrize(
-    ("argv", "flag"),
-    [([], "--ckpt.path"), (OUTPUTS, "--store.url"), ([*OUTPUTS, "--store.url", "sqlite:////out/store.db"], None)],
-)
-def test_nothing_is_written_into_the_copy_that_ray_makes_of_a_jobs_folder(monkeypatch, tmp_path, argv, flag):
+@pytest.mark.parametrize(("outputs", "flag"), [("runs", "--ckpt.path"), ("/out", "--store.url")])
+def test_nothing_is_written_into_the_copy_that_ray_makes_of_a_jobs_folder(monkeypatch, tmp_path, outputs, flag):
     copy = tmp_path / "working_dir_files/_ray_pkg_0123"
     copy.mkdir(parents=True)
     monkeypatch.chdir(copy)
-    settings = arguments.parse(["--preset", "tiny", "--estimator", "dbb", *argv])
-    if flag is None:
-        checks.check(settings)
-        return
+    settings = arguments.parse(["--preset", "tiny", *(f"--{each}={outputs}" for each in arguments.OUTPUTS)])
     with pytest.raises(UsageError, match=f"^{flag} {copy}/.* is in Ray's temporary copy of the working directory"):
         checks.check(settings)
 
@@ -148,3 +132,51 @@ def test_the_role_that_the_page_makes_can_keep_a_store(new_url):
         finally:
             connection.execute("DROP OWNED BY trainer")
             connection.execute("DROP ROLE trainer")
+
+
+START = """
+from openrlhf_dbb.platform import ray_start
+ray_start.prepare()
+import ray
+ray_start.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+print("answer", ray.get(ray.remote(lambda: 7).remote()))
+"""
+# Python imports this module first in every process. Ray's raylet gives its agents 15 s.
+SLOW_AGENTS = """
+import sys, time
+if any(word.endswith(("dashboard/agent.py", "runtime_env/agent/main.py")) for word in sys.orig_argv):
+    time.sleep(18)
+"""
+
+
+@pytest.mark.slow
+def test_agents_may_take_longer_than_rays_own_limit(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SLOW_AGENTS)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", START], env=environment, capture_output=True, text=True, timeout=180)
+    assert done.stdout == "answer 7\n"
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_start_is_tried_twice(monkeypatch, failures):
+    import ray
+
+    calls = []
+
+    def start(**options):
+        calls.append(options)
+        if len(calls) <= failures:
+            raise Exception("The current node timed out during startup.\nMore lines.")
+
+    monkeypatch.setattr(ray, "init", start)
+    if failures == 1:
+        ray_start.init(num_cpus=3)
+    else:
+        with pytest.raises(RunError) as raised:
+            ray_start.init(num_cpus=3)
+        line = re.sub(r"in \d+ s \(load \d+ on \d+ cores\)", "in T", str(raised.value))
+        assert line.startswith(
+            "Ray did not start, tried 2 times in T: The current node timed out during startup. Its logs"
+        )
+        assert "\n" not in line
+    assert calls == [{"num_cpus": 3}] * 2

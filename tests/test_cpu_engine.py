@@ -1,7 +1,6 @@
-"""vLLM's engine in this process, on the tiny model: responses, pauses, weights, cancellation and failures."""
+"""vLLM's engine in this process, on the tiny model: responses, pauses, cancellation and failures."""
 
 import asyncio
-import socket
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def engine():
         arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni", "dtype": "bfloat16"}
         patch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM puts another function there
         torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late in this process
-        yield InProcessEngine.from_engine_args(EngineArgs(**cpu.engine_arguments(arguments)))
+        yield InProcessEngine(EngineArgs(**cpu.engine_arguments(arguments)))
         cleanup_dist_env_and_memory()
 
 
@@ -173,41 +172,6 @@ def test_a_request_that_vllm_refuses_fails_alone(engine):
     assert answer.finished
 
 
-def test_weights_that_are_sent_in_buckets_replace_the_model_s(engine):
-    from transformers import AutoModelForCausalLM
-
-    from openrlhf_dbb.platform.weights import GlooCommunicator, Parameter, buckets, pack
-
-    model = AutoModelForCausalLM.from_pretrained(tiny.prepare(tiny.default_folder()).model)  # float32
-    q, k, v = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkv")
-
-    def loaded(worker):
-        held = dict(worker.get_model().named_parameters())
-        return [held[name].clone() for name in ("model.norm.weight", "model.layers.0.self_attn.qkv_proj.weight")]
-
-    async def send(sender, weights, limit):
-        for bucket in buckets([Parameter(n, w.dtype, tuple(w.shape)) for n, w in weights.items()], limit):
-            received = asyncio.ensure_future(engine.collective_rpc("receive_weights", args=(bucket,)))
-            await asyncio.to_thread(sender.broadcast, pack(bucket, weights), 0)
-            await received
-
-    async def sync():
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        joined = engine.collective_rpc("init_process_group", args=("127.0.0.1", port, 1, 2, "openrlhf", "gloo", False))
-        _, sender = await asyncio.gather(joined, asyncio.to_thread(GlooCommunicator, "127.0.0.1", port, 0, 2))
-        for factor, limit in ((2, 2**30), (3, 2**16)):  # the second time every name is known
-            weights = {name: factor * weight.detach() for name, weight in model.named_parameters()}
-            weights["model.norm.weight"] = weights["model.norm.weight"].bfloat16()
-            await send(sender, weights, limit)
-            [[norm, qkv]] = await engine.collective_rpc(loaded)
-            assert norm.equal(weights["model.norm.weight"])
-            assert qkv.equal(torch.cat([weights[q], weights[k], weights[v]]).bfloat16())
-
-    asyncio.run(sync())
-
-
 def test_a_group_s_prompt_is_computed_once_but_for_its_last_block(engine, monkeypatch):
     scheduler, sizes = engine._engine.engine_core.engine_core.scheduler, []
     schedule = scheduler.schedule
@@ -249,7 +213,7 @@ def test_norms_are_vllm_s_to_the_rounding_of_bfloat16(engine):
     [(name, pairs)] = asyncio.run(engine.collective_rpc(both))
     assert name == "_normed"
     for mine, theirs in pairs:
-        torch.testing.assert_close(mine, theirs, rtol=2**-7, atol=0)
+        torch.testing.assert_close(mine, theirs, rtol=2**-6, atol=0)  # the operations of torch round twice
 
 
 def test_a_failed_step_fails_every_request_that_waits_and_every_later_one(engine, monkeypatch):

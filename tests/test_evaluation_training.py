@@ -1,19 +1,22 @@
-"""Evaluation during training: measures by data source, and the best model by them."""
+"""Evaluation during training: measures by data source, the best model by them, and the card of a saved model."""
 
 import math
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
+from huggingface_hub import ModelCard  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
-from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged  # noqa: E402
+from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged, model_card  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 
@@ -68,9 +71,6 @@ def test_missing_samples_are_left_out_of_the_measures(evaluated):
         # 2 of 3, 0 of 4, and a prompt that has none
         "eval_sums_mean@4": (2 / 3 + 0) / 2,
         "eval_sums_best@4": (1 + 0) / 2,
-        "eval_sums_pass@1": (2 / 3 + 0) / 2,
-        "eval_sums_pass@2": (1 + 0) / 2,  # of 3 samples with 2 right, two are never both wrong
-        "eval_sums_pass@4": 0.0,  # only the second prompt has four
         "eval_sums_missing": 5 / 12,
         "eval_sums_truncated_rate": 5 / 12,
         "eval_sums_response_length_mean": (12 + 11 + 4) / 12,
@@ -106,3 +106,56 @@ def test_the_best_model_may_be_chosen_by_any_measure(evaluated):
     assert {key: best_measure(key, logged(evaluated)) for key in chosen} == chosen
     with pytest.raises(UsageError, match=r"--ckpt.best_metric_key eval_sums_best@8 is not a measure .*; available: "):
         best_measure("eval_sums_best@8", logged(evaluated))
+
+
+CONFIG = {
+    "algo.advantage.estimator": "dr_grpo", "eval.dataset": "held_out.jsonl", "eval.benchmarks": "mine=b.jsonl",
+    "command": "openrlhf-dbb train --estimator dbb",
+}  # fmt: skip
+
+
+def read_card(*args):
+    return ModelCard(model_card(*args), ignore_metadata_errors=False)
+
+
+def test_a_card_by_hand(open_new, fill):
+    store = open_new("sqlite")
+    url = "http://me:hunter2@host/train.jsonl"
+    run = fill.run(store, "mine", model="Qwen/Qwen3-0.6B", dataset=url, method="centered", config=CONFIG)
+    ids = fill.prompts(store, 4)
+    for step, successes in ((0, [0, 1, 2, 1]), (1, [2, 2, 4, 2])):  # of 4 samples
+        if step:
+            fill.step(run, step, ids, [1, 2, 3, 4])
+        run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="", config={})
+    card = read_card(store, run.record, 1, "eval_mean@4")
+    assert card.data.to_dict() == {
+        "library_name": "transformers", "base_model": "Qwen/Qwen3-0.6B", "tags": ["grpo", "rlvr", "openrlhf-dbb"],
+    }  # fmt: skip
+    cells = []
+    for mean, values in ((25.0, [0, 25, 50, 25]), (62.5, [50, 50, 100, 50]), (37.5, [50, 25, 50, 25])):
+        low, high = stats.ttest_1samp(values, 0).confidence_interval()
+        cells.append(f"{mean} ({low:.1f} to {high:.1f})")
+    lines = card.text.splitlines()
+    assert f"| {' | '.join(cells)} |" in lines
+    assert "Means of 4 prompts x 4 samples, equal weight on each data set; 95 % intervals." in lines
+    assert {
+        "# mine, step 1",
+        "- training data: `http://***@host/train.jsonl`",
+        "- held-out data: `held_out.jsonl`, `mine=b.jsonl`",
+        "- method: centered",
+        "- estimator: dbb (discount = 0.5, prior_alpha = 1.0, prior_beta = 1.0)",
+        "- advantage form: dr_grpo, X - p",
+        "- reinforcement learning with verifiable rewards: 1 steps, 16 rollouts",
+        "openrlhf-dbb train --estimator dbb",
+    } <= set(lines)
+    assert f"openrlhf {version('openrlhf')}, " in card.text and f"torch {version('torch')}" in card.text
+    assert "chosen for its eval_mean@4, the highest" in card.text
+
+
+def test_a_model_in_a_folder_is_no_hub_name_and_what_was_not_measured_is_not_claimed(open_new, fill, tmp_path):
+    store = open_new("sqlite")
+    run = fill.run(store, model=str(tmp_path), config=CONFIG | {"eval.dataset": None, "eval.benchmarks": None})
+    fill.step(run, 1, fill.prompts(store, 1), [1])
+    card = read_card(store, run.record, 1)
+    assert "base_model" not in card.data.to_dict() and "chosen" not in card.text
+    assert {"- held-out data: none", "Not measured."} <= set(card.text.splitlines())

@@ -284,13 +284,9 @@ def test_skipped_prompts_are_counted_and_cost_nothing(generator):
     assert draw(made) == ("23", 3, False)  # 1 rests; the third kept group is surplus
     assert beside(made) == ("4", 1)
     assert made.generated == (3 + 2 + 3) * GROUP
-
-
-def test_a_pass_in_which_every_prompt_is_skipped_is_over_without_a_batch(generator):
-    made = generator([EASY, HARD], Resting(a_round=3, passes=9))
-    assert draw(made) == ("", 2, True)
-    assert [draw(made) for _ in range(2)] == [("", 0, True)] * 2
-    assert made.unused() == 2 * GROUP
+    nothing_left = generator([EASY, HARD], Resting(a_round=3, passes=9))
+    assert [draw(nothing_left) for _ in range(3)] == [("", 2, True), ("", 0, True), ("", 0, True)]
+    assert nothing_left.unused() == 2 * GROUP
 
 
 def test_what_was_not_verified_is_no_score(generator):

@@ -39,9 +39,8 @@ def warned(samples=512, **progress):
 
 @pytest.mark.parametrize(
     ("estimator", "form", "advised"),
-    [("dbb", "group_norm", True), ("point", "group_norm", False), ("auto", "group_norm", False),
-     ("dbb", "batch_centered", False)],
-)  # fmt: skip
+    [("dbb", "group_norm", True), ("point", "group_norm", False), ("dbb", "batch_centered", False)],
+)
 def test_another_method_is_advised_where_the_advantages_of_a_step_do_not_sum_to_0(estimator, form, advised):
     machine.add_shims()
     with upstream.imports_for_driver():
@@ -64,12 +63,7 @@ def test_held_out_accuracy_falls_if_it_is_lower_by_two_standard_errors():
     assert warned(accuracy={0: 0.032, 4: 0.05, 8: 0.002}, samples=256).keys() == {"falling"}
     # 40 -> 38 % of 512: 2 points, standard error 3 points
     assert warned(accuracy={0: 0.40, 8: 0.38}) == {}
-    assert warned(accuracy={0: 0.40}) == {}
 
 
-def test_the_numbers_are_in_the_warning():
-    assert "62% of the last 64 responses" in warned(outcomes=[StepOutcome(64, 32, 40)])["cut"]
-    assert warned(outcomes=[StepOutcome(75, 60, 0, 5)])["missing"].startswith("6.2 % of the last 80 rollouts")
-    # Log-probs far apart mean other weights in vLLM.
-    assert warned(difference=0.05) == {}
-    assert "differ by 0.3 nats a token" in warned(difference=0.3)["weights"]
+def test_log_probs_that_are_far_apart_mean_other_weights_in_vllm():
+    assert (warned(difference=0.05), warned(difference=0.3).keys()) == ({}, {"weights"})

@@ -12,7 +12,7 @@ import pytest
 from filler import check
 
 from openrlhf_dbb import Posteriors
-from openrlhf_dbb.core.step import Probes, Responses, StepExtras
+from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.estimators import FORMS, build
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.lab import replay
@@ -182,7 +182,6 @@ BAD = [
             ("weights", [math.nan, 1], "weights holds nan"),
             ("responses", Responses(["a", 1]), "response texts hold 1"),
             ("read", ["a"], "there are 2 prompts and 1 texts that were read"),
-            ("probes", Probes([("1+1=", "2")], [[1e308] * 2]), "probes.successes of prompt 1 is inf"),
             ("responses", Responses(["a", "b"], keep=-1), "keep is -1; give a whole number from 0"),
         )
     ),

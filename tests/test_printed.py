@@ -1,5 +1,6 @@
-"""The summary that the training command prints at its end."""
+"""The line that the training command prints during a training, and the summary at its end."""
 
+import io
 import math
 from types import SimpleNamespace
 
@@ -8,8 +9,9 @@ from scipy import stats
 
 pytest.importorskip("openrlhf")
 
-from openrlhf_dbb.actors.progress import Progress
+from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress
 from openrlhf_dbb.driver import printed
+from openrlhf_dbb.driver.printed import ProgressLine
 
 NAN = math.nan
 
@@ -46,13 +48,6 @@ def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_a
     told = "posterior mean 0.90, 0.35, 0.16, 0.07, 0.04 after steps 1, 2, 3, 4, 5"
     assert lines["one"] == f"prompt   prompt 3  {told}: openrlhf-dbb history {ids[3]} {elsewhere}"
     assert lines["next"].startswith(f"openrlhf-dbb serve {elsewhere} ")
-    # What it advises is possible, so a run with a reward of 0.5 is not to be replayed.
-    replay = f"openrlhf-dbb lab replay {run.record.name} {elsewhere} "
-    assert replay in summary(store, run, progress)
-    other = fill.run(store, name="other")
-    fill.step(other, 1, ids, [0.5, 1, 1, 0])
-    told = summary(store, other, Progress(step=1))
-    assert "lab replay" not in told and "--method draws" not in told
 
 
 @pytest.mark.parametrize(("successes", "advised"), [([0, 0, 4, 1], True), ([0, 0, 1, 1], False)])
@@ -72,14 +67,14 @@ def test_the_examples_are_of_both_directions_and_counted_apart():
     same, unknown = ("kept", ("5", 1.0), ("6", 1.0)), ("unknown", ("5", NAN), ("6", 1.0))
     up, down, graded = ("up", ("5", 0.0), ("6", 1.0)), ("down", ("5", 1.0), ("", 0.0)), ("graded", ("a", 0), ("b", 0.5))
     heading, *lines = examples(same, down, unknown, down, up, up, up)
-    assert heading == "problems     of the first answers to 7 held-out ones, 3 became right, 2 wrong:"
+    assert heading == "problems     of the first answers to 7 held-out ones, 3 scored higher, 2 lower:"
     assert lines == [*["up", "before  wrong  5", "after   right  6"] * 2,
                      "down", "before  right  5", "after   wrong  (empty)"]  # fmt: skip
     heading, *lines = examples(down, down, graded)
     assert heading.endswith("1 scored higher, 2 lower:")
     assert lines[0::3] == ["graded", "down", "down"] and lines[1:3] == ["before  wrong  a", "after   score 0.5  b"]
     heading, *lines = examples(unknown, same)
-    assert heading.endswith("0 became right, 0 wrong:")
+    assert heading.endswith("0 scored higher, 0 lower:")
     assert lines[:3] == ["unknown", "before  unverified  5", "after   right  6"]
 
 
@@ -99,3 +94,71 @@ def test_an_example_fits_the_terminal_and_shows_the_question_and_the_result():
     assert second == "What is the sum of all odd numb..."
     assert before == "before  wrong  ...at it is \\box{4}" and len(before) == 40 - 6
     assert examples(("a\x1b[31mb", ("\x07", 0.0), ("1", 1.0)))[1:3] == ["a\\x1b[31mb", "before  wrong  \\x07"]
+
+
+def training(step=1, ends=(0.0, 74.0), **more):
+    progress = Progress(step=step, total=24, since=80.0, **more)
+    progress.ends = list(ends)
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("progress", "done", "line"),
+    [
+        # before the first step is whole, nothing is said about the pace
+        (training(0, [0.0], phase=GENERATING, size=64), 41, "step 1 of 24 · generating 41/64"),
+        # 23 steps of 74 s are left, less the 11 s of the present one: 1691 s
+        (training(phase=TRAINING, size=16), 3, "step 2 of 24 · training 3/16 · 74 s a step · 28 min left"),
+        # long responses all end at the same time: the count stands still, the time does not
+        (Progress(total=24, phase=GENERATING, size=64, since=60.0), 0, "step 1 of 24 · generating 0/64 25 s"),
+        (
+            training(phase=EVALUATING, size=512, reward=0.25, zero_variance=0.5, accuracy={0: 0.02, 8: 0.125}),
+            12,
+            "step 2 of 24 · held-out 12.5 % · evaluating 12/512 · reward 0.250 · 74 s a step · 28 min left · "
+            "zero variance 50 %",
+        ),
+        (training(24, phase="finished"), None, "finished 24 of 24 steps · 74 s a step"),
+    ],
+)
+def test_the_line_names_step_phase_count_pace_and_time_left(progress, done, line):
+    assert printed.progress_text(progress, done, now=85.0) == line
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_one_line_that_is_rewritten_and_warnings_above_it():
+    stream = Terminal()
+    line = ProgressLine(stream)
+    line.show("step 1")
+    line.show("step 1")
+    line.warn("careful")
+    line.show("step 2")
+    line.show("finished", last=True)
+    written = "\rstep 1\x1b[K" + "\r\x1b[Kwarning: careful\n" + "\rstep 2\x1b[K" + "\rfinished\x1b[K\n"
+    assert stream.getvalue() == written
+
+
+@pytest.mark.parametrize(("columns", "fields"), [(40, 2), (80, 5)])
+def test_a_narrow_terminal_leaves_out_the_last_fields_and_cuts_none(monkeypatch, columns, fields):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    progress = training(phase=EVALUATING, size=512, reward=0.25, zero_variance=0.5, accuracy={0: 0.02, 8: 0.125})
+    whole = ["step 2 of 24", "held-out 12.5 %", "evaluating 12/512", "reward 0.250", "74 s a step", "28 min left",
+             "zero variance 50 %"]  # fmt: skip
+    stream = Terminal()
+    ProgressLine(stream).show(printed.progress_text(progress, 12, now=85.0), last=True)
+    assert stream.getvalue() == f"\r{' · '.join(whole[:fields])}\x1b[K\n"
+
+
+def test_a_log_gets_a_line_every_ten_seconds_and_the_last(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(printed.time, "monotonic", lambda: now)
+    stream = io.StringIO()
+    line = ProgressLine(stream)
+    for second in range(31):
+        now = 100.0 + second
+        line.show(f"second {second}")
+    line.show("finished", last=True)
+    assert stream.getvalue().split("\n") == ["second 0", "second 10", "second 20", "second 30", "finished", ""]

@@ -21,16 +21,29 @@ from peft import LoraConfig, get_peft_model  # noqa: E402
 from openrlhf_dbb.platform.backend import Backend  # noqa: E402
 
 
-@pytest.fixture
-def one_rank(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 class Tokenizer:
     def save_pretrained(self, folder):
         (folder / "tokenizer.json").write_text("{}")
+
+
+@pytest.fixture
+def save(tmp_path, monkeypatch):
+    """Function: save a model that was trained from one in a folder, on one rank."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+
+    def call(model, original, folder, tokenizer, *, save_adapter=False):
+        strategy = Backend.__new__(Backend)
+        strategy.stage, strategy.ds_tensor_parallel_size = 2, 1
+        strategy.args = SimpleNamespace(
+            actor=SimpleNamespace(model_name_or_path=str(original)),
+            ds=SimpleNamespace(zero_stage=2, tensor_parallel_size=1),
+            ckpt=SimpleNamespace(save_adapter=save_adapter),
+        )
+        strategy.save_model(model, tokenizer, folder)
+
+    yield call
+    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(
@@ -38,8 +51,7 @@ class Tokenizer:
     # 11 words x 8: embeddings and head are one tensor or two
     [("bfloat16", True, 1), ("float32", False, 2)],
 )
-def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, monkeypatch, one_rank, dtype, tied, weights):
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, save, dtype, tied, weights):
     config = LlamaConfig(
         vocab_size=11, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, tie_word_embeddings=tied,
@@ -49,12 +61,7 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, monkeypatch, o
     trained = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32)
     with torch.no_grad():
         trained.model.embed_tokens.weight.add_(1.0)
-    strategy = Backend.__new__(Backend)
-    strategy.args = SimpleNamespace(
-        actor=SimpleNamespace(model_name_or_path=str(original)),
-        ds=SimpleNamespace(zero_stage=2, tensor_parallel_size=1),
-    )
-    strategy.save_model(trained, Tokenizer(), saved)
+    save(trained, original, saved, Tokenizer())
 
     files = [safetensors.torch.load_file(folder / "model.safetensors") for folder in (original, saved)]
     assert files[0].keys() == files[1].keys()
@@ -67,8 +74,7 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, monkeypatch, o
     assert torch.equal(loaded.lm_head.weight, expected if tied else trained.lm_head.weight.to(loaded.dtype))
 
 
-def test_a_model_with_adapters_is_saved_merged_as_a_plain_model_or_as_its_adapters(tmp_path, one_rank, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+def test_a_model_with_adapters_is_saved_merged_as_a_plain_model_or_as_its_adapters(tmp_path, save):
     tiny.build_model(0).save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     policy = get_peft_model(base, LoraConfig(r=2, lora_alpha=6, target_modules="all-linear"))
@@ -76,13 +82,7 @@ def test_a_model_with_adapters_is_saved_merged_as_a_plain_model_or_as_its_adapte
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.2)
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
-    strategy = Backend.__new__(Backend)
-    strategy.args = SimpleNamespace(
-        actor=SimpleNamespace(model_name_or_path=str(tmp_path / "base")),
-        ds=SimpleNamespace(zero_stage=2, tensor_parallel_size=1),
-        ckpt=SimpleNamespace(save_adapter=False),
-    )
-    strategy.save_model(policy, Tokenizer(), tmp_path / "saved")
+    save(policy, tmp_path / "base", tmp_path / "saved", Tokenizer())
     files = [safetensors.torch.load_file(tmp_path / each / "model.safetensors") for each in ("base", "saved")]
     assert files[0].keys() == files[1].keys()
     value = "model.layers.1.self_attn.v_proj"
@@ -94,8 +94,8 @@ def test_a_model_with_adapters_is_saved_merged_as_a_plain_model_or_as_its_adapte
     torch.testing.assert_close(merged, policy(tokens).logits, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
 
-    strategy.args.ckpt.save_adapter, strategy.ds_tensor_parallel_size, strategy.stage = True, 1, 2
-    strategy.save_model(policy, AutoTokenizer.from_pretrained(tiny.default_folder() / "model"), tmp_path / "adapter")
+    tokenizer = AutoTokenizer.from_pretrained(tiny.default_folder() / "model")
+    save(policy, tmp_path / "base", tmp_path / "adapter", tokenizer, save_adapter=True)
     adapter = safetensors.torch.load_file(tmp_path / "adapter/adapter_model.safetensors")
     assert {name: weight.tolist() for name, weight in adapter.items()} == {
         name.replace(".default", ""): weight.tolist() for name, weight in before.items() if ".lora_" in name

@@ -82,7 +82,7 @@ class Hosts:
         subprocess.run([*self._outside, *cable], check=True)
         for name in NODES:
             self._set_up(name)
-        # The address belongs to a bridge, so that a host keeps it when its cable is gone.
+        # The address belongs to a bridge, so that a host keeps it when the other one is lost, and the cable with it.
         for name, link in zip(NODES, ("va0", "vb0"), strict=True):
             self.run(name, "ip", "link", "set", link, "master", "br0", "up", check=True)
 

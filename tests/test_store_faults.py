@@ -37,7 +37,7 @@ def test_a_reader_sees_no_half_step(store, fill):
 
 
 def test_postgresql_stopped_and_started_in_mid_training(own_postgres, fill, caplog):
-    with open_store(own_postgres.new_url()) as store:
+    with open_store(own_postgres.get_uri()) as store:
         run, ids = fill.run(store), fill.prompts(store, 20)
         fill.train(run, ids, [1, 2])
         own_postgres.stop()
@@ -51,7 +51,7 @@ def test_postgresql_stopped_and_started_in_mid_training(own_postgres, fill, capl
 
 def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(own_postgres, fill, monkeypatch):
     monkeypatch.setattr("openrlhf_dbb.storage.engine.RETRY_LIMIT_S", 0.5)
-    url = own_postgres.new_url()
+    url = own_postgres.get_uri()
     with open_store(url) as store:
         run, ids = fill.run(store), fill.prompts(store, 20)
         fill.train(run, ids, [1, 2, 3])

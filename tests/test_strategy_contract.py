@@ -61,7 +61,6 @@ def test_its_parameters_are_flags_with_help_and_a_range_that_a_continued_run_mus
             cls(**{field.name: wrong})
         with pytest.raises(UsageError, match=f"^--{re.escape(message)}$"):
             parse(name, f"--{flag}", str(wrong))
-        assert methods.is_piece(flag, cls())
 
 
 @every_strategy

@@ -3,7 +3,11 @@
 import ast
 import importlib
 import inspect
+import os
+import pickle
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,46 +22,6 @@ from openrlhf_dbb.upstream import source_file
 if not cpu.active():
     pytest.skip("imports the actors without CUDA", allow_module_level=True)
 cpu.prepare_driver()
-
-MODULES = (
-    "openrlhf_dbb.actors.trainer", "openrlhf_dbb.actors.generation", "openrlhf_dbb.actors.experience_maker",
-    "openrlhf_dbb.actors.policy_actor", "openrlhf_dbb.actors.vllm_actor", "openrlhf_dbb.platform.backend",
-)  # fmt: skip
-
-
-def overrides():
-    """(our class, method name, our function, OpenRLHF's function) of each method of OpenRLHF that we override."""
-    for module in map(importlib.import_module, MODULES):
-        for ours in vars(module).values():
-            if not inspect.isclass(ours) or ours.__module__ != module.__name__:
-                continue
-            for name, method in vars(ours).items():
-                theirs = next((vars(base)[name] for base in ours.__mro__[1:] if name in vars(base)), None)
-                if inspect.isfunction(method) and getattr(theirs, "__module__", "").startswith("openrlhf."):
-                    yield ours, name, method, theirs
-
-
-def accepts(ours, theirs):
-    """Return whether any call that suits ``theirs`` suits ``ours`` too."""
-    kinds = {parameter.kind for parameter in ours.values()}
-    takes_any = inspect.Parameter.VAR_POSITIONAL in kinds, inspect.Parameter.VAR_KEYWORD in kinds
-    shared = [name for name in theirs if name in ours]
-    return (
-        all(name in ours or any(takes_any) for name, p in theirs.items() if p.kind == p.POSITIONAL_OR_KEYWORD)
-        and all(name in ours or takes_any[1] for name, p in theirs.items() if p.kind == p.KEYWORD_ONLY)
-        and shared == [name for name in ours if name in theirs]
-    )
-
-
-def test_our_methods_accept_what_openrlhf_calls_theirs_with():
-    checked = list(overrides())
-    assert len(checked) > 15
-    for cls, name, ours, theirs in checked:
-        if name == "__init__" and cls.__name__ not in ("PosteriorTrainer", "StrictRolloutActor", "PolicyActor"):
-            continue  # only we make these objects
-        parameters = [dict(inspect.signature(function).parameters) for function in (ours, theirs)]
-        parameters[1].pop("_ray_trace_ctx", None)  # Ray adds it
-        assert accepts(*parameters), (cls.__name__, name)
 
 
 def test_a_name_that_a_module_no_longer_has_is_not_replaced():
@@ -127,3 +91,56 @@ def test_a_resume_logs_no_step_twice_to_tensorboard(tmp_path):
     accumulator = EventAccumulator(str(tmp_path / "run")).Reload()
     shown = [(event.step, event.value) for event in accumulator.Scalars("train/loss")]
     assert shown == [(1, 1), (2, 2), (3, 23), (4, 24), (5, 25)]
+
+
+HEAVY = """
+class Engine:
+    wheels = 4
+
+    def __init__(self, power):
+        self.power = power
+"""
+LIGHT = """
+import deferred_heavy as package
+from deferred_heavy import Engine, parts
+from deferred_heavy.parts import Engine as Part
+"""
+RECEIVER = """
+import pickle, sys
+package, engine, parts, part = pickle.load(sys.stdin.buffer)
+assert engine is package.Engine is part is parts.Engine and type(engine) is type
+print(engine(75).power)
+"""
+
+
+def test_a_name_becomes_real_when_it_is_used_and_in_the_process_that_it_is_sent_to(tmp_path, monkeypatch):
+    (tmp_path / "deferred_heavy").mkdir()
+    (tmp_path / "deferred_heavy/parts.py").write_text(HEAVY)
+    (tmp_path / "deferred_heavy/__init__.py").write_text("from deferred_heavy.parts import Engine")
+    (tmp_path / "deferred_light.py").write_text(LIGHT)
+    monkeypatch.syspath_prepend(tmp_path)
+    with upstream.deferring("deferred_heavy"):
+        light = importlib.import_module("deferred_light")
+    sent = pickle.dumps([light.package, light.Engine, light.parts, light.Part])
+    assert "deferred_heavy" not in sys.modules
+    command = [sys.executable, "-c", RECEIVER]
+    assert subprocess.run(command, input=sent, cwd=tmp_path, capture_output=True, check=True).stdout == b"75\n"
+    engine = light.Engine(90)
+    assert type(engine) is sys.modules["deferred_heavy.parts"].Engine
+    assert (engine.power, light.Part.wheels, light.parts.Engine.wheels) == (90, 4, 4)
+
+
+def test_the_driver_imports_its_classes_without_deepspeed_and_vllm():
+    code = """
+import sys
+from openrlhf_dbb import upstream
+from openrlhf_dbb.platform import cpu
+cpu.prepare_driver()
+with upstream.imports_for_driver():
+    import openrlhf_dbb.actors.trainer, openrlhf_dbb.actors.policy_actor
+heavy = ("deepspeed", "vllm", "torch._dynamo")
+print([name for name in sys.modules if name.startswith(heavy)])
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"

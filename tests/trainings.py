@@ -1,9 +1,16 @@
-"""What the tests of trainings share: flags of a small run, and readers of what it has left behind."""
+"""What the tests of trainings share: actors, flags of a small run, and readers of what it has left behind."""
 
+import json
+import os
 import sqlite3
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
-import psutil
+import pytest
 from filler import check
 
 from openrlhf_dbb.storage import open_store
@@ -14,6 +21,7 @@ SMALL = [
     "--rollout.micro_batch_size", "32", "--train.micro_batch_size", "32",
 ]  # fmt: skip
 DISCOUNT = 0.5  # of the preset
+ROOT = Path(__file__).parents[1]
 
 
 def until(condition):
@@ -26,6 +34,8 @@ def until(condition):
 
 def kill_tree(process):
     """SIGKILL to the driver, Ray's daemons, every actor: all at once, as an out-of-memory machine would."""
+    import psutil
+
     root = psutil.Process(process.pid)
     for member in [root, *root.children(recursive=True)]:
         try:
@@ -49,9 +59,9 @@ def last_step(folder, database="openrlhf_dbb.db"):
         return 0
 
 
-def wait_for_step(folder, step, process, database="openrlhf_dbb.db"):
+def wait_for_step(folder, step, process, database="openrlhf_dbb.db", wait_s=600):
     """Wait until a run has stored a step. Its process, which writes into the folder's ``log``, must not end before."""
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + wait_s
     while last_step(folder, database) < step:
         late = time.monotonic() > deadline
         assert process.poll() is None and not late, f"no step {step}: {(folder / 'log').read_text()[-4000:]}"
@@ -90,3 +100,52 @@ def check_posteriors(folder, steps):
     check_store(folder)
     groups = rows(folder, "SELECT step, count(*) FROM posterior_history GROUP BY step ORDER BY step")
     assert groups == [(step, 16) for step in range(1, steps + 1)]
+
+
+class Lane:
+    """Trains command lines one after another in one process and the same actors: ``python -m study lane``.
+
+    Only for runs that agree in vLLM's engine flags and the number of ranks, and that leave the actors alive.
+    """
+
+    def __init__(self, log):
+        self.folder, self._log, self._process = log.parent, log, None
+
+    def train(self, folder, *argv, timeout=400):
+        """Train as the command would in this folder; ``error`` in one line or None, and ``output``, all printed."""
+        if self._process is None:
+            self._start()
+        runs = f"{folder}/runs/{{run}}"
+        places = {
+            "store.url": f"sqlite:///{folder}/openrlhf_dbb.db",
+            "ckpt.path": f"{runs}/checkpoints",
+            "ckpt.output_dir": f"{runs}/model",
+            "logger.tensorboard_dir": f"{runs}/tensorboard",
+        }
+        line = [word for flag, value in places.items() for word in (f"--{flag}", value)] + list(argv)
+        printed = self._log.stat().st_size
+        alarm = threading.Timer(timeout, self._process.kill)
+        alarm.start()
+        self._process.stdin.write(json.dumps(line) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        alarm.cancel()
+        output = self._log.read_bytes()[printed:].decode()
+        if not answer:
+            status, self._process = self._process.wait(), None
+            pytest.fail(f"the lane ended with exit status {status}: {output[-4000:]}")
+        return SimpleNamespace(error=json.loads(answer)["error"], output=output)
+
+    def _start(self):
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "study", "lane"],
+                env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "WANDB_MODE": "offline"},
+                cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+
+    def close(self):
+        """End the process, which stops the actors."""
+        if self._process is not None:
+            _, _ = self._process.communicate(timeout=120)
+            assert self._process.returncode == 0, self._log.read_text()[-4000:]

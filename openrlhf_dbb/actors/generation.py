@@ -114,10 +114,7 @@ class RolloutGenerator(SamplesGenerator):
     """Fills whole rollout batches, as its strategy decides.
 
     OpenRLHF trains on the short batch at the end of a pass, which may not fill an optimizer step. Here its groups wait
-    until the next pass completes the batch. Nothing else is left over between steps, unless more is generated at a time
-    than a step needs (``--rollout.vllm_generate_batch_size``).
-
-    OpenRLHF's trainer takes the generator for its data loader, too: it asks for the length, and for a state.
+    until the next pass completes the batch. OpenRLHF's trainer takes the generator for its data loader, too.
     """
 
     def __init__(
@@ -276,8 +273,7 @@ class RolloutGenerator(SamplesGenerator):
         for group in waiting:
             (self._filtered if (group.version or 0) < oldest else self._kept).append(group)
 
-    def unused(self) -> int:
-        """Return the number of rollouts of a last batch that was not filled."""
+    def unused(self) -> int:  # rollouts of a last batch that was not filled
         return len(rollouts_of(self._filtered + self._kept))
 
     def snapshot(self) -> Snapshot:
@@ -310,8 +306,7 @@ class RolloutGenerator(SamplesGenerator):
         return len(self.prompts_dataloader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the place in the data is in each batch's snapshot."""
-        return {}
+        return {}  # the place in the data is in each batch's snapshot
 
     def score_more(self, prompts: Sequence[Prompt], samples: int, **generate_kwargs: Any) -> Floats:
         """Return scores (Q, M) of M further responses to Q prompts; NaN where missing."""

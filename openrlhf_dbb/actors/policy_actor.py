@@ -15,8 +15,8 @@ from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.training_pass import NOT_FINITE, PolicyTrainer, ResponseActor
 from openrlhf_dbb.core import best_model, checkpoints
 from openrlhf_dbb.errors import RunError
-from openrlhf_dbb.platform import cuda, lora, machine
-from openrlhf_dbb.platform.weights import Parameter, buckets, pack
+from openrlhf_dbb.platform import cuda, machine
+from openrlhf_dbb.platform.weights import Parameter, buckets, merged, pack
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
@@ -78,7 +78,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         parameter at a time; its way is taken where this process has no whole weights to broadcast.
         """
         trainer, args, policy = self.trainer, self.strategy.args, self.trainer.actor
-        weights = {n: w for n, w in lora.weights(policy.model.module).items() if w.requires_grad}
+        weights = {n: w for n, w in merged(policy.model.module).items() if w.requires_grad}
         if trainer.use_cuda_ipc or args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:
             if args.ds.lora.rank:
                 module = SimpleNamespace(named_parameters=weights.items)

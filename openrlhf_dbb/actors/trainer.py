@@ -13,19 +13,19 @@ import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from openrlhf_dbb import upstream
-from openrlhf_dbb.actors import generation, model_card
-from openrlhf_dbb.actors.evaluation import Evaluator
+from openrlhf_dbb import storage, upstream
+from openrlhf_dbb.actors import evaluation, generation
 from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, GenerationAhead, Prompt, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.progress import GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.core import checkpoints, strategies
-from openrlhf_dbb.core.best_model import BestModel
+from openrlhf_dbb.core.best_model import CARD, Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Probes, probed_prompts
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import FORMS
+from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.storage.read import held_out, kept_rollouts
@@ -100,17 +100,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             max_rollouts=self._budget,
         )
         self.samples_generator = self.prompts_dataloader = self._generator
-        self._evaluator = Evaluator(
-            self._generator, self._posteriors, self._best, benchmarks, progress, self.actor_model_group, generate_kwargs
-        )
+        sampling = {name: getattr(self.args.eval, name) for name in ("temperature", "top_p", "n_samples_per_prompt")}
+        self._benchmarks, self._sampling = benchmarks, generate_kwargs | sampling  # of evaluations
         self._ahead: GenerationAhead | None = None
+        models = groups[:4]  # policy, critic, reward and reference
         self.experience_maker = PosteriorExperienceMaker(
-            *groups[:4],  # policy, critic, reward and reference model
-            self.kl_ctl,
-            strategy,
-            self.tokenizer,
-            posteriors=self._posteriors,
-            progress=self.progress,
+            *models, self.kl_ctl, strategy, self.tokenizer, posteriors=self._posteriors, progress=progress
         )
 
     def warnings(self) -> dict[str, str]:
@@ -148,7 +143,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def finish(self) -> Progress:
         """Describe the saved model, mark the run as finished, and close its database."""
-        card = model_card.text(self._posteriors.store, self._run.record, self.progress.step)
+        card = evaluation.model_card(self._posteriors.store, self._run.record, self.progress.step)
         ray.get(self.actor_model_group.async_run_method(method_name="save_card", text=card))
         self._posteriors.finish(self._generator.unused())
         self._best.settle(self.progress.step)
@@ -236,11 +231,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             super().broadcast_to_vllm()
 
     def _probe(self, batch: RolloutBatch) -> Probes:
-        prompts = {group.prompt.key: group.prompt for group in batch.trained + batch.filtered}
-        probed = [key for key in prompts if key in self._probed]
+        prompts = (group.prompt for group in batch.trained + batch.filtered)
+        probed = {prompt.key: prompt for prompt in prompts if prompt.key in self._probed}
         self.progress.enter("probing")
-        asked, samples = [prompts[key] for key in probed], self.args.probe.samples
-        return Probes(probed, self._generator.score_more(asked, samples, **self.generate_kwargs))
+        scores_Q_M = self._generator.score_more([*probed.values()], self.args.probe.samples, **self.generate_kwargs)
+        return Probes([*probed], scores_Q_M)
 
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict[str, Any] | None = None, client_states: dict[str, Any] | None = None
@@ -273,10 +268,33 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self._evaluates and global_step % self.args.eval.steps == 0:
             self._evaluate(global_step)
 
+    @torch.no_grad()
     def _evaluate(self, step: int) -> None:
-        phase, trackers = self.progress.phase, [self.wandb_logger, self.tensorboard_logger]
-        self._evaluator.evaluate(step, self._snapshot.generated, [each for each in trackers if each])
-        self.progress.enter(phase, self._a_step)
+        """Evaluate the policy, and keep it if it is the best. An evaluation that is in the store is complete."""
+        phase, began, progress, args = self.progress.phase, time.monotonic(), self.progress, self.args
+        logs, results = evaluation.measure(self._generator, self._benchmarks, self._sampling, progress)
+        about = {"dataset": args.eval.dataset, "benchmarks": {n: each.about() for n, each in self._benchmarks.items()}}
+        config = {**about, "seconds": time.monotonic() - began, **self._sampling}
+        if not step:
+            progress.before = progress.after
+        measure = evaluation.best_measure(args.ckpt.best_metric_key, logs)
+        if measure and step:  # as it was before the training, the model is there anyway
+            candidate = Best(self._run.record.uuid, step, measure, logs[measure], list(results))
+            if self._best.wants(candidate):
+                progress.enter("saving the best model")
+                folder = str(self._best.begin())
+                listings = ray.get(self.actor_model_group.async_run_method(method_name="save_best", folder=folder))
+                self._best.finish(candidate, listings)
+        rows = [metrics.stored_rows(each, self._posteriors.store) for each in results.values()]
+        model, generated = args.actor.model_name_or_path, self._snapshot.generated
+        self._run.record_evaluation(step, storage.TRAINING, rows, model=model, config=config, generated_total=generated)
+        if (best := self._best.newest()) is not None and best.step == step:
+            card = evaluation.model_card(self._posteriors.store, self._run.record, step, best.measure)
+            (self._best.link / CARD).write_text(card, encoding="utf-8")
+        for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+            tracker.log_eval(step, logs)
+        progress.accuracy[step] = logs[f"eval_mean@{self._sampling['n_samples_per_prompt']}"]
+        progress.enter(phase, self._a_step)
 
 
 def _outcome(rollouts: list[Any]) -> StepOutcome:

@@ -35,7 +35,8 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
             from openrlhf_dbb.platform.cpu_engine import InProcessEngine
 
             used = {"__version__": vllm.__version__, "AsyncEngineArgs": vllm.AsyncEngineArgs}
-            upstream.replace(vllm_engine, "vllm", SimpleNamespace(**used, AsyncLLMEngine=InProcessEngine))
+            engine = SimpleNamespace(from_engine_args=InProcessEngine)
+            upstream.replace(vllm_engine, "vllm", SimpleNamespace(**used, AsyncLLMEngine=engine))
         await super().__init__(*args, **kwargs)
 
 

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     if int(os.environ.get("RANK", "0")) != 0:
         return 0
-    world_size, hosts = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("CROSS_SIZE", "1"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     for variable in _LAUNCHER_VARIABLES:
         os.environ.pop(variable, None)
 
@@ -37,40 +37,32 @@ def main(argv: list[str] | None = None) -> int:
     tokenizers = logging.getLogger("transformers.tokenization_utils_tokenizers")
     tokenizers.addFilter(lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces"))
 
-    from openrlhf_dbb.driver import arguments, checks, cluster, launch, prepare, printed
-    from openrlhf_dbb.driver.progress_line import waiting
+    from openrlhf_dbb.driver import arguments, checks, launch, prepare, printed
     from openrlhf_dbb.errors import RunError, UsageError
     from openrlhf_dbb.secrets import without_passwords
     from openrlhf_dbb.storage import StoreError
 
     try:
-        if hosts > 1:
-            raise UsageError(
-                f"the deepspeed launcher was given {hosts} hosts, but Ray places the processes of a run; start Ray on "
-                "each host (docs/machines.md), then on one of them: python -m openrlhf_dbb.cli.train_grpo "
-                f"--actor.num_nodes {hosts}, with the other flags"
-            )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         checks.check(settings)
         resumed = prepare.find(settings)
-        ray_start = None if settings.args.dry_run else cluster.RayStart(settings)
-        with waiting("reading data and model"):
+        ray_start = None if settings.args.dry_run else launch.RayStart(settings)
+        with printed.waiting("reading data and model"):
             prepared = prepare.prepare(settings, resumed)
             if ray_start is not None:
-                ray_start.check_hosts(Path(prepared.settings.args.ckpt.path))
+                prepared.notes += ray_start.check_hosts(Path(prepared.settings.args.ckpt.path))
             prepare.begin(prepared)
     except (UsageError, StoreError, RunError) as error:
         print(without_passwords(f"error: {error}"), file=sys.stderr)
         return 1 if isinstance(error, RunError) else REFUSED
-    unfinished = functools.partial(printed.unfinished, prepared)
-    if ray_start is not None and prepared.run is not None:
-        interrupt.say(unfinished)
-    plan = printed.plan(prepared)
     if ray_start is None:
-        print(printed.configuration(prepared.settings), plan, sep="\n")
+        print(printed.configuration(prepared.settings), printed.plan(prepared), sep="\n")
         print("dry run: all checks passed, nothing was started or stored")
         return 0
-    print(plan, *ray_start.describe(), sep="\n", flush=True)
+    unfinished = functools.partial(printed.unfinished, prepared)
+    if prepared.run is not None:
+        interrupt.say(unfinished)
+    print(printed.plan(prepared), flush=True)
     try:
         progress = launch.launch(prepared, ray_start)
         if prepared.run is not None:
@@ -90,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
             return 1
         raise
     finally:
-        cluster.stop()
+        launch.stop()
     return 0
 
 

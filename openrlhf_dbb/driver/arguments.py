@@ -36,14 +36,13 @@ MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 # OpenRLHF does not see these flags. It sends its arguments to trackers, and some of these hold passwords.
 _DRIVERS = (
-    "preset", "method", "estimator", "run_name", "resume", "warm_start", "warm_start_weight", "warm_start_url",
-    "store.url", "store.take_over", "dry_run", "verbose",
+    "preset", "method", "estimator", "run_name", "resume", "warm_start", "warm_start_weight", "store.url",
+    "store.take_over", "dry_run", "verbose",
 )  # fmt: skip
 _SHOWN = ("method", "estimator", "preset")
 _HIDDEN = ("logger.wandb.key", "local_rank", *(flag for flag in _DRIVERS if flag not in _SHOWN))
 
 NO_ESTIMATOR = "none"
-PROGRAM = "openrlhf-dbb train"
 HELP_ALL = "--help-all"
 ESTIMATOR, STRATEGY = "--estimator", "--rollout.strategy"
 
@@ -66,11 +65,7 @@ _MOST_USED = {
     "algo.advantage.estimator": "advantage form (default: the method's); without a formula here: for --estimator none.",
     "eval.dataset": "held-out prompts, in the same columns",
     "eval.steps": "steps between evaluations, -1: none; with preset default a tenth of the run",
-    "eval.n_samples_per_prompt": "responses to each held-out prompt",
     "ckpt.save_steps": "steps between checkpoints, -1: none; with preset default a tenth of the run, 10 or more",
-    "actor.num_gpus_per_node": "GPUs of a host that train the policy",
-    "vllm.num_engines": "vLLM engines, which generate",
-    "train.colocate_all": "all models share the same GPUs",
     "logger.wandb.key": "key of Weights & Biases, which then logs the run; trackio: trackio logs it here",
 }
 
@@ -87,7 +82,6 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--resume", {"nargs": "?", "const": "", "metavar": "RUN"}, "continue a run; without a name the newest unfinished"),
     ("--warm_start", {"metavar": "RUN"}, "start a new run from the posteriors of another run (name, number or uuid)"),
     ("--warm_start_weight", _SHARE | {"default": 1.0, "metavar": "W"}, "in (0, 1]: multiplies the imported counts"),
-    ("--warm_start_url", {"metavar": "URL"}, "the database of that run, if it is another one"),
     ("--store.url", {"metavar": "URL"}, "FILE or postgresql://...; default: $OPENRLHF_DBB_STORE_URL, openrlhf_dbb.db"),
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
     ("--data.leave_out", {"metavar": "FILE"}, "rows to leave out, which openrlhf-dbb prompts --leave_out FILE writes"),
@@ -165,6 +159,12 @@ class Settings:
         with _flag_named():
             return cls(**{name: self.values[flag] for name, flag in names.items() if flag in self.values})
 
+    @cached_property
+    def paper(self) -> dict[str, Any]:
+        """The paper's values by flag; without a method those of its own method."""
+        method = "grpo" if self.method == methods.NONE else self.method
+        return presets.paper(self.estimator) | methods.recipe(method, self.estimator)
+
     @property
     def parameters(self) -> dict[str, Any]:
         """The estimator's parameters, none for ``--estimator none``."""
@@ -208,17 +208,15 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
         values |= layer
         origin |= dict.fromkeys(layer, source)
     values |= named
-    with_cuda, with_preset = not cpu.active(), named["preset"] != presets.NONE
-    for derive in (*[_all_gpus] * with_cuda, _reward, _others, *[cuda.derived] * (with_cuda and with_preset)):
+    of_cuda = [cuda.derived] * (named["preset"] != presets.NONE and not cpu.active())
+    for derive in (_all_gpus, _reward, _others, *of_cuda):
         for flag, value, why in derive(values, origin):
             values[flag], origin[flag] = value, why
     _fill_in(values, origin)
     command = shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
     settings = Settings(values, origin, command, preset)
     _ = settings.built_estimator, settings.strategy  # checks them
-    args = upstream.finish_arguments(
-        argparse.Namespace(**settings.values), group_baseline=settings.estimator == NO_ESTIMATOR
-    )
+    args = upstream.finish_arguments(argparse.Namespace(**values), group_baseline=settings.estimator == NO_ESTIMATOR)
     return dataclasses.replace(settings, values={flag: attrgetter(flag)(args) for flag in settings.values})
 
 
@@ -233,8 +231,6 @@ def _choose(given: Mapping[str, Any]) -> tuple[dict[str, str], presets.Preset]:
     method, estimator, name = given.get("method"), given.get("estimator"), given.get("preset")
     if estimator not in (None, NO_ESTIMATOR):
         named_class(ESTIMATOR, estimators, estimator)
-    if "rollout.strategy" in given:
-        named_class(STRATEGY, strategies, given["rollout.strategy"])
     if method is not None:
         published = methods.default_estimator(method)
         estimator = estimator or published
@@ -269,10 +265,13 @@ def _layers(
     else:
         machine.add_shims()
         yield from cuda.layers(machine.look().gpus, with_preset=named["preset"] != presets.NONE)
-    both = preset.flags | preset.gpus
-    for name in dict.fromkeys(preset.origin.values()):
-        own = {flag: value for flag, value in both.items() if preset.origin[flag] == name}
-        yield f"preset {name}", _parsed(parser, own, f"preset {name}")
+    for flag, value in (preset.flags | preset.gpus).items():
+        source, every_gpu = f"preset {preset.origin[flag]}", value == "all" and flag in cuda.ALL_GPUS
+        try:
+            parsed = {flag: value} if every_gpu else vars(parser.parse_args(list(_words({flag: value}))))
+        except UsageError as error:
+            raise UsageError(f"{source} sets --{flag} to {without_secrets(value, flag)!r}: {error}") from error
+        yield source, parsed
     if preset.gpus and {**preset.flags, **given}.get("train.async_enable"):
         yield cuda.APART
     if method != methods.NONE:
@@ -280,17 +279,6 @@ def _layers(
         same = methods.same_rollouts(recipe, preset.flags)
         yield f"method {method}", {"method": method, "estimator": estimator} | recipe | same
     yield COMMAND_LINE, given
-
-
-def _parsed(parser: argparse.ArgumentParser, flags: Mapping[str, Any], source: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = {}
-    for flag, value in flags.items():
-        try:
-            every_gpu = value == "all" and flag in cuda.ALL_GPUS
-            parsed |= {flag: value} if every_gpu else vars(parser.parse_args(list(_words({flag: value}))))
-        except UsageError as error:
-            raise UsageError(f"{source} sets --{flag} to {without_secrets(value, flag)!r}: {error}") from error
-    return parsed
 
 
 def _all_gpus(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
@@ -354,7 +342,7 @@ def _others(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
         yield "actor.eps_clip_low_high", [values["actor.eps_clip"]] * 2, "--actor.eps_clip"
     if values["algo.dynamic_filtering_enable"] and values["rollout.strategy"] == "plain":
         yield "rollout.strategy", "dynamic", "--algo.dynamic_filtering_enable"
-    if values["train.partial_rollout_enable"] and origin.get("vllm.enable_prefix_caching") == "no CUDA":
+    if values["train.partial_rollout_enable"] and origin.get("vllm.enable_prefix_caching") in ("no CUDA", cuda.FAST):
         # It is not known whether the cache forgets the blocks of requests that wait for new weights.
         yield "vllm.enable_prefix_caching", False, "--train.partial_rollout_enable"
     rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
@@ -374,7 +362,7 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
         action.help = _MOST_USED.get(action.dest, action.help if HELP_ALL in argv else argparse.SUPPRESS)
     theirs = list(parser._action_groups)
     parser._optionals.title = "OpenRLHF's" if HELP_ALL in argv else "most used of OpenRLHF's"
-    parser.prog = PROGRAM
+    parser.prog = "openrlhf-dbb train"
     parser.usage = "openrlhf-dbb train [--preset NAME] [--estimator NAME] [--method NAME] [flags]"
     parser.description = (
         "GRPO with stored reward posteriors. Without flags it trains SmolLM2-135M on sums if there is no CUDA, else "
@@ -386,8 +374,8 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     )
     _add_ours(parser)
     _add_pieces(parser)
-    _add_parameters(parser, STRATEGY, strategies, _last_word(argv, STRATEGY))
-    _add_parameters(parser, ESTIMATOR, estimators, _last_word(argv, ESTIMATOR))
+    _add_parameters(parser, STRATEGY, strategies, argv)
+    _add_parameters(parser, ESTIMATOR, estimators, argv)
     parser._action_groups = [group for group in parser._action_groups if group not in theirs] + theirs
     # A preset can turn a switch on, and the command line must win over it.
     off: dict[str, Any] = {"action": "store_false", "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
@@ -437,13 +425,6 @@ def _add_choice(parser: argparse.ArgumentParser, flag: str, choice: str, text: s
         action.help = f"{action.help} {choice}: {text}"
 
 
-def _last_word(argv: Sequence[str], flag: str) -> str | None:
-    """Return the value of a flag on a command line that is not parsed yet."""
-    values = [word.partition("=")[2] for word in argv if word.startswith(f"{flag}=")]
-    values += [value for word, value in itertools.pairwise(argv) if word == flag]
-    return values[-1] if values else None
-
-
 def named_class(flag: str, registry: Any, name: str) -> Any:
     """Return the class of ``registry`` that the value of a flag names, or raise UsageError."""
     try:
@@ -452,9 +433,11 @@ def named_class(flag: str, registry: Any, name: str) -> Any:
         raise UsageError(f"{flag}: {error}{did_you_mean(name, registry.available())}") from error
 
 
-def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: Any, named: str | None) -> None:
+def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: Any, argv: Sequence[str]) -> None:
     """Add a flag ``--NAME.FIELD`` for every parameter of the known classes, and of a ``module:Class`` that is named."""
-    plug_ins = [named_class(chosen_by, registry, named)] if named and ":" in named else []
+    named = [word.partition("=")[2] for word in argv if word.startswith(f"{chosen_by}=")]
+    named += [value for word, value in itertools.pairwise(argv) if word == chosen_by]
+    plug_ins = [named_class(chosen_by, registry, name) for name in named[-1:] if ":" in name]
     for name, cls in (registry.available() | {cls.name: cls for cls in plug_ins}).items():
         fields = parameter_fields(cls)
         if not fields:
@@ -467,10 +450,7 @@ def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: A
             else:
                 options["help"] += f" (default {each.default})"
                 options |= {"type": type(each.default), "choices": each.metadata.get("choices") or None}
-            try:
-                group.add_argument(f"--{name}.{each.name}", **options)
-            except argparse.ArgumentError as error:
-                raise UsageError(f"{chosen_by} {name}: {error}; give the class another name") from error
+            group.add_argument(f"--{name}.{each.name}", **options)
 
 
 def _first_line(cls: type) -> str:

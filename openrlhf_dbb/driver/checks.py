@@ -5,7 +5,6 @@ OpenRLHF's own checks have passed. The range of an estimator's or a strategy's p
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,11 +16,9 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu, cuda, machine
-from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.storage.engine import parse_url
 from openrlhf_dbb.terminal import shown
 
-_LONGEST_NAME = 200  # bytes; a file's name may have 255, and trackers add to it
 _GROUP, _LORA = "rollout.n_samples_per_prompt", "ds.lora.rank"
 _FORM, _SUMS = "algo.advantage.estimator", "actor.loss_agg_mode"
 _REWARD, _REWARD_MODEL = "reward.remote_url", "reward.model_name_or_path"
@@ -45,19 +42,13 @@ class Rule(NamedTuple):
 _ANY = (
     Rule(MODEL_FLAG, _MISSING, lambda s, a: not s.values[MODEL_FLAG]),
     Rule(TRAINING, _MISSING, lambda s, a: not s.values[TRAINING]),
-    Rule(MODEL_FLAG, "there is no such folder", lambda s, a: _is_no_folder(a.actor.model_name_or_path)),
-    Rule("run_name", f"it names folders; use letters, digits and . _ + -, no - first, at most {_LONGEST_NAME} bytes",
-         lambda s, a: not _names_folders(s.run_name)),
+    Rule("run_name", "it names folders; use letters, digits and . _ + -, no - first, at most 200",
+         lambda s, a: not re.fullmatch(r"(?!\.+$)[\w.+][\w.+-]{,199}", s.run_name)),
     Rule("resume warm_start", "one continues a run, the other begins a new one; give one of them",
          lambda s, a: None not in (a.resume, a.warm_start)),
     Rule("data.pass_rate_key warm_start", "both say what a run begins with; give one of them"),
-    Rule("data.pass_rate_attempts data.pass_rate_key", "one is of the rates in the other; give both, or leave it out",
-         lambda s, a: a.data.pass_rate_attempts and not a.data.pass_rate_key),
-    Rule("ckpt.save_adapter", "there are no adapters; give --ds.lora.rank, or leave it out",
-         lambda s, a: a.ckpt.save_adapter and not a.ds.lora.rank),
     Rule("ckpt.max_num", "OpenRLHF deletes an old checkpoint before the new one is whole; give 2 or more",
          lambda s, a: a.ckpt.max_num < 2),
-    Rule("ds.use_universal_ckpt", "a run resumes from its own checkpoints only; leave it out"),
     Rule("vllm.num_engines", "missing; name the number of engines that generate", lambda s, a: not a.vllm.num_engines),
     Rule(f"train.colocate_all {_POLICYS_GPUS} vllm.num_engines vllm.tensor_parallel_size",
          "the policy and vLLM need as many GPUs; change one of them",  # OpenRLHF asserts it when Ray has started
@@ -116,9 +107,6 @@ _WITH_ESTIMATOR = (
          lambda s, a: a.reward.model_name_or_path and (s.strategy.needs_scores or a.probe.fraction)),
     Rule("eval.steps", _NEVER, lambda s, a: a.eval.steps < 1 and a.eval.steps != -1),
     Rule("ckpt.save_steps", _NEVER, lambda s, a: a.ckpt.save_steps < 1 and a.ckpt.save_steps != -1),
-    Rule("logger.logging_steps", "too low; give 1 or more", lambda s, a: a.logger.logging_steps < 1),
-    # Python takes 0 as a queue without an end.
-    Rule("train.async_queue_size", "too low; give 1 or more", lambda s, a: a.train.async_queue_size < 1),
     # Otherwise the rollouts of a group are equal.
     Rule("rollout.temperature", "too low; give more than 0", lambda s, a: a.rollout.temperature <= 0),
     Rule("data.input_template", "it has no {{}} where the prompt goes; put it in",  # OpenRLHF has emptied it
@@ -140,7 +128,7 @@ _WITH_ESTIMATOR = (
 
 def check(settings: Settings) -> None:
     """Raise UsageError for the first thing that is refused."""
-    for line in _refusals(settings):
+    if line := next(_refusals(settings), None):
         raise UsageError(line)
 
 
@@ -165,21 +153,18 @@ def _refusals(settings: Settings) -> Iterator[str]:
             yield f"--{flag} is not read by this run's {' and '.join(sorted(read))}; leave it out"
     if not cpu.active() and machine.ray_cluster() is None:  # those of other hosts are counted when Ray has started
         yield from too_few_gpus(args, len(machine.look().gpus))
-    yield from _lost_places(settings)
+    places = {flag: values[flag] for flag in OUTPUTS} | {"store.url": parse_url(args.store.url).path}
+    for flag, place in places.items():
+        if "/_ray_pkg_" in (place or ""):  # `ray job submit` copies the working folder, and deletes the copy
+            yield (
+                f"--{flag} {place} is in Ray's temporary copy of the working directory; give an absolute path on a "
+                "shared file system"
+            )
 
 
 def _named(flag: str, value: Any) -> str:
     text = ",".join(value) if isinstance(value, list) else value
     return f"--{flag}" if text is True or text in (None, "") else f"--{flag} {shown(text, 300)}"
-
-
-def _names_folders(name: str) -> bool:
-    return bool(re.fullmatch(r"(?!\.+$)[\w.+][\w.+-]*", name)) and len(name.encode(errors="replace")) <= _LONGEST_NAME
-
-
-def _is_no_folder(model: str) -> bool:
-    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    return is_path and not model.startswith(str(cache(""))) and not Path(model).is_dir()
 
 
 def _rollouts(args: SimpleNamespace) -> int:
@@ -188,19 +173,9 @@ def _rollouts(args: SimpleNamespace) -> int:
 
 def _of_all_ranks(args: SimpleNamespace, part: SimpleNamespace) -> int:
     """Return the rows of a micro-batch on every rank; dynamic batches have at least one each."""
-    return upstream.data_parallel_ranks(args) * (1 if args.train.dynamic_batch_enable else part.micro_batch_size)
-
-
-def _lost_places(settings: Settings) -> Iterator[str]:
-    """``ray job submit`` copies the working folder, and deletes the copy."""
-    places = {flag: settings.values[flag] for flag in OUTPUTS}
-    places["store.url"] = parse_url(settings.args.store.url).path
-    for flag, place in places.items():
-        if place and "/_ray_pkg_" in place:
-            yield (
-                f"--{flag} {place} is in Ray's temporary copy of the working directory; give an absolute path on a "
-                "shared file system"
-            )
+    ds, ranks = args.ds, args.actor.num_nodes * args.actor.num_gpus_per_node
+    rows = 1 if args.train.dynamic_batch_enable else part.micro_batch_size
+    return int(ranks // ds.ring_attn_size // ds.tensor_parallel_size * rows)
 
 
 def too_few_gpus(args: SimpleNamespace, there: int) -> Iterator[str]:

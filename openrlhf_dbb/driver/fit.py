@@ -113,7 +113,18 @@ def _fitted_to_cpu(settings: Settings, shape: Shape) -> Settings:
     return without if fits else with_free(settings, "actor.gradient_checkpointing_enable", True)
 
 
-def engine_arguments(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
+def engine_arguments(settings: Settings, shape: Shape | None) -> dict[str, Any]:
+    """Return the arguments of vLLM that OpenRLHF does not set."""
+    args = settings.args
+    arguments: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
+    if not cpu.active():
+        return arguments | (cuda.engine_limits(args) if settings.preset != presets.NONE else {})
+    if args.ds.param_dtype == "fp32":
+        arguments["dtype"] = "float32"
+    return arguments | cpu.engine_arguments(engine_limits(args, shape))
+
+
+def engine_limits(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
     """Return vLLM's limits for an engine's share of a step's rollouts; none for a small model, which keeps ours."""
     if shape is None or shape.parameters < SMALL:
         return {}
@@ -160,28 +171,27 @@ def cpu_memory(settings: Settings, shape: Shape | None, *, longest: bool = True)
     # Bytes a logit, as measured. OpenRLHF's pass, which packed rows take too, copies the logits.
     each = 16 if settings.estimator == NO_ESTIMATOR or args.ds.packing_samples else 6
     logits = each * rows * (args.rollout.max_new_tokens or args.data.max_len) * shape.vocabulary
-    cache = args.vllm.num_engines * engine_arguments(args, shape)["kv_cache_memory_bytes"]
+    cache = args.vllm.num_engines * engine_limits(args, shape)["kv_cache_memory_bytes"]
     return float(policies + engines + _PROCESS + ranks * (saved + logits) + cache)
 
 
 def _cpu_in_words(settings: Settings, shape: Shape | None) -> list[str]:
     args, needed = settings.args, cpu_memory(settings, shape)
     saved = "with" if args.actor.gradient_checkpointing_enable else "without"
+    at_most = f"; at most {needed / GIB:.1f} GiB of memory" * bool(needed)
     lines = [
         f"machine    CPU: {args.ds.param_dtype}, {args.ds.attn_implementation}, {saved} gradient checkpointing, "
-        f"ZeRO {args.ds.zero_stage}, OMP_NUM_THREADS={threads(args, shape)}{shared_prompts(settings)}"
-        + f"; at most {needed / GIB:.1f} GiB of memory"
-        * bool(needed)
+        f"ZeRO {args.ds.zero_stage}, OMP_NUM_THREADS={threads(args, shape)}{at_most}"
     ]
+    if gpus := machine.look().describe():
+        lines.append(
+            f"warning: there is {gpus}, but the installed torch is built without CUDA; "
+            "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it"
+        )
     if needed > _available():
         lines.append(
             f"warning: {_available() / GIB:.1f} GiB of memory are free, too few if a micro-batch holds the longest "
             "rollouts allowed: lower --train.micro_batch_size, --data.max_len or --rollout.max_new_tokens"
-        )
-    if args.ds.param_dtype == "bf16" and not cpu.has_bf16():
-        lines.append(
-            "warning: this processor has no bfloat16 instructions (avx512_bf16 or amx_bf16) and emulates them, which "
-            "takes 6 to 8 times as long; leave out --ds.param_dtype bf16"
         )
     return lines
 
@@ -234,17 +244,9 @@ def _gpus_in_words(settings: Settings, shape: Shape | None) -> list[str]:
         return [line]
     needed, card = max(gpu_memory(settings, shape)) / GIB, min(gpu.memory for gpu in machine.look().gpus) / GIB
     sizes = f"{cuda.rows(args, 'train')} rows (training) and {cuda.rows(args, 'rollout')} (log-probs)"
-    line += f"; micro-batches of {sizes}{shared_prompts(settings)}, about {needed:.1f} GiB of each GPU (estimated)"
+    line += f"; micro-batches of {sizes}, about {needed:.1f} GiB of each GPU (estimated)"
     warning = f"warning: of {card:.1f} GiB of a GPU the estimate takes {needed:.1f}: {cuda.LESS_MEMORY}"
     return [line] + [warning] * (needed > _USABLE * card)
-
-
-def shared_prompts(settings: Settings) -> str:
-    """Return words about ``actors.training_pass``, which decides for each micro-batch; none where it cannot share."""
-    args = settings.args
-    shares = settings.estimator != NO_ESTIMATOR and args.ds.attn_implementation in ("eager", "sdpa")
-    shares &= args.rollout.n_samples_per_prompt > 1 and not args.ds.packing_samples
-    return ", a group's prompt once where this is cheaper" * shares
 
 
 def _available() -> int:
@@ -258,14 +260,12 @@ def rank_count(args: SimpleNamespace) -> int:
 
 
 def checkpoint_warnings(shape: Shape, args: SimpleNamespace) -> list[str]:
-    """Return a note if no checkpoints are saved, or a warning if the disk has no room for them."""
-    if args.ckpt.save_steps <= 0 or args.ckpt.disable_ds:
-        return ["note: no checkpoints are saved (--ckpt.save_steps, --ckpt.disable_ds); a run that stops starts over"]
+    """Return a warning if the disk has no room for the checkpoints."""
     # Of what is trained: weights, and in 32 bits the weights and Adam's two moments.
     size = (OPTIMIZER + WEIGHT * (2 if args.ds.param_dtype == "fp32" else 1)) * shape.trained(args)
     kept, folder = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size))), Path(args.ckpt.path)
     free = shutil.disk_usage(next(parent for parent in [folder, *folder.parents] if parent.exists())).free
-    if kept * size <= free:
+    if kept * size <= free or args.ckpt.save_steps <= 0 or args.ckpt.disable_ds:
         return []
     return [
         f"warning: {kept} checkpoints of {size / 1e9:.2g} GB are kept in {folder}, where only {free / 1e9:.2g} GB are "

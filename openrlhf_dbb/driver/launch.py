@@ -1,27 +1,154 @@
-"""Runs OpenRLHF's training with our classes, watches its actors, and shows its progress."""
+"""Starts Ray or joins a cluster, runs OpenRLHF's training there with our classes, and watches its actors."""
 
 import _thread
+import contextlib
 import functools
+import logging
+import os
+import socket
+import sys
 import threading
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import presets, upstream
+from openrlhf_dbb import upstream
 from openrlhf_dbb.actors.progress import COUNTED_BY_ENGINES, Progress
-from openrlhf_dbb.driver import fit, interrupt
-from openrlhf_dbb.driver.cluster import RayStart
+from openrlhf_dbb.driver import interrupt
+from openrlhf_dbb.driver.arguments import NO_ESTIMATOR, Settings
+from openrlhf_dbb.driver.checks import gpus_needed, too_few_gpus
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
-from openrlhf_dbb.driver.progress_line import ProgressLine
-from openrlhf_dbb.driver.progress_line import text as progress_text
-from openrlhf_dbb.errors import RunError
-from openrlhf_dbb.platform import cpu, cuda
+from openrlhf_dbb.driver.printed import ProgressLine, progress_text, waiting
+from openrlhf_dbb.errors import RunError, UsageError
+from openrlhf_dbb.platform import machine, ray_start
 
-POLL_S = 0.5
-GRACE_S = 5.0
-LOOK_S = 10.0
 _GROUPS = {"actor_model_group": "policy", "reference_model_group": "reference", "reward_model_group": "reward model"}
+
+
+class RayStart:
+    """Starts Ray in a thread of its own, while the main thread goes on with the checks."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Begin to start Ray. Raises UsageError if the cluster to join does not answer."""
+        ray_start.prepare()
+        import ray  # noqa: F401  two threads that import Ray at the same time may see half of it
+
+        # The address of the cluster that is joined; None if Ray is started for this run alone.
+        self.joins = machine.ray_cluster()
+        _check_answers(self.joins)
+        self._settings, self._started = settings, Future[None]()
+        # Ray wants to handle SIGTERM and warns that it cannot outside the main thread; interrupt.py does.
+        logging.getLogger("ray._private.worker").addFilter(lambda record: "SIGTERM" not in record.getMessage())
+        threading.Thread(target=self._run, name="ray", daemon=True).start()
+
+    def wait(self) -> None:
+        """Wait until Ray has started; raises what :func:`start` has raised."""
+        with waiting("starting Ray"):
+            self._started.result()
+        interrupt.arm()
+
+    def check_hosts(self, folder: Path) -> list[str]:
+        """If a cluster is joined: refuse hosts that do not share the run's folder.
+
+        Returns lines with its address, GPUs and hosts, and one if the GPUs are taken.
+        """
+        if self.joins is None:
+            return []
+        import ray
+
+        self.wait()
+        token = folder / f".seen-by-all-{uuid.uuid4().hex}"
+        folder.mkdir(parents=True, exist_ok=True)
+        token.touch()
+        try:
+            _check_seen(token)
+        finally:
+            token.unlink(missing_ok=True)
+        gpus, free = (int(of.get("GPU", 0)) for of in (ray.cluster_resources(), ray.available_resources()))
+        needed, hosts = gpus_needed(self._settings.args), sorted(_host(node) for node in ray.nodes() if node["Alive"])
+        lines = [f"cluster    joined {self.joins}: {gpus} GPUs on {len(hosts)} nodes, {', '.join(hosts)}"]
+        waits = f"waiting for {needed} GPUs: {free} of {gpus} are free, others run on the rest"
+        return lines + [waits] * (free < needed)
+
+    def _run(self) -> None:
+        try:
+            start(self._settings)
+            self._started.set_result(None)
+        except Exception as error:
+            self._started.set_exception(error)
+        threading.Event().wait()  # Ray's processes die with the thread that started them
+
+
+def _check_answers(address: str | None) -> None:
+    """Raise UsageError if nobody listens at the address; Ray itself would try for minutes."""
+    host, colon, port = (address or "").rpartition(":")
+    if not (colon and port.isdigit()) or "/" in host:
+        return  # no address, or a form that only Ray understands
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except OSError as error:
+        raise UsageError(
+            f"the Ray cluster at {address} does not answer ({error.strerror or error}); start it, call `ray stop` if "
+            f"it is gone, or set RAY_ADDRESS={machine.ALONE} to start one for this run alone"
+        ) from error
+
+
+def start(settings: Settings) -> None:
+    """Start Ray or join the cluster. Raises UsageError if the flags need more GPUs than the cluster has."""
+    # Ray would start as many idle workers as there are cores. Ours are actors.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    os.environ.setdefault("RAY_enable_worker_prestart", "0")
+    needed = gpus_needed(settings.args)
+    ray_start.start(
+        # A rank or an engine takes one logical GPU. With too few, OpenRLHF would wait for ever.
+        {"num_gpus": needed, "num_cpus": 16 + 2 * needed},
+        {"NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"},
+        # One weight sync alone prints a line per parameter.
+        verbose=settings.args.verbose or settings.estimator == NO_ESTIMATOR,
+        worker_process_setup_hook="openrlhf_dbb.platform.machine.add_shims",
+    )
+    for refusal in too_few_gpus(settings.args, ray_start.places()):
+        raise UsageError(refusal)
+
+
+def _host(node: dict[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+def _check_seen(token: Path) -> None:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    look = ray.remote(num_cpus=0, max_retries=0)(lambda: token.exists())  # Ray takes no method
+    calls = {}
+    # Ray lists a host that has died and come back twice, until it has noticed the death.
+    for _ in range(60):
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU", 0) >= 1]
+        if len(set(map(_host, nodes))) == len(nodes):
+            break
+        time.sleep(1)
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        calls[_host(node)] = look.options(scheduling_strategy=there).remote()
+    for host, call in calls.items():
+        try:
+            seen = ray.get(call, timeout=120)
+        except ray.exceptions.RayError as error:  # a host that died a moment ago still counts as alive
+            raise UsageError(f"node {host} cannot run a task; is Ray alive there? Try again in a minute") from error
+        if not seen:
+            raise UsageError(f"node {host} does not see {token.parent} (--ckpt.path); all hosts have to share it")
+
+
+def stop() -> None:
+    """Leave Ray, and stop the Ray that was started for this run; it may wait for a host that is gone."""
+    if ray := sys.modules.get("ray"):
+        leaving = threading.Thread(target=ray.shutdown, daemon=True)
+        leaving.start()
+        leaving.join(timeout=15)
 
 
 class PartDied(RunError):
@@ -41,26 +168,11 @@ def launch(prepared: Prepared, ray_start: RayStart) -> Any:
         from openrlhf_dbb.actors.trainer import PosteriorTrainer
         from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
     ray_start.wait()
-    rollout_class = PlatformRolloutActor if prepared.run is None else StrictRolloutActor
-    rollout_actor = engines(ray.remote(rollout_class), prepared)
-    if prepared.run is None:
-        return upstream.run(prepared.settings.openrlhf_args(), rollout_actor=rollout_actor, get_strategy=LightBackend)
-    policy = ray.remote(num_gpus=1, **fit.actor_options(prepared.settings.args, prepared.shape))(PolicyActor)
-    return train(prepared, PosteriorTrainer, rollout_actor, policy)
-
-
-def engines(rollout_actor: Any, prepared: Prepared) -> Any:
-    """Return the actor class of the engines with vLLM's arguments, which OpenRLHF does not set."""
-    args = prepared.settings.args
-    options = fit.actor_options(args, prepared.shape)
-    arguments: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
-    if cpu.active():
-        arguments |= cpu.engine_arguments(fit.engine_arguments(args, prepared.shape))
-        if args.ds.param_dtype == "fp32":
-            arguments["dtype"] = "float32"
-    elif prepared.settings.preset != presets.NONE:
-        arguments |= cuda.engine_limits(args)
-    return upstream.with_more(rollout_actor, options, arguments)
+    if prepared.run is not None:
+        policy = ray.remote(num_gpus=1, **prepared.actor_options)(PolicyActor)
+        return train(prepared, PosteriorTrainer, ray.remote(StrictRolloutActor), policy)
+    engines = upstream.with_more(ray.remote(PlatformRolloutActor), prepared.actor_options, prepared.engine_arguments)
+    return upstream.run(prepared.settings.openrlhf_args(), rollout_actor=engines, get_strategy=LightBackend)
 
 
 def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_actor: Any) -> Any:
@@ -87,11 +199,11 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
     )
     verbose = prepared.settings.args.verbose
     try:
-        with Watch(trainer, progress), upstream.quiet(verbose):
+        with watching(trainer, progress), upstream.quiet(verbose):
             upstream.run(
                 args,
                 trainer=trainer,
-                rollout_actor=rollout_actor,
+                rollout_actor=upstream.with_more(rollout_actor, prepared.actor_options, prepared.engine_arguments),
                 policy_actor=policy_actor,
                 get_strategy=functools.partial(LightBackend, loads=prepared.checkpoint),
                 bars=verbose,
@@ -104,7 +216,7 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
         raise PartDied(died) from error
 
 
-def find_dead(parts: Mapping[str, Any], wait_s: float = LOOK_S) -> str | None:
+def find_dead(parts: Mapping[str, Any], wait_s: float = 10) -> str | None:
     """Return a line about the actors that have died.
 
     None if none has died, and if one could not be made: its exception says more.
@@ -143,32 +255,28 @@ def _parts(trainer: Any) -> dict[str, Any]:
     return parts
 
 
-class Watch:
-    """Shows progress within its block, and ends the wait in the main thread when an engine has died that it misses."""
+@contextlib.contextmanager
+def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[None]:
+    """Show progress within the block, and end the wait in the main thread when an engine has died that it misses."""
+    import ray
 
-    def __init__(self, trainer: upstream.InThisProcess, progress: Progress) -> None:
-        self._trainer, self._progress = trainer, progress
-        self._error: Exception | None = None
-        self._done = threading.Event()
-        self._warned: set[str] = set()
-        self._thread = threading.Thread(target=self._show, daemon=True)
+    line, done, warned, died = ProgressLine(), threading.Event(), set[str](), list[Exception]()
 
-    def __enter__(self) -> None:
-        self._thread.start()
+    def draw(unfinished: int, *, last: bool = False) -> None:
+        for kind, warning in (trainer.made.warnings() if trainer.made is not None else {}).items():
+            if kind not in warned:
+                warned.add(kind)
+                line.warn(warning)
+        # An engine does not count requests that it has not taken yet.
+        counted = progress.phase in COUNTED_BY_ENGINES and unfinished
+        finished = max(progress.size - unfinished, 0) if counted else None
+        line.show(progress_text(progress, finished, time.monotonic()), last=last)
 
-    def __exit__(self, _: object, ended_by: BaseException | None, __: object) -> None:
-        self._done.set()
-        self._thread.join(timeout=10)
-        if self._error is not None and isinstance(ended_by, KeyboardInterrupt):
-            raise self._error from None
-
-    def _show(self) -> None:
-        import ray
-
-        line, asked, unfinished = ProgressLine(), dict[Any, Any](), dict[Any, int]()
-        while not self._done.wait(POLL_S):
+    def show() -> None:
+        asked, unfinished = dict[Any, Any](), dict[Any, int]()
+        while not done.wait(0.5):
             try:
-                for engine in self._trainer.made.vllm_engines if self._trainer.made is not None else ():
+                for engine in trainer.made.vllm_engines if trainer.made is not None else ():
                     call = asked.pop(engine, None) or engine.get_num_unfinished_requests.remote()
                     if ray.wait([call], timeout=0)[0]:
                         unfinished[engine] = ray.get(call)  # raises if the engine has died
@@ -176,20 +284,22 @@ class Watch:
                         asked[engine] = call
             except ray.exceptions.RayError as error:
                 # The main thread mostly sees the same error, with more to say.
-                if not self._done.wait(GRACE_S):
-                    self._error = error
+                if not done.wait(5):
+                    died.append(error)
                     interrupt.raise_from_now_on()
                     _thread.interrupt_main()
                 break
-            self._draw(line, sum(unfinished.values()))
-        self._draw(line, 0, last=True)
+            draw(sum(unfinished.values()))
+        draw(0, last=True)
 
-    def _draw(self, line: ProgressLine, unfinished: int, *, last: bool = False) -> None:
-        progress, trainer, done = self._progress, self._trainer.made, None
-        if progress.phase in COUNTED_BY_ENGINES and unfinished:
-            done = max(progress.size - unfinished, 0)  # an engine does not count requests that it has not taken yet
-        for kind, warning in (trainer.warnings() if trainer is not None else {}).items():
-            if kind not in self._warned:
-                self._warned.add(kind)
-                line.warn(warning)
-        line.show(progress_text(progress, done, time.monotonic()), last=last)
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if died:
+            raise died[0] from None
+        raise
+    finally:
+        done.set()
+        thread.join(timeout=10)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import methods, presets, storage, tiny, upstream
+from openrlhf_dbb import presets, storage, tiny, upstream
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors, dataset_digest
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, load
@@ -24,19 +24,20 @@ from openrlhf_dbb.evaluation import benchmarks, loading
 from openrlhf_dbb.evaluation.evaluated_model import Model, refuse_code
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
-from openrlhf_dbb.presets.made import cache
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
 from openrlhf_dbb.storage.engine import check_sqlite_path, parse_url
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = (*OUTPUTS, "logger.wandb.run_name")
 _TEMPLATE = "data.apply_chat_template"
-LEAST_STEPS_A_CHECKPOINT = 10
 # What a run trains, and by what.
 _SUBJECT = (MODEL_FLAG, "method", "estimator", TRAINING, "reward.remote_url", "reward.model_name_or_path")
 _RANKS = "actor.num_nodes", "actor.num_gpus_per_node"
-# A checkpoint can be loaded only with the sharding and the precision that saved it.
-_FORMAT_OF_CHECKPOINTS = (
+# How it trains: flags that begin so, beside those of its strategy and estimator.
+_KEPT = (
+    "rollout.strategy", "algo.dynamic_filtering", "algo.advantage.estimator", "algo.advantage.no_std_norm",
+    "actor.loss_agg", "actor.eps_clip_low_high", "rollout.batch_size", "rollout.n_samples_per_prompt",
+    # A checkpoint can be loaded only with the sharding and the precision that saved it.
     "ds.param_dtype", "ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size", "ds.lora.rank",
     "ds.lora.alpha", "ds.lora.target_modules",
 )  # fmt: skip
@@ -52,6 +53,9 @@ class Prepared:
     tokenizer: Any = None
     shape: fit.Shape | None = None  # of a dense model
     prompts: Prompts = field(init=False)
+    machine: list[str] = field(default_factory=list)  # what fits the model and the machine, in words
+    actor_options: dict[str, Any] = field(default_factory=dict)  # Ray's, of the policy and of the engines
+    engine_arguments: dict[str, Any] = field(default_factory=dict)  # vLLM's that OpenRLHF does not set
     benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)  # beside --eval.dataset, by name
     notes: list[str] = field(default_factory=list)  # lines that the user should see
     # Of :func:`begin`; not for --estimator none.
@@ -70,13 +74,30 @@ def find(settings: Settings) -> storage.RunRecord | None:
     """Return the run to continue, None for a new one; UsageError or StoreError if it or the warm start is not there."""
     if settings.estimator == NO_ESTIMATOR:
         return None
-    args = settings.args
+    resume, folder = settings.args.resume, settings.args.ckpt.path
     with _open_store(settings) as store:
-        resumed = _to_resume(settings, store)
-    if args.warm_start is not None:
-        with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
-            source.find_run(args.warm_start)
-    return resumed
+        if settings.args.warm_start is not None:
+            store.find_run(settings.args.warm_start)
+        if resume:
+            record = store.find_run(resume)
+            if record.status == "finished":
+                ended = f"that run finished at step {record.last_step}"
+                raise UsageError(f"--resume {record.name}: {ended}; {_new_run(record)}")
+            return record
+        if resume is not None:
+            latest = store.latest_run(unfinished=True)
+            if latest is None:
+                raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
+            return latest
+        if not settings.args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
+            return None
+        same = [run for run in store.runs() if run.config.get("ckpt.path") == folder and run.status != "finished"]
+        if not same and checkpoints.tags(Path(folder)):
+            raise UsageError(
+                f"--ckpt.load_enable: the checkpoints in {folder} belong to no unfinished run in {store.location}; "
+                "name the run with --resume, or another --ckpt.path"
+            )
+        return same[-1] if same else None
 
 
 @contextlib.contextmanager
@@ -84,42 +105,13 @@ def _open_store(settings: Settings) -> Iterator[storage.PosteriorStore]:
     """Open the database of the run. A dry run that finds no file gets an empty database that is thrown away."""
     url = settings.args.store.url
     address = parse_url(url)
-    with contextlib.ExitStack() as stack:
-        if settings.args.dry_run and address.path:
+    with tempfile.TemporaryDirectory() as folder:
+        if settings.args.dry_run and address.path and not Path(address.path).exists():
             check_sqlite_path(address.path, create=True)
-            try:
-                tempfile.TemporaryFile(dir=Path(address.path).parent).close()  # which no folder ever shows
-            except OSError as error:
-                raise UsageError(f"--store.url {address.location}: its folder takes no files; name another") from error
-            if not Path(address.path).exists():
-                url = f"{stack.enter_context(tempfile.TemporaryDirectory())}/dry_run.db"
-        store = stack.enter_context(storage.open_store(url))
-        store.location = address.location
-        yield store
-
-
-def _to_resume(settings: Settings, store: storage.PosteriorStore) -> storage.RunRecord | None:
-    resume, folder = settings.args.resume, settings.args.ckpt.path
-    if resume:
-        record = store.find_run(resume)
-        if record.status == "finished":
-            ended = f"that run finished at step {record.last_step}"
-            raise UsageError(f"--resume {record.name}: {ended}; {_new_run(record)}")
-        return record
-    if resume is not None:
-        latest = store.latest_run(unfinished=True)
-        if latest is None:
-            raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
-        return latest
-    if not settings.args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
-        return None
-    same = [run for run in store.runs() if run.config.get("ckpt.path") == folder and run.status != "finished"]
-    if not same and checkpoints.tags(Path(folder)):
-        raise UsageError(
-            f"--ckpt.load_enable: the checkpoints in {folder} belong to no unfinished run in {store.location}; "
-            "name the run with --resume, or another --ckpt.path"
-        )
-    return same[-1] if same else None
+            url = f"{folder}/dry_run.db"
+        with storage.open_store(url) as store:
+            store.location = address.location
+            yield store
 
 
 def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
@@ -127,14 +119,13 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
     prepared = Prepared(settings, resumed)
     read_data(prepared)  # before torch is imported
     with upstream.imports_for_driver():
-        for step in (read_model, apply_template, choose_prompts, try_reward, read_benchmarks):
+        for step in (read_model, apply_template, choose_prompts, complete, fit_machine, try_reward, read_benchmarks):
             step(prepared)
-    complete(prepared)
     return prepared
 
 
 def read_data(prepared: Prepared) -> None:
-    """Load the data sets. The user's files come first; then missing files of the preset are made."""
+    """Make what is missing of the preset's files, and load the data sets."""
     from datasets import disable_progress_bars
     from datasets.exceptions import DatasetsError
 
@@ -142,12 +133,11 @@ def read_data(prepared: Prepared) -> None:
     args = prepared.settings.openrlhf_args()
     backend = LightBackend(args)
     names = {TRAINING: args.data.prompt_dataset, HELD_OUT: args.eval.dataset}
-    own_first = sorted(names.items(), key=lambda each: str(cache("")) in (each[1] or ""))
-    for flag, name in (*own_first, ("", args.actor.model_name_or_path)):
-        for made in (tiny, smollm2):
-            if str(made.default_folder()) in (name or ""):
-                made.prepare(made.default_folder())
-        if flag and name:
+    for made in (tiny, smollm2):
+        if any(str(made.default_folder()) in (name or "") for name in (*names.values(), args.actor.model_name_or_path)):
+            made.prepare(made.default_folder())
+    for flag, name in names.items():
+        if name:
             try:
                 with upstream.quiet():
                     prepared.loaded[flag] = load(args, backend, flag)
@@ -161,6 +151,8 @@ def read_model(prepared: Prepared) -> None:
     from transformers import AutoConfig
 
     args, name = prepared.settings.args, prepared.settings.args.actor.model_name_or_path
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():  # transformers would call it a wrong repository
+        raise UsageError(f"--{MODEL_FLAG} {name}: there is no such folder")
     try:
         for section in () if args.trust_remote_code else ("actor", "reward", "critic"):
             if model := getattr(args, section).model_name_or_path:  # OpenRLHF would run its code without a question
@@ -197,6 +189,39 @@ def choose_prompts(prepared: Prepared) -> None:
         prepared.prompts = choose(loaded[TRAINING], args, LightBackend(args), prepared.tokenizer, loaded.get(HELD_OUT))
 
 
+def complete(prepared: Prepared) -> None:
+    """Set the values that follow from the store and the data. Nothing changes the settings afterwards."""
+    settings, resumed, number = prepared.settings, prepared.resumed, len(prepared.prompts.texts)
+    if resumed is not None:
+        places = {flag: resumed.config[flag] for flag in _PLACES if flag in resumed.config and not settings.given(flag)}
+        places |= {"run_name": resumed.name, "ckpt.load_enable": True}
+        settings = settings.with_values(places, f"run {resumed.name}")
+    elif settings.args.resume is not None:  # OpenRLHF alone
+        settings = settings.with_values({"ckpt.load_enable": True}, "--resume")
+    args = settings.args
+    rollouts = number * args.rollout.n_samples_per_prompt * args.train.num_episodes
+    if settings.strategy.needs_budget and args.train.max_rollouts is None:
+        settings = settings.with_values({"train.max_rollouts": rollouts}, "prompts x samples x episodes")
+    if settings.preset != presets.NONE:
+        steps = (args.train.max_rollouts or rollouts) // (args.rollout.batch_size * args.rollout.n_samples_per_prompt)
+        tenth = max(1, steps // 10)
+        # A checkpoint takes 16 bytes a parameter: a checkpoint after every step of a short run takes longer than it.
+        every = {"eval.steps": tenth, "ckpt.save_steps": max(tenth, min(steps, 10))}
+        left_open = {flag: value for flag, value in every.items() if flag not in settings.origin}
+        settings = settings.with_values(left_open, "a tenth of the run; checkpoints at least 10 steps apart")
+    prepared.settings = settings
+
+
+def fit_machine(prepared: Prepared) -> None:
+    """Say what fits the model and this machine, for people, Ray and vLLM."""
+    settings, shape = prepared.settings, prepared.shape
+    prepared.machine = fit.describe(settings, shape)
+    prepared.actor_options = fit.actor_options(settings.args, shape)
+    prepared.engine_arguments = fit.engine_arguments(settings, shape)
+    if shape is not None and settings.estimator != NO_ESTIMATOR:
+        prepared.notes += fit.checkpoint_warnings(shape, settings.args)
+
+
 def try_reward(prepared: Prepared) -> None:
     """Score some prompts by the reward's file."""
     prompts, url = prepared.prompts, (prepared.settings.args.reward.remote_url or [""])[0]
@@ -212,9 +237,7 @@ def read_benchmarks(prepared: Prepared) -> None:
     A response may be as long as in training, without that limit as long as its benchmark's longest prompt leaves.
     """
     settings, args, by_name = prepared.settings, prepared.settings.args, dict[str, BenchmarkPrompts]()
-    # A preset that does not say how often evaluates; complete() then sets --eval.steps.
-    evaluates = args.eval.steps > 0 or (settings.preset != presets.NONE and "eval.steps" not in settings.origin)
-    if not args.eval.benchmarks or settings.estimator == NO_ESTIMATOR or not evaluates:
+    if not args.eval.benchmarks or settings.estimator == NO_ESTIMATOR or args.eval.steps < 1:
         return
     model = Model(args.actor.model_name_or_path, None, "", None, prepared.tokenizer)
     limit, response = args.data.max_len, args.rollout.max_new_tokens
@@ -235,37 +258,12 @@ def read_benchmarks(prepared: Prepared) -> None:
     prepared.benchmarks = by_name
 
 
-def complete(prepared: Prepared) -> None:
-    """Set the values that follow from the store and the data. Nothing changes the settings afterwards."""
-    settings, resumed, number = prepared.settings, prepared.resumed, len(prepared.prompts.texts)
-    if resumed is not None:
-        places = {flag: resumed.config[flag] for flag in _PLACES if flag in resumed.config and not settings.given(flag)}
-        places |= {"run_name": resumed.name, "ckpt.load_enable": True}
-        settings = settings.with_values(places, f"run {resumed.name}")
-    elif settings.args.resume is not None:  # OpenRLHF alone
-        settings = settings.with_values({"ckpt.load_enable": True}, "--resume")
-    args = settings.args
-    rollouts = number * args.rollout.n_samples_per_prompt * args.train.num_episodes
-    if settings.strategy.needs_budget and args.train.max_rollouts is None:
-        settings = settings.with_values({"train.max_rollouts": rollouts}, "prompts x samples x episodes")
-    if settings.preset != presets.NONE:
-        steps = (args.train.max_rollouts or rollouts) // (args.rollout.batch_size * args.rollout.n_samples_per_prompt)
-        tenth = max(1, steps // 10)
-        # A checkpoint takes 16 bytes a parameter: a checkpoint after every step of a short run takes longer than it.
-        every = {"eval.steps": tenth, "ckpt.save_steps": max(tenth, min(steps, LEAST_STEPS_A_CHECKPOINT))}
-        left_open = {flag: value for flag, value in every.items() if flag not in settings.origin}
-        settings = settings.with_values(left_open, "a tenth of the run; checkpoints at least 10 steps apart")
-    prepared.settings = settings
-    if prepared.shape is not None and settings.estimator != NO_ESTIMATOR:
-        prepared.notes += fit.checkpoint_warnings(prepared.shape, settings.args)
-
-
 def begin(prepared: Prepared) -> None:
     """Create the run, or find that it can go on; nothing for ``--estimator none``, which trains without a run.
 
     A dry run creates its run in a database that is thrown away.
     """
-    settings = prepared.settings
+    settings, prompts, flags = prepared.settings, prepared.prompts, prepared.settings.flags
     if settings.estimator == NO_ESTIMATOR:
         return
     with contextlib.ExitStack() as stack:
@@ -280,36 +278,32 @@ def begin(prepared: Prepared) -> None:
                 raise UsageError(f"--run_name {name}: there is such a run in {store.location}; give another name")
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             made_in = stack.enter_context(storage.open_store(f"{folder}/dry_run.db"))
-        _create(prepared, made_in, settings.args.warm_start_url or store)
-
-
-def _create(prepared: Prepared, store: storage.PosteriorStore, source: storage.PosteriorStore | str) -> None:
-    settings, prompts, flags = prepared.settings, prepared.prompts, prepared.settings.flags
-    reward = ",".join(flags["reward.remote_url"] or []) or str(flags["reward.model_name_or_path"])
-    with Posteriors.create(
-        store,
-        settings.run_name,
-        prompts.texts,
-        prompts.labels,
-        estimator=settings.estimator,
-        parameters=settings.parameters,
-        warm_start=settings.args.warm_start,
-        warm_start_weight=settings.args.warm_start_weight,
-        warm_start_store=source,
-        pass_rates=prompts.pass_rates,
-        model=flags[MODEL_FLAG],
-        dataset=flags[TRAINING],
-        reward=reward,
-        method=settings.method,
-        config=flags | {"command": settings.command},
-    ) as posteriors:
-        prepared.run, prepared.warm_start = record, warm = posteriors.run.record, posteriors.warm_start
+        begun = Posteriors.create(
+            made_in,
+            settings.run_name,
+            prompts.texts,
+            prompts.labels,
+            estimator=settings.estimator,
+            parameters=settings.parameters,
+            warm_start=settings.args.warm_start,
+            warm_start_weight=settings.args.warm_start_weight,
+            warm_start_store=store,
+            pass_rates=prompts.pass_rates,
+            model=flags[MODEL_FLAG],
+            dataset=flags[TRAINING],
+            reward=",".join(flags["reward.remote_url"] or []) or str(flags["reward.model_name_or_path"]),
+            method=settings.method,
+            config=flags | {"command": settings.command},
+        )
+        with begun:
+            prepared.run, prepared.warm_start = begun.run.record, begun.warm_start
+            begun.run.release()  # the trainer claims it
+    if begun.warm_start is not None:
         for what in ("model", "dataset", "reward"):
-            ours = getattr(record, what)
-            if warm is not None and (theirs := getattr(warm.source, what)) != ours:
+            theirs, ours = getattr(begun.warm_start.source, what), getattr(begun.run.record, what)
+            if theirs != ours:
                 used = f"run {settings.args.warm_start} used another {what}: {theirs}, here {ours}"
                 prepared.notes.append(f"warning: {used}")
-        posteriors.run.release()  # the trainer claims it
 
 
 def _resume(prepared: Prepared, store: storage.PosteriorStore, record: storage.RunRecord) -> None:
@@ -336,8 +330,8 @@ def _resume(prepared: Prepared, store: storage.PosteriorStore, record: storage.R
 def _check_same(record: storage.RunRecord, now: dict[str, Any], settings: Settings, prompts: Prompts) -> None:
     """Raise UsageError if something differs from the first start that must not."""
     stored = record.config
-    pieces = {flag for flag in now if methods.is_piece(flag, settings.strategy, settings.built_estimator)}
-    kept = [*_SUBJECT, *(flag for flag in now if flag in stored and flag in {*_FORMAT_OF_CHECKPOINTS, *pieces})]
+    begins = (*_KEPT, f"{settings.strategy.name}.", f"{settings.built_estimator.name}.")
+    kept = [*_SUBJECT, *(flag for flag in now if flag in stored and flag.startswith(begins))]
     same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
     ranks = (math.prod(flags.get(flag, 1) for flag in _RANKS) for flags in (stored, now))
     for what, before, after in (

@@ -1,28 +1,27 @@
-"""Writes what the training command prints: the plan before the training, the summary after it."""
+"""Writes what the training command prints: the plan before the training, a line during it, the summary after it."""
 
+import contextlib
 import math
 import shutil
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
-from openrlhf_dbb import __version__, methods, presets, storage
+from openrlhf_dbb import __version__, methods, storage
 from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.core.step import probed_prompts
 from openrlhf_dbb.data import HELD_OUT, TRAINING
-from openrlhf_dbb.driver import fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.prepare import Prepared
-from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.show import usage_in_words
-from openrlhf_dbb.lab import replay
-from openrlhf_dbb.platform import cpu, machine
+from openrlhf_dbb.platform.ray_start import busyness
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
 from openrlhf_dbb.storage.engine import parse_url
@@ -31,6 +30,9 @@ from openrlhf_dbb.watch.serve import PORT
 
 _TOLD = 8  # visits of the prompt that the summary tells of
 _MOSTLY_EQUAL = 0.75  # share of rollouts in groups of equal rewards, from which on draws by the memory save the most
+_BETWEEN = " · "
+_LOG_EVERY_S = 10.0
+_PACE_STEPS = 10  # the mean over more steps would follow a changing length of responses too slowly
 
 
 def plan(prepared: Prepared) -> str:
@@ -39,49 +41,34 @@ def plan(prepared: Prepared) -> str:
     args, preset = settings.args, settings.preset_read
     # The description tells of the preset's own model and data.
     others = any(settings.given(flag) and flag in preset.flags for flag in (MODEL_FLAG, TRAINING))
-    gpus = machine.look().describe()
     about = f": {preset.description}" * (bool(preset.description) and not others)
     lines = [
         f"openrlhf_dbb {__version__} - preset {settings.preset}{about}",
         f"model      {args.actor.model_name_or_path}",
-        *fit.describe(settings, prepared.shape),
+        *prepared.machine,
         f"method     {methods.describe(settings.method, args, settings.estimator)}",
+        *prepared.notes,
         *(_run(prepared, prepared.run) if prepared.run is not None else []),
     ]
-    if cpu.active() and gpus:
-        lines.append(
-            f"warning: there is {gpus}, but the installed torch is built without CUDA, so that it is not used; "
-            "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it"
-        )
-    warnings = [line for line in lines if line.startswith("warning:")]
-    return without_passwords("\n".join([line for line in lines if line not in warnings] + warnings))
+    return without_passwords("\n".join(sorted(lines, key=lambda line: line.startswith("warning:"))))
 
 
 def _run(prepared: Prepared, run: storage.RunRecord) -> list[str]:
     settings, warm, chosen = prepared.settings, prepared.warm_start, prepared.prompts
     args = settings.args
     prompts, group, episodes = len(chosen.texts), args.rollout.n_samples_per_prompt, args.train.num_episodes
-    visits, s = episodes, "s" * (episodes != 1)  # of the average prompt
-    budget = f"{prompts * group * episodes} rollouts: {prompts} prompts x {group} samples x {episodes} episode{s}"
+    budget = f"{prompts * group * episodes} rollouts: {prompts} prompts x {group} samples x {episodes} episodes"
     if args.train.max_rollouts is not None:
-        visits = args.train.max_rollouts / (prompts * group)
-        budget = f"{args.train.max_rollouts} rollouts at most, as many as {visits:.3g} passes over the prompts"
+        passes = args.train.max_rollouts / (prompts * group)
+        budget = f"{args.train.max_rollouts} rollouts at most, as many as {passes:.3g} passes over the prompts"
     lines = [f"data       {chosen.report} ({args.data.prompt_dataset})", f"budget     {budget}"]
-    form = FORMS.get(args.algo.advantage.estimator)
-    reads_history = settings.built_estimator.state_fields and form.reads_estimate
-    if reads_history and visits < 2 and not prepared.resumed and warm is None:
-        advice = "raise --train.num_episodes, use fewer prompts (--data.max_samples), or give --warm_start RUN"
-        said = f"warning: a prompt is visited {visits:.1f} times on average, so that history hardly matters"
-        lines.append(f"{said}; the paper visits each 4 times: {advice}")
     if warm is not None:
         lines.append(
             f"warm start {warm.matched} prompts from {warm.source.name}, weight {args.warm_start_weight:g}; "
             f"{warm.unmatched} start from the prior"
         )
     if args.probe.fraction:
-        keys = zip(chosen.texts, chosen.labels, strict=True)
-        probed = len(probed_prompts(keys, args.probe.fraction, args.train.seed))
-        lines.append(f"probes     {probed} prompts, {args.probe.samples} extra rollouts at each visit")
+        lines.append(f"probes     {args.probe.fraction:.0%} of the prompts, {args.probe.samples} rollouts a visit")
     held_out = [f"{len(prepared.questions(HELD_OUT))} prompts ({args.eval.dataset})"] if args.eval.dataset else []
     held_out += [f"{len(each.tokens)} prompts of {name}" for name, each in prepared.benchmarks.items()]
     if held_out and args.eval.steps > 0:
@@ -91,22 +78,17 @@ def _run(prepared: Prepared, run: storage.RunRecord) -> list[str]:
         flags = "--eval.dataset" + " and --eval.steps" * (args.eval.steps < 0)
         lines.append(f"warning: held-out accuracy is not measured, so that no run can be compared: give {flags}")
     verb = f"continues after step {run.last_step} at most" if prepared.resumed else "is new"
-    lines += [*prepared.notes, f"run        {run.name} ({verb}) in {prepared.location}"]
+    lines.append(f"run        {run.name} ({verb}) in {prepared.location}")
     return [*lines, f"look       {_look(prepared)}; --dry_run shows every value"]
 
 
 def configuration(settings: Settings) -> str:
     """Return a line for each value that is not OpenRLHF's default or not the paper's."""
-    # Flags alone are compared with the paper's own method.
-    recipe = methods.recipe("grpo" if settings.method == methods.NONE else settings.method, settings.estimator)
-    paper = presets.paper(settings.estimator) | recipe
     lines = ["configuration (others: OpenRLHF's defaults; * differs from the paper)"]
-    if expects := settings.preset_read.expects:
-        lines.append(f"   preset {settings.preset} is made for {expects}")
     for flag, value in settings.flags.items():
-        differs = flag in paper and value != paper[flag]
+        differs = flag in settings.paper and value != settings.paper[flag]
         if flag in settings.origin or differs:
-            note = f"  paper: {_text(paper[flag])}" if differs else ""
+            note = f"  paper: {_text(settings.paper[flag])}" if differs else ""
             origin = settings.origin.get(flag, "OpenRLHF's default")
             lines.append(f" {'*' if differs else ' '} --{flag} {_text(value)}  [{origin}]{note}")
     return "\n".join(lines)
@@ -119,12 +101,10 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     problems = examples(prepared.questions(HELD_OUT), progress.before, progress.after) if progress.before else []
     with storage.open_store(prepared.store_url) as store:
         used, log = read.progress(store, run), read.read_log(store, run)
-        replays, story = not replay.unreplayable(log).any(), _story(prepared, store, log)
-        words = usage_in_words(store, run, used)
+        story, words = _story(prepared, store, log), usage_in_words(store, run, used)
         evaluated = sorted(progress.accuracy)
         change = held_out_difference(store, run, run, (evaluated[0], evaluated[-1])) if len(evaluated) > 1 else None
-    minutes, rest = divmod(round(seconds), 60)
-    lines = ["", f"run {run.name} finished in {minutes:02d}:{rest:02d} min"]
+    lines = ["", f"run {run.name} finished in {duration(seconds)}"]
     if change is not None:
         first, last = (progress.accuracy[step] for step in change["steps"])
         lines.append(f"  accuracy     {first:.1%} before, {last:.1%} after (held-out): {difference_in_words(change)}")
@@ -140,7 +120,6 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
         f"  database     {prepared.location}",
         *[f"  one prompt   {story}"] * bool(story),
         f"  next         {_look(prepared)}   a live page, http://127.0.0.1:{PORT}/: all prompts, curves, responses",
-        *[f"               {_look(prepared, f'lab replay {run.name}')}   what a memory would have said"] * replays,
         *[f"               {draws}"] * (equal >= _MOSTLY_EQUAL and run.config.get("rollout.strategy") != "posterior"),
         *(f"warning: {warning}" for warning in progress.warnings),
     ]
@@ -198,9 +177,7 @@ def examples(prompts: Sequence[Any], before: Sequence[Any], after: Sequence[Any]
     """
     gain = [new - old for (_, old), (_, new) in zip(before, after, strict=True)]  # NaN is neither above nor below 0
     better, worse = ([place for place, by in enumerate(gain) if sign * by > 0] for sign in (1, -1))
-    binary = {score for _, score in (*before, *after) if not math.isnan(score)} <= {0, 1}
-    words = ("became right", "wrong") if binary else ("scored higher", "lower")
-    counts = f"{len(better)} {words[0]}, {len(worse)} {words[1]}"
+    counts = f"{len(better)} scored higher, {len(worse)} lower"
     lines = [f"  problems     of the first answers to {len(prompts)} held-out ones, {counts}:"]
     chosen = [*better[: max(2, 3 - len(worse))], *worse[: max(1, 3 - len(better))]]
     width, questions = shutil.get_terminal_size().columns - 6, _questions(prompts)
@@ -225,3 +202,99 @@ def _questions(prompts: Sequence[Any]) -> list[str]:
 
 def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def progress_text(progress: Any, done: int | None, now: float) -> str:
+    """Return the line, its most important fields first; ``done`` counts the phase's rollouts, if they are counted."""
+    held_out = [f"held-out {100 * progress.accuracy[max(progress.accuracy)]:.1f} %"] if progress.accuracy else []
+    if progress.phase == "finished":
+        parts = [f"finished {progress.step} of {progress.total} steps", *held_out]
+    elif progress.phase == "starting":
+        parts = [f"starting engines {duration(now - progress.since)}"]
+    else:
+        count = f" {min(done, progress.size)}/{progress.size}" if done is not None and progress.size else ""
+        # The time shows that the run is not frozen where nothing is counted, or where the count stands still.
+        time_too = f" {duration(seconds)}" if (seconds := now - progress.since) >= (10 if count else 2) else ""
+        step = f"step {min(progress.step + 1, progress.total)} of {progress.total}"
+        parts = [step, *held_out, f"{progress.phase}{count}{time_too}"]
+    if progress.reward is not None:
+        parts.append(f"reward {progress.reward:.3f}")
+    ends = progress.ends[-_PACE_STEPS - 1 :]  # of whole steps, with evaluations and checkpoints
+    if len(ends) > 1:
+        pace = (ends[-1] - ends[0]) / (len(ends) - 1)
+        parts.append(f"{duration(pace)} a step")
+        left = (progress.total - progress.step) * pace - (now - progress.ends[-1])
+        if progress.phase != "finished" and progress.total > progress.step:
+            parts.append(f"{duration(max(left, 0))} left")
+    if progress.zero_variance is not None:
+        parts.append(f"zero variance {100 * progress.zero_variance:.0f} %")
+    return _BETWEEN.join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the unit that a person would use: "2.4 s", "74 s", "10 min", "1 h 07 min"."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+@contextlib.contextmanager
+def waiting(why: str) -> Iterator[None]:
+    """Show a line such as ``starting Ray 12 s (load 38 on 2 cores)`` for as long as the block takes; then remove it."""
+    line, done, began = ProgressLine(), threading.Event(), time.monotonic()
+
+    def show() -> None:
+        # The first seconds are silent in a log, where lines stay.
+        while not done.wait(1 if line.in_place else _LOG_EVERY_S):
+            line.show(f"{why} {duration(time.monotonic() - began)} ({busyness()})")
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        line.clear()
+
+
+class ProgressLine:
+    """One line that a terminal rewrites; any other stream gets a line every 10 seconds, and the last one."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self.in_place = self._stream.isatty()
+        self._shown, self._written = "", 0.0
+
+    def show(self, line: str, *, last: bool = False) -> None:
+        """Show a line; ``last`` ends it."""
+        if line == self._shown and not last:
+            return
+        if self.in_place:
+            fits, width = line, shutil.get_terminal_size().columns
+            while len(fits) >= width and _BETWEEN in fits:
+                fits = fits.rpartition(_BETWEEN)[0]
+            self._write("\r" + fits[: width - 1] + "\x1b[K" + ("\n" if last else ""))
+        else:
+            due = time.monotonic() - self._written >= _LOG_EVERY_S
+            if not (due or (last and line != self._shown)):
+                return
+            self._write(line + "\n")
+            self._written = time.monotonic()
+        self._shown = line
+
+    def warn(self, warning: str) -> None:
+        """Write a warning above the line."""
+        self.clear()
+        self._write(f"warning: {warning}\n")
+
+    def clear(self) -> None:
+        self._write("\r\x1b[K" * self.in_place)
+        self._shown = ""
+
+    def _write(self, characters: str) -> None:
+        self._stream.write(characters)
+        self._stream.flush()

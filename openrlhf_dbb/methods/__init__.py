@@ -7,9 +7,8 @@ from typing import Any
 
 from openrlhf_dbb import estimators
 from openrlhf_dbb.core import strategies
-from openrlhf_dbb.core.strategies import RolloutStrategy
 from openrlhf_dbb.errors import UsageError, did_you_mean
-from openrlhf_dbb.estimators import FORMS, RewardEstimator
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.presets import read_toml
 
 FOLDER = Path(__file__).parent
@@ -19,17 +18,6 @@ _GROUP = "rollout.n_samples_per_prompt"
 
 CONSTANT_LENGTH = "seq-mean-token-sum-norm"
 """The loss aggregation that we add to OpenRLHF's two: token sums over a constant length (Dr.GRPO)."""
-
-# A run must keep the values of flags that begin so, and of its strategy's and estimator's, when it is continued.
-_PIECES = (
-    "rollout.strategy", "algo.dynamic_filtering", "algo.advantage.estimator", "algo.advantage.no_std_norm",
-    "actor.loss_agg", "actor.eps_clip_low_high", "rollout.batch_size", "rollout.n_samples_per_prompt",
-)  # fmt: skip
-
-
-def is_piece(flag: str, *chosen: RolloutStrategy | RewardEstimator) -> bool:
-    """Return whether a run with this strategy and estimator must keep the value of ``flag`` when it is continued."""
-    return flag.startswith((*_PIECES, *(f"{each.name}." for each in chosen)))
 
 
 def names() -> list[str]:

@@ -5,8 +5,7 @@ cuda         flag values, refusals and environment with CUDA
 cpu          the same without CUDA
 cpu_engine   vLLM's engine in the process of its Ray actor, without CUDA
 backend      OpenRLHF's DeepSpeed strategy for the policy
-lora         merged weights of a model with LoRA adapters
-weights      the policy's weights on their way to vLLM
+weights      the policy's weights, LoRA adapters merged, on their way to vLLM
 vllm_worker  vLLM's worker extension, which receives these weights
 ray_start    Ray, started on a machine that may be busy
 shims        a folder with stand-ins for compiled modules that are imported but not called

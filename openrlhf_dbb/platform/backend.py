@@ -13,8 +13,28 @@ from peft import PeftModel
 from transformers import PreTrainedConfig
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.platform.lora import MergedModel
-from openrlhf_dbb.platform.weights import GlooCommunicator
+from openrlhf_dbb.platform.weights import GlooCommunicator, merged
+
+
+class MergedModel:
+    """A policy with adapters, as ``save_model`` reads one without. All ranks make it; rank 0 has its weights."""
+
+    def __init__(self, model: PeftModel, *, keep: bool) -> None:
+        self._weights = {}
+        for name, weight in merged(model).items():
+            whole = weight.data  # ZeRO 3 gathers it on every rank
+            if keep:
+                self._weights[name] = whole.cpu()
+        self.base: Any = model.get_base_model()
+        self.config, self.dtype = self.base.config, self.base.dtype
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return dict(self._weights)
+
+    _consolidated_16bit_state_dict = state_dict  # what ``save_model`` asks instead under ZeRO 3
+
+    def save_pretrained(self, folder: str, **options: Any) -> None:
+        self.base.save_pretrained(folder, **options)
 
 
 class Backend(DeepspeedStrategy):
@@ -49,15 +69,11 @@ class Backend(DeepspeedStrategy):
             model = policy = MergedModel(policy, keep=self.is_rank_0())
         original, _ = PreTrainedConfig.get_config_dict(self.args.actor.model_name_or_path)
         dtype = getattr(torch, original.get("dtype") or original.get("torch_dtype") or "", policy.dtype)
-        trained, save = policy.config.dtype, policy.save_pretrained
+        trained, save, tied = policy.config.dtype, policy.save_pretrained, getattr(policy, "all_tied_weights_keys", ())
 
         def save_as_it_came(folder: str, state_dict: dict[str, torch.Tensor], **options: Any) -> None:
-            # Upstream hands copies over, in which save_pretrained cannot see that two weights were one. Weights
-            # that ZeRO 3 has partitioned have no memory here; upstream has left out the tied ones already.
-            first: dict[int, str] = {}
-            live = {name: weight.data_ptr() for name, weight in policy.state_dict().items() if weight.numel()}
-            repeated = {name for name, place in live.items() if first.setdefault(place, name) != name}
-            kept = {name: weight for name, weight in state_dict.items() if name not in repeated}
+            # Upstream hands copies over, in which save_pretrained cannot see that two weights were one.
+            kept = {name: weight for name, weight in state_dict.items() if name not in tied}
             state_dict = {name: w.to(dtype) if w.is_floating_point() else w for name, w in kept.items()}
             save(folder, state_dict=state_dict, **options)
             policy.config.dtype = dtype  # upstream writes the configuration once more
@@ -109,14 +125,6 @@ class _CpuDevice(str):
         return "0"
 
 
-def stand_in_for_torch_cuda() -> None:
-    """Give the four ``torch.cuda`` functions that OpenRLHF calls on every machine a meaning on CPU."""
-    torch.cuda.current_device = lambda: _CpuDevice("cpu")  # in replay_buffer, ppo_actor, launcher, deepspeed
-    torch.cuda.set_device = lambda device: None  # in DeepspeedStrategy.setup_distributed
-    torch.cuda.synchronize = lambda: None  # in torch_dist_barrier_and_cuda_sync, BaseModelActor.empty_cache
-    torch.cuda.current_stream = lambda: None  # in ActorPPOTrainer.broadcast_to_vllm
-
-
 def torch_dtype(param_dtype: str) -> torch.dtype:
     """Return the dtype of ``--ds.param_dtype``; OpenRLHF's function does not know fp32."""
     return torch.float32 if param_dtype == "fp32" else convert_to_torch_dtype(param_dtype)
@@ -130,10 +138,13 @@ class CpuBackend(Backend):
         from openrlhf.trainer.ray import ppo_actor
         from openrlhf.utils import utils
 
-        stand_in_for_torch_cuda()
+        # OpenRLHF calls these four on every machine.
+        torch.cuda.current_device = lambda: _CpuDevice("cpu")
+        torch.cuda.set_device = torch.cuda.synchronize = lambda *_: None
+        torch.cuda.current_stream = lambda: None
         # NCCL's communicator disables itself without a GPU, and every weight broadcast would do nothing in silence.
         upstream.replace(ppo_actor, "stateless_init_process_group", GlooCommunicator)
         upstream.replace(utils, "convert_to_torch_dtype", torch_dtype)  # looked up when a model is loaded
-        # The shared-memory op would be compiled at the start, which takes a minute and 8 GiB.
+        # DeepSpeed would compile the shared-memory op now, which takes a minute and 8 GiB.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         super().setup_distributed(timeout)

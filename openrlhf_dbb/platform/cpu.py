@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.platform import machine
 
-# OpenRLHF's defaults of these flags cannot work without CUDA.
+# OpenRLHF's defaults of these flags cannot work, or are slow, without CUDA.
 FLAG_DEFAULTS: dict[str, Any] = {
     "vllm.sync_backend": "gloo",
     "vllm.enforce_eager": True,
@@ -25,11 +26,16 @@ FLAG_DEFAULTS: dict[str, Any] = {
 # blocks are shared.
 BLOCK = 32
 
-# Switches that cannot work here. Without a refusal the run fails minutes later, in a Ray actor.
-NEED_CUDA = (
-    "ds.use_liger_kernel", "ds.deepcompile", "ds.enable_sleep", "ds.load_in_4bit", "train.enable_ema",
-    "vllm.enable_sleep", "vllm.sync_with_ray",
-)  # fmt: skip
+# The only values that work here. Without a refusal the run fails minutes later, in a Ray actor.
+_ONLY: dict[str, Any] = {
+    "ds.ring_attn_size": 1,
+    "ds.tensor_parallel_size": 1,
+    "vllm.enforce_eager": True,
+    "vllm.sync_backend": "gloo",
+    "vllm.tensor_parallel_size": 1,
+    **dict.fromkeys(("ds.use_liger_kernel", "ds.deepcompile", "ds.enable_sleep", "ds.load_in_4bit"), False),
+    **dict.fromkeys(("train.enable_ema", "vllm.enable_sleep", "vllm.sync_with_ray"), False),
+}
 
 
 def active() -> bool:
@@ -38,21 +44,10 @@ def active() -> bool:
 
 
 def refusals(args: SimpleNamespace) -> Iterator[str]:
-    ds, vllm = args.ds, args.vllm
-    refused = {
-        "ds.ring_attn_size": ds.ring_attn_size > 1,
-        "ds.attn_implementation": "flash_attention" in ds.attn_implementation,
-        "vllm.enforce_eager": not vllm.enforce_eager,
-        "vllm.sync_backend": vllm.sync_backend != "gloo",
-        "vllm.tensor_parallel_size": vllm.tensor_parallel_size > 1,
-    }
-    for flag in (*refused, *NEED_CUDA):
-        section, name = flag.split(".")
-        value = getattr(getattr(args, section), name)
-        if refused.get(flag, value):
+    for flag in ("ds.attn_implementation", *_ONLY):
+        value = attrgetter(flag)(args)
+        if value != _ONLY.get(flag, value) or "flash_attention" in str(value):
             yield f"--{flag} {value} needs CUDA, and there is none here; leave it out"
-    if ds.tensor_parallel_size > 1 and ds.param_dtype != "bf16":
-        yield f"--ds.tensor_parallel_size {ds.tensor_parallel_size} needs --ds.param_dtype bf16 without CUDA; give both"
 
 
 def prepare_driver() -> None:
@@ -89,8 +84,8 @@ def worker_environment() -> dict[str, str]:
 
 def has_bf16() -> bool:
     """Return whether the processor multiplies bfloat16; emulation takes 6 to 8 times as long."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and any(flag in cpuinfo.read_text() for flag in ("avx512_bf16", "amx_bf16"))
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    return any(flag in cpuinfo for flag in ("avx512_bf16", "amx_bf16"))
 
 
 def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,13 @@ import copy
 import sys
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from vllm import EngineArgs, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor import Executor
-
-Result = TypeVar("Result")
 
 
 class InProcessEngine:
@@ -41,18 +39,11 @@ class InProcessEngine:
         sys.setswitchinterval(1e-3)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vllm")
         self._engine = self._thread.submit(make).result()
+        self.output_processor = self._engine.output_processor
         # Only the thread uses the attributes below.
         self._answers: dict[str, Future[RequestOutput]] = {}
         self._stepping = self._paused = False
         self._failure: Exception | None = None
-
-    @classmethod
-    def from_engine_args(cls, arguments: EngineArgs) -> "InProcessEngine":
-        return cls(arguments)
-
-    @property
-    def output_processor(self) -> Any:
-        return self._engine.output_processor
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str
@@ -75,14 +66,14 @@ class InProcessEngine:
         self, method: str | Callable[..., Any], timeout: float | None = None, args: tuple[Any, ...] = (), **rest: Any
     ) -> list[Any]:
         """Call a method of vLLM's worker, or a function of the worker, between two generation steps."""
-        return await self._call(self._engine.collective_rpc, method, timeout, args, **rest)
+        return list(await self._call(self._engine.collective_rpc, method, timeout, args, **rest))
 
     async def reset_prefix_cache(self) -> bool:
         """Drop the cached keys and values of prompts; return False if requests still need them."""
-        return await self._call(self._engine.reset_prefix_cache)
+        return bool(await self._call(self._engine.reset_prefix_cache))
 
     async def is_sleeping(self) -> bool:
-        return await self._call(self._engine.is_sleeping)
+        return bool(await self._call(self._engine.is_sleeping))
 
     async def pause_generation(self, *, mode: str) -> None:
         """Make no generation step until :meth:`resume_generation`; mode "keep" keeps the requests."""
@@ -92,7 +83,7 @@ class InProcessEngine:
     async def resume_generation(self) -> None:
         await self._call(self._resume)
 
-    async def _call(self, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return await asyncio.wrap_future(self._thread.submit(function, *args, **kwargs))
 
     # The thread itself runs the methods below.

@@ -1,7 +1,4 @@
-"""Flag values, refusals and environment of a machine with CUDA.
-
-docs/machines.md says what has been run on a GPU.
-"""
+"""Flag values, refusals and environment of a machine with CUDA."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,18 +11,12 @@ from openrlhf_dbb.platform import machine
 # The printed configuration names these reasons behind a value.
 FAST = "fast on CUDA"
 PADDED = "micro-batch size x --data.max_len"
-SHARED = "--train.colocate_all: on the policy's GPUs"
 
 FLASH, TORCH = "flash_attention_2", "sdpa"
-LEAST_CAPABILITY = (8, 0)  # the first with bfloat16
-_ALLOCATOR = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"  # torch reads both
 _KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
 
 SMALLER = "--ds.zero_stage 3 (on several GPUs), --ds.adam_offload, --ds.lora.rank 64 or a smaller model"
 LESS_MEMORY = f"lower --train.micro_batch_size, --rollout.micro_batch_size or --data.max_len, or give {SMALLER}"
-# Sequences that an engine runs at a time; vLLM's default is 128. On a GPU vLLM keeps 4 bytes a sequence and word.
-LEAST_SEQUENCES, MOST_SEQUENCES = 128, 512
-MAX_NUM_BATCHED_TOKENS = 8192  # tokens in one step of an engine; vLLM's default for its asynchronous engine is 2,048
 ALL_GPUS = "actor.num_gpus_per_node", "vllm.num_engines"  # flags for which a preset may say "all"
 PACKING = _PACKING, _DYNAMIC = "ds.packing_samples", "train.dynamic_batch_enable"
 _ATTENTION = "ds.attn_implementation"
@@ -41,9 +32,8 @@ APART: Layer = (
 
 def check_machine() -> None:
     """Raise UsageError if the installed stack cannot run here; a stack for CUDA does not run on the processor."""
-    built_for = machine.torch_cuda()
-    why = machine.no_gpus(machine.look(), built_for) if built_for else None
-    if why:
+    built_for = str(machine.torch_cuda())
+    if why := machine.no_gpus(machine.look(), built_for):
         raise UsageError(
             f"the installed torch is built for CUDA {built_for}, and {why}; to train without a GPU, set up another "
             "environment: OPENRLHF_DBB_PLATFORM=cpu bash scripts/setup_env.sh"
@@ -55,25 +45,16 @@ def check_machine() -> None:
 def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str]:
     ds, attention, leave = args.ds, args.ds.attn_implementation, "install it, or leave it out"
     no_kernels, other = unavailable(attention, gpus), f"use {choose_attention(gpus)[0]}, or leave it out"
-    old = [gpu.name for gpu in gpus if gpu.capability < LEAST_CAPABILITY]
+    old = [gpu.name for gpu in gpus if gpu.capability < (8, 0)]
     ring = ds.ring_attn_size > 1 and not (attention == FLASH and machine.is_real("ring_flash_attn"))
-    liger = ds.use_liger_kernel and not machine.is_real("liger_kernel")
-    expandable = [name for name in _ALLOCATOR if "expandable_segments:True" in os.environ.get(name, "")]
-    if not args.train.colocate_all or args.train.async_enable:
-        expandable = []  # the weights reach vLLM by a broadcast
-    asleep, nvcc = ds.zero_stage == 0 and ds.enable_sleep, machine.nvcc() is None
-    compiles = "DeepSpeed compiles this with nvcc, which is missing"
+    asleep, compiles = ds.zero_stage == 0 and ds.enable_sleep, ds.adam_offload and not machine.nvcc()
     for what, used, why, advice in (
         (f"--{_ATTENTION} {attention}", no_kernels, no_kernels, other),
         (", ".join(old), old, "vLLM's bfloat16 needs compute capability 8.0", "hide it with CUDA_VISIBLE_DEVICES"),
         (f"--ds.ring_attn_size {ds.ring_attn_size}", ring, f"it needs {FLASH} and ring_flash_attn", leave),
-        ("--ds.use_liger_kernel", liger, "there is no package liger_kernel", leave),
         ("--ds.param_dtype fp16", ds.param_dtype == "fp16", "vLLM generates in bfloat16", "use bf16"),
         ("--ds.zero_stage 0", asleep, "--ds.enable_sleep cannot move its states", "use 2, or --no-ds.enable_sleep"),
-        (" and ".join(expandable), expandable, "expandable_segments:True changes how vLLM gets weights", "unset it"),
-        ("--ds.adam_offload", ds.adam_offload and nvcc, compiles, leave),
-        ("--actor.optim muon", args.actor.optim == "muon" and nvcc, compiles, leave),
-        ("--ds.deepcompile", ds.deepcompile and nvcc, compiles, leave),
+        ("--ds.adam_offload", compiles, "DeepSpeed compiles this with nvcc, which is missing", leave),
     ):
         if used:
             yield f"{what}: {why}; {advice}"
@@ -81,11 +62,8 @@ def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str
 
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of every Ray worker, and so of the vLLM engines."""
-    chosen = {
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # vLLM would compile it at the first top-p, which only evaluations have
-        "VLLM_WSL2_ENABLE_PIN_MEMORY": "1",  # read on WSL2 alone, where vLLM's model runner fails without
-    }
-    return {name: os.environ.get(name, value) for name, value in chosen.items()}
+    # vLLM would compile it at the first top-p, which only evaluations have.
+    return {"VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")}
 
 
 def choose_attention(gpus: Sequence[machine.Gpu]) -> tuple[str, str]:
@@ -106,16 +84,14 @@ def unavailable(attention: str, gpus: Sequence[machine.Gpu]) -> str | None:
     return None
 
 
-def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> list[Layer]:
-    """Return the layers of values that depend on the GPUs, below a preset; without one only what OpenRLHF needs."""
+def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> Iterator[Layer]:
+    """Yield the layers of values that depend on the GPUs, below a preset; without one only what OpenRLHF needs."""
     attention, why = choose_attention(gpus)
-    values: list[Layer] = [(why, {_ATTENTION: attention})]
+    yield why, {_ATTENTION: attention}
     if with_preset:
-        fast: dict[str, Any] = {"vllm.enable_prefix_caching": True}  # the rollouts of a group share their prompt
-        if "flash" in attention:  # others make a mask of all packed tokens by all
-            fast |= dict.fromkeys(PACKING, True)
-        values.append((FAST, fast))
-    return values
+        packed = PACKING if attention == FLASH else ()  # other kinds make a mask of all packed tokens by all
+        # The rollouts of a group share their prompt.
+        yield FAST, dict.fromkeys(("vllm.enable_prefix_caching", *packed), True)
 
 
 def derived(flags: Mapping[str, Any], origin: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
@@ -138,7 +114,7 @@ def derived(flags: Mapping[str, Any], origin: Mapping[str, str]) -> Iterator[tup
         ):
             for places in ("num_nodes", "num_gpus_per_node"):
                 if used and f"{model}.{places}" not in origin:
-                    yield f"{model}.{places}", flags[f"actor.{places}"], SHARED
+                    yield f"{model}.{places}", flags[f"actor.{places}"], "--train.colocate_all: on the policy's GPUs"
     if flags[_DYNAMIC]:
         for part in ("train", "rollout"):  # padded micro-batches take at most this memory
             if f"{part}.max_tokens_per_gpu" not in origin:
@@ -159,5 +135,6 @@ def rows(args: SimpleNamespace, part: str) -> int:
 def engine_limits(args: SimpleNamespace) -> dict[str, int]:
     """Return vLLM's limits for an engine that runs its share of a step's rollouts at a time."""
     rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
-    sequences = min(max(-(-rollouts // args.vllm.num_engines), LEAST_SEQUENCES), MOST_SEQUENCES)
-    return {"max_num_seqs": sequences, "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
+    # vLLM's defaults are 128 sequences at a time and 2,048 tokens a step. It keeps 4 bytes a sequence and word.
+    sequences = min(max(-(-rollouts // args.vllm.num_engines), 128), 512)
+    return {"max_num_seqs": sequences, "max_num_batched_tokens": 8192}

@@ -1,8 +1,7 @@
 """Describes this host: its GPUs, driver and compiler, its Ray cluster, its compiled modules. Does not import torch.
 
-The build of the installed torch decides whether a process trains with CUDA (:func:`torch_cuda`). That build is the same
-in every process of a run, also in a process without a GPU. The set-up script runs this file by its path before anything
-is installed, so the file needs only the standard library:
+The build of the installed torch decides whether a run trains with CUDA: it is the same in a process without a GPU.
+The set-up script runs this file by its path before anything is installed:
 
     python openrlhf_dbb/platform/machine.py 13.0    prints what the host lacks for CUDA 13.0; exit code 1 if anything
 """
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 2**30
-_DRIVERS = {12: 525, 13: 580}  # major version of CUDA -> first driver of NVIDIA that runs it
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _SHIMS = str(Path(__file__).with_name("shims"))
 ALONE = "local"  # value of RAY_ADDRESS that keeps a command out of every cluster
@@ -65,9 +63,9 @@ def look() -> Machine:
         return Machine()
     version, count = ctypes.c_int(0), ctypes.c_int(0)
     driver.cuDriverGetVersion(ctypes.byref(version))
+    if driver.cuInit(0) == 0:
+        driver.cuDeviceGetCount(ctypes.byref(count))
     cuda = (version.value // 1000, version.value % 1000 // 10)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return Machine((), cuda)
     return Machine(tuple(_gpu(driver, number) for number in range(count.value)), cuda)
 
 
@@ -83,25 +81,16 @@ def _gpu(driver: ctypes.CDLL, number: int) -> Gpu:
 
 
 def no_gpus(machine: Machine, cuda: str) -> str | None:
-    """Return why a torch built for ``cuda`` finds no GPU; None if it should find one."""
-    old = old_driver(machine, cuda)
-    if old or machine.gpus:
-        return old
+    """Return why a torch built for ``cuda`` finds no GPU that it can use; None if it should find one."""
     if machine.driver_cuda is None:
         return "there is no NVIDIA driver (libcuda.so.1); a container needs `docker run --gpus all`"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None:
-        return f"the driver shows no GPU, and CUDA_VISIBLE_DEVICES is {hidden!r}; unset it, or name GPUs that exist"
-    return "the driver shows no GPU; `nvidia-smi -L` must list one"
-
-
-def old_driver(machine: Machine, cuda: str) -> str | None:
-    """Return an error line if the driver is too old for ``cuda``; else None, also without a driver."""
-    major = int(cuda.partition(".")[0])
-    if machine.driver_cuda is None or machine.driver_cuda[0] >= major:
-        return None
-    runs, least = ".".join(map(str, machine.driver_cuda)), _DRIVERS.get(major, "a newer one")
-    return f"NVIDIA's driver (CUDA {runs}) is too old for CUDA {cuda}; update it to {least} or later"
+    if machine.driver_cuda[0] < int(cuda.partition(".")[0]):
+        runs = ".".join(map(str, machine.driver_cuda))
+        return f"NVIDIA's driver (CUDA {runs}) is too old for CUDA {cuda}; update it (CUDA 13.0 needs 580 or later)"
+    if not machine.gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return f"the driver shows no GPU (CUDA_VISIBLE_DEVICES is {visible!r}); `nvidia-smi -L` must list one"
+    return None
 
 
 def lacks() -> list[str]:
@@ -116,11 +105,9 @@ def lacks() -> list[str]:
 
 
 def nvcc() -> str | None:
-    """Return the path at which FlashInfer and DeepSpeed would find NVIDIA's compiler; None without one."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if home:
-        return shutil.which(f"{home}/bin/nvcc")
-    return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    """Return the path of NVIDIA's compiler; None without one."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return shutil.which(f"{home}/bin/nvcc") or shutil.which("nvcc")
 
 
 def add_shims() -> None:
@@ -161,6 +148,7 @@ def use_rays_interface() -> None:
 
 
 if __name__ == "__main__":
-    missing = [line for line in [old_driver(look(), sys.argv[1]), *lacks()] if line]
+    faults = [no_gpus(look(), sys.argv[1])] if look().gpus else []  # an image is built on a host without one
+    missing = [line for line in [*faults, *lacks()] if line]
     print("\n".join(missing))
     sys.exit(bool(missing))

@@ -5,7 +5,6 @@ packages for 2 s of processor time, which takes longer than that beside other jo
 """
 
 import contextlib
-import importlib
 import os
 import socket
 import time
@@ -35,10 +34,8 @@ def prepare() -> None:
 def start(on_cpu: Mapping[str, int], environment: Mapping[str, str], *, verbose: bool, **runtime: Any) -> None:
     """Start Ray, or join the cluster; call :func:`prepare` first. Raises RunError if it does not start.
 
-    Args:
-        on_cpu: the cores and logical GPUs of a Ray of our own without CUDA.
-        environment: of all workers, unless this process has other values.
-        runtime: more of Ray's runtime environment.
+    ``on_cpu`` has the cores and logical GPUs of a Ray of our own without CUDA, ``environment`` the variables of all
+    workers that this process does not set.
     """
     from ray._private.utils import get_num_cpus
 
@@ -92,27 +89,17 @@ def busyness() -> str:
 
 
 def _node_with_ports(rays_node: Any) -> Any:
-    raylet: Any = importlib.import_module("ray._raylet")
+    from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port  # type: ignore[attr-defined]
 
     class Node(rays_node):
-        def __init__(self, ray_params: Any, *args: Any, connect_only: bool = False, **options: Any) -> None:
-            self._ray_params = ray_params
-            if not connect_only:
-                ray_params.update(**_free_ports())
-            super().__init__(ray_params, *args, connect_only=connect_only, **options)
-
         def start_raylet(self, *args: Any, **options: Any) -> None:
+            with contextlib.ExitStack() as stack:
+                sockets = {name: stack.enter_context(socket.create_server(("", 0))) for name in _PORTS}
+                ports = {name: each.getsockname()[1] for name, each in sockets.items()}
+            self._ray_params.update(**ports)
             # The raylet knows the other ports from its arguments, and this one from a file alone.
-            port = self._ray_params.dashboard_agent_listen_port
-            name = raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME
-            raylet.persist_port(self._session_dir, self._node_id, name, port)
+            port = ports["dashboard_agent_listen_port"]
+            persist_port(self._session_dir, self._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
             super().start_raylet(*args, **options)
 
     return Node
-
-
-def _free_ports() -> dict[str, int]:
-    """Return a free port for each agent; another process may take it before the agent does."""
-    with contextlib.ExitStack() as stack:
-        sockets = {name: stack.enter_context(socket.create_server(("", 0))) for name in _PORTS}
-        return {name: each.getsockname()[1] for name, each in sockets.items()}

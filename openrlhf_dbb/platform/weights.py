@@ -1,4 +1,6 @@
-"""Sends the policy's weights to vLLM, a bucket of parameters in each message.
+"""The policy's weights on their way to vLLM: LoRA adapters merged, and a bucket of parameters in each message.
+
+A layer's merged weight is ``W + alpha / rank * B A``. It has the name of W in a model without adapters.
 
 vLLM's workers import this file, so it must not import openrlhf or deepspeed: these take seconds and patch packages.
 """
@@ -16,6 +18,50 @@ BUCKET_BYTES = 64 * 2**20
 
 # If one end dies, the other end fails after this time. Gloo's default is 30 minutes.
 GLOO_TIMEOUT = timedelta(minutes=3)
+
+
+class Weight:
+    """A weight and its adapter, if any, with what the weight sync reads of a parameter."""
+
+    def __init__(self, weight: torch.Tensor, layer: Any = None) -> None:
+        # The parameters of which the merged weight is made. ZeRO 3 partitions them.
+        self.parts = [weight] if layer is None else list(layer.parameters())
+        self.requires_grad = any(part.requires_grad for part in self.parts)
+        self.dtype, self.device = weight.dtype, weight.device
+        self.shape = self.ds_shape = tuple(getattr(weight, "ds_shape", weight.shape))
+        self._weight, self._layer = weight, layer
+
+    def detach(self) -> torch.Tensor:
+        """Return the merged weight. Under ZeRO 3 the caller has to gather the parts."""
+        weight = self._weight.detach()
+        return weight if self._layer is None else (weight + self._layer.get_delta_weight("default")).detach()
+
+    @property
+    def data(self) -> torch.Tensor:
+        """A copy of the merged weight. Under ZeRO 3 all ranks have to ask for it."""
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(self.parts):
+            return self.detach().clone()
+
+
+def merged(model: torch.nn.Module) -> dict[str, Weight]:
+    """Return the weights of a model by their names without adapters; weights that are tied come once."""
+    from peft import PeftModel
+    from peft.tuners.lora import LoraLayer
+
+    named = dict(model.named_parameters())
+    if not isinstance(model, PeftModel):
+        return {name: Weight(weight) for name, weight in named.items()}
+    found = {_plain(name): Weight(weight) for name, weight in named.items() if ".lora_" not in name}
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            found[_plain(f"{name}.weight")] = Weight(layer.get_base_layer().weight, layer)
+    return found
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
 
 
 class Parameter(NamedTuple):
@@ -48,10 +94,6 @@ def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any]) -> torch.Tenso
     return torch.cat([weights[parameter.name].detach().reshape(-1).view(torch.uint8) for parameter in bucket])
 
 
-def empty(bucket: Sequence[Parameter], device: Any) -> torch.Tensor:
-    return torch.empty(sum(parameter.space for parameter in bucket), dtype=torch.uint8, device=device)
-
-
 def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     for parameter, part in zip(bucket, packed.split([parameter.space for parameter in bucket]), strict=True):
         # A copy, since a view of a dtype has to begin at a multiple of the dtype's size.
@@ -69,7 +111,8 @@ class Receiver:
         Raise RuntimeError if the model has no such parameter, so that it would keep an old weight.
         """
         parameters = [Parameter(*values) for values in bucket]
-        packed = empty(parameters, self.device)  # type: ignore[attr-defined]
+        size, device = sum(parameter.space for parameter in parameters), self.device  # type: ignore[attr-defined]
+        packed = torch.empty(size, dtype=torch.uint8, device=device)
         stream = torch.cuda.current_stream() if packed.is_cuda else None
         self._model_update_group.broadcast(packed, src=0, stream=stream)  # type: ignore[attr-defined]
         self.load(list(unpack(parameters, packed)))

@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 NONE = "none"
 DEFAULT = "default"
 _PAPER = "paper"
-_KEYS = ("description", "extends", "needs_cuda", "expects", "flags", "gpus", "estimator")
+_KEYS = ("description", "extends", "needs_cuda", "flags", "gpus", "estimator")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Preset:
     flags: dict[str, Any]  # those of the presets that it extends among them
     gpus: dict[str, Any]  # place the models on GPUs, on a machine with CUDA
     needs_cuda: bool
-    expects: str = ""  # the machine that it is made for and the time it takes there; may be ""
     origin: Mapping[str, str] = field(default_factory=dict)  # the preset that sets each flag: it or one it extends
 
 
@@ -62,7 +61,6 @@ def load(name: str, estimator: str | None = None) -> Preset:
         flags=parent.flags | own,
         gpus=parent.gpus | gpus,
         needs_cuda=table.get("needs_cuda", parent.needs_cuda),
-        expects=str(table.get("expects", "")),
         origin=dict.fromkeys(parent.flags, name) | dict(parent.origin) | dict.fromkeys(own | gpus, name),
     )
 

@@ -7,6 +7,7 @@ import argparse
 import ast
 import contextlib
 import functools
+import importlib
 import json
 import logging
 import os
@@ -15,8 +16,10 @@ import runpy
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,7 +27,6 @@ from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.secrets import without_secrets
-from openrlhf_dbb.upstream.deferred import deferring
 
 CHECKED_VERSIONS = ("0.11.2",)
 COMMAND = "cli.train_ppo_ray"
@@ -40,11 +42,7 @@ _ATTENTION = "ds.attn_implementation"
 
 def check_version() -> None:
     """Raise UsageError unless the installed OpenRLHF is a version that this package was checked with."""
-    try:
-        installed = version("openrlhf")
-    except PackageNotFoundError:
-        setup = "run bash scripts/setup_env.sh in the repository or the unpacked sdist"
-        raise UsageError(f"openrlhf is not installed; {setup}") from None
+    installed = version("openrlhf")
     if installed not in CHECKED_VERSIONS:
         raise UsageError(
             f"openrlhf {installed} is installed, but openrlhf_dbb was checked on {', '.join(CHECKED_VERSIONS)} only; "
@@ -100,8 +98,6 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     setattr(args, _ATTENTION, "flash_attention_2")
     try:
         _run_main_block(before_parsing=False, names=names)
-    except ModuleNotFoundError as error:  # --use_ms imports modelscope
-        raise UsageError(f"--use_ms: the package {error.name} is not installed; install it, or leave it out") from error
     except Exception as error:
         line = max(call.lineno or 0 for call in traceback.extract_tb(error.__traceback__) if call.filename == COMMAND)
         nodes = ast.walk(ast.parse(source_file(COMMAND).read_text(encoding="utf-8")))
@@ -127,12 +123,6 @@ def nested(values: Mapping[str, Any]) -> SimpleNamespace:
     return nest(SimpleNamespace(**values))
 
 
-def data_parallel_ranks(args: SimpleNamespace) -> int:
-    """Return the number of ranks that train on different rows."""
-    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
-    return int(ranks // args.ds.ring_attn_size // args.ds.tensor_parallel_size)
-
-
 @contextlib.contextmanager
 def imports_for_driver() -> Iterator[None]:
     """Let the driver import OpenRLHF without DeepSpeed, vLLM and torch's compiler."""
@@ -145,6 +135,77 @@ def imports_for_driver() -> Iterator[None]:
             yield
     finally:
         torch.compile = compiler
+
+
+@contextlib.contextmanager
+def deferring(*modules: str) -> Iterator[None]:
+    """Let ``import`` of these modules make stand-ins within the block, whose code may only name them.
+
+    Later a stand-in becomes the real thing when it is called, when an attribute is read, and in the process that it is
+    pickled to. What was imported before stays.
+    """
+    finder = _Finder([module for module in modules if module not in sys.modules])
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        # A copy, because Ray imports in a thread of its own.
+        for name, module in sys.modules.copy().items():
+            if isinstance(module, _Module):
+                del sys.modules[name]
+
+
+class _Finder(MetaPathFinder, Loader):
+    def __init__(self, modules: list[str]) -> None:
+        self._modules = modules
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        held = any(f"{name}.".startswith(f"{module}.") for module in self._modules)
+        return ModuleSpec(name, self, is_package=True) if held else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Module(ModuleType):
+    """Stands in for a module; its attributes are stand-ins."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__version__":  # OpenRLHF reads that of vLLM before it makes the engines
+            return version(packages_distributions()[self.__name__][0])
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Name(self.__name__, name)
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self.__name__,)
+
+
+class _Name:
+    """Stands in for a class, a function or a submodule."""
+
+    def __init__(self, *place: str) -> None:  # module and name
+        self.__place = place
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _real(*self.__place)(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_real(*self.__place), name)
+
+    def __reduce__(self) -> Any:
+        return _real, self.__place
+
+
+def _real(module: str, name: str) -> Any:
+    imported = importlib.import_module(module)
+    return getattr(imported, name) if hasattr(imported, name) else importlib.import_module(f"{module}.{name}")
 
 
 @contextlib.contextmanager
