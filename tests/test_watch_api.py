@@ -41,7 +41,7 @@ def test_curves_of_four_steps_a_point(store, fill):
     run, ids = fill.run(store), fill.prompts(store, 1)
     for step, successes in enumerate([4, 0, 2, 4], start=1):
         fill.step(run, step, ids, [successes])
-    fill.step(run, 5, ids, [1], usage=fill.usage(ids, [1], trained=0, trained_tokens=0, informative=0))
+    fill.step(run, 5, ids, [1], usage=fill.usage(ids, [1], trained=0, informative=0))
     for step, loss in ((1, 1.0), (2, 2.0), (3, 4.0)):
         run.record_metrics(step, {"loss": loss, "kl": float("nan")})
     with store.database.transaction(write=True) as connection:  # steps 1 to 4 ended half an hour before the last
