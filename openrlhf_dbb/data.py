@@ -4,6 +4,7 @@ import csv
 import functools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -218,6 +219,24 @@ def _pass_rate(value: Any, attempts: int | None) -> list[float] | str:
     if attempts is None and not slash:
         return "its pass rate has no number of attempts; give --data.pass_rate_attempts"
     return [successes, tried] if attempts is None else [attempts * successes / tried, float(attempts)]
+
+
+def control_tokens(source: str, prompts: Sequence[Any], tokenizer: Any, applied: bool) -> list[str]:
+    """Return a warning if questions of a data set contain control tokens of the model, such as an end of turn.
+
+    Without a chat template (``applied``) a token that all prompts have is the data's own template.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    texts = [p if isinstance(p, str) else "\n".join(message["content"] for message in p) for p in prompts]
+    first: dict[int, str] = {}
+    for token in (str(token) for token in added if token.special):
+        rows = [row for row, text in enumerate(texts, 1) if token in text]
+        first |= dict.fromkeys(rows, token) if applied or len(rows) < len(texts) else {}
+    return [
+        f"{source}: {len(first)} of {len(texts)} prompts contain a control token of the model, first row {row} "
+        f"{first[row]!r}: the model does not read it as text; take it out"
+        for row in sorted(first)[:1]
+    ]
 
 
 def _contradictions(prompts: list[Any], labels: list[str]) -> dict[str, str]:

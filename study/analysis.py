@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import stats
 
 from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.evaluation import paired_tests
+from openrlhf_dbb.evaluation.metrics import holm
 from study.rows import TASKS, Study
 
 LEVEL, ALPHA, POWER = 0.95, 0.05, 0.8
@@ -102,7 +102,7 @@ def pooled(arms: Iterable[Any]) -> tuple[float, int]:
 
 def with_holm(tests: Mapping[Any, Difference]) -> dict[Any, tuple[Difference, float]]:
     """Return each test with its p-value after Holm's correction over all of them."""
-    corrected = paired_tests.holm([test.p for test in tests.values()]).tolist()
+    corrected = holm([test.p for test in tests.values()]).tolist()
     return {key: (test, p) for (key, test), p in zip(tests.items(), corrected, strict=True)}
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from openrlhf_dbb.evaluation.paired_tests import p_value
+from openrlhf_dbb.evaluation.metrics import p_value
 from study.analysis import Difference, Share
 
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from openrlhf_dbb.evaluation.paired_tests import p_value
+from openrlhf_dbb.evaluation.metrics import p_value
 from study import analysis, figures, rows
 from study.cells import PLUS_MINUS, Table, percent, tested
 from study.rows import Study

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.evaluation.paired_tests import p_value
+from openrlhf_dbb.evaluation.metrics import p_value
 from study import analysis
 from study.analysis import ALPHA, POWER, Curves, Difference
 from study.cells import PLUS_MINUS, Table, detectable, difference, interval, needed, percent

@@ -44,7 +44,7 @@ from scipy import stats
 from openrlhf_dbb import estimators, tiny
 from openrlhf_dbb.estimators import FORMS, Estimate
 from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.evaluation import paired_tests
+from openrlhf_dbb.evaluation.metrics import holm
 from study import analysis, cells, control, rows
 from study.control import NARROW, WIDE
 from study.exact import Task, read
@@ -234,7 +234,7 @@ def _fresh(found: pd.DataFrame) -> cells.Table:
         for (n, start), of in wide.groupby(["n", "start"])
         for other in ("point", "dbb-not-divided-centred")
     }
-    corrected = paired_tests.holm([test.p / 2 if test.mean > 0 else 1 - test.p / 2 for test in tests.values()])
+    corrected = holm([test.p / 2 if test.mean > 0 else 1 - test.p / 2 for test in tests.values()])
     lines = [
         [f"N = {n}, start {start}: batch-mean minus {other}", cells.difference(test), str(test.n), f"{p:.2g}"]
         for ((n, start, other), test), p in zip(tests.items(), corrected, strict=True)

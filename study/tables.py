@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from openrlhf_dbb.evaluation.paired_tests import p_value
+from openrlhf_dbb.evaluation.metrics import p_value
 from study import analysis, fewer
 from study.analysis import ALPHA, BASELINE, FIXED, PAIRED, POWER
 from study.cells import PLUS_MINUS, Table, difference, interval, needed, percent, tested

@@ -174,7 +174,7 @@ def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
     ("text", "message"),
     [
         ("math50", "unknown benchmark 'math50'; available: math500, minerva, .*, bbh; or NAME=FILE"),
-        ("x=nothing.jsonl", "no data file nothing.jsonl"),
+        ("x=nothing.jsonl", "benchmark x: nothing.jsonl cannot be read: .*No such file"),
         ("mine.toml", "mine.toml: .*unexpected keyword argument 'anwser'"),
     ],
 )
@@ -182,7 +182,7 @@ def test_what_is_no_benchmark_is_refused(tmp_path, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text("hub = 'a/b'\nanwser = 'x'")
     with pytest.raises(UsageError, match=message):
-        benchmarks.find(text)
+        loading.load(benchmarks.find(text))
 
 
 @pytest.mark.parametrize(

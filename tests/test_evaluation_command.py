@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from contextlib import chdir, nullcontext
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -18,7 +17,7 @@ from trainings import kill_tree
 
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import pipeline
+from openrlhf_dbb.evaluation import command
 from openrlhf_dbb.evaluation.engines import Finished
 from openrlhf_dbb.evaluation.results import read_evaluation
 from openrlhf_dbb.storage import open_store
@@ -131,7 +130,7 @@ def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_
     evaluating, done = evaluated
     url = f"sqlite:///{evaluating.folder}/store.db"
     written = (evaluating.place / "responses.jsonl").read_bytes()
-    with open_store(url) as store, mock.patch.object(pipeline, "ray_started", side_effect=AssertionError):
+    with open_store(url) as store, mock.patch.object(command, "ray_started", side_effect=AssertionError):
         fill.run(store, "first")
         assert evaluating.run_here(*evaluating.flags, "--store.url", url, "--run", "first") == 0
         [rows] = store.query("SELECT count(*), sum(samples), sum(successes) FROM evaluation_results")
@@ -143,11 +142,10 @@ def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_
     assert rows == (2 * 2 * 20, len(scores), sum(scores))
 
 
-def other_engines(arguments, seeds, sampling):
-    """Engines that answer -1 to every request."""
+def other_engines(arguments, seeds, sampling, requests):
+    """Answer -1 to every request."""
     n = sampling["n"]
-    answers = [["-1"] * n, [3] * n, [False] * n]
-    return SimpleNamespace(generate=lambda requests: ([Finished(each.number, *answers)] for each in requests))
+    return ([Finished(each.number, ["-1"] * n, [3] * n, [False] * n)] for each in requests)
 
 
 def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_path, capsys):
@@ -159,7 +157,7 @@ def test_an_evaluation_cut_off_within_a_line_is_continued(evaluated, tiny, tmp_p
     kept = evaluating.rows()
     with pytest.raises(UsageError, match=r"is not finished, .* repeat the evaluate command"):
         read_evaluation(evaluating.place)
-    with mock.patch.multiple(pipeline, Engines=other_engines, ray_started=lambda *_: nullcontext(1)):
+    with mock.patch.multiple(command, generate=other_engines, ray_started=lambda *_: nullcontext(1)):
         assert evaluating.run_here(*before.flags) == 0
     assert f"{len(kept)} of 80 prompts are done" in capsys.readouterr().out
     ended = evaluating.rows()

@@ -14,13 +14,12 @@ from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import evaluated_model, pipeline, results
-from openrlhf_dbb.evaluation.answering import answer
+from openrlhf_dbb.evaluation import evaluated_model, results
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.evaluation.engines import Finished
+from openrlhf_dbb.evaluation.command import continued, engine_seed, print_summary, record, settings_of
+from openrlhf_dbb.evaluation.engines import Finished, answer
 from openrlhf_dbb.evaluation.evaluated_model import Model
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, prepare
-from openrlhf_dbb.evaluation.pipeline import continued, engine_seed, settings_of
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
 
 
@@ -139,7 +138,7 @@ def evaluation(tmp_path):
 
 
 def test_the_summary_has_means_and_deviations_over_runs(evaluation, capsys):
-    pipeline.print_summary(evaluation)
+    print_summary(evaluation)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "3 samples per prompt, mean and standard deviation over 2 runs" in lines[0]
     # Accuracies of the runs: (2/3 + 1/2) / 2 and 0; best 1 and 0; majority (1 + 1/2) / 2 and 0; 66 tokens of 12.
@@ -150,7 +149,7 @@ def test_the_summary_has_means_and_deviations_over_runs(evaluation, capsys):
 def test_the_results_are_stored_with_the_run(store, fill, evaluation, capsys):
     fill.run(store).finish()
     for _ in range(2):  # the second time takes the place of the first
-        pipeline.record(store.url, "run", evaluation)
+        record(store.url, "run", evaluation)
     (stored,) = store.query("SELECT * FROM dbb_evaluation")
     assert (stored.name, stored.model, stored.run_id, stored.step) == ("mine", "/models/a", 1, None)
     assert json.loads(stored.config) == {name: of for name, of in evaluation.settings.items() if name != "model"}

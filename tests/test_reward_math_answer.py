@@ -160,3 +160,9 @@ def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(mo
     assert list(module.unreadable_labels(labels)) == [prose, torn]
     monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))
     assert module.unreadable_labels(map(str, range(10_000))) == {}  # numbers need no Math-Verify
+
+
+def test_labels_that_only_a_box_earns_are_named(module):
+    assert module.boxes_needed(["5", r"\sqrt{2}", "x^2+1"]) == []
+    [warning] = module.boxes_needed(["MR=SRMC", "x=1,\ny=2"])
+    assert warning.startswith("1 of 2 labels, such as 'x=1,\\ny=2', are earned only in a box")

@@ -7,10 +7,9 @@ import pytest
 pytest.importorskip("transformers")
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.presets.made import make_once
+from openrlhf_dbb.presets import make_once
 from openrlhf_dbb.rewards.values import canonical, read
-from openrlhf_dbb.tiny import Recipe, build_model, build_tokenizer, prepare
-from openrlhf_dbb.tiny.task import CHARACTERS, SPLITS, generate
+from openrlhf_dbb.tiny import CHARACTERS, SPLITS, Recipe, build_model, build_tokenizer, generate, prepare
 
 
 def recomputed(body):
@@ -87,7 +86,7 @@ def test_folder_that_is_not_ours_is_left_alone(tmp_path):
 
 
 def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_prompts(tmp_path, monkeypatch):
-    monkeypatch.setattr("openrlhf_dbb.tiny.model.WARMUP_ROWS", 60)
+    monkeypatch.setattr("openrlhf_dbb.tiny.WARMUP_ROWS", 60)
     (tmp_path / ".assets.building").mkdir()
     (tmp_path / ".assets.building/half").write_text("of a process that was killed")
     recipe = Recipe(train_prompts=8, heldout_prompts=5, ood_prompts=3, warmup_steps=1)

@@ -13,7 +13,7 @@ from filler import check
 from trainings import rows, wait_for_step
 
 from openrlhf_dbb.storage import open_store
-from openrlhf_dbb.tiny.model import build_model, build_tokenizer
+from openrlhf_dbb.tiny import build_model, build_tokenizer
 
 pytest.importorskip("trl", reason="needs TRL")
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from trainings import rows as query
 pytest.importorskip("verl", reason="needs verl")
 pytest.importorskip("vllm", reason="needs vLLM")
 
-from openrlhf_dbb.tiny.model import EOS, Recipe, prepare
+from openrlhf_dbb.tiny import EOS, Recipe, prepare
 
 ROOT = Path(__file__).parents[1]
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

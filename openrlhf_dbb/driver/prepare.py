@@ -15,7 +15,7 @@ from typing import Any
 from openrlhf_dbb import presets, storage, tiny, upstream
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors, dataset_digest
-from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, load
+from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
 from openrlhf_dbb.driver import fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Settings
 from openrlhf_dbb.driver.light_backend import LightBackend
@@ -25,6 +25,7 @@ from openrlhf_dbb.evaluation.evaluated_model import Model, refuse_code
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
+from openrlhf_dbb.rewards.math_answer import boxes_needed
 from openrlhf_dbb.storage.engine import check_sqlite_path, parse_url
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
@@ -74,10 +75,12 @@ def find(settings: Settings) -> storage.RunRecord | None:
     """Return the run to continue, None for a new one; UsageError or StoreError if it or the warm start is not there."""
     if settings.estimator == NO_ESTIMATOR:
         return None
-    resume, folder = settings.args.resume, settings.args.ckpt.path
+    args = settings.args
+    resume, folder = args.resume, args.ckpt.path
+    if args.warm_start is not None:
+        with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
+            source.find_run(args.warm_start)
     with _open_store(settings) as store:
-        if settings.args.warm_start is not None:
-            store.find_run(settings.args.warm_start)
         if resume:
             record = store.find_run(resume)
             if record.status == "finished":
@@ -89,7 +92,7 @@ def find(settings: Settings) -> storage.RunRecord | None:
             if latest is None:
                 raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
             return latest
-        if not settings.args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
+        if not args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
             return None
         same = [run for run in store.runs() if run.config.get("ckpt.path") == folder and run.status != "finished"]
         if not same and checkpoints.tags(Path(folder)):
@@ -119,7 +122,7 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
     prepared = Prepared(settings, resumed)
     read_data(prepared)  # before torch is imported
     with upstream.imports_for_driver():
-        for step in (read_model, apply_template, choose_prompts, complete, fit_machine, try_reward, read_benchmarks):
+        for step in (read_model, apply_template, choose_prompts, complete, fit_machine, find_faults, read_benchmarks):
             step(prepared)
     return prepared
 
@@ -222,13 +225,19 @@ def fit_machine(prepared: Prepared) -> None:
         prepared.notes += fit.checkpoint_warnings(shape, settings.args)
 
 
-def try_reward(prepared: Prepared) -> None:
-    """Score some prompts by the reward's file."""
-    prompts, url = prepared.prompts, (prepared.settings.args.reward.remote_url or [""])[0]
-    # Labels of the package's own have been verified, and it refuses a repeated question.
-    if url.endswith(".py") and url != str(MATH_FILE):
+def find_faults(prepared: Prepared) -> None:
+    """Score some prompts by the reward's file; warn of labels that a response earns only in a box, and of texts."""
+    prompts, args = prepared.prompts, prepared.settings.args
+    url, warnings = (args.reward.remote_url or [""])[0], list[str]()
+    if url == str(MATH_FILE):
+        # Its labels have been verified, it refuses a repeated question, and a process to try it takes most of a second.
+        warnings = boxes_needed(prompts.labels)
+    elif url.endswith(".py"):
         warnings = reward_file.check(url, prompts.texts, prompts.labels, prepared.settings.built_estimator)
-        prepared.notes += [f"warning: {warning}" for warning in warnings]
+    for flag in prepared.loaded:
+        questions, applied = prepared.questions(flag), args.data.apply_chat_template
+        warnings += control_tokens(f"--{flag}", questions, prepared.tokenizer, applied)
+    prepared.notes += [f"warning: {warning}" for warning in warnings]
 
 
 def read_benchmarks(prepared: Prepared) -> None:
@@ -287,7 +296,7 @@ def begin(prepared: Prepared) -> None:
             parameters=settings.parameters,
             warm_start=settings.args.warm_start,
             warm_start_weight=settings.args.warm_start_weight,
-            warm_start_store=store,
+            warm_start_store=settings.args.warm_start_url or store,
             pass_rates=prompts.pass_rates,
             model=flags[MODEL_FLAG],
             dataset=flags[TRAINING],

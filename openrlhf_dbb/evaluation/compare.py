@@ -11,8 +11,8 @@ import numpy as np
 
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.evaluation import paired_tests, results
-from openrlhf_dbb.evaluation.metrics import accuracy, percent
+from openrlhf_dbb.evaluation import results
+from openrlhf_dbb.evaluation.metrics import accuracy, holm, p_value, percent, stratified_t
 from openrlhf_dbb.evaluation.results import Evaluation
 from openrlhf_dbb.terminal import json_text, print_table, shown
 
@@ -93,7 +93,7 @@ def differences(benchmarks: Sequence[Shared], pairs: Sequence[tuple[str, str]]) 
     tested = []
     for family in (single, average):
         rows = [_difference(pair, members) for pair in pairs for members in family]
-        corrected = paired_tests.holm([row["p"] for row in rows])
+        corrected = holm([row["p"] for row in rows])
         tested += [row | {"p_holm": float(p)} for row, p in zip(rows, corrected, strict=True)]
     return sorted(tested, key=lambda row: pairs.index((row["model"], row["baseline"])))
 
@@ -110,7 +110,7 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
         "prompts": len(all_prompts),
         "accuracy": np.mean([accuracy(accuracy(scores)) for scores in model], axis=0).tolist(),
         "baseline_accuracy": np.mean([accuracy(accuracy(scores)) for scores in baseline], axis=0).tolist(),
-        **paired_tests.stratified_t(by_prompt)._asdict(),
+        **stratified_t(by_prompt)._asdict(),
         "better": int((all_prompts > 0).sum()),
         "worse": int((all_prompts < 0).sum()),
     }
@@ -145,7 +145,7 @@ def _print_pair(pair: tuple[str, str], tested: Sequence[dict[str, Any]]) -> None
             *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
             f"{100 * row['difference']:+.2f}",
             f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
-            *(paired_tests.p_value(row[name]) for name in ("p", "p_holm")),
+            *(p_value(row[name]) for name in ("p", "p_holm")),
             *(str(row[name]) for name in ("better", "worse")),
         )
         for row in tested

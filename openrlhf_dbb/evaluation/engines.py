@@ -2,12 +2,16 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
+from openrlhf_dbb.evaluation.results import Key, Results, Row, as_results
+from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 from openrlhf_dbb.platform import cpu, ray_start
 
 CALL_S = 0.5  # an engine reports this often
@@ -65,49 +69,45 @@ class EngineActor:
         return finished, self._engine.get_num_unfinished_requests(), capacity
 
 
-class Engines:
-    """Engines that share requests, one for each seed. Ray must be running."""
+def generate(
+    arguments: dict[str, Any], seeds: Sequence[int], sampling: dict[str, Any], requests: Sequence[Request]
+) -> Iterator[list[Finished]]:
+    """Start an engine for each seed, which share the requests; yield answers as they finish. Ray must be running."""
+    import ray
 
-    def __init__(self, arguments: dict[str, Any], seeds: Sequence[int], sampling: dict[str, Any]) -> None:
-        import ray
+    options, arguments = _placed(arguments, len(seeds))
+    actor = ray.remote(num_cpus=1, **options)(EngineActor)
+    actors = [actor.remote(arguments | {"seed": seed}, sampling) for seed in seeds]
+    waiting = deque(requests)
+    calls = {each.work.remote([]): each for each in actors}
+    while calls:
+        (call,), _ = ray.wait(list(calls))
+        engine = calls.pop(call)
+        finished, unfinished, capacity = ray.get(call)
+        # Twice its capacity, so that the engine is full until its next call.
+        room = math.ceil((2 * capacity - unfinished) / sampling["n"])
+        # At most an equal share, so that all engines end together.
+        count = max(0, min(room, math.ceil(len(waiting) / len(actors))))
+        given = [waiting.popleft() for _ in range(count)]
+        if given or unfinished:
+            calls[engine.work.remote(given)] = engine
+        yield finished
 
-        self._n = sampling["n"]
-        if cpu.active():
-            weights = sum(file.stat().st_size for file in Path(arguments["model"]).glob("*.safetensors"))
-            is_small = 0 < weights < 80_000_000  # bytes: 20 million parameters in float32
-            threads = 1 if is_small else max(len(os.sched_getaffinity(0)) // len(seeds), 1)
-            variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-            options: dict[str, Any] = {"runtime_env": {"env_vars": variables}}
-            # As in training.
-            dtype = "bfloat16" if cpu.has_bf16() and not is_small else "float32"
-            arguments = cpu.engine_arguments(arguments | {"enforce_eager": True, "dtype": dtype})
-            del arguments["worker_extension_cls"]  # no new weights are sent during an evaluation
-        else:
-            gpus = arguments["tensor_parallel_size"]
-            options = {"num_gpus": gpus}
-            # Inside an actor, vLLM might otherwise start its ranks as further actors.
-            arguments = arguments | {"distributed_executor_backend": "mp" if gpus > 1 else "uni"}
-        actor = ray.remote(num_cpus=1, **options)(EngineActor)
-        self._actors = [actor.remote(arguments | {"seed": seed}, sampling) for seed in seeds]
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[list[Finished]]:
-        """Yield answers as they finish, in any order."""
-        import ray
-
-        waiting = deque(requests)
-        calls = {actor.work.remote([]): actor for actor in self._actors}
-        while calls:
-            (call,), _ = ray.wait(list(calls))
-            actor = calls.pop(call)
-            finished, unfinished, capacity = ray.get(call)
-            # Twice its capacity, so that the engine is full until its next call.
-            room = math.ceil((2 * capacity - unfinished) / self._n)
-            # At most an equal share, so that all engines end together.
-            count = max(0, min(room, math.ceil(len(waiting) / len(self._actors))))
-            given = [waiting.popleft() for _ in range(count)]
-            if given or unfinished:
-                calls[actor.work.remote(given)] = actor
-            yield finished
+def _placed(arguments: dict[str, Any], engines: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return Ray's options for an engine's actor, and vLLM's arguments."""
+    if not cpu.active():
+        gpus = arguments["tensor_parallel_size"]
+        # Inside an actor, vLLM might otherwise start its ranks as further actors.
+        return {"num_gpus": gpus}, arguments | {"distributed_executor_backend": "mp" if gpus > 1 else "uni"}
+    weights = sum(file.stat().st_size for file in Path(arguments["model"]).glob("*.safetensors"))
+    is_small = 0 < weights < 80_000_000  # bytes: 20 million parameters in float32
+    threads = 1 if is_small else max(len(os.sched_getaffinity(0)) // engines, 1)
+    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+    dtype = "bfloat16" if cpu.has_bf16() and not is_small else "float32"  # as in training
+    arguments = cpu.engine_arguments(arguments | {"enforce_eager": True, "dtype": dtype})
+    del arguments["worker_extension_cls"]  # no new weights are sent during an evaluation
+    return {"runtime_env": {"env_vars": variables}}, arguments
 
 
 @contextmanager
@@ -130,3 +130,45 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
         yield count
     finally:
         ray.shutdown()
+
+
+Generate = Callable[[Sequence[Request]], Iterable[list[Finished]]]
+"""Answers requests in any order; may yield empty lists while no request is finished."""
+
+
+def answer(prompts: Mapping[str, BenchmarkPrompts], keys: Sequence[Key], generate: Generate) -> Iterator[Row]:
+    """Answer and verify the prompts of ``keys``, in this order; yield each row when it is verified.
+
+    Threads verify while the engines generate, so that the engines never wait.
+    """
+    requests = [
+        Request(number, prompts[key.benchmark].tokens[key.place], prompts[key.benchmark].max_new_tokens)
+        for number, key in enumerate(keys)
+    ]
+    verified: deque[Future[Row]] = deque()
+    # Most threads wait for a verifier process.
+    with ThreadPoolExecutor(8, thread_name_prefix="verify") as pool:
+        for answers in generate(requests):
+            for finished in answers:
+                key = keys[finished.number]
+                verified.append(pool.submit(_verify, key, finished, prompts[key.benchmark]))
+            while verified and verified[0].done():
+                yield verified.popleft().result()
+        for row in verified:
+            yield row.result()
+
+
+def _verify(key: Key, finished: Finished, prompts: BenchmarkPrompts) -> Row:
+    _, responses, tokens, truncated = finished
+    label, verify = prompts.labels[key.place], VERIFIERS[prompts.benchmark.verifier]
+    verdicts = [verify(response, label) for response in responses]
+    scores, answers = [verdict.score for verdict in verdicts], [verdict.answer for verdict in verdicts]
+    asked = prompts.ids[key.place], prompts.texts[key.place], label
+    return Row(*key, *asked, scores, answers, tokens, truncated, responses)
+
+
+def answer_once(prompts: Mapping[str, BenchmarkPrompts], generate: Generate) -> dict[str, Results]:
+    """Answer all prompts in a single evaluation run; return the results by benchmark."""
+    keys = [Key(name, 0, place) for name, asked in prompts.items() for place in range(len(asked.texts))]
+    rows = {row.key: row for row in answer(prompts, keys, generate)}
+    return {name: as_results([rows[key] for key in keys if key.benchmark == name]) for name in prompts}

@@ -141,7 +141,6 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
 
 def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
     import datasets
-    from datasets.exceptions import DatasetNotFoundError
 
     if "gated" in str(error):
         return (
@@ -150,13 +149,8 @@ def _why_not_loaded(benchmark: Benchmark, error: Exception) -> str:
         )
     if isinstance(error, ConnectionError):
         cache = datasets.config.HF_DATASETS_CACHE
-        return (
-            f"{error}: no network, and not in the cache; load it once on a machine with network access and copy its "
-            f"$HF_HOME/datasets to {cache}, or give the data as {benchmark.name}=FILE ({', '.join(data.FILES)}, with "
-            "columns input and label)"
-        )
-    reason = error if isinstance(error, DatasetNotFoundError) else error.__cause__ or error
-    return f"{benchmark.hub} cannot be read: {str(reason) or 'it is empty'}"
+        return f"{error}: no network, and not in {cache}; load it once with network, or give {benchmark.name}=FILE"
+    return f"{benchmark.file or benchmark.hub} cannot be read: {error.__cause__ or error}"
 
 
 def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:

@@ -1,13 +1,16 @@
-"""Measures of sampled answers: Acc@N, Best@N, pass@k, majority@N, length, share truncated, share missing.
+"""Measures of sampled answers, and paired tests of their differences.
 
-Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt. Functions of samples reduce the last axis.
+Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt, K benchmarks. Functions of samples reduce the
+last axis.
 
 A group is the N samples of a prompt in a run. A missing sample (score NaN: not verified) is left out of its group and
 never counted as 0. A group without verified samples is NaN and is left out of means over prompts.
 """
 
 import math
+from collections.abc import Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,10 @@ from numpy.typing import NDArray
 from openrlhf_dbb import storage
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.results import Results
+
+ALPHA = 0.05  # level of the tests
+
+_DECIMALS = 12  # differences of accuracies that are equal on paper may differ beyond
 
 
 def accuracy(scores: Floats) -> Floats:
@@ -100,3 +107,56 @@ def stored_rows(results: Results, store: storage.PosteriorStore) -> storage.Eval
         tokens=results.tokens_R_P_N.sum(axis=-1),
         truncated=results.truncated_R_P_N.sum(axis=-1),
     )
+
+
+class PairedTest(NamedTuple):
+    """A paired t-test of a mean difference; p is NaN if the differences have no variance."""
+
+    difference: float
+    low: float  # ends of the two-sided 95 % interval of the mean difference
+    high: float
+    p: float
+
+
+def stratified_t(differences: Sequence[Floats], *, two_sided: bool = False) -> PairedTest:
+    """Test the mean over K benchmarks of mean differences (P_k,), first minus second model; H1: it is above 0.
+
+    Two samples of a prompt depend on each other, two prompts do not, so the test is over prompts.
+    With one benchmark this is the paired t-test of the paper, section 4.1. The error is
+    ``sqrt(sum_k s_k^2 / P_k) / K``, with the degrees of freedom of Satterthwaite 1946, "An approximate distribution of
+    estimates of variance components". All but the difference are NaN if a benchmark has a single prompt.
+    """
+    from scipy.stats import t as student
+
+    differences = [np.round(values, _DECIMALS) for values in differences]
+    difference = float(np.mean([values.mean() for values in differences]))
+    if min(map(len, differences)) < 2:
+        return PairedTest(difference, *[math.nan] * 3)
+    if all(np.ptp(values) == 0 for values in differences):
+        return PairedTest(difference, difference, difference, math.nan)
+    degrees_K = np.array([len(values) - 1 for values in differences])
+    squares_K = np.array([values.var(ddof=1) / len(values) for values in differences])
+    error = float(np.sqrt(squares_K.sum())) / len(differences)
+    test = student(df=squares_K.sum() ** 2 / (squares_K**2 / degrees_K).sum(), scale=error)
+    p = 2 * test.sf(abs(difference)) if two_sided else test.sf(difference)
+    half = float(test.ppf(0.975))
+    return PairedTest(difference, difference - half, difference + half, float(p))
+
+
+def holm(p_values: Sequence[float]) -> Floats:
+    """Return Holm's p-values, which hold for all tests together; NaN is not a test and stays NaN.
+
+    The i-th smallest of m is multiplied by m + 1 - i, then made monotonic and capped at 1.
+
+    Source: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """
+    corrected = np.asarray(p_values, dtype=float).copy()
+    tests = np.flatnonzero(~np.isnan(corrected))
+    order = tests[np.argsort(corrected[tests], kind="stable")]
+    corrected[order] = np.minimum(np.maximum.accumulate(corrected[order] * np.arange(len(order), 0, -1)), 1.0)
+    return corrected
+
+
+def p_value(p: float) -> str:
+    """Return a p-value with four digits, never as 0; "-" for NaN."""
+    return "-" if math.isnan(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"

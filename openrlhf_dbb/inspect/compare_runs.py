@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.evaluation import paired_tests
-from openrlhf_dbb.evaluation.metrics import pass_at_k
+from openrlhf_dbb.evaluation.metrics import ALPHA, pass_at_k, stratified_t
 from openrlhf_dbb.inspect.show import overview, status
 from openrlhf_dbb.options import add_json
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
@@ -86,11 +85,11 @@ def held_out_difference(
     higher = "the second is higher" if tested["difference"] > 0 else "the second is lower"
     return {
         **tested,
-        "intervals": [(of.low, of.high) for of in map(paired_tests.stratified_t, zip(*pairs, strict=True))],
+        "intervals": [(of.low, of.high) for of in map(stratified_t, zip(*pairs, strict=True))],
         "steps": steps,
         "samples": (measured.samples, other_measured.samples),
         "prompts": sum(len(first_P) for first_P, _ in pairs),
-        "verdict": higher if tested["p"] < paired_tests.ALPHA else "no difference shown",
+        "verdict": higher if tested["p"] < ALPHA else "no difference shown",
         "pass_at_k": _pass_at_k(counts),
     }
 
@@ -98,7 +97,7 @@ def held_out_difference(
 def _tested(pairs: Sequence[Sequence[Floats]]) -> dict[str, float]:
     """Return the means of two models, their difference, its interval and p; benchmarks weigh equally."""
     first, second = np.mean([[values.mean() for values in pair] for pair in pairs], axis=0).tolist()
-    test = paired_tests.stratified_t([second_P - first_P for first_P, second_P in pairs], two_sided=True)
+    test = stratified_t([second_P - first_P for first_P, second_P in pairs], two_sided=True)
     return {"first": first, "second": second, **{name: getattr(test, name) for name in (*_CHANGE, "p")}}
 
 

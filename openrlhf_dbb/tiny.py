@@ -1,18 +1,28 @@
-"""The tiny preset's model, a two-layer Qwen3 on characters, and its files."""
+"""The tiny preset: a two-layer Qwen3 on characters, made on the spot, which adds, subtracts and sorts, a third each.
 
+12+9=     the answer is 21, written from the last digit: "12"
+s3142=    the answer is the digits in ascending order: "1234"
+
+The digits to sort are all different, except in the split "ood" (out of distribution).
+"""
+
+import hashlib
 import json
 import math
+import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openrlhf_dbb.presets import made
-from openrlhf_dbb.tiny import task
-from openrlhf_dbb.tiny.task import CHARACTERS
+from openrlhf_dbb import presets
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+# A prompt belongs to a split by its hash modulo 16.
+SPLITS = {"train": range(0, 3), "heldout": range(3, 6), "sft": range(6, 16), "ood": range(0, 16)}
+CHARACTERS = "0123456789+-s="
 
 # prepare() replaces files of another version. Raise it whenever the files change.
 VERSION = 2
@@ -52,7 +62,7 @@ class TinyAssets:
 
 
 def default_folder() -> Path:
-    return made.cache("tiny")
+    return presets.cache("tiny")
 
 
 def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
@@ -62,7 +72,7 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     """
     assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / "heldout.jsonl")
     wanted = {"version": VERSION, "seed": seed, "recipe": asdict(recipe)}
-    made.make_once(folder, "tiny.json", wanted, lambda building: _write_files(building, seed, recipe))
+    presets.make_once(folder, "tiny.json", wanted, lambda building: _write_files(building, seed, recipe))
     return assets
 
 
@@ -113,17 +123,17 @@ def build_model(seed: int, hidden: int = TINY.hidden) -> "Qwen3ForCausalLM":
 def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     import torch
 
-    _write_rows(folder / "train.jsonl", task.generate("train", recipe.train_prompts, seed))
-    evaluation = task.generate("heldout", recipe.heldout_prompts, seed)
+    _write_rows(folder / "train.jsonl", generate("train", recipe.train_prompts, seed))
+    evaluation = generate("heldout", recipe.heldout_prompts, seed)
     if recipe.ood_prompts:
-        labelled = (("heldout", evaluation), ("ood", task.generate("ood", recipe.ood_prompts, seed)))
+        labelled = (("heldout", evaluation), ("ood", generate("ood", recipe.ood_prompts, seed)))
         evaluation = [row | {"datasource": source} for source, rows in labelled for row in rows]
     _write_rows(folder / "heldout.jsonl", evaluation)
     tokenizer, model = build_tokenizer(), build_model(seed, recipe.hidden)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread mostly waits
     try:
-        _warm_start(model, tokenizer, task.generate("sft", WARMUP_ROWS, seed), seed, recipe.warmup_steps)
+        _warm_start(model, tokenizer, generate("sft", WARMUP_ROWS, seed), seed, recipe.warmup_steps)
     finally:
         torch.set_num_threads(threads)
     model.to(torch.bfloat16).save_pretrained(folder / "model")
@@ -172,3 +182,51 @@ def _encode(rows: list[Row], tokenizer: "PreTrainedTokenizerFast") -> "tuple[tor
     inputs = [torch.tensor((prompt + answer)[:-1]) for prompt, answer in pairs]
     targets = [torch.tensor([IGNORED] * (len(prompt) - 1) + answer) for prompt, answer in pairs]
     return pad_sequence(inputs, True, tokenizer.pad_token_id), pad_sequence(targets, True, IGNORED)
+
+
+def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
+    """Return ``{"input": prompt, "label": answer}`` of up to 20,000 distinct prompts, in an order by the seed.
+
+    The hash of a prompt decides its split, so splits of any seeds have no prompt in common. "sft" is for the supervised
+    warm start. Labels are integers of 2 to 7 digits without a leading zero.
+    """
+    draw = random.Random(f"{split} {seed}")
+    makers = (_sorting_repeated,) if split == "ood" else (_addition, _subtraction, _sorting)
+    rows: dict[str, str] = {}
+    while len(rows) < size:
+        prompt, label = makers[len(rows) % len(makers)](draw)
+        # Math-Verify compares values, and 019 = 19. With a palindrome, copying the question "9-4" would be right.
+        is_usable = label[0] != "0" and label != label[::-1]
+        if is_usable and hashlib.sha256(prompt.encode()).digest()[0] % 16 in SPLITS[split]:
+            rows[prompt] = label
+    result = [{"input": prompt, "label": label} for prompt, label in rows.items()]
+    draw.shuffle(result)
+    return result
+
+
+def _operand(draw: random.Random) -> int:
+    digits = draw.randint(1, 3)
+    return draw.randint(10 ** (digits - 1), 10**digits - 1)
+
+
+def _addition(draw: random.Random) -> tuple[str, str]:
+    left, right = _operand(draw), _operand(draw)
+    return f"{left}+{right}=", str(left + right)[::-1]
+
+
+def _subtraction(draw: random.Random) -> tuple[str, str]:
+    right, left = sorted((_operand(draw), _operand(draw)))
+    return f"{left}-{right}=", str(left - right)[::-1]
+
+
+def _sorting(draw: random.Random) -> tuple[str, str]:
+    digits = draw.sample("123456789", draw.randint(3, 7))
+    return f"s{''.join(digits)}=", "".join(sorted(digits))
+
+
+def _sorting_repeated(draw: random.Random) -> tuple[str, str]:
+    size = draw.randint(3, 7)
+    digits = draw.choices("123456789", k=size)
+    while len(set(digits)) == size:
+        digits = draw.choices("123456789", k=size)
+    return f"s{''.join(digits)}=", "".join(sorted(digits))
