@@ -99,6 +99,7 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
         (["--reward.remote_url", "none.py"],
          'reward_func of none.py returned None; return {"rewards": [one number or None for each response]}'),
         (["--resume", "nobody"], "there is no run 'nobody'"),
+        (["--warm_start", "x", "--warm_start_url", "runs.db"], "there is no run 'x'"),
         (["--store.url", "runs.db"], "--run_name mine: there is such a run in FOLDER/runs.db; give another name"),
         (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
     ],
