@@ -10,7 +10,7 @@ _URL = re.compile(r"://((?:(?!,[\w+.-]+://)\S)*)")  # it ends at a space, or at 
 _QUERY = re.compile(r"([?#])(?!\*\*\*).+")
 _SECRET = re.compile(
     r"(^|\.)key$|(api|access|secret|private)_?key$|(token|password|passwd|secret|credentials?|authorization)$"
-    r"|store\.url$",
+    r"|(store\.url|warm_start_url)$",
     re.IGNORECASE,
 )
 

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -42,7 +42,11 @@ _ATTENTION = "ds.attn_implementation"
 
 def check_version() -> None:
     """Raise UsageError unless the installed OpenRLHF is a version that this package was checked with."""
-    installed = version("openrlhf")
+    try:
+        installed = version("openrlhf")
+    except PackageNotFoundError:
+        setup = "run bash scripts/setup_env.sh in the repository or the unpacked sdist"
+        raise UsageError(f"openrlhf is not installed; {setup}") from None
     if installed not in CHECKED_VERSIONS:
         raise UsageError(
             f"openrlhf {installed} is installed, but openrlhf_dbb was checked on {', '.join(CHECKED_VERSIONS)} only; "

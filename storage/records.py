@@ -166,11 +166,12 @@ class StepRows:
 
         Raise StoreError if a value that an estimate needs is not finite: NaN would be stored as NULL.
         """
-        columns, probes = _typed(self, np.argsort(self.prompt_ids)), self.probes
-        for name in ("successes", "mean", "variance", "state"):
-            for at, *_ in np.argwhere(~np.isfinite(columns[name])):
-                prompt, value = columns["prompt_ids"][at], columns[name][at].tolist()
-                raise StoreError(f"{name} of prompt {prompt} is {value}; it must be finite")
+        columns, probes = _typed(self, np.argsort(self.prompt_ids)), None
+        _check_finite("", columns, ("successes", "mean", "variance", "state"))
+        if self.probes is not None:
+            sums = _typed(self.probes, np.argsort(self.probes.prompt_ids))
+            _check_finite("probes.", sums, ("successes", "squares"))
+            probes = ProbeRows(**sums)
         shared = {name: np.array(self.shared[name], dtype=np.float64) for name in sorted(self.shared)}
         for name, vector in shared.items():
             if not np.isfinite(vector).all():
@@ -179,7 +180,7 @@ class StepRows:
             self,
             **columns,
             shared=shared,
-            probes=None if probes is None else ProbeRows(**_typed(probes, np.argsort(probes.prompt_ids))),
+            probes=probes,
             kept=None if self.kept is None else self.kept.checked(),
         )
 
@@ -269,3 +270,10 @@ def _typed(rows: Any, order: Integers) -> dict[str, Any]:
         for name, kind, values in given
         if kind is not None and values is not None
     }
+
+
+def _check_finite(where: str, columns: dict[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        for at, *_ in np.argwhere(~np.isfinite(columns[name])):
+            prompt, value = columns["prompt_ids"][at], columns[name][at].tolist()
+            raise StoreError(f"{where}{name} of prompt {prompt} is {value}; it must be finite")

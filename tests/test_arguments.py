@@ -138,7 +138,7 @@ URLS = "https://hunter2@h/score,http://u:se/hunter2@x@h/score?token=hunter2&n=1,
 @pytest.mark.parametrize("store", ["postgresql://u:a hunter2@h/db", "password=hunter2"])
 def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store):
     settings = parse(
-        "--preset", "tiny", f"--store.url={store}", "--warm_start", "x",
+        "--preset", "tiny", f"--store.url={store}", "--warm_start", "x", f"--warm_start_url={store}",
         "--logger.wandb.key=hunter2",
         "--reward.remote_url", URLS, "--data.prompt_dataset", "s3://k:hunter2@b/a.jsonl",
         "--eval.dataset", "https://h/b.jsonl?sig=hunter2", "--data.task_instruction", "?x=1 to me@h & co",
@@ -146,7 +146,7 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store
     assert "store" not in settings.openrlhf_args().__dict__
     assert "hunter2" not in repr(settings.flags) + settings.command
     words = shlex.split(settings.command)
-    assert words[2:8] == ["--preset", "tiny", "--store.url", "***", "--warm_start", "x"]
+    assert words[2:10] == ["--preset", "tiny", "--store.url", "***", "--warm_start", "x", "--warm_start_url", "***"]
     assert words[-7:] == [
         "https://***@h/score,http://***@h/score?***,http://h/score#***", "--data.prompt_dataset", "s3://***@b/a.jsonl",
         "--eval.dataset", "https://h/b.jsonl?***", "--data.task_instruction", "?x=1 to me@h & co",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from openrlhf_dbb import storage
+from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, checks, launch
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.evaluation import engines
@@ -180,3 +181,10 @@ def test_a_start_is_tried_twice(monkeypatch, failures):
         )
         assert "\n" not in line
     assert calls == [{"num_cpus": 3}] * 2
+
+
+def test_the_launcher_is_refused_with_more_than_one_host(monkeypatch, capsys):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "CROSS_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert train_grpo.main(["--estimator", "dbb"]) == 2
+    assert capsys.readouterr().err.startswith("error: the deepspeed launcher was given 2 hosts, but Ray places a")

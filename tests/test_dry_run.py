@@ -94,11 +94,12 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
     [
         (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: there is no such folder"),
         (["--dbb.discount", "0.9"], "--dbb.discount is not read by this run's plain and point; leave it out"),
-        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded: "),
+        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be read: "),
         (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
         (["--reward.remote_url", "none.py"],
          'reward_func of none.py returned None; return {"rewards": [one number or None for each response]}'),
         (["--resume", "nobody"], "there is no run 'nobody'"),
+        (["--warm_start", "x", "--warm_start_url", "runs.db"], "there is no run 'x'"),
         (["--store.url", "runs.db"], "--run_name mine: there is such a run in FOLDER/runs.db; give another name"),
         (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
     ],
@@ -331,7 +332,7 @@ def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made(benchmarks, 
         begun(*evaluated, "mine=mine.jsonl", "--data.max_len", "15")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UsageError, match=r"^--eval.benchmarks: benchmark aime24: Couldn't reach .* as aime24=FILE "):
+    with pytest.raises(UsageError, match=r"^--eval.benchmarks: benchmark aime24: Couldn't reach .* aime24=FILE$"):
         begun(*evaluated, "aime24")
 
 

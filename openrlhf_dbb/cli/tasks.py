@@ -20,6 +20,8 @@ def add_commands(add: Any) -> None:
     parser = add("tasks", command, opens_store=False)
     text = f"try this model on {_PROBLEMS} problems of each: a folder, one on the hub, or {_SMOLLM2}"
     parser.add_argument("--model", help=text)
+    limit = "limit on response length (default: %(default)s)"
+    parser.add_argument("--max_new_tokens", type=int, default=64, metavar="N", help=limit)
     some = "only these, as chain_sum?max_terms=2 with settings (default: all; with --model ten of arithmetic)"
     parser.add_argument("--tasks", metavar="TASK,...", help=some)
 
@@ -37,5 +39,5 @@ def command(arguments: argparse.Namespace) -> None:
         model = str(smollm2.default_folder() / "model")
     specs = [tasks.PREFIX + tasks.sized(task, _PROBLEMS) for task in (arguments.tasks or _FIRST).split(",")]
     name = f"tasks-{name.rstrip('/').rpartition('/')[2]}-{datetime.now():%Y%m%d-%H%M%S}"
-    # groups as in training
-    evaluate(Options(model, ",".join(specs), n=8, runs=1, temperature=1.0, top_p=1.0, max_new_tokens=64, name=name))
+    groups: dict[str, Any] = {"n": 8, "runs": 1, "temperature": 1.0, "top_p": 1.0}  # as in training
+    evaluate(Options(model, ",".join(specs), max_new_tokens=arguments.max_new_tokens, name=name, **groups))

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     if int(os.environ.get("RANK", "0")) != 0:
         return 0
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size, hosts = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("CROSS_SIZE", "1"))
     for variable in _LAUNCHER_VARIABLES:
         os.environ.pop(variable, None)
 
@@ -43,6 +43,11 @@ def main(argv: list[str] | None = None) -> int:
     from openrlhf_dbb.storage import StoreError
 
     try:
+        if hosts > 1:
+            raise UsageError(
+                f"the deepspeed launcher was given {hosts} hosts, but Ray places a run's processes: see Several hosts "
+                f"in docs/machines.md, and give --actor.num_nodes {hosts}"
+            )
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         checks.check(settings)
         resumed = prepare.find(settings)

@@ -234,7 +234,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self.settle()
         step = whole("step", step)
         if step != self.step + 1:
-            raise ValueError(f"step {step} of run {self.run.record.name!r} is not the next one, {self.step + 1}")
+            following = f"step {step} of run {self.run.record.name!r} is not the next one, {self.step + 1}"
+            raise ValueError(f"{following}; to do a step again, roll back first")
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])

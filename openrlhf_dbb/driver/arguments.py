@@ -36,8 +36,8 @@ MODEL_FLAG = "actor.model_name_or_path"
 OUTPUTS = ("ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 # OpenRLHF does not see these flags. It sends its arguments to trackers, and some of these hold passwords.
 _DRIVERS = (
-    "preset", "method", "estimator", "run_name", "resume", "warm_start", "warm_start_weight", "store.url",
-    "store.take_over", "dry_run", "verbose",
+    "preset", "method", "estimator", "run_name", "resume", "warm_start", "warm_start_weight", "warm_start_url",
+    "store.url", "store.take_over", "dry_run", "verbose",
 )  # fmt: skip
 _SHOWN = ("method", "estimator", "preset")
 _HIDDEN = ("logger.wandb.key", "local_rank", *(flag for flag in _DRIVERS if flag not in _SHOWN))
@@ -82,6 +82,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--resume", {"nargs": "?", "const": "", "metavar": "RUN"}, "continue a run; without a name the newest unfinished"),
     ("--warm_start", {"metavar": "RUN"}, "start a new run from the posteriors of another run (name, number or uuid)"),
     ("--warm_start_weight", _SHARE | {"default": 1.0, "metavar": "W"}, "in (0, 1]: multiplies the imported counts"),
+    ("--warm_start_url", {"metavar": "URL"}, "the database of that run, if it is another one"),
     ("--store.url", {"metavar": "URL"}, "FILE or postgresql://...; default: $OPENRLHF_DBB_STORE_URL, openrlhf_dbb.db"),
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
     ("--data.leave_out", {"metavar": "FILE"}, "rows to leave out, which openrlhf-dbb prompts --leave_out FILE writes"),

@@ -49,6 +49,12 @@ _ANY = (
     Rule("data.pass_rate_key warm_start", "both say what a run begins with; give one of them"),
     Rule("ckpt.max_num", "OpenRLHF deletes an old checkpoint before the new one is whole; give 2 or more",
          lambda s, a: a.ckpt.max_num < 2),
+    Rule("ckpt.save_adapter", "there are no adapters; give --ds.lora.rank, or leave it out",
+         lambda s, a: a.ckpt.save_adapter and not a.ds.lora.rank),
+    Rule("ds.use_universal_ckpt", "a run resumes from its own checkpoints only; leave it out"),
+    Rule("logger.logging_steps", "too low; give 1 or more", lambda s, a: a.logger.logging_steps < 1),
+    # Python takes 0 as a queue without an end.
+    Rule("train.async_queue_size", "too low; give 1 or more", lambda s, a: a.train.async_queue_size < 1),
     Rule("vllm.num_engines", "missing; name the number of engines that generate", lambda s, a: not a.vllm.num_engines),
     Rule(f"train.colocate_all {_POLICYS_GPUS} vllm.num_engines vllm.tensor_parallel_size",
          "the policy and vLLM need as many GPUs; change one of them",  # OpenRLHF asserts it when Ray has started

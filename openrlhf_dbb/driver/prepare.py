@@ -75,10 +75,12 @@ def find(settings: Settings) -> storage.RunRecord | None:
     """Return the run to continue, None for a new one; UsageError or StoreError if it or the warm start is not there."""
     if settings.estimator == NO_ESTIMATOR:
         return None
-    resume, folder = settings.args.resume, settings.args.ckpt.path
+    args = settings.args
+    resume, folder = args.resume, args.ckpt.path
+    if args.warm_start is not None:
+        with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
+            source.find_run(args.warm_start)
     with _open_store(settings) as store:
-        if settings.args.warm_start is not None:
-            store.find_run(settings.args.warm_start)
         if resume:
             record = store.find_run(resume)
             if record.status == "finished":
@@ -90,7 +92,7 @@ def find(settings: Settings) -> storage.RunRecord | None:
             if latest is None:
                 raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
             return latest
-        if not settings.args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
+        if not args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
             return None
         same = [run for run in store.runs() if run.config.get("ckpt.path") == folder and run.status != "finished"]
         if not same and checkpoints.tags(Path(folder)):
@@ -294,7 +296,7 @@ def begin(prepared: Prepared) -> None:
             parameters=settings.parameters,
             warm_start=settings.args.warm_start,
             warm_start_weight=settings.args.warm_start_weight,
-            warm_start_store=store,
+            warm_start_store=settings.args.warm_start_url or store,
             pass_rates=prompts.pass_rates,
             model=flags[MODEL_FLAG],
             dataset=flags[TRAINING],

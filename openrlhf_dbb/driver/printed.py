@@ -21,6 +21,7 @@ from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.show import usage_in_words
+from openrlhf_dbb.lab import replay
 from openrlhf_dbb.platform.ray_start import busyness
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
@@ -101,7 +102,8 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     problems = examples(prepared.questions(HELD_OUT), progress.before, progress.after) if progress.before else []
     with storage.open_store(prepared.store_url) as store:
         used, log = read.progress(store, run), read.read_log(store, run)
-        story, words = _story(prepared, store, log), usage_in_words(store, run, used)
+        replays, story = not replay.unreplayable(log).any(), _story(prepared, store, log)
+        words = usage_in_words(store, run, used)
         evaluated = sorted(progress.accuracy)
         change = held_out_difference(store, run, run, (evaluated[0], evaluated[-1])) if len(evaluated) > 1 else None
     lines = ["", f"run {run.name} finished in {duration(seconds)}"]
@@ -120,6 +122,7 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
         f"  database     {prepared.location}",
         *[f"  one prompt   {story}"] * bool(story),
         f"  next         {_look(prepared)}   a live page, http://127.0.0.1:{PORT}/: all prompts, curves, responses",
+        *[f"               {_look(prepared, f'lab replay {run.name}')}   what a memory would have said"] * replays,
         *[f"               {draws}"] * (equal >= _MOSTLY_EQUAL and run.config.get("rollout.strategy") != "posterior"),
         *(f"warning: {warning}" for warning in progress.warnings),
     ]

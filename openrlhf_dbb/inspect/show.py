@@ -4,6 +4,7 @@ The functions behind them, such as :func:`overview`, describe a run in numbers, 
 """
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -120,6 +121,8 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         else f"run {parent['name']} at step {parent['step']}, weight {parent['weight']:g}, in {parent['database']}",
         "database": store.location,
     }
+    if state(run) == "stale" and run.method:  # another trainer has its own way to go on
+        texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
     return {name: safe(value) for name, value in texts.items() if value}
 
 
