@@ -24,15 +24,8 @@ if TYPE_CHECKING:
 SPLITS = {"train": range(0, 3), "heldout": range(3, 6), "sft": range(6, 16), "ood": range(0, 16)}
 CHARACTERS = "0123456789+-s="
 
-# prepare() replaces files of another version. Raise it whenever the files change.
-VERSION = 2
 EOS, PAD = "<eos>", "<pad>"
-
 WARMUP_ROWS = 12_000
-# Sorting is learned quickly, addition slowly; with more of it, sorting would start out perfect.
-SORTING_EVERY = 8  # steps
-WARMUP_BATCH = 96  # rows
-WARMUP_RATE = 6e-3
 IGNORED = -100  # cross_entropy's label for "no loss here"
 
 Row = dict[str, str]
@@ -71,7 +64,8 @@ def prepare(folder: Path, seed: int = 0, recipe: Recipe = TINY) -> TinyAssets:
     A seed (of prompts, weights and warm start), a recipe and a torch version always give the same files.
     """
     assets = TinyAssets(folder / "model", folder / "train.jsonl", folder / "heldout.jsonl")
-    wanted = {"version": VERSION, "seed": seed, "recipe": asdict(recipe)}
+    # Raise the version whenever the files change: those of another one are replaced.
+    wanted = {"version": 2, "seed": seed, "recipe": asdict(recipe)}
     presets.make_once(folder, "tiny.json", wanted, lambda building: _write_files(building, seed, recipe))
     return assets
 
@@ -152,22 +146,22 @@ def _warm_start(
     from torch.nn.functional import cross_entropy
     from tqdm import tqdm
 
-    sorting = [row for row in rows if row["input"].startswith("s")]
-    arithmetic = [row for row in rows if not row["input"].startswith("s")]
-    lessons = [_encode(lesson, tokenizer) for lesson in (arithmetic, sorting) if lesson]
+    kinds = [[row for row in rows if row["input"].startswith("s") == sorts] for sorts in (False, True)]
+    lessons = [_encode(kind, tokenizer) for kind in kinds]
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, betas=(0.9, 0.98), fused=True)
     model.train()
     for step in tqdm(range(steps), desc="tiny model", unit="step", mininterval=0.5):
-        inputs, targets = lessons[-1 if step % SORTING_EVERY == 0 else 0]
-        batch = torch.randint(len(inputs), (WARMUP_BATCH,), generator=draw)
+        # Sorting is learned quickly, addition slowly; with more of it, sorting would start out perfect.
+        inputs, targets = lessons[step % 8 == 0]
+        batch = torch.randint(len(inputs), (96,), generator=draw)
         logits = model(input_ids=inputs[batch], use_cache=False).logits
         loss = cross_entropy(logits.flatten(0, 1), targets[batch].flatten(), ignore_index=IGNORED)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         # It rises over 20 steps and then falls along half a cosine to a tenth.
         fall = 0.55 + 0.45 * math.cos(math.pi * step / steps)
-        optimizer.param_groups[0]["lr"] = WARMUP_RATE * fall * min(1.0, (step + 1) / 20)
+        optimizer.param_groups[0]["lr"] = 6e-3 * fall * min(1.0, (step + 1) / 20)
         optimizer.step()
         optimizer.zero_grad()
     model.eval()

@@ -20,7 +20,7 @@ from openrlhf_dbb import Posteriors, storage, tiny
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, prepare, printed
 from openrlhf_dbb.errors import RunError, UsageError
-from openrlhf_dbb.evaluation import evaluated_model
+from openrlhf_dbb.evaluation import loading
 
 PROMPTS = 64  # of the tiny task
 
@@ -131,12 +131,12 @@ def test_the_code_that_a_model_brings_along_runs_only_where_that_is_asked_for(dr
     [line] = dry_run(*own)
     assert line.startswith(f"error: --actor.model_name_or_path {refused}")
     with pytest.raises(UsageError, match=f"^--model {refused}"):
-        evaluated_model.find(str(model))
+        loading.find_model(str(model))
     if "AutoConfig" in values.get("auto_map", ()):
         with pytest.raises(RuntimeError, match="code has run"):
             dry_run(*own, "--trust_remote_code")
         with pytest.raises(RuntimeError, match="code has run"):
-            evaluated_model.find(str(model), trusted=True)
+            loading.find_model(str(model), trusted=True)
 
 
 def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_batches(dry_run, own):
@@ -332,7 +332,7 @@ def test_what_the_benchmarks_tell_is_refused_before_the_run_is_made(benchmarks, 
         begun(*evaluated, "mine=mine.jsonl", "--data.max_len", "15")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UsageError, match=r"^--eval.benchmarks: benchmark aime24: Couldn't reach .* aime24=FILE$"):
+    with pytest.raises(UsageError, match=r"^--eval.benchmarks: benchmark aime24: .* Couldn't reach .* aime24=FILE"):
         begun(*evaluated, "aime24")
 
 

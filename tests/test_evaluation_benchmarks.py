@@ -1,4 +1,4 @@
-"""Benchmarks, their questions loaded from small data sets laid out as those of the hub, and what can be wrong.
+"""Benchmarks, their questions loaded from small data sets laid out as those of the hub, and verdicts on answers.
 
 The questions are made up; columns, types, files and configurations are the hub's.
 """
@@ -6,11 +6,14 @@ The questions are made up; columns, types, files and configurations are the hub'
 import dataclasses
 import json
 import re
-import threading
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
 
+import httpx
 import pytest
+from huggingface_hub.errors import GatedRepoError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("datasets")
 pytest.importorskip("math_verify")
@@ -18,10 +21,13 @@ pytest.importorskip("math_verify")
 import datasets
 
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, loading, verifiers
+from openrlhf_dbb.evaluation import benchmarks, loading
+from openrlhf_dbb.evaluation.verifiers import VERIFIERS, Verdict
+from openrlhf_dbb.rewards import math_answer
+from openrlhf_dbb.rewards.values import canonical, read
 
 BOXED = "\n\nPlease reason step by step, and put your final answer within \\boxed{}."
-LETTER = "\n\nPlease reason step by step, and put the letter of the right option within \\boxed{}."
+LETTER_BOXED = "\n\nPlease reason step by step, and put the letter of the right option within \\boxed{}."
 
 
 @pytest.fixture(autouse=True)
@@ -39,23 +45,21 @@ def write(path, rows):
 
 @pytest.fixture
 def hub_folder(tmp_path):
-    """Function: a known benchmark whose data are read from files {path: rows} in place of the hub.
+    """Function: a known benchmark whose data are read from files {path: rows} in place of the hub, one of each of its
+    first configurations."""
 
-    ``configs``: the configuration of each file, as the data set's card has it; the benchmark's unless given.
-    """
-
-    def make(name, files, configs=None):
+    def make(name, files, **changes):
         folder = tmp_path / f"{name}{len(list(tmp_path.iterdir()))}"
+        entry = dataclasses.replace(benchmarks.find(name), hub=str(folder), **changes)
         for path, rows in files.items():
             write(folder / path, rows)
-        entry = benchmarks.find(name)
         card = [
             {"config_name": config, "data_files": [{"split": entry.split, "path": path}]}
-            for config, path in zip(configs or entry.configs, files, strict=False)
+            for config, path in zip(entry.configs, files, strict=False)
         ]
         if card:
             (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(card)}\n---\n")
-        return dataclasses.replace(entry, hub=str(folder))
+        return entry
 
     return make
 
@@ -63,7 +67,7 @@ def hub_folder(tmp_path):
 def scores(loaded, *responses):
     """The scores of responses, one to each prompt."""
     kind = loaded.benchmark.verifier
-    return [verifiers.VERIFIERS[kind](*pair).score for pair in zip(responses, loaded.labels, strict=True)]
+    return [VERIFIERS[kind](*pair).score for pair in zip(responses, loaded.labels, strict=True)]
 
 
 def test_the_papers_nine_benchmarks_are_known_at_a_fixed_revision():
@@ -109,7 +113,7 @@ def test_options_have_letters_and_a_label_beyond_them_is_an_error_that_names_the
     path = "data/test-00000-of-00001.parquet"
     loaded = loading.load(hub_folder("mmlu_pro", {path: [row]}))
     assert (loaded.ids, loaded.labels) == (["70"], ["C"])
-    assert loaded.texts == ["Which is prime?\n\n(A) 4\n(B) 6\n(C) 7" + LETTER]
+    assert loaded.texts == ["Which is prime?\n\n(A) 4\n(B) 6\n(C) 7" + LETTER_BOXED]
     with pytest.raises(UsageError, match=r"benchmark mmlu_pro: row '71' has 3 options, but the label 'D'"):
         loading.load(hub_folder("mmlu_pro", {path: [row, row | {"question_id": 71, "answer": "D"}]}))
 
@@ -138,9 +142,8 @@ def test_bbh_joins_its_tasks_and_asks_for_the_form_of_each_and_a_limit_takes_fro
         f"{task}/test-00000-of-00001.parquet": [{"input": f"{i}. {question}", "target": target} for i in range(3)]
         for task, (question, target) in tasks.items()
     }
-    entry = hub_folder("bbh", files, tasks)
-    forms = tuple(entry.forms[entry.configs.index(task)] for task in tasks)
-    entry = dataclasses.replace(entry, configs=tuple(tasks), forms=forms)
+    form_of = dict(zip((bbh := benchmarks.find("bbh")).configs, bbh.forms, strict=True))
+    entry = hub_folder("bbh", files, configs=tuple(tasks), forms=tuple(form_of[task] for task in tasks))
     loaded = loading.load(entry, limit=3)
     ask = "\n\nPlease reason step by step, and put your final answer ({}) within \\boxed{{}}."
     assert loaded.ids == ["navigate/0", "navigate/1", "word_sorting/0"]
@@ -150,15 +153,11 @@ def test_bbh_joins_its_tasks_and_asks_for_the_form_of_each_and_a_limit_takes_fro
     assert len(loading.load(entry, limit=100).ids) == 6
 
 
-def test_a_data_file_is_used_verbatim(tmp_path):
+def test_a_data_file_is_used_verbatim_and_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
     path = write(tmp_path / "mine.jsonl", [{"input": " 1+1=", "label": 2}, {"input": "2+2=", "label": 4}])
-    benchmark = benchmarks.find(f"sums={path}")
-    loaded = loading.load(benchmark)
+    loaded = loading.load(benchmark := benchmarks.find(f"sums={path}"))
     assert (benchmark.name, benchmark.group, benchmark.chat_template) == ("sums", "", False)
     assert (loaded.ids, loaded.texts, loaded.labels) == (["0", "1"], [" 1+1=", "2+2="], ["2", "4"])
-
-
-def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
     write(tmp_path / "data" / "q.jsonl", [{"text": "Is 7 prime? {options}", "gold": "Yes", "key": "x1"}])
     (tmp_path / "primes.toml").write_text(
         "title = 'Primes'\nfile = 'data/q.jsonl'\nquestion = 'text'\nanswer = 'gold'\nid = 'key'\nverifier = 'exact'\n"
@@ -170,58 +169,151 @@ def test_a_benchmark_of_ones_own_is_one_toml_file(tmp_path):
     assert (loaded.ids, loaded.texts) == (["x1"], ["Q: Is 7 prime? {options} A: \\boxed{}"])
 
 
+ROWS = {
+    "column": '{"input": "1+1=", "gold": "2"}\n',
+    "none": '{"input": "1+1=", "label": "2"}\n{"input": "2+2=", "label": null}\n',
+    "empty": '{"input": "1+1=", "label": " "}\n',
+    "unreadable": '{"input": "a", "label": 2}\n{"input": "b", "label": "$"}\n',
+}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("math50", "unknown benchmark 'math50'; available: math500, minerva, .*, bbh; or NAME=FILE"),
         ("x=nothing.jsonl", "benchmark x: nothing.jsonl cannot be read: .*No such file"),
         ("mine.toml", "mine.toml: .*unexpected keyword argument 'anwser'"),
+        ("x=column.jsonl", "benchmark x: 'label' is not a column of .*; it has input, gold"),
+        ("x=none.jsonl", "benchmark x: row '1' has no label"),
+        ("x=empty.jsonl", r"benchmark x: row '0' \(1 such rows\): the label is empty"),
+        ("x=unreadable.jsonl", r"benchmark x: row '1' \(1 such rows\): "),
     ],
 )
-def test_what_is_no_benchmark_is_refused(tmp_path, monkeypatch, text, message):
+def test_what_cannot_be_asked_is_refused(tmp_path, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text("hub = 'a/b'\nanwser = 'x'")
+    for name, rows in ROWS.items():
+        (tmp_path / f"{name}.jsonl").write_text(rows)
     with pytest.raises(UsageError, match=message):
         loading.load(benchmarks.find(text))
 
 
+def test_a_gated_data_set_is_one_line_that_says_what_to_do(monkeypatch):
+    answer = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))
+    gated = mock.Mock(side_effect=GatedRepoError("403 Client Error", response=answer))
+    monkeypatch.setattr("huggingface_hub.HfApi.hf_hub_download", gated)
+    page = "https://huggingface.co/datasets/Idavidrein/gpqa"
+    with pytest.raises(UsageError, match=f"^benchmark gpqa_diamond: Idavidrein/gpqa .* gated .* {page}"):
+        loading.load(benchmarks.find("gpqa_diamond"))
+
+
+LETTERS = {
+    "B": [r"\boxed{B}", r"\[\boxed{\textbf{(B)}}\]", r"\boxed{(B) 42}", r"The answer is (B). \boxed{42}",
+          r"The answer is A. No: \boxed{B}", "The answer is B, A is wrong.", r"\boxed{\left(B\right)}"],
+    "C": [r"\boxed{A} is wrong, it is \boxed{C}", "The answer is not A but C.", "Option C is correct.",
+          "(C) is the correct answer", "So it must be (C)."],
+    "D": ["reasoning ...\n\n**D**"],
+    "H": ["the final answer is **(H) 5 m/s**"],
+    "I": ["The answer is I."],
+    None: [r"\boxed{A lone pair}", r"\boxed{A, C}", r"\boxed{B", "The answer is a lone pair of electrons.",
+           "The answer is not A.", "The answer is (A) or (B).", "The answer is option K", "So (A) or (B)",
+           "Option C is incorrect", "Let us see. (A) 1 (B) 2, and then", ""],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("letter", "responses"), LETTERS.items())
+def test_the_letter_that_a_response_settles_on(letter, responses):
+    verdicts = {response: VERIFIERS["choice"](response, "B") for response in responses}
+    assert verdicts == dict.fromkeys(responses, Verdict(float(letter == "B"), letter))
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("label", "right", "wrong"),
     [
-        ('{"input": "1+1=", "gold": "2"}\n', "'label' is not a column of .*; it has input, gold"),
-        ('{"input": "1+1=", "label": "2"}\n{"input": "2+2=", "label": null}\n', "row '1' has no label"),
-        ('{"input": "1+1=", "label": " "}\n', r"row '0' \(1 such rows\): the label is empty"),
-        ('{"input": "a", "label": 2}\n{"input": "b", "label": "$"}\n', r"row '1' \(1 such rows\): "),
-        ('{"input": \n', "cannot be read: line 1: broken JSON: Expecting value"),
+        ("Yes", ["Yes.", "**Yes**", r"\boxed{\text{Yes}}", "The answer is yes.", "Yes, she lies."], ["No", ""]),
+        ("no", [r"\boxed{No}", r"\boxed{Yes}, or rather \boxed{No}", "The answer is: No."], [r"\boxed{Yes}", "not no"]),
+        ("yes", ["There is no way it is not, so the answer is yes."], ["There is no way that it is."]),
+        ("False", [r"\boxed{False}", "not ( True ) is\nFalse"], [r"\boxed{True}", "The answer is not False."]),
+        ("invalid", [r"\boxed{\text{invalid}}", "It is deductively invalid."], [r"\boxed{valid}", "Invalidated"]),
+        (
+            "8",
+            [r"\boxed{8 \text{ objects}}", "The answer is 8. 3 are red.", "the answer is (-5 + 9) * 2 = 8."],
+            [r"\boxed{18}", "eight", ""],
+        ),
+        (
+            "] ) }",
+            [r"\boxed{] ) }}", r"\boxed{] ) \}}", r"\boxed{\text{] ) }}}", "The answer is ] ) }.", "Answer: `]) }`"],
+            [r"\boxed{] )}", r"\boxed{[ ( { } ) ]}", r"\boxed{\text{none}}", ""],
+        ),
+        ("> )", [r"$\boxed{\rangle )}$"], [r"\boxed{) >}"]),
+        (
+            "ant bee cat",
+            [r"\boxed{\text{ant bee cat}}", r"\boxed{\text{ant}, \text{bee}, \text{cat}}", r"\boxed{ant \, bee \, cat}",
+             "The answer is: ant bee cat.", "**Ant, bee, cat**"],
+            [r"\boxed{bee ant cat}", r"\boxed{ant bee}", "antbee cat", ""],
+        ),
+        ("(A)", [r"\boxed{(A)}", r"\boxed{A}", "The answer is (A) Monday."], [r"\boxed{(B)}", "A man."]),
+        ("(R)", ["The answer is (R).", r"\boxed{R}"], ["The answer is (Q)."]),
+        ("Monsters, Inc", [r"\boxed{\text{Monsters, Inc}}", "The answer is Monsters, Inc."], [r"\boxed{(A)}"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_the_data_is_told_with_the_row(tmp_path, content, message):
-    (tmp_path / "bad.jsonl").write_text(content)
-    with pytest.raises(UsageError, match=f"benchmark mine: .*{message}"):
-        loading.load(benchmarks.find(f"mine={tmp_path}/bad.jsonl"))
+def test_exact_rules_follow_the_labels_form(label, right, wrong):
+    assert [VERIFIERS["exact"](response, label).score for response in right] == [1.0] * len(right)
+    assert [VERIFIERS["exact"](response, label).score for response in wrong] == [0.0] * len(wrong)
+    (answer,) = {VERIFIERS["exact"](response, label).answer for response in right}
+    assert answer is not None
 
 
-class GatingHub(BaseHTTPRequestHandler):
-    """A hub that refuses everything, with the status and code that the real one has for a gated data set."""
+@pytest.mark.parametrize(
+    ("response", "label", "verdict"),
+    [
+        (r"\boxed{\dfrac{1}{2}}", "1/2", (1.0, "1/2")),
+        (r"\boxed{4.5\times10^{33}\ \text{erg/s}}", "4.5e33", (1.0, "45" + "0" * 32)),
+        ("\\boxed{336\u00b0}", r"336^\circ", (1.0, "336")),
+        ("The answer is (B).", "B", (1.0, "B")),
+        ("Yes, it is.", r"\text{Yes}", (1.0, "yes")),
+        ("no idea", "5", (0.0, None)),
+    ],
+)
+def test_training_and_evaluation_give_the_same_verdict(response, label, verdict):
+    assert VERIFIERS["math"](response, label) == VERIFIERS["math_or_text"](response, label) == verdict
+    assert math_answer.reward_func(["Q: " + response], ["Q: "], [label])["rewards"] == [verdict[0]]
 
-    def do_GET(self):
-        self.send_response(403)
-        self.send_header("X-Error-Code", "GatedRepo")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
 
-    do_HEAD = do_GET
+def test_equal_answers_vote_together_and_different_ones_apart():
+    for same in (
+        ["5", r"5 \text{ cm}", r"5 \text{ cm}^2", "n=5", "5\u00b0", "5.0", "10/2"],
+        [r"(0,1]", r"\left( 0, \, 1 \right]", r"\big(0,1\big]"],
+        ["1,2", "2 and 1"],
+        [r"2\sqrt{3}", r"2 \sqrt {3}", r"2\,\sqrt{3}\,\text{m}"],
+    ):
+        assert len({canonical(read(text)) for text in same}) == 1
+    different = ["12", "1,2", "-12", "1/2", "12x", "x", "X", r"\sqrt{12}", "H_2O", "H_2", "(1,2)", "[1,2]", "12%"]
+    assert len({canonical(read(text)) for text in different}) == len(different)
 
-    def log_message(self, *_):
-        pass
+
+def test_a_label_that_cannot_be_read_is_an_error_or_compared_as_text():
+    label = "There are $12$ ways for $n=3$."
+    with pytest.raises(ValueError, match="cannot read the label"):
+        VERIFIERS["math"](r"\boxed{12}", label)
+    responses = [rf"\boxed{{{label}}}", r"\boxed{12}", "12", ""]
+    assert [VERIFIERS["math_or_text"](response, label).score for response in responses] == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_a_gated_data_set_is_one_line_that_says_what_to_do(monkeypatch):
-    with ThreadingHTTPServer(("127.0.0.1", 0), GatingHub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        hub = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", hub)
-        page = "https://huggingface.co/datasets/Idavidrein/gpqa"
-        with pytest.raises(UsageError, match=f"^benchmark gpqa_diamond: Idavidrein/gpqa is gated: .* terms at {page}"):
-            loading.load(benchmarks.find("gpqa_diamond"))
-        server.shutdown()
+FRAGMENTS = [
+    "\\boxed{", "}", "{", "\\text{", "\\frac{", "$", "**", "answer is ", "Answer:", "option ", "A", "B", "(C)", " or ",
+    "not ", "yes", "no", "8", "-", ",", ".", "1e9", "=", "\n", " ", "\\", "] )", "\u2212", "\u0661", "ant",
+]  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=40).map("".join))
+def test_no_text_breaks_a_rule(response):
+    assert VERIFIERS["choice"](response, "B").answer in (None, *"ABCDEFGHIJ")
+    for label in ("(B)", "yes", "8", "] )", "ant"):
+        score, answer = VERIFIERS["exact"](response, label)
+        assert score in (0.0, 1.0)
+        assert (score == 1.0) <= (answer is not None)
+    assert VERIFIERS["math"](response, "8").score in (0.0, 1.0)
+    # what a response says last in a box is what it answers
+    assert VERIFIERS["choice"](response.replace("{", "").replace("}", "") + "\n\\boxed{D}", "D").score == 1.0

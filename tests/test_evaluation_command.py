@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import chdir, nullcontext
+from subprocess import DEVNULL, PIPE
 from unittest import mock
 
 import pytest
@@ -51,22 +52,16 @@ class Evaluating:
             return main([*self._arguments, *flags])
 
     def run(self, *flags):
-        """To the end; the completed process."""
-        done = subprocess.run(
-            [*self._command, *flags], cwd=self.folder, text=True, capture_output=True, timeout=400, check=False
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        return done
+        """To the end; what is printed."""
+        command = [*self._command, *flags]
+        return subprocess.run(command, cwd=self.folder, text=True, stdout=PIPE, timeout=400, check=True).stdout
 
     def kill(self, *flags, rows):
         """SIGKILL to the command, Ray and every engine when so many rows are written."""
-        process = subprocess.Popen(
-            [*self._command, *flags], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = subprocess.Popen([*self._command, *flags], cwd=self.folder, stdout=DEVNULL, stderr=DEVNULL)
         deadline = time.monotonic() + 300
         while len(self.rows()) < rows:
-            assert process.poll() is None, "ended by itself"
-            assert time.monotonic() < deadline, "too slow"
+            assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         kill_tree(process)
 
@@ -78,31 +73,22 @@ class Evaluating:
         return sorted(rows, key=lambda row: (row["benchmark"], row["run"], row["place"]))
 
 
-def data(path, count=None):
-    """The first rows of a data file."""
-    return [json.loads(line) for line in path.read_text().splitlines()[:count]]
-
-
-def check_rows(rows, asked, runs, samples):
-    """Every prompt once a run, with N verified responses."""
+def check_rows(rows, path, runs, samples, count=None):
+    """Each of the first prompts of a data file once a run, with N verified responses."""
+    asked = [json.loads(line) for line in path.read_text().splitlines()[:count]]
     assert [(each["run"], each["place"]) for each in rows] == [(r, i) for r in range(runs) for i in range(len(asked))]
-    plain = []
+    plain, whole = [], []
     for each in rows:
         question = asked[each["place"]]
-        assert (each["prompt"], each["label"]) == (question["input"], question["label"])
-        assert len(each["responses"]) == samples
-        for response, score in zip(each["responses"], each["scores"], strict=True):
+        assert (each["prompt"], each["label"], len(each["responses"])) == (*question.values(), samples)
+        columns = (each[name] for name in ("responses", "scores", "tokens", "truncated"))
+        for response, score, tokens, cut in zip(*columns, strict=True):
             plain.append(bool(re.fullmatch(r"0|[1-9]\d*", response)))  # such answers need no mathematics
             assert not plain[-1] or score == (response == question["label"])
-    assert statistics.mean(plain) > 0.8
-    # A token is a character, and the end of sequence is one more; seldom a special token is sampled within.
-    lengths = [
-        (tokens, len(response) + (not cut))
-        for each in rows
-        for tokens, response, cut in zip(each["tokens"], each["responses"], each["truncated"], strict=True)
-    ]
-    assert all(shown <= tokens <= 10 for tokens, shown in lengths)
-    assert statistics.mean(shown == tokens for tokens, shown in lengths) > 0.95
+            # A token is a character, and the end of sequence is one more; seldom a special token is sampled within.
+            whole.append(len(response) + (not cut) == tokens)
+            assert len(response) + (not cut) <= tokens <= 10
+    assert statistics.mean(plain) > 0.8 and statistics.mean(whole) > 0.95
 
 
 @pytest.fixture(scope="module")
@@ -110,24 +96,23 @@ def evaluated(tiny, tmp_path_factory):
     """Two benchmarks, two engines, 4 samples, 2 runs, to the end."""
     evaluating = Evaluating(tmp_path_factory.mktemp("evaluated"), tiny)
     evaluating.flags = ["--limit", "20", "--n", "4", "--runs", "2", "--engines", "2"]
-    done = evaluating.run(*evaluating.flags)
-    return evaluating, done
+    return evaluating, evaluating.run(*evaluating.flags)
 
 
 def test_an_evaluation_is_written_whole_and_its_summary_is_what_the_file_says(evaluated, tiny):
-    evaluating, done = evaluated
+    evaluating, printed = evaluated
     assert read_evaluation(evaluating.place).results["heldout"].scores_R_P_N.shape == (2, 20, 4)
-    lines = {line.split()[0]: line for line in done.stdout.splitlines() if line[:1].isalpha()}
+    lines = {line.split()[0]: line for line in printed.splitlines() if line[:1].isalpha()}
     means = []
     for name, path in (("heldout", tiny.heldout), ("train", tiny.train)):
-        check_rows(evaluating.rows(name), data(path, 20), runs=2, samples=4)
+        check_rows(evaluating.rows(name), path, runs=2, samples=4, count=20)
         means.append(statistics.mean(score for row in evaluating.rows(name) for score in row["scores"]))
         assert f"{100 * means[-1]:.2f} \u00b1" in lines[name]  # test_evaluation_run.py has all numbers
     assert f"{100 * statistics.mean(means):.2f} \u00b1" in lines["average"]
 
 
 def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_its_run(evaluated, fill, capsys):
-    evaluating, done = evaluated
+    evaluating, printed = evaluated
     url = f"sqlite:///{evaluating.folder}/store.db"
     written = (evaluating.place / "responses.jsonl").read_bytes()
     with open_store(url) as store, mock.patch.object(command, "ray_started", side_effect=AssertionError):
@@ -136,7 +121,7 @@ def test_a_finished_evaluation_called_again_starts_no_engine_and_is_stored_with_
         [rows] = store.query("SELECT count(*), sum(samples), sum(successes) FROM evaluation_results")
     again = capsys.readouterr().out
     assert "80 of 80 prompts are done" in again
-    assert done.stdout.splitlines()[-5:] == again.splitlines()[-6:-1]
+    assert printed.splitlines()[-5:] == again.splitlines()[-6:-1]
     assert (evaluating.place / "responses.jsonl").read_bytes() == written
     scores = [score for each in evaluating.rows() for score in each["scores"]]
     assert rows == (2 * 2 * 20, len(scores), sum(scores))
@@ -174,10 +159,9 @@ def test_a_killed_evaluation_continues_and_more_runs_are_added(tiny, tmp_path):
         rows = evaluating.rows()
         assert all(row in rows for row in kept)
         kept = rows
-    done = evaluating.run("--runs", "4")
-    assert f"{len(kept)} of {total} prompts are done" in done.stdout
+    assert f"{len(kept)} of {total} prompts are done" in evaluating.run("--runs", "4")
     evaluating.run("--runs", "5")
     for name, path in (("heldout", tiny.heldout), ("train", tiny.train)):
-        check_rows(evaluating.rows(name), data(path), runs=5, samples=8)
+        check_rows(evaluating.rows(name), path, runs=5, samples=8)
     by_run = [[row["responses"] for row in evaluating.rows("heldout") if row["run"] == run] for run in range(5)]
     assert all(one != other for one, other in itertools.pairwise([*by_run, by_run[0]]))  # no run is drawn again

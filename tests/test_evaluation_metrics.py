@@ -1,6 +1,9 @@
-"""Measures of sampled answers and paired tests: by hand, against an enumeration of all draws, against scipy."""
+"""Measures of sampled answers, paired tests, and ``evaluate compare``: by hand, by enumeration, against scipy."""
 
+import json
+from contextlib import closing
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,21 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from scipy import stats
 
+from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.evaluation import metrics
-from openrlhf_dbb.evaluation.results import Results
+from openrlhf_dbb.evaluation.results import SETTINGS, Responses, Results, Row
 
 NAN = np.nan
 
 
-def texts(*rows):
-    return np.array(rows, dtype=object)
-
-
 def test_a_missing_sample_is_left_out_not_counted_as_wrong():
-    scores = np.array([[1, NAN, 0, 1], [NAN, NAN, NAN, NAN], [0, 0, 0, NAN]])
-    np.testing.assert_array_equal(metrics.accuracy(scores), [2 / 3, NAN, 0])
-    np.testing.assert_array_equal(metrics.best(scores), [1, NAN, 0])
-    assert metrics.best(np.array([0.25, 0.75, NAN])) == 0.75
+    scores = np.array([[1, NAN, 0, 1], [NAN, NAN, NAN, NAN], [0, 0, 0.75, NAN]])
+    np.testing.assert_array_equal(metrics.accuracy(scores), [2 / 3, NAN, 0.25])
+    np.testing.assert_array_equal(metrics.best(scores), [1, NAN, 0.75])
 
 
 @settings(deadline=None)  # the first call imports scipy
@@ -43,7 +43,6 @@ def test_pass_at_k_of_many_samples_neither_overflows_nor_cancels():
     ("scores", "answers", "expected"),
     [
         ([1, 1, 0, 0, 0], ["7", "7", "8", "9", None], 1),
-        ([1, 0, 0, 0, 0], ["7", "8", "8", "9", None], 0),
         # 7 and 8 tie with two votes each: right half of the time, whichever comes first
         ([1, 1, 0, 0, 0], ["7", "7", "8", "8", "9"], 0.5),
         # the missing sample has no vote, so that 8 wins
@@ -55,28 +54,27 @@ def test_pass_at_k_of_many_samples_neither_overflows_nor_cancels():
     ],
 )
 def test_majority(scores, answers, expected):
-    assert metrics.majority(np.array([scores], dtype=float), texts(answers)) == pytest.approx([expected])
+    assert metrics.majority(np.array([scores], float), np.array([answers], object)) == pytest.approx([expected])
 
 
 def test_majority_of_groups_without_votes():
     scores = np.array([[0.0, 0.0], [NAN, NAN], [1.0, 0.0]])
-    answers = texts([None, None], ["7", "7"], ["7", None])
+    answers = np.array([[None, None], ["7", "7"], ["7", None]], dtype=object)
     np.testing.assert_array_equal(metrics.majority(scores, answers), [0, NAN, 1])
     # a verifier that gives no answer to any prompt has no majority
     assert np.isnan(metrics.majority(scores, np.full((3, 2), None))).all()
 
 
-def results(scores, answers):
-    scores = np.array(scores, dtype=float)
-    rest = {"tokens_R_P_N": np.full(scores.shape, 10), "truncated_R_P_N": np.zeros(scores.shape, dtype=bool)}
-    names = [str(place) for place in range(scores.shape[1])]
-    return Results("sums", names, scores, np.array(answers, dtype=object), names, **rest)
-
-
 def test_fractions_have_no_pass_at_k_and_responses_without_answers_no_majority():
-    found = metrics.measures(results([[[0.5, 1, 1]]], [[[None] * 3]]))
+    def measured(scores, answers):
+        shape = (1, 1, 3)
+        rest = {"tokens_R_P_N": np.full(shape, 10), "truncated_R_P_N": np.zeros(shape, dtype=bool)}
+        scores, answers = np.array([[scores]], float), np.array([[answers]], object)
+        return metrics.measures(Results("sums", ["0"], scores, answers, ["0"], **rest))
+
+    found = measured([0.5, 1, 1], [None] * 3)
     assert found.keys() == {"mean@3", "best@3", "missing", "truncated_rate", "response_length_mean"}
-    powers = metrics.measures(results([[[0, 1, 1]]], [[["7", None, None]]]))
+    powers = measured([0, 1, 1], ["7", None, None])
     assert [name for name in powers if name.startswith("pass")] == ["pass@1", "pass@2", "pass@3"]
 
 
@@ -84,8 +82,7 @@ def test_test_and_interval_are_scipys():
     difference_P = np.random.default_rng(0).normal(0.02, 0.1, 60)
     scipys = stats.ttest_1samp(difference_P, 0)
     one_sided = metrics.stratified_t([difference_P])
-    two_sided = metrics.stratified_t([difference_P], two_sided=True)
-    assert two_sided.p == pytest.approx(scipys.pvalue, rel=1e-9)
+    assert metrics.stratified_t([difference_P], two_sided=True).p == pytest.approx(scipys.pvalue, rel=1e-9)
     assert one_sided.p == pytest.approx(stats.ttest_1samp(difference_P, 0, alternative="greater").pvalue, rel=1e-9)
     assert (one_sided.low, one_sided.high) == pytest.approx(scipys.confidence_interval())
 
@@ -93,10 +90,8 @@ def test_test_and_interval_are_scipys():
 def test_differences_without_variance_and_one_prompt_test_nothing():
     base = np.array([0.1, 0.3, 0.7])
     same = metrics.stratified_t([base + 0.25 - base])  # 0.1 + 0.25 - 0.1 is not 0.25 in binary
-    assert same[:3] == (0.25, 0.25, 0.25) and np.isnan(same.p)
-    single = metrics.stratified_t([np.array([0.5])])
-    assert single.difference == 0.5
-    assert np.isnan(single[1:]).all()
+    np.testing.assert_array_equal(same, [0.25, 0.25, 0.25, NAN])
+    np.testing.assert_array_equal(metrics.stratified_t([np.array([0.5])]), [0.5, NAN, NAN, NAN])
 
 
 def test_average_by_hand():
@@ -112,5 +107,123 @@ def test_holm_by_hand():
     # 0.01 x 4, 0.02 x 3, then 0.03 x 2 = 0.06 is not below the one before; 0.5 x 1
     assert metrics.holm([0.5, 0.02, 0.01, 0.03]) == pytest.approx([0.5, 0.06, 0.04, 0.06])
     assert metrics.holm([0.6, 0.7]) == pytest.approx([1, 1])
-    np.testing.assert_allclose(metrics.holm([np.nan, 0.01, 0.02]), [np.nan, 0.02, 0.02])
+    np.testing.assert_allclose(metrics.holm([NAN, 0.01, 0.02]), [NAN, 0.02, 0.02])
     assert len(metrics.holm([])) == 0
+
+
+# Two runs of three prompts, two samples each; accuracies of the prompts over both runs: 0.5, 0.5, 0 and 0.75, 1, 0.25.
+FIRST = [[[1, 0], [1, 1], [0, 0]], [[0, 1], [0, 0], [0, 0]]]
+SECOND = [[[1, 1], [1, 1], [0, 0]], [[1, 0], [1, 1], [0, 1]]]
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Function: write an evaluation under evaluations/ whose benchmarks have these scores (R, P, N); None is missing.
+
+    ``about``: settings of benchmarks, by name.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def make(name, benchmarks, *, about=None, labels="012", **settings):
+        runs, _, samples = np.shape(next(iter(benchmarks.values())))
+        values = {"model": f"org/{name}", "n": samples, "runs": runs, "temperature": 0.6, "top_p": 0.95} | settings
+        same = {"group": "", "verifier": "math", "max_new_tokens": 64, "chat_template": False, "digest": "d"}
+        values["benchmarks"] = {
+            each: {"title": each.upper(), "prompts": np.shape(scores)[1], **same, **(about or {}).get(each, {})}
+            for each, scores in benchmarks.items()
+        }
+        folder = Path("evaluations") / name
+        with closing(Responses(folder)) as responses:
+            for benchmark, scores in benchmarks.items():
+                for run, place in np.ndindex(np.shape(scores)[:2]):
+                    lists = ["7"] * samples, [10] * samples, [False] * samples, ["so 7"] * samples
+                    texts = str(place), f"{place}?", labels[place]
+                    responses.append(Row(benchmark, run, place, *texts, scores[run][place], *lists))
+        write_json(folder / SETTINGS, values)
+
+    return make
+
+
+@pytest.fixture
+def printed(capsys):
+    """Function: what the comparison of some evaluations prints."""
+
+    def run(*argv):
+        assert main(["evaluate", "compare", *argv]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_all_numbers_of_a_comparison(write, printed):
+    write("first", {"sums": FIRST})
+    write("second", {"sums": SECOND})
+    [found] = json.loads(printed("first", "second", "--json"))["differences"]
+    # Runs of second: (1 + 1 + 0) / 3 and (1/2 + 1 + 1/2) / 3; of first: (1/2 + 1) / 3 and (1/2) / 3.
+    assert found["accuracy"] == pytest.approx([2 / 3, 2 / 3])
+    assert found["baseline_accuracy"] == pytest.approx([1 / 2, 1 / 6])
+    # Differences of the prompts 0.25, 0.5, 0.25: s^2 = 1 / 48, error sqrt(1 / 144); t = 4 with 2 degrees of freedom.
+    assert found["difference"] == pytest.approx(1 / 3)
+    assert found["p"] == found["p_holm"] == pytest.approx((1 - np.sqrt(16 / 18)) / 2)
+    assert (found["better"], found["worse"], found["prompts"]) == (3, 0, 3)
+    # t of 2 degrees of freedom is 4.30265 at 0.975.
+    assert (found["low"], found["high"]) == pytest.approx((1 / 3 - 4.30265 / 12, 1 / 3 + 4.30265 / 12), abs=1e-5)
+    title, header, row = (" ".join(line.split()) for line in printed("first", "second").splitlines()[:3])
+    assert title == "second - first"
+    assert header == "prompts second first difference 95 % interval p p (Holm) better worse"
+    assert row == "SUMS 3 66.67 \u00b1 0.00 33.33 \u00b1 23.57 +33.33 -2.52 to +69.19 0.0286 0.0286 3 0"
+
+
+def test_averages_are_within_groups_and_holm_is_over_all_benchmarks_and_pairs(write, printed):
+    groups = {"sums": {"group": "ID"}, "proofs": {"group": "OOD"}, "products": {"group": "ID"}}
+    for name, scores in (("first", FIRST), ("second", SECOND), ("third", SECOND)):
+        write(name, dict.fromkeys(groups, scores), about=groups)
+    rows = json.loads(printed("first", "second", "third", "--json"))["differences"]
+    assert [row["benchmark"] for row in rows] == ["SUMS", "PRODUCTS", "PROOFS", "Avg. ID"] * 2
+    p = (1 - np.sqrt(16 / 18)) / 2  # as above
+    assert [row["p_holm"] for row in rows if row["benchmark"] != "Avg. ID"] == pytest.approx([6 * p] * 6)
+
+
+def test_missing_samples_and_prompts_are_left_out_and_said(write, printed):
+    missing = [[[1, 0], [1, None], [None, None]], [[0, 1], [0, 0], [None, None]]]
+    write("first", {"sums": missing})
+    write("second", {"sums": SECOND})
+    [found] = json.loads(printed("first", "second", "--json"))["differences"]
+    # first: runs (1/2 + 1) / 2 and (1/2 + 0) / 2; second without its third prompt: 1 and 3/4
+    assert (found["prompts"], found["baseline_accuracy"], found["accuracy"]) == (2, [0.75, 0.25], [1, 0.75])
+    assert found["difference"] == pytest.approx(0.375)
+    assert printed("first", "second").splitlines()[-2:] == [
+        "note: SUMS: 41.7% of the samples of first are not verified",
+        "note: SUMS: 1 prompts left out, as a model has no verified sample",
+    ]
+
+
+def test_different_settings_are_noted(write, printed):
+    write("first", {"sums": FIRST})
+    write("second", {"sums": [[[1], [0], [1]]]}, about={"sums": {"max_new_tokens": 8192}}, temperature=1)
+    notes = [line for line in printed("first", "second").splitlines() if line.startswith("note: ")]
+    assert notes == [
+        "note: different n: 2 in first, 1 in second",
+        "note: different runs: 2 in first, 1 in second",
+        "note: different temperature: 0.6 in first, 1 in second",
+        "note: different max_new_tokens of SUMS: 64 in first, 8192 in second",
+    ]
+
+
+def test_what_cannot_be_compared_is_refused_in_one_line(write, capsys):
+    write("first", {"sums": FIRST})
+    write("sorts", {"sorts": SECOND})
+    write("lost", {"sums": [[[None, None]] * 3] * 2})
+    write("other", {"sums": SECOND}, labels="092")
+    write("unfinished", {"sums": SECOND}, runs=3)
+    for second, message in {
+        "nosuch": "there is no evaluation 'nosuch'; evaluations/ has first, lost, other, sorts, unfinished",
+        "sorts": "no benchmark is in every evaluation: first has sums; sorts has sorts",
+        "lost": "sums: no prompt has a verified sample of every model",
+        "other": "sums: first and other have different prompts; evaluate both on the same data",
+        "unfinished": "unfinished is not finished, it has 6 of 9 rows of sums; repeat the evaluate command",
+    }.items():
+        assert main(["evaluate", "compare", "first", second]) == 2
+        out, error = capsys.readouterr()
+        [line] = error.splitlines()
+        assert out == "" and message in line

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from contextlib import closing
-from types import SimpleNamespace
 
 import pytest
 from filler import check
@@ -14,12 +13,11 @@ from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import evaluated_model, results
+from openrlhf_dbb.evaluation import loading, results
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
-from openrlhf_dbb.evaluation.command import continued, engine_seed, print_summary, record, settings_of
+from openrlhf_dbb.evaluation.command import Options, continued, engine_seed, print_summary, record, settings_of
 from openrlhf_dbb.evaluation.engines import Finished, answer
-from openrlhf_dbb.evaluation.evaluated_model import Model
-from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, prepare
+from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, Model, prepare
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
 
 
@@ -41,33 +39,23 @@ def prompts(size, labels=None):
 
 def settings(benchmarks=("sums",), fingerprint="f1", asked=None, **values):
     """The settings of an evaluation of three prompts of each benchmark."""
-    arguments = {"n": 2, "temperature": 1.0, "top_p": 0.95, "runs": 2, "seed": 7} | values
+    options = Options(**{"n": 2, "temperature": 1.0, "runs": 2, "seed": 7} | values)
     model = Model("/models/a", None, fingerprint, 64, None)
-    return settings_of(SimpleNamespace(**arguments), model, asked or {name: prompts(3) for name in benchmarks})
-
-
-def test_responses_are_read_as_they_were_written(tmp_path):
-    with closing(Responses(tmp_path / "mine")) as responses:
-        responses.append(row(place=2))
-        responses.append(row(run=1))
-    with closing(Responses(tmp_path / "mine")) as responses:
-        assert responses.keys == {Key("sums", 0, 2), Key("sums", 1, 0)}
-        responses.append(row(place=1))
-    assert list(read_rows(tmp_path / "mine" / results.RESPONSES)) == [row(place=2), row(run=1), row(place=1)]
+    return settings_of(options, model, asked or {name: prompts(3) for name in benchmarks})
 
 
 @pytest.mark.parametrize("kept", [20, -1])
-def test_a_torn_last_line_is_done_again_and_another_damaged_line_is_named(tmp_path, kept):
+def test_rows_are_read_as_written_a_torn_last_line_is_done_again_and_another_damaged_line_is_named(tmp_path, kept):
     path = tmp_path / results.RESPONSES
     with closing(Responses(tmp_path)) as responses:
-        responses.append(row(place=0))
+        responses.append(row(run=1, place=2))
         whole = path.stat().st_size
         responses.append(row(place=1))
     path.write_bytes(path.read_bytes()[: kept if kept < 0 else whole + kept])
     with closing(Responses(tmp_path)) as responses:
-        assert responses.keys == {Key("sums", 0, 0)}
+        assert responses.keys == {Key("sums", 1, 2)}
         responses.append(row(place=5))
-    assert [read.place for read in read_rows(path)] == [0, 5]
+    assert list(read_rows(path)) == [row(run=1, place=2), row(place=5)]
     path.write_bytes(b"x" + path.read_bytes())
     with pytest.raises(UsageError, match=r"responses.jsonl, line 1: .*delete this line and evaluate"):
         Responses(tmp_path)
@@ -104,8 +92,7 @@ def test_more_runs_and_benchmarks_continue_an_evaluation():
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (settings(n=4, temperature=0.6), "made with n 2, not 4; temperature 1.0, not 0.6; give another"),
-        (settings(fingerprint="f2"), "fingerprint f1, not f2"),
+        (settings(n=4, fingerprint="f2"), "made with fingerprint f1, not f2; n 2, not 4; give another"),
         (settings(asked={"sums": prompts(3, labels=["0", "1", "3"])}), "digest of sums .*, not "),
         (settings(benchmarks=("sorts",)), "evaluation mine also has sums; add it to --benchmarks"),
     ],
@@ -124,17 +111,13 @@ def test_no_engine_gets_the_seed_of_another():
 @pytest.fixture
 def evaluation(tmp_path):
     """A finished evaluation "mine": two prompts in two runs, three samples each."""
-    folder = tmp_path / "mine"
-    with closing(Responses(folder)) as responses:
-        for line in (
-            row(1, 1, [None] * 3, ["1", "1", None], [9, 9, 9], [True] * 3),
-            row(0, 0, [1.0, 1.0, 0.0], ["0", "0", "5"], [4, 5, 6], [False] * 3),
-            row(1, 0, [0.0, 0.0, 0.0], ["8", None, None], [1, 1, 1], [False] * 3),
-            row(0, 1, [None, 0.0, 1.0], ["1", "2", "1"], [7, 7, 7], [True, False, False]),
-        ):
-            responses.append(line)
-    write_json(folder / results.SETTINGS, settings(n=3, temperature=0.6, asked={"sums": prompts(2)}))
-    return read_evaluation(folder)
+    with closing(Responses(tmp_path / "mine")) as responses:
+        responses.append(row(1, 1, [None] * 3, ["1", "1", None], [9, 9, 9], [True] * 3))
+        responses.append(row(0, 0, [1.0, 1.0, 0.0], ["0", "0", "5"], [4, 5, 6], [False] * 3))
+        responses.append(row(1, 0, [0.0, 0.0, 0.0], ["8", None, None], [1, 1, 1], [False] * 3))
+        responses.append(row(0, 1, [None, 0.0, 1.0], ["1", "2", "1"], [7, 7, 7], [True, False, False]))
+    write_json(tmp_path / "mine" / results.SETTINGS, settings(n=3, asked={"sums": prompts(2)}))
+    return read_evaluation(tmp_path / "mine")
 
 
 def test_the_summary_has_means_and_deviations_over_runs(evaluation, capsys):
@@ -167,12 +150,11 @@ def test_the_results_are_stored_with_the_run(store, fill, evaluation, capsys):
 def test_a_model_is_told_from_another_by_its_files(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(100))
-    before = evaluated_model.fingerprint(tmp_path)
-    assert evaluated_model.fingerprint(tmp_path) == before
+    before = loading.fingerprint(tmp_path)
     (tmp_path / "README.md").write_text("a model card, which may be edited")
-    assert evaluated_model.fingerprint(tmp_path) == before
+    assert loading.fingerprint(tmp_path) == before
     os.utime(weights, (1, 1))  # written again
-    assert evaluated_model.fingerprint(tmp_path) != before
+    assert loading.fingerprint(tmp_path) != before
 
 
 def test_of_a_run_the_best_model_is_taken_else_the_last_and_it_is_said(tmp_path, capsys):
@@ -180,20 +162,19 @@ def test_of_a_run_the_best_model_is_taken_else_the_last_and_it_is_said(tmp_path,
     for name in ("model", "best"):
         (run / name).mkdir(parents=True)
         (run / name / "config.json").write_text("{}")
-        assert evaluated_model.choose(str(run)) == str(run / name)
+        assert loading.choose(str(run)) == str(run / name)
         assert f"{run}/{name}" in capsys.readouterr().out
     for named in (f"{run}/model", f"{run}/best", "Qwen/Qwen3-1.7B-Base"):  # what is no run is taken as it is
-        assert evaluated_model.choose(named) == named
-    assert evaluated_model.default_name(f"{run}/model") == "mine"
+        assert loading.choose(named) == named
+    assert loading.default_name(f"{run}/model") == "mine"
 
 
 @pytest.fixture(scope="module")
 def tiny_model():
-    return evaluated_model.find(str(tiny_preset.prepare(tiny_preset.default_folder()).model))
+    return loading.find_model(str(tiny_preset.prepare(tiny_preset.default_folder()).model))
 
 
 def prepared(texts, model, asked=None, in_entry=True, max_new_tokens=None):
-    """Two prompts of a benchmark as a model sees them."""
     benchmark = Benchmark("sums", "Sums", file="sums.jsonl", max_tokens=10, chat_template=in_entry)
     return prepare(BenchmarkPrompts(benchmark, ["a", "b"], texts, ["1", "2"], []), model, asked, max_new_tokens)
 
@@ -213,8 +194,7 @@ def test_prompts_are_tokenized_as_they_are_and_must_fit_the_context(tiny_model):
     short = prepared(["1+2=", "s3="], tiny_model)
     assert (short.texts, short.chat_template, short.longest) == (["1+2=", "s3="], False, 4 + 10)
     assert [tiny_model.tokenizer.decode(tokens) for tokens in short.tokens] == ["1+2=", "s3="]
-    fitting = prepared(["1+2=", "s3="], tiny_model, max_new_tokens=60)
-    assert fitting.longest == 64  # the model's context
+    assert prepared(["1+2=", "s3="], tiny_model, max_new_tokens=60).longest == 64  # the model's context
     with pytest.raises(UsageError, match=r"\(4 tokens\) and --max_new_tokens 61 do not fit .* \(64 tokens\)"):
         prepared(["1+2=", "s3="], tiny_model, max_new_tokens=61)
 

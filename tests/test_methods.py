@@ -35,16 +35,11 @@ def test_a_method_sets_its_flags_and_passes_all_checks_with_its_own_estimator(me
 
 @pytest.mark.parametrize(
     ("method", "estimator", "clip"),
-    [
-        ("grpo", "point", [0.2, 0.28]),
-        ("grpo", "dbb", [0.98, 0.98]),
-        ("centered", "dbb", [0.2, 0.28]),
-    ],
+    [("grpo", "point", [0.2, 0.28]), ("grpo", "dbb", [0.98, 0.98]), ("centered", "dbb", [0.2, 0.28])],
 )
 def test_the_estimator_decides_the_clip_range_unless_the_method_centres(method, estimator, clip):
     settings = parse("--method", method, "--estimator", estimator)
     assert look_up(settings, "actor.eps_clip_low_high") == clip
-    checks.check(settings)
 
 
 def sizes(settings):
@@ -87,16 +82,15 @@ def test_without_a_method_openrlhf_trains_by_its_flags():
     checks.check(settings)
 
 
-def decided(settings, scores):
-    return settings.strategy.sampler(strategies.facts(settings.args)).judge(0, scores)
-
-
 def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():
+    def decided(settings):
+        scores = np.array([-1.0, 1.0])  # they differ, but 0 is not above 0
+        return settings.strategy.sampler(strategies.facts(settings.args)).judge(0, scores)
+
     settings = parse("--algo.dynamic_filtering_enable")
     assert look_up(settings, "rollout.strategy") == "dynamic"
     assert settings.origin["rollout.strategy"] == "--algo.dynamic_filtering_enable"
-    scores = np.array([-1.0, 1.0])  # they differ, but 0 is not above 0
-    assert decided(settings, scores) is Decision.REPLACE
-    assert decided(parse("--rollout.strategy", "dynamic"), scores) is Decision.TRAIN
+    assert decided(settings) is Decision.REPLACE
+    assert decided(parse("--rollout.strategy", "dynamic")) is Decision.TRAIN
     wider = ["--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "-1", "1"]
-    assert decided(parse(*wider), scores) is Decision.TRAIN
+    assert decided(parse(*wider)) is Decision.TRAIN

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,9 @@ import numpy as np
 from openrlhf_dbb import storage
 from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import benchmarks, compare, evaluated_model, loading, results
+from openrlhf_dbb.evaluation import benchmarks, compare, loading, results
 from openrlhf_dbb.evaluation.engines import answer, generate, ray_started
-from openrlhf_dbb.evaluation.evaluated_model import Model
-from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
+from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, Model
 from openrlhf_dbb.evaluation.metrics import measures, percent, stored_rows
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
 from openrlhf_dbb.options import add_store, add_trust, number, require_stack
@@ -69,7 +69,8 @@ class Options:
     tensor_parallel_size: int = _flag(1, "GPUs an engine", _ENGINES, type=int, metavar="N")
     gpu_memory_utilization: float = _flag(0.9, "share of a GPU's memory", _ENGINES, type=float, metavar="F")
     verbose: bool = _flag(False, "show the output of the engines", _ENGINES, action="store_true")
-    name: str | None = _flag(None, f"folder under {results.FOLDER}/ (default: the model's name)", _OUTPUT)
+    output: Path = _flag(results.FOLDER, "folder for evaluations", _OUTPUT, type=Path, metavar="DIR")  # noqa: RUF009
+    name: str | None = _flag(None, "name of this evaluation (default: the model's)", _OUTPUT)
     run: str | None = _flag(None, "training run that made this model; the results are stored with it", _OUTPUT)
     store_url: str | None = None
     trust_remote_code: bool = False
@@ -111,12 +112,12 @@ def evaluate(options: Options) -> None:
         with storage.open_store(options.store_url, create=False) as store:
             store.find_run(options.run)  # refuses a run that does not exist
     entries = benchmarks.find_all(options.benchmarks)
-    model = evaluated_model.find(evaluated_model.choose(options.model), trusted=options.trust_remote_code)
+    model = loading.find_model(loading.choose(options.model), trusted=options.trust_remote_code)
     asked = {}
     for entry in entries:
         loaded = loading.load(entry, limit=options.limit)
         asked[entry.name] = loading.prepare(loaded, model, options.chat_template, options.max_new_tokens)
-    folder = results.FOLDER / (options.name or evaluated_model.default_name(options.model))
+    folder = options.output / (options.name or loading.default_name(options.model))
     with closing(Responses(folder)) as responses:
         settings = settings_of(options, model, asked)
         if responses.keys:
@@ -170,7 +171,7 @@ def _generate(
 
     done, n, trusted = len(responses.keys), settings["n"], options.trust_remote_code
     with (
-        evaluated_model.merged(settings["model"], results.FOLDER, trusted=trusted) as model,
+        loading.merged(settings["model"], options.output, trusted=trusted) as model,
         ray_started(options.engines, options.tensor_parallel_size, options.verbose) as count,
     ):
         # An engine with a used seed would draw the same responses again.

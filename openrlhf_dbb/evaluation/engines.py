@@ -116,17 +116,15 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
     ray_start.prepare()
     import ray
 
-    count = engines or 1
-    ray_start.start({"num_cpus": count, "num_gpus": 0}, {}, verbose=verbose)
+    ray_start.start({"num_cpus": engines or 1, "num_gpus": 0}, {}, verbose=verbose)
     try:
-        if not cpu.active():
-            places = ray_start.places(tensor_parallel_size)
-            count = engines or max(1, places)
-            if places < count:  # Ray would wait forever
-                raise UsageError(
-                    f"Ray has GPUs, each with a CPU, for {places} engines with --tensor_parallel_size "
-                    f"{tensor_parallel_size}, not for {count}; lower --engines or --tensor_parallel_size"
-                )
+        places = (engines or 1) if cpu.active() else ray_start.places(tensor_parallel_size)
+        count = engines or max(1, places)
+        if places < count:  # Ray would wait forever
+            raise UsageError(
+                f"Ray has GPUs, each with a CPU, for {places} engines with --tensor_parallel_size "
+                f"{tensor_parallel_size}, not for {count}; lower --engines or --tensor_parallel_size"
+            )
         yield count
     finally:
         ray.shutdown()
@@ -148,8 +146,8 @@ def answer(prompts: Mapping[str, BenchmarkPrompts], keys: Sequence[Key], generat
     verified: deque[Future[Row]] = deque()
     # Most threads wait for a verifier process.
     with ThreadPoolExecutor(8, thread_name_prefix="verify") as pool:
-        for answers in generate(requests):
-            for finished in answers:
+        for several in generate(requests):
+            for finished in several:
                 key = keys[finished.number]
                 verified.append(pool.submit(_verify, key, finished, prompts[key.benchmark]))
             while verified and verified[0].done():
@@ -161,14 +159,13 @@ def answer(prompts: Mapping[str, BenchmarkPrompts], keys: Sequence[Key], generat
 def _verify(key: Key, finished: Finished, prompts: BenchmarkPrompts) -> Row:
     _, responses, tokens, truncated = finished
     label, verify = prompts.labels[key.place], VERIFIERS[prompts.benchmark.verifier]
-    verdicts = [verify(response, label) for response in responses]
-    scores, answers = [verdict.score for verdict in verdicts], [verdict.answer for verdict in verdicts]
+    scores, extracted = map(list, zip(*(verify(response, label) for response in responses), strict=True))
     asked = prompts.ids[key.place], prompts.texts[key.place], label
-    return Row(*key, *asked, scores, answers, tokens, truncated, responses)
+    return Row(*key, *asked, scores, extracted, tokens, truncated, responses)
 
 
 def answer_once(prompts: Mapping[str, BenchmarkPrompts], generate: Generate) -> dict[str, Results]:
     """Answer all prompts in a single evaluation run; return the results by benchmark."""
     keys = [Key(name, 0, place) for name, asked in prompts.items() for place in range(len(asked.texts))]
-    rows = {row.key: row for row in answer(prompts, keys, generate)}
-    return {name: as_results([rows[key] for key in keys if key.benchmark == name]) for name in prompts}
+    rows = sorted(answer(prompts, keys, generate))
+    return {name: as_results([row for row in rows if row.benchmark == name]) for name in prompts}

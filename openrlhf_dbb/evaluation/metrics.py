@@ -1,7 +1,6 @@
 """Measures of sampled answers, and paired tests of their differences.
 
-Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt, K benchmarks. Functions of samples reduce the
-last axis.
+Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt (reduced), K benchmarks.
 
 A group is the N samples of a prompt in a run. A missing sample (score NaN: not verified) is left out of its group and
 never counted as 0. A group without verified samples is NaN and is left out of means over prompts.
@@ -20,8 +19,6 @@ from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.results import Results
 
 ALPHA = 0.05  # level of the tests
-
-_DECIMALS = 12  # differences of accuracies that are equal on paper may differ beyond
 
 
 def accuracy(scores: Floats) -> Floats:
@@ -121,14 +118,15 @@ class PairedTest(NamedTuple):
 def stratified_t(differences: Sequence[Floats], *, two_sided: bool = False) -> PairedTest:
     """Test the mean over K benchmarks of mean differences (P_k,), first minus second model; H1: it is above 0.
 
-    Two samples of a prompt depend on each other, two prompts do not, so the test is over prompts.
-    With one benchmark this is the paired t-test of the paper, section 4.1. The error is
-    ``sqrt(sum_k s_k^2 / P_k) / K``, with the degrees of freedom of Satterthwaite 1946, "An approximate distribution of
-    estimates of variance components". All but the difference are NaN if a benchmark has a single prompt.
+    It is over prompts: samples of one prompt depend on each other. With one benchmark it is the paired t-test of the
+    paper, section 4.1; else the error is ``sqrt(sum_k s_k^2 / P_k) / K``, with the degrees of freedom of Satterthwaite
+    1946, "An approximate distribution of estimates of variance components". All but the difference are NaN if a
+    benchmark has a single prompt.
     """
     from scipy.stats import t as student
 
-    differences = [np.round(values, _DECIMALS) for values in differences]
+    # Differences of accuracies that are equal on paper may differ beyond.
+    differences = [np.round(values, 12) for values in differences]
     difference = float(np.mean([values.mean() for values in differences]))
     if min(map(len, differences)) < 2:
         return PairedTest(difference, *[math.nan] * 3)

@@ -119,14 +119,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 def read_evaluation(folder: Path) -> Evaluation:
     """Read an evaluation without its responses; one that is not finished is refused."""
-    settings = read_settings(folder)
-    rows = {}
-    for row in read_rows(folder / RESPONSES):
-        row.responses.clear()  # they would fill the memory
-        rows[row.key] = row
-    results = {}
+    settings, results = read_settings(folder), {}
+    # The responses would fill the memory.
+    rows = sorted(row._replace(responses=[]) for row in read_rows(folder / RESPONSES))
     for name, about in settings["benchmarks"].items():
-        found = [rows[key] for key in sorted(rows) if key.benchmark == name]
+        found = [row for row in rows if row.benchmark == name]
         if len(found) < (needed := settings["runs"] * about["prompts"]):
             done = f"{len(found)} of {needed} rows of {name}"
             raise UsageError(f"{folder} is not finished, it has {done}; repeat the evaluate command that started it")
