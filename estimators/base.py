@@ -48,11 +48,6 @@ class Estimate:
         mean, failure = alpha / total, beta / total
         return cls(mean, mean * failure)
 
-    @property
-    def baseline(self) -> Floats:
-        """The value that a form subtracts from the rewards: ``without_each``, or the mean, shape (P, 1)."""
-        return self.mean[:, None] if self.without_each is None else self.without_each
-
 
 class RewardSupportError(ValueError):
     """A reward lies outside the values that an estimator accepts; it is the first one, ``rewards_P_G[row, column]``."""

@@ -41,9 +41,10 @@ register = FORMS.register
 def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
     """Return ``X - baseline``, shape (P, G); 0 for a missing rollout (NaN), or one with nothing to compare it with.
 
-    The baseline is the mean, or the mean without the rollout (:attr:`Estimate.baseline`).
+    The baseline is the mean, or the mean without the rollout.
     """
-    return np.nan_to_num(np.asarray(rewards_P_G, dtype=np.float64) - estimate.baseline)
+    baseline = estimate.mean[:, None] if estimate.without_each is None else estimate.without_each
+    return np.nan_to_num(np.asarray(rewards_P_G, dtype=np.float64) - baseline)
 
 
 def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:

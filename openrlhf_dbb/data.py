@@ -228,15 +228,12 @@ def control_tokens(source: str, prompts: Sequence[Any], tokenizer: Any, applied:
     """
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     texts = [p if isinstance(p, str) else "\n".join(message["content"] for message in p) for p in prompts]
-    first: dict[int, str] = {}
     for token in (str(token) for token in added if token.special):
         rows = [row for row, text in enumerate(texts, 1) if token in text]
-        first |= dict.fromkeys(rows, token) if applied or len(rows) < len(texts) else {}
-    return [
-        f"{source}: {len(first)} of {len(texts)} prompts contain a control token of the model, first row {row} "
-        f"{first[row]!r}: the model does not read it as text; take it out"
-        for row in sorted(first)[:1]
-    ]
+        if rows and (applied or len(rows) < len(texts)):
+            found = f"{len(rows)} of {len(texts)} prompts contain the control token {token!r}, first row {rows[0]}"
+            return [f"{source}: {found}: the model does not read it as text; take it out"]
+    return []
 
 
 def _contradictions(prompts: list[Any], labels: list[str]) -> dict[str, str]:

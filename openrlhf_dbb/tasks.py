@@ -23,10 +23,8 @@ from openrlhf_dbb.rewards import answers, values, verifier_pool
 
 PREFIX = "reasoning_gym:"
 INSTRUCTION = "Give only the answer."
-_MAKING_LIMIT_S = 3600.0
 # One mixes others. The verifier of the second takes any text, that of the third an answer to any other puzzle.
 _LEFT_OUT = {"composite", "game_of_life_halting", "puzzle24"}
-_SEEDS_APART = 100_000
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -56,7 +54,7 @@ def examples(names: list[str] | None) -> list[tuple[str, str | None, str]]:
 
 
 def _ask(source: str, **request: Any) -> Any:
-    with contextlib.closing(verifier_pool.VerifierPool(1, _MAKING_LIMIT_S, verifier_pool.TASK_WORKER)) as pool:
+    with contextlib.closing(verifier_pool.VerifierPool(1, 3600.0, verifier_pool.TASK_WORKER)) as pool:
         reply = pool.ask(request)
     if "rows" not in reply:
         raise UsageError(f"{source}: {reply['unverified']}")
@@ -144,7 +142,7 @@ def _dataset(task: str, settings: str) -> Any:
 
     given = json.loads(settings)
     # The package makes problem i from seed + i, so that seeds 1 and 2 would share all problems but one.
-    return reasoning_gym.create_dataset(task, **given | {"seed": given["seed"] * _SEEDS_APART})
+    return reasoning_gym.create_dataset(task, **given | {"seed": given["seed"] * 100_000})
 
 
 def _entry(task: str, index: int, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -309,9 +309,7 @@ def _commits_of_others(connection: Connection) -> int:
 
 
 def check_sqlite_path(path: str, *, create: bool) -> None:
-    """Raise StoreError if there is no such file or folder, or if the file is on a network file system."""
-    if not Path(path).parent.is_dir():
-        raise StoreError(f"the folder {Path(path).parent} does not exist; create it or name another file")
+    """Raise StoreError if there is no such file, or if it is on a network file system."""
     if not create and not Path(path).exists():
         raise StoreError(f"there is no store at {path}; check the path, or start a run to create it")
     mounts = Path("/proc/mounts")

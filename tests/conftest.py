@@ -191,11 +191,6 @@ def fill():
     return filler
 
 
-@pytest.fixture(name="dump")
-def dump_fixture():
-    return filler.dump
-
-
 @pytest.fixture(scope="session")
 def train():
     """Function: run the training command in a folder, to its end; the completed process."""

@@ -283,9 +283,7 @@ def test_the_columns_of_rates_and_groups_have_to_be_there_and_may_be_one(choose)
 def test_control_tokens_in_questions_are_counted_with_their_first_row():
     token = SimpleNamespace(added_tokens_decoder={1: AddedToken("<end>", special=True), 2: AddedToken("<b>")})
     form = [f"<user>{text}<end>" for text in ("a", "b")]
-    assert data.control_tokens("f", ["a<b>", *form, [said("user", "x<end>")]], token, False) == [
-        "f: 3 of 4 prompts contain a control token of the model, first row 2 '<end>': the model does not read it as "
-        "text; take it out"
-    ]
+    [warning] = data.control_tokens("f", ["a<b>", *form, [said("user", "x<end>")]], token, False)
+    assert warning.startswith("f: 3 of 4 prompts contain the control token '<end>', first row 2: the model")
     assert data.control_tokens("f", form, token, False) == []  # their own template
     assert data.control_tokens("f", form, token, True)[0].startswith("f: 2 of 2 prompts")

@@ -94,7 +94,7 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
     [
         (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: there is no such folder"),
         (["--dbb.discount", "0.9"], "--dbb.discount is not read by this run's plain and point; leave it out"),
-        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be loaded: "),
+        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be read: "),
         (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
         (["--reward.remote_url", "none.py"],
          'reward_func of none.py returned None; return {"rewards": [one number or None for each response]}'),

@@ -190,16 +190,16 @@ def test_micro_batches_are_as_large_as_fit(fitted, preset, gib, flags, gpus, exp
     assert f"{expected[0]} rows (training) and {expected[1]} (log-probs)" in line
 
 
-def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fitted, monkeypatch):
+def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fitted):
     settings = fitted("qwen3-0.6b", 24, "--train.micro_batch_size", "4", "--rollout.micro_batch_size", "2")
     assert sizes(settings) == (4, 2)
     assert fit.describe(settings, SHAPES["qwen3-0.6b"])[1].startswith(
         "warning: of 23.5 GiB of a GPU the estimate takes 23.8: lower --tr"
     )
-    monkeypatch.setattr("openrlhf_dbb.platform.machine.is_real", lambda module: True)
-    args = fitted("qwen3-0.6b", 24).args  # packed: 5,120 logits a row
+    packed = ("--ds.packing_samples", "--train.dynamic_batch_enable")
+    args = fitted("qwen3-0.6b", 24, *packed).args  # 5,120 logits a row
     assert (args.train.max_tokens_per_gpu, args.rollout.max_tokens_per_gpu) == (5120, 2 * 5120)
-    given = fitted("qwen3-0.6b", 24, "--train.max_tokens_per_gpu", "20480")
+    given = fitted("qwen3-0.6b", 24, *packed, "--train.max_tokens_per_gpu", "20480")
     assert given.args.train.max_tokens_per_gpu == 20480 and len(fit.describe(given, SHAPES["qwen3-0.6b"])) == 2
 
 

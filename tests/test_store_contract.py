@@ -119,11 +119,11 @@ def _kept(ids):
     )
 
 
-def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run, ids, fill, dump):
+def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run, ids, fill):
     probes, kept, shared = fill.probes(ids[:2], [8, 4], [3, 2]), _kept(ids), {"a": np.array([2.0])}
     rows = fill.rows(run, ids, [4, 1, 0], probes=probes, kept=kept, shared=shared, policy_version=np.zeros(3))
     run.record_step(1, rows)
-    before = dump(store)
+    before = fill.dump(store)
     backwards = {name: values[::-1] for name, values in vars(rows).items() if isinstance(values, np.ndarray)}
     for again in (rows, dataclasses.replace(rows, **backwards)):
         run.record_step(1, again)
@@ -136,18 +136,18 @@ def test_repeating_a_step_changes_nothing_and_must_repeat_its_content(store, run
     ):
         with pytest.raises(StoreError, match=r"step 1 of run 'run' is already recorded with different .* to step 0"):
             run.record_step(1, dataclasses.replace(rows, **other))
-    assert dump(store) == before
+    assert fill.dump(store) == before
     fill.step(run, 2, ids, [4, 1, 0])
     run.record_step(1, rows)  # an old one
     assert run.record.last_step == 2
 
 
-def test_a_step_without_prompts_is_a_step_and_a_gap_is_refused(store, run, ids, fill, dump):
-    rows, before = fill.rows(run, ids[:0], []), dump(store)
+def test_a_step_without_prompts_is_a_step_and_a_gap_is_refused(store, run, ids, fill):
+    rows, before = fill.rows(run, ids[:0], []), fill.dump(store)
     for step in (0, 2, -1):
         with pytest.raises(StoreError, match=rf"at step 0; the next step is 1, not {step}$"):
             run.record_step(step, rows)
-    assert dump(store) == before
+    assert fill.dump(store) == before
     run.record_step(1, rows)
     fill.step(run, 2, ids, [1, 2, 3])
     assert run.load(ids).step.tolist() == [2, 2, 2]
@@ -161,12 +161,12 @@ def test_a_step_without_prompts_is_a_step_and_a_gap_is_refused(store, run, ids, 
         ("shared", {"prior": np.array([1.0, np.nan])}, "'prior' is .*it must be finite"),
     ],
 )
-def test_bad_rows_are_refused_and_leave_nothing(store, run, fill, dump, name, value, message):
+def test_bad_rows_are_refused_and_leave_nothing(store, run, fill, name, value, message):
     rows = fill.rows(run, np.sort(fill.prompts(store, 2)), [1, 1])
-    before = dump(store)
+    before = fill.dump(store)
     with pytest.raises(StoreError, match=message):
         run.record_step(1, dataclasses.replace(rows, **{name: value}))
-    assert dump(store) == before
+    assert fill.dump(store) == before
     run.record_step(1, rows)
 
 
@@ -187,9 +187,9 @@ def train_on_everything(run, ids, fill):
         yield step
 
 
-def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(store, run, ids, fill, dump):
+def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(store, run, ids, fill):
     def progressed():
-        return {table: rows for table, rows in dump(store).items() if table != "dbb_event"}
+        return {table: rows for table, rows in fill.dump(store).items() if table != "dbb_event"}
 
     other = fill.run(store, "other")
     fill.step(other, 1, ids, [1, 2, 3], kept=fill.rollouts(ids, [1, 2, 3]), probes=fill.probes(ids[:1], [8], [1]))

@@ -139,13 +139,13 @@ def comparable(tables):
         (evaluate, 1, "postgresql", 12),
     ],
 )
-def test_a_kill_at_any_boundary_leaves_the_old_or_the_new_state(new_url, fill, dump, action, changes, kind, least):
+def test_a_kill_at_any_boundary_leaves_the_old_or_the_new_state(new_url, fill, action, changes, kind, least):
     seen, resumed, killed = [], [], True
 
     def look(url):
         with open_store(url) as store:
             assert check(store) == []
-            tables = dump(store)
+            tables = fill.dump(store)
             if kind == "postgresql":  # one database is used for many kills, as new ones are slow there: claims add up
                 tables["dbb_event"] = [row[1:] for row in tables["dbb_event"] if "claim" not in row]
             elif action is resume:
@@ -157,7 +157,7 @@ def test_a_kill_at_any_boundary_leaves_the_old_or_the_new_state(new_url, fill, d
         run.roll_back(1)
         fill.step(run, 2, fill.prompts(store, 3), [1, 2, 3])
         assert check(store) == []
-        tables = dump(store)
+        tables = fill.dump(store)
         return tables["dbb_posterior"], tables["dbb_history"]
 
     while killed:  # at each boundary, and at last at none

@@ -16,14 +16,14 @@ from openrlhf_dbb.storage import StoreError, open_store
 PROMPTS, SAVE_EVERY = 20, 5
 
 
-def test_a_second_claim_fences_the_first_owner(url, fill, dump):
+def test_a_second_claim_fences_the_first_owner(url, fill):
     with open_store(url) as one, open_store(url) as two:
         old = fill.run(one)
         ids = fill.prompts(one, 1)
         rows = fill.step(old, 1, ids, [4])
         late = fill.rows(old, ids, [4])
         new = two.claim_run(old.record.run_id)
-        before = dump(one)
+        before = fill.dump(one)
         for call in (
             lambda: old.load(ids),  # the posteriors are another's
             lambda: old.load_shared(),
@@ -38,7 +38,7 @@ def test_a_second_claim_fences_the_first_owner(url, fill, dump):
         ):
             with pytest.raises(StoreError, match=rf"'run' was taken over by process {os.getpid()} on .*nothing was"):
                 call()
-        assert dump(one) == before
+        assert fill.dump(one) == before
         assert new.record.last_step == 1
         fill.step(new, 2, ids, [4])
 
@@ -132,11 +132,11 @@ def test_a_run_that_never_trained_leaves_its_name_to_the_next(store, fill):
     assert [kept.uuid for kept in store.runs()] == [run.record.uuid]
 
 
-def test_a_deleted_run_leaves_nothing_but_its_prompts(store, fill, dump):
+def test_a_deleted_run_leaves_nothing_but_its_prompts(store, fill):
     source = fill.run(store, "source")
     ids = fill.prompts(store, 2)
     fill.step(source, 1, ids, [4, 1])
-    before = dump(store)
+    before = fill.dump(store)
     run = fill.run(store)
     run.warm_start(store, source.record, ids)
     fill.step(run, 1, ids, [1, 2], kept=fill.rollouts(ids, [1, 2]), probes=fill.probes(ids, [8, 8], [1, 2]))
@@ -144,7 +144,7 @@ def test_a_deleted_run_leaves_nothing_but_its_prompts(store, fill, dump):
     run.record_evaluation(1, "training", [fill.evaluation(ids, [4, 4])], model="", config={})
     run.finish()
     store.delete_run(run.record)
-    assert dump(store) == before
+    assert fill.dump(store) == before
     with pytest.raises(StoreError, match="'run' is no longer in"):
         store.delete_run(run.record)
 
@@ -217,7 +217,7 @@ def test_processes_that_train_at_once_lose_and_double_nothing(new_url, fill, kin
         assert [(run.status, run.last_step) for run in store.runs()] == [("finished", steps)] * processes
 
 
-def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fill, dump):
+def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fill):
     with open_store(url) as store:
         fill.run(store).release()
     together, said = FORKED.Barrier(4), FORKED.Queue()
@@ -241,12 +241,12 @@ def test_of_processes_that_claim_a_run_at_once_one_owns_it_until_it_ends(url, fi
         held = f"run 'run' is still being written by process {owner} on "
         assert all(lines[other].startswith(held) for other in lines.keys() - {owner})
         with open_store(url) as store:
-            before = dump(store)
+            before = fill.dump(store)
             store.check_claimable(1, take_over=True)
             for claim in (lambda: store.claim_run(1, wait_s=0.3), lambda: store.check_claimable(1)):
                 with pytest.raises(StoreError, match=held):
                     claim()
-            assert dump(store) == before
+            assert fill.dump(store) == before
             # A claim waits for an owner that is about to end, and not until that one is reaped.
             threading.Timer(0.3, os.kill, (owner, signal.SIGKILL)).start()
             run = store.claim_run(1, wait_s=60)

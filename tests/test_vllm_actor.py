@@ -11,7 +11,6 @@ from openrlhf_dbb.platform import cpu
 cpu.prepare_driver()
 
 from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
 from openrlhf_dbb.actors.vllm_actor import StrictRolloutActor  # noqa: E402
 from openrlhf_dbb.errors import RunError  # noqa: E402
@@ -48,16 +47,10 @@ SAMPLING = {
 PROMPTS = [("6*7=", "42", None), ("1+1=1+1=", "2", None)]
 
 
-class WithoutVllm(StrictRolloutActor):
-    """An actor whose engine is a function."""
-
-    def __init__(self, executor, generate, tokenizer):
-        self.executor, self.generate, self._tokenizer = executor, generate, tokenizer or Letters()
-
-
 def groups(executor, generate, samples, *, tokenizer=None, max_length=32, prompts=PROMPTS, **changes):
     """What an actor with this engine answers to the prompts."""
-    actor = WithoutVllm(executor, generate, tokenizer)
+    actor = StrictRolloutActor.__new__(StrictRolloutActor)
+    actor.executor, actor.generate, actor._tokenizer = executor, generate, tokenizer or Letters()
     return asyncio.run(actor.generate_groups(prompts, SAMPLING | changes, samples, max_length))
 
 
@@ -142,4 +135,3 @@ def test_sampling_values_become_vllms_parameters(given, limits):
     asked = [params for _, params in engine.asked]
     assert [params.max_tokens for params in asked] == limits  # without one: what the prompt leaves of 32 tokens
     assert {(params.n, params.temperature, params.top_p, params.min_tokens) for params in asked} == {(2, 0.5, 0.9, 1)}
-    assert {params.output_kind for params in asked} == {RequestOutputKind.FINAL_ONLY}

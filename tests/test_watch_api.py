@@ -20,14 +20,10 @@ from openrlhf_dbb.watch.history import LEARNING, MASTERED, NO_VISITS, UNSOLVED, 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
 
 
-class Asked:
-    """Asks for answers about one run of a store, as of now."""
-
-    def __init__(self, store, run):
-        self._api, self._id = Api(store), run.run_id
-
-    def __call__(self, name):
-        return json.loads(self._api.ask(name if name == "state" else f"runs/{self._id}/{name}"))
+def asking(store, run):
+    """Function: an answer about one run of a store, as of now."""
+    api = Api(store)
+    return lambda name: json.loads(api.ask(name if name == "state" else f"runs/{run.run_id}/{name}"))
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +37,7 @@ def test_curves_of_four_steps_a_point(store, fill):
     run, ids = fill.run(store), fill.prompts(store, 1)
     for step, successes in enumerate([4, 0, 2, 4], start=1):
         fill.step(run, step, ids, [successes])
-    fill.step(run, 5, ids, [1], usage=fill.usage(ids, [1], trained=0, trained_tokens=0, informative=0))
+    fill.step(run, 5, ids, [1], usage=fill.usage(ids, [1], trained=0, informative=0))
     for step, loss in ((1, 1.0), (2, 2.0), (3, 4.0)):
         run.record_metrics(step, {"loss": loss, "kl": float("nan")})
     with store.database.transaction(write=True) as connection:  # steps 1 to 4 ended half an hour before the last
@@ -67,7 +63,7 @@ def test_a_roll_back_is_seen(store, fill):
     run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
     run.record_checkpoint(0, "start")
     fill.train(run, ids, range(1, 5))
-    asked = Asked(store, run.record)
+    asked = asking(store, run.record)
     asked("series")
     run.roll_back(2)
     for step in (3, 4, 5):
@@ -79,7 +75,7 @@ def test_a_roll_back_is_seen(store, fill):
 
 def test_one_rollout_a_prompt_and_steps_whose_usage_is_not_known(store, fill):
     run, ids = fill.run(store), fill.prompts(store, 2)
-    asked = Asked(store, run.record)
+    asked = asking(store, run.record)
     fill.step(run, 1, ids, [1, 0], rollouts=1, usage=None)
     assert asked("series")["totals"] is None and asked("state")["runs"][0]["rollouts"] is None
     fill.step(run, 2, ids, [1, 0], rollouts=1)
@@ -93,7 +89,7 @@ def test_one_rollout_a_prompt_and_steps_whose_usage_is_not_known(store, fill):
 def test_held_out_accuracy(store, fill):
     run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
     fill.train(run, ids, range(1, 4))
-    asked = Asked(store, run.record)
+    asked = asking(store, run.record)
     assert asked("series")["held_out"] is None and asked("state")["runs"][0]["held_out"] is None
     for step, successes in ((0, [0, 1, 0]), (2, [4, 4, 4]), (3, [1, 2, 3])):
         run.record_evaluation(step, "training", [fill.evaluation(ids, successes)], model="", config={})
@@ -109,7 +105,7 @@ def test_the_list_of_runs(store, fill):
     old, ids = fill.run(store, "old"), fill.prompts(store, 1)
     old.finish()
     new = fill.run(store, "new", model="http://ann:geheim@host/model")
-    asked = Asked(store, new.record)
+    asked = asking(store, new.record)
     for step, successes in enumerate([0] * 5 + [4] * 20, start=1):
         fill.step(new, step, ids, [successes])
     new.record_metrics(25, {"plan/steps": 100})
@@ -171,7 +167,7 @@ def trained(store, fill):
 
 def test_the_table_of_prompts_and_the_posteriors(trained):
     store, run, ids = trained
-    asked = Asked(store, run.record)
+    asked = asking(store, run.record)
     found = asked("prompts")
     assert found["last"] == 2
     columns = found["columns"]
@@ -190,7 +186,7 @@ def test_the_table_of_prompts_and_the_posteriors(trained):
 
 def test_one_prompt(trained):
     store, run, ids = trained
-    asked = Asked(store, run.record)
+    asked = asking(store, run.record)
     found = asked(f"prompts/{ids[0]}")
     assert found["state"] == LEARNING
     visits = found["visits"]
@@ -204,18 +200,15 @@ def test_one_prompt(trained):
         asked("prompts/999")
 
 
-def test_a_run_without_steps_and_one_without_alpha_and_beta(store, fill):
-    run = fill.run(store, "point", fields=())
-    asked = Asked(store, run.record)
-    series = asked("series")
-    assert (series["last"], series["totals"]) == (0, None)
-    assert series["curves"]["step"] == [] and asked("prompts")["columns"]["id"] == []
-    assert asked("pool")["states"] == [] and asked("pool")["last"] == 0
-    ids, none, one = fill.prompts(store, 1), np.empty((1, 0)), np.array([1.0])
+def test_an_estimator_without_alpha_and_beta(store, fill):
+    run, ids = fill.run(store, "point", fields=()), fill.prompts(store, 1)
+    asked = asking(store, run.record)
+    assert asked("pool")["states"] == asked("prompts")["columns"]["id"] == []
+    none, one = np.empty((1, 0)), np.array([1.0])
     run.record_step(1, StepRows(ids, np.array([4]), one, one / 4, np.array([0.25]), none, none, np.array([-1])))
     assert asked("state")["runs"][0]["mean_name"] == "group mean"
-    assert asked(f"prompts/{ids[0]}")["visits"]["high"] == [0.66125]  # 0.25 + 1.645 sqrt(0.25 / 4)
-    assert asked(f"prompts/{ids[0]}")["visits"]["alpha"] == [None] and asked("prompts")["columns"]["mean"] == [0.25]
+    visits = asked(f"prompts/{ids[0]}")["visits"]
+    assert (visits["high"], visits["alpha"]) == ([0.66125], [None])  # 0.25 + 1.645 sqrt(0.25 / 4)
 
 
 def keep(fill, ids, texts):
@@ -228,7 +221,7 @@ def keep(fill, ids, texts):
 
 def test_kept_rollouts(store, fill):
     run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
-    asked = Asked(store, run.record)
+    asked = asking(store, run.record)
     assert asked("rollouts/latest") == {"step": None, "rollouts": [], "prompts": {}}
     for step in (1, 2, 3):
         texts = [f"{step} a", "b\x1b", "c", "d"]
@@ -262,7 +255,7 @@ def reported(store, folder, *arguments):
 def test_the_file_holds_what_a_server_answers(trained, tmp_path, capsys):
     store, run, ids = trained
     found = in_file(reported(store, tmp_path))
-    number, asked = run.record.run_id, Asked(store, run.record)
+    number, asked = run.record.run_id, asking(store, run.record)
     assert found.keys() == {
         "state",
         *(f"runs/{number}/{name}" for name in ("series", "pool", "prompts", "about")),

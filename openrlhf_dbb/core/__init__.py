@@ -1,7 +1,6 @@
 """One training step without torch, Ray and OpenRLHF.
 
-posteriors   rewards of a step go in, advantages come out, everything is stored; any trainer can use it
-replayed_visits  the visits of a stored run as another estimator remembers them
+posteriors   rewards of a step go in, advantages come out, everything is stored; what a run begins with
 step         the rollouts of a step: columns, groups, advantages; whose texts are stored, which prompts are probed
 strategies/  which prompts are generated for, and which groups are trained on
 checkpoints  which model checkpoints are complete, and the newest one to resume from

@@ -3,7 +3,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from openrlhf_dbb.rewards import answers, reasoning_gym
-from openrlhf_dbb.rewards.answers import last_box
 from openrlhf_dbb.rewards.math_answer import judge
 from openrlhf_dbb.rewards.values import Number, canonical, read, spelled
 
@@ -21,11 +20,11 @@ def _math(response: str, label: str) -> Verdict:
     # The question is not known here, so a formula that is copied from it counts.
     score, value, _ = judge(response, label)
     # A box that states no value still votes for its text.
-    return Verdict(score, canonical(value) if value else spelled(last_box(response) or "") or None)
+    return Verdict(score, canonical(value) if value else spelled(answers.last_box(response) or "") or None)
 
 
 def _math_or_text(response: str, label: str) -> Verdict:
-    text = spelled(last_box(response) or "")
+    text = spelled(answers.last_box(response) or "")
     try:
         verdict = _math(response, label)
     except ValueError:  # the label cannot be read

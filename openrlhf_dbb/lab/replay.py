@@ -7,13 +7,13 @@ B bootstrap draws.
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb import estimators, options
-from openrlhf_dbb.core.replayed_visits import rewards_of
+from openrlhf_dbb.core.posteriors import rewards_of
 from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import RewardEstimator
@@ -96,14 +96,6 @@ class Visits(StepLog):
     texts: Sequence[str] = ()  # (P,); empty if they are not known
 
 
-class Rerun(NamedTuple):
-    """The output of an estimator at V visits."""
-
-    mean: Floats  # (V,) that the visit's rollouts would have been scored with
-    group_weight: Floats  # (V,) share of the mean that is S/N; NaN if there is none
-    predictive: tuple[Floats, Floats]  # (alpha, beta) before the visit, (V,); NaN if there is none
-
-
 def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
     """Return a run, by default the latest with a step, and its visits; refuse one without rollouts."""
     with open_store(store_url, create=False) as store:
@@ -159,24 +151,28 @@ def visits(log: StepLog, probes: ProbeLog | None = None, texts: Sequence[str] = 
     )
 
 
-def rerun(estimator: RewardEstimator, visits: Visits) -> Rerun:
-    """Feed the visits to ``estimator``, from its prior, in recorded order."""
+def rerun(estimator: RewardEstimator, visits: Visits) -> Floats:
+    """Feed the visits to ``estimator``, from its prior, in recorded order.
+
+    Return (4, V): the mean that the visit's rollouts would have been scored with; the share of it that is S/N; alpha
+    and beta of the forecast before the visit. NaN where there is none.
+    """
     # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
     when = visits.step if estimator.shared_fields else visits.earlier
     order = np.argsort(when, kind="stable")
     state = estimator.initial_state(visits.prompts)
     if estimator.reads_texts and visits.texts:
         state["features"] = text_features(visits.texts)
-    mean, weight, alpha, beta = np.full((4, len(when)), np.nan)
+    found_4_V = np.full((4, len(when)), np.nan)
     for rows in np.split(order, np.flatnonzero(np.diff(when[order])) + 1):
         members, rewards_P_G = visits.prompt[rows], visits.rewards_V_G[rows]
         forecast = estimator.predictive(estimator.state_at(state, members))
-        mean[rows] = estimator.observe_at(state, members, rewards_P_G).mean
+        found_4_V[0, rows] = estimator.observe_at(state, members, rewards_P_G).mean
         if forecast is not None:
-            alpha[rows], beta[rows] = forecast
+            found_4_V[2:, rows] = forecast
         share = estimator.group_weight(estimator.state_at(state, members), rewards_P_G)
-        weight[rows] = np.nan if share is None else share
-    return Rerun(mean, weight, (alpha, beta))
+        found_4_V[1, rows] = np.nan if share is None else share
+    return found_4_V
 
 
 @dataclass(frozen=True)
@@ -200,11 +196,11 @@ def evaluate(estimator: RewardEstimator, visits: Visits) -> Outcome:
     """Replay the visits with ``estimator``, and measure it by every criterion."""
     from scipy.stats import betabinom  # here: whoever asks whether a run can be replayed does not wait for it
 
-    again = rerun(estimator, visits)
-    log_score = betabinom.logpmf(visits.successes, visits.rollouts, *again.predictive)
+    mean, group_weight, alpha, beta = rerun(estimator, visits)
+    log_score = betabinom.logpmf(visits.successes, visits.rollouts, alpha, beta)
     losses = {
-        "probes": squared_errors(again.mean, *visits.probes_3_V),
-        "mse": error_from_log(visits, again.mean, again.group_weight),
+        "probes": squared_errors(mean, *visits.probes_3_V),
+        "mse": error_from_log(visits, mean, group_weight),
         "likelihood": np.where(visits.earlier > 0, -log_score, np.nan),  # on first visits only the prior would count
     }
     return Outcome(estimator, losses)
@@ -243,17 +239,6 @@ class Ranking:
         """Return the loss beyond the best candidate's, and its 95 % interval; (C,) each."""
         low, high = np.percentile(self.draws_B_C - self.draws_B_C[:, [0]], [2.5, 97.5], axis=0)
         return self.mean_C - self.mean_C[0], low, high
-
-    def best_discount(self, name: str) -> tuple[float, float, float] | None:
-        """Return an estimator's best discount and its 95 % interval; None for fewer than two."""
-        members = [at for at, outcome in enumerate(self.candidates) if outcome.estimator.name == name]
-        values = np.array([specs.knob_value(self.candidates[at].estimator) or 0.0 for at in members])
-        if len(set(values.tolist())) < 2:
-            return None
-        # "nearest" keeps the ends of the interval among the discounts that were tried.
-        best_B = values[self.draws_B_C[:, members].argmin(axis=1)]
-        low, high = np.percentile(best_B, [2.5, 97.5], method="nearest")
-        return float(values[self.mean_C[members].argmin()]), float(low), float(high)
 
 
 def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
@@ -298,9 +283,6 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
         lines.append(f"second: {second}; worse by {excess:.2g} (95 %: {low:.2g} to {high:.2g})")
         if low <= 0:
             lines.append(f"this log cannot tell {best.label} from {second}: there may be no difference")
-    discount = ranking.best_discount("dbb")
-    if discount is not None:
-        lines.append("best discount of dbb: {:g} (95 %: {:g} to {:g})".format(*discount))
     return [*lines, f"use next: {specs.flags(best.estimator)}"]
 
 

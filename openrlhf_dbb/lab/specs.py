@@ -1,5 +1,6 @@
 """Read estimators from text such as ``dbb:discount=0.4``, and write them as text and flags."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Sequence
 
@@ -71,10 +72,8 @@ def swept(estimator: RewardEstimator, values: Iterable[float]) -> list[RewardEst
         return [estimator]
     variants = []
     for value in values:
-        try:
+        with contextlib.suppress(ValueError):  # outside its range, such as 1 for ema
             variants.append(dataclasses.replace(estimator, **{name: value}))  # type: ignore[type-var]
-        except ValueError:
-            continue  # outside its range, such as 1 for ema
     return variants
 
 

@@ -18,7 +18,6 @@ _KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernel
 SMALLER = "--ds.zero_stage 3 (on several GPUs), --ds.adam_offload, --ds.lora.rank 64 or a smaller model"
 LESS_MEMORY = f"lower --train.micro_batch_size, --rollout.micro_batch_size or --data.max_len, or give {SMALLER}"
 ALL_GPUS = "actor.num_gpus_per_node", "vllm.num_engines"  # flags for which a preset may say "all"
-PACKING = _PACKING, _DYNAMIC = "ds.packing_samples", "train.dynamic_batch_enable"
 _ATTENTION = "ds.attn_implementation"
 
 Layer = tuple[str, Mapping[str, Any]]  # the reason for some flag values, and the values
@@ -88,24 +87,12 @@ def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> Iterator[Layer]
     """Yield the layers of values that depend on the GPUs, below a preset; without one only what OpenRLHF needs."""
     attention, why = choose_attention(gpus)
     yield why, {_ATTENTION: attention}
-    if with_preset:
-        packed = PACKING if attention == FLASH else ()  # other kinds make a mask of all packed tokens by all
-        # The rollouts of a group share their prompt.
-        yield FAST, dict.fromkeys(("vllm.enable_prefix_caching", *packed), True)
+    if with_preset:  # the rollouts of a group share their prompt
+        yield FAST, {"vllm.enable_prefix_caching": True}
 
 
 def derived(flags: Mapping[str, Any], origin: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    """Yield flags, values and reasons of packing, placement and token limits; the caller sets each at once."""
-    attention, images = flags[_ATTENTION], "data.max_images_per_prompt"
-    padded = _first({f"--{_ATTENTION} {attention}": "flash" not in attention, f"--{images}": flags[images]})
-    if padded and origin.get(_PACKING) == FAST:
-        yield _PACKING, False, padded
-    fixed = _first({
-        "--no-ds.packing_samples": not flags[_PACKING],
-        "--ds.deepcompile": flags["ds.deepcompile"],
-    })  # fmt: skip
-    if fixed and origin.get(_DYNAMIC) == FAST:
-        yield _DYNAMIC, False, fixed
+    """Yield flags, values and reasons of placement and token limits; the caller sets each at once."""
     if flags["train.colocate_all"]:
         for model, used in (
             ("ref", flags["algo.kl.init_coef"] > 0),
@@ -115,14 +102,10 @@ def derived(flags: Mapping[str, Any], origin: Mapping[str, str]) -> Iterator[tup
             for places in ("num_nodes", "num_gpus_per_node"):
                 if used and f"{model}.{places}" not in origin:
                     yield f"{model}.{places}", flags[f"actor.{places}"], "--train.colocate_all: on the policy's GPUs"
-    if flags[_DYNAMIC]:
+    if flags["train.dynamic_batch_enable"]:
         for part in ("train", "rollout"):  # padded micro-batches take at most this memory
             if f"{part}.max_tokens_per_gpu" not in origin:
                 yield f"{part}.max_tokens_per_gpu", flags[f"{part}.micro_batch_size"] * flags["data.max_len"], PADDED
-
-
-def _first(reasons: Mapping[str, Any]) -> str | None:
-    return next((why for why, holds in reasons.items() if holds), None)
 
 
 def rows(args: SimpleNamespace, part: str) -> int:
