@@ -145,20 +145,18 @@ def answer(prompts: Mapping[str, BenchmarkPrompts], keys: Sequence[Key], generat
     # Most threads wait for a verifier process.
     with ThreadPoolExecutor(8, thread_name_prefix="verify") as pool:
         for several in generate(requests):
-            for finished in several:
-                key = keys[finished.number]
-                verified.append(pool.submit(_verify, key, finished, prompts[key.benchmark]))
+            verified.extend(pool.submit(_verify, prompts, keys[each.number], each) for each in several)
             while verified and verified[0].done():
                 yield verified.popleft().result()
         for row in verified:
             yield row.result()
 
 
-def _verify(key: Key, finished: Finished, prompts: BenchmarkPrompts) -> Row:
-    _, responses, tokens, truncated = finished
-    label, verify = prompts.labels[key.place], VERIFIERS[prompts.benchmark.verifier]
+def _verify(prompts: Mapping[str, BenchmarkPrompts], key: Key, finished: Finished) -> Row:
+    of, (_, responses, tokens, truncated) = prompts[key.benchmark], finished
+    label, verify = of.labels[key.place], VERIFIERS[of.benchmark.verifier]
     scores, extracted = map(list, zip(*(verify(response, label) for response in responses), strict=True))
-    asked = prompts.ids[key.place], prompts.texts[key.place], label
+    asked = of.ids[key.place], of.texts[key.place], label
     return Row(*key, *asked, scores, extracted, tokens, truncated, responses)
 
 
