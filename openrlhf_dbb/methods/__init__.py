@@ -76,8 +76,6 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     ]
     if args.reward.overlong_buffer_len is not None:
         parts.append(f"overlong penalty over the last {args.reward.overlong_buffer_len:g} tokens")
-    if (name, estimator) == ("grpo", "dbb"):
-        name = "grpo with dbb, the paper's method"
     return f"{name}: " + "; ".join(parts)
 
 
