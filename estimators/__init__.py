@@ -2,7 +2,7 @@
 
     base             the contract: RewardEstimator, Estimate, State
     registry         names, third-party entry points; parameters, fields that say what they allow
-    forms            Estimate + rewards -> advantages: GRPO, Dr. GRPO, RLOO, REINFORCE++-baseline, MaxRL, BNPO
+    forms            Estimate + rewards -> advantages: GRPO, Dr. GRPO, RLOO, REINFORCE++-baseline, MaxRL
     dbb              Discounted Beta-Bernoulli (the paper's estimator)
     auto             DBB with a prior shared by all prompts; prior and discount are fitted online; forecasts read texts
     spo              SPO's tracker, read before the update; forgets by a constant

@@ -3,7 +3,6 @@
 X is a reward, p and v are the estimated mean and variance of one reward.
 """
 
-import math
 from typing import ClassVar
 
 import numpy as np
@@ -158,34 +157,3 @@ class MaxRl(Form):
 
     def scale(self, estimate: Estimate) -> Floats:
         return estimate.mean
-
-
-@register
-class Bnpo(Form):
-    """``(X - p) / f(p)``, with f the density of Beta(1 + a/3, 1 + b/3), and Beta(a, b) fitted to the batch's p.
-
-    With m and v the mean and the N-1 variance of the p of the P groups, all groups of the step::
-
-        a = (m (1 - m) / v - 1) m          b = (m (1 - m) / v - 1) (1 - m)         each at least 0
-
-    The weight 1 / f(p) is at most 1e6. It is 1 if there is one group, or all p are equal up to 1e-6. ValueError if a p
-    is outside [0, 1].
-
-    Source: BNPO (Xiao et al. 2025, arXiv 2506.02864) and its public code, which has the same bounds.
-    """
-
-    name: ClassVar[str] = "bnpo"
-    formula: ClassVar[str] = "(X - p) / Beta density at p, fitted to the batch"
-
-    def scale(self, estimate: Estimate) -> Floats:
-        p = estimate.mean
-        if ((p < 0) | (p > 1)).any():
-            raise ValueError(f"form 'bnpo' needs means in [0, 1], got {p.min():g} to {p.max():g}; use another form")
-        if len(p) < 2 or np.ptp(p) < 1e-6:  # nor would lgamma have enough digits
-            return np.ones(len(p))
-        mean = p.mean()
-        total = max(mean * (1 - mean) / p.var(ddof=1) - 1, 0.0) / 3  # (a + b) / 3
-        a, b = total * mean, total * (1 - mean)
-        constant = math.lgamma(2 + total) - math.lgamma(1 + a) - math.lgamma(1 + b)
-        inside = np.clip(p, np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # no log of 0
-        return np.exp(np.maximum(constant + a * np.log(inside) + b * np.log1p(-inside), -math.log(1e6)))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb import Posteriors, Responses, StepExtras, estimators
-from openrlhf_dbb.estimators import FORMS, Estimate
+from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.estimators.text_prior import WIDTH
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -61,8 +61,6 @@ C = (0.625 - 2 * 0.375 + 4 * 0.1) / 7  # the mean of the 7 advantages of "dr_grp
         ("rloo", "dbb", [[1 - 0.5 / 3, -0.5, 0, -0.5], [0.125] * 4]),
         ("max_rl", "point", [[2, -1, 0, -1], [0] * 4]),
         ("max_rl", "dbb", [[5 / 3, -1, 0, -1], [1 / 9] * 4]),
-        # m = 2/3 and v = 2/9 = m (1 - m): a = b = 0, and the density is 1
-        ("bnpo", "point", [[2 / 3, -1 / 3, 0, -1 / 3], [0] * 4]),
     ],
 )
 def test_by_hand(form, estimator, expected):
@@ -73,31 +71,6 @@ def test_max_rl_gives_an_all_wrong_group_0_by_its_own_mean_and_minus_1_by_any_po
     wrong, state = np.zeros((2, 3)), {"alpha": np.array([0.01, 50.0]), "beta": np.array([80.0, 2.0])}
     assert scored("max_rl", ESTIMATORS["point"], wrong).tolist() == [[0] * 3] * 2
     assert scored("max_rl", ESTIMATORS["dbb"], wrong, state) == pytest.approx(-np.ones((2, 3)))
-
-
-def bnpo(*means):
-    """The advantages of a success and a failure where the batch has these means."""
-    p = np.array(means)
-    return FORMS.build("bnpo").advantages(np.array([[1.0, 0.0]] * len(p)), Estimate(p, p * (1 - p)))
-
-
-def test_bnpo_divides_by_the_beta_density_that_is_fitted_to_the_batch():
-    # Means 1/2, 1/4, 3/4: m = 1/2, v = 1/16, a = b = 3/2. Beta(3/2, 3/2) has the density 8/pi sqrt(p (1 - p)).
-    found = scored("bnpo", ESTIMATORS["point"], [[1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 1, 1]])
-    middle, outer = math.pi / 4, math.pi / (2 * ROOT(3))
-    expected = [[middle / 2, -middle / 2], [outer * 3 / 4, -outer / 4], [outer / 4, -outer * 3 / 4]]
-    np.testing.assert_allclose(found[:, :2], expected, rtol=1e-12)
-    # Means 0, 1/4, 1/2: m = 1/4, v = 1/16, a = 1/2, b = 3/2. The all-wrong group's density is 0, and its weight 1e6.
-    found = scored("bnpo", ESTIMATORS["point"], [[0, 0, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0]])
-    weight = math.gamma(7 / 6) * math.gamma(3 / 2) / math.gamma(8 / 3) * 4 ** (1 / 6) * (4 / 3) ** 0.5
-    assert found[:2, 0] == pytest.approx([0, weight * 3 / 4])
-    assert bnpo(0.0, 0.25, 0.5)[0].tolist() == pytest.approx([1e6, 0])
-    # Nothing to fit: one group, or equal means. Means that vary more than any Beta distribution: density 1.
-    assert bnpo(0.25).tolist() == [[0.75, -0.25]]
-    assert bnpo(0.25, 0.25).tolist() == [[0.75, -0.25]] * 2
-    assert bnpo(0.0, 1.0).tolist() == [[1, 0], [0, -1]]
-    with pytest.raises(ValueError, match=r"form 'bnpo' needs means in \[0, 1\], got -2 to 0.5; "):
-        bnpo(-2.0, 0.5)
 
 
 def test_rloo_of_a_single_rollout():

@@ -76,18 +76,23 @@ def test_worker_is_started_when_needed_then_reused_and_replaced_where_it_was_kil
 
 RESETS = "import signal\n    signal.setitimer(signal.ITIMER_REAL, 0)"
 FORKS = "import os\n    if os.fork() == 0: time.sleep(1000)"
+DOUBLES = "import os\n    os.fork()\n    return {'correct': os.getppid() == parent}"
 
 
-@pytest.mark.parametrize("trick", [RESETS, FORKS])
-def test_a_verifier_without_its_alarm_or_with_children_does_not_hold_the_caller(tmp_path, monkeypatch, trick):
+@pytest.mark.parametrize(
+    ("trick", "seconds", "verdict"), [(RESETS, 0.5, None), (FORKS, 0.5, None), (DOUBLES, 60.0, True)]
+)
+def test_a_verifier_without_its_alarm_or_with_children_does_not_hold_the_caller(
+    tmp_path, monkeypatch, trick, seconds, verdict
+):
     (tmp_path / "worker.py").write_text(
-        "import sys, time\nfrom openrlhf_dbb.rewards import verifier_pool\n"
+        "import os, sys, time\nfrom openrlhf_dbb.rewards import verifier_pool\nparent = os.getppid()\n"
         f"def reply_to(label, answer):\n    {trick}\n    time.sleep(1000)\n"
         "verifier_pool.serve(float(sys.argv[1]), 'json', reply_to)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    pool = VerifierPool(size=1, time_limit_s=0.5, worker="worker")
-    assert [pool.verify("a", "b"), pool.verify("a", "b")] == [None, None]
+    pool = VerifierPool(size=1, time_limit_s=seconds, worker="worker")
+    assert [pool.verify("a", "b"), pool.verify("a", "b")] == [verdict, verdict]
     pool.close()
     # The kernel takes a killed child away later than it ends the process that was waited for.
     until(lambda: not running("-m worker"))

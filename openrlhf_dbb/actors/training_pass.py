@@ -33,8 +33,8 @@ CHUNK = {"cpu": 2**19, "cuda": 2**25}
 # attention's memory. On an H100 any value from 1,100 to 15,000 chose the quicker way in the six shapes above LEAST.
 SPAN = {"cpu": 400, "cuda": 2500}
 LEAST = {"cpu": 0, "cuda": 8192}  # tokens of a micro-batch; with fewer an H100 waits for launches and gains nothing
-# A sequence has a multiple of so many tokens. Without CUDA every new length compiles the matrix products anew, for
-# SmolLM2 in 40 ms and 7 MB, which stay.
+# A sequence has a multiple of so many tokens. Without CUDA every new length compiles the matrix products anew, which
+# takes longer than the padding, and what is compiled stays in memory.
 ROUND = 8
 NOT_FINITE = "a gradient of the policy is infinite or NaN"
 

@@ -189,9 +189,12 @@ def serve(
     importlib.import_module(library)  # before the first request, whose time it would take
     logging.disable(logging.WARNING)  # Math-Verify warns that it has no time limit
     print("{}", file=replies, flush=True)
+    serving = os.getpid()
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         reply = reply_to(**json.loads(line))
+        if os.getpid() != serving:  # a child that the verifier has forked: a second reply would go to the next answer
+            os._exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps(reply), file=replies, flush=True)
 

@@ -83,6 +83,7 @@ def _handler(api: Any, hosts: re.Pattern[str]) -> type[BaseHTTPRequestHandler]:
             self.send_response(status)
             self.send_header("Content-Type", "text/html; charset=utf-8" if content is page else "application/json")
             self.send_header("Content-Security-Policy", "frame-ancestors 'none'")  # which a page cannot say itself
+            self.send_header("X-Content-Type-Options", "nosniff")  # a response may hold HTML
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             self.wfile.write(content)
