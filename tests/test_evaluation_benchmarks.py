@@ -167,6 +167,9 @@ def test_a_data_file_is_used_verbatim_and_a_benchmark_of_ones_own_is_one_toml_fi
     assert (benchmark.name, benchmark.title, benchmark.max_tokens) == ("primes", "Primes", 64)
     # what a question holds is never filled in
     assert (loaded.ids, loaded.texts) == (["x1"], ["Q: Is 7 prime? {options} A: \\boxed{}"])
+    (tmp_path / "primes.toml").write_text("file = 'data/q.jsonl'\nquestion = 'text'\ntemplate = 'Q: {text}'\n")
+    with pytest.raises(UsageError, match=r"primes.toml: the template has no \{question\}"):
+        benchmarks.find(f"{tmp_path}/primes.toml")
 
 
 ROWS = {

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from filler import check
@@ -66,6 +67,8 @@ def test_two_processes_do_not_write_one_evaluation(tmp_path):
         code = "from openrlhf_dbb.evaluation.results import *; Responses(Path('mine'))"
         other = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=False)
     assert "another process is evaluating into it; wait, or give another --name" in other.stderr
+    with pytest.raises(UsageError, match=r"^/proc/none/mine: .*; give another --output or --name"):
+        Responses(Path("/proc/none/mine"))
 
 
 def test_rows_are_answered_and_verified_as_their_keys_ask():

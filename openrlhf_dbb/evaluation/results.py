@@ -73,12 +73,14 @@ class Responses:
 
     def __init__(self, folder: Path) -> None:
         path = folder / RESPONSES
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the end of the process releases it
         except BlockingIOError:
             raise UsageError(f"{folder}: another process is evaluating into it; wait, or give another --name") from None
+        except OSError as error:
+            raise UsageError(f"{folder}: {error.strerror}; give another --output or --name") from error
         self.keys = {row.key for row in read_rows(path)}
         with path.open("rb") as lines:
             # A killed process may have left an incomplete last line.

@@ -74,6 +74,8 @@ def find(text: str) -> Benchmark:
         raise UsageError(f"{path}: {error}") from error
     if benchmark.verifier not in VERIFIERS:
         raise UsageError(f"{path}: verifier must be one of {', '.join(VERIFIERS)}, got {benchmark.verifier!r}")
+    if "{question}" not in benchmark.template:
+        raise UsageError(f"{path}: the template has no {{question}}")
     if bool(benchmark.options or benchmark.choices) != ("{options}" in benchmark.template):
         raise UsageError(f"{path}: {{options}} in the template and options or choices need each other")
     return benchmark
