@@ -72,8 +72,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         text_weights (shared): weights of the regressions, one after another.
         forecasts (shared): (9,), log scores of the forecasts, faded: without the text, then by w and discount.
 
-    Source: our own. The paper names such a prior (appendix "Empirical-Bayes Prior") and discount as future work;
-    prompt-conditional priors are also in DUET, arXiv:2605.08441.
+    Source: our own. The paper names such a prior (appendix "Empirical-Bayes Prior") and discount as future work.
     """
 
     name: ClassVar[str] = "auto"

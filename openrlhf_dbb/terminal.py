@@ -58,13 +58,6 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print aligned columns: numbers with 4 digits at the right, None and NaN as "-".
 
     A terminal that is too narrow cuts the longest texts.
-
-    Example:
-        >>> print_table(("name", "mse"), [("point", 0.0116), ("dbb 0.4", 0.00833333), ("auto", None)])
-        name          mse
-        point      0.0116
-        dbb 0.4  0.008333
-        auto            -
     """
     from rich.table import Table
     from rich.text import Text
