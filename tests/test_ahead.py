@@ -8,7 +8,7 @@ import pytest
 from trainings import until
 
 pytest.importorskip("openrlhf")
-from openrlhf_dbb.actors.generation import GenerationAhead
+from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 
 WAIT = 10.0
 

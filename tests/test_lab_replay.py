@@ -5,34 +5,33 @@ import json
 import numpy as np
 import pytest
 
-from openrlhf_dbb import Posteriors
+from openrlhf_dbb import Posteriors, lab
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.probe_error import squared_errors
-from openrlhf_dbb.lab import replay, specs
-from openrlhf_dbb.lab.replay import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation, rerun
+from openrlhf_dbb.lab import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation, rerun
 from openrlhf_dbb.storage.read import StepLog
 
 
 def test_estimators_as_text():
-    partial = specs.parse("dbb:discount=0.4,prior_alpha=2,partial_credit=true")
+    partial = lab.parse("dbb:discount=0.4,prior_alpha=2,partial_credit=true")
     others = " prior_alpha=2 partial_credit=True"
-    assert (specs.label(partial), specs.family(partial)) == ("dbb 0.4" + others, "dbb" + others)
-    assert specs.flags(partial) == "--estimator dbb --dbb.discount 0.4 --dbb.prior_alpha 2.0 --dbb.partial_credit"
-    assert specs.label(specs.parse("openrlhf_dbb.estimators.simple:LaplaceSmoothing:smoothing=0.3")) == "laplace 0.3"
+    assert (lab.label(partial), lab.family(partial)) == ("dbb 0.4" + others, "dbb" + others)
+    assert lab.flags(partial) == "--estimator dbb --dbb.discount 0.4 --dbb.prior_alpha 2.0 --dbb.partial_credit"
+    assert lab.label(lab.parse("openrlhf_dbb.estimators.simple:LaplaceSmoothing:smoothing=0.3")) == "laplace 0.3"
     with pytest.raises(UsageError, match=r"^estimator 'dbb:discount=half': Expected `float`, got `str`"):
-        specs.parse("dbb:discount=half")
+        lab.parse("dbb:discount=half")
 
 
 def test_candidates_of_a_sweep_are_there_once_and_within_the_range():
-    candidates = specs.sweep(["point", "ema", "dbb", "dbb:discount=0.3", "dbb:discount=0.3"], [0.0, 1.0])
-    assert [specs.label(candidate) for candidate in candidates] == ["point", "ema 0", "dbb 1", "dbb 0.3"]
+    candidates = lab.sweep(["point", "ema", "dbb", "dbb:discount=0.3", "dbb:discount=0.3"], [0.0, 1.0])
+    assert [lab.label(candidate) for candidate in candidates] == ["point", "ema 0", "dbb 1", "dbb 0.3"]
 
 
 def visits(step, prompt_id, successes, rollouts):
     """On-policy visits of a log that has no estimates."""
     none, nan = np.zeros(len(step)), np.full(len(step), np.nan)
-    return replay.visits(StepLog(step, prompt_id, rollouts, successes, nan, nan, none, nan, nan))
+    return lab.visits(StepLog(step, prompt_id, rollouts, successes, nan, nan, none, nan, nan))
 
 
 def simulated(prompts=1024, passes=4, rollouts=8, seed=0, walk=0.1):
@@ -53,13 +52,13 @@ def hand_made():
 
 
 def test_rerun():
-    mean, weight, *forecast = rerun(specs.parse("dbb:discount=0.5"), hand_made())
+    mean, weight, *forecast = rerun(lab.parse("dbb:discount=0.5"), hand_made())
     # Prompt 7: Beta(0.5 + 1, 0.5 + 1). Prompt 9: Beta(0.5 + 3, 0.5 + 1), then Beta(1.75 + 4, 0.75).
     np.testing.assert_allclose(mean, [0.5, 3.5 / 5, 5.75 / 6.5])
     np.testing.assert_allclose(weight, [2 / 3, 4 / 5, 4 / 6.5])
     np.testing.assert_allclose(forecast, [[0.5, 0.5, 1.75], [0.5, 0.5, 0.75]])
     # An estimator that reads first has nothing of the group.
-    mean, weight, *_ = rerun(specs.parse("spo"), hand_made())
+    mean, weight, *_ = rerun(lab.parse("spo"), hand_made())
     np.testing.assert_allclose(mean, [0.5, 0.5, 3.48 / 4.96])  # without a drift rho is 0.96
     assert weight.tolist() == [0, 0, 0]
 
@@ -77,7 +76,7 @@ def test_error_from_log_is_unbiased(name):
     gaps = []
     for seed in range(40):
         simulated_visits, p = simulated(prompts=256, rollouts=2, seed=seed)
-        mean, weight, *_ = rerun(specs.parse(name), simulated_visits)
+        mean, weight, *_ = rerun(lab.parse(name), simulated_visits)
         gaps.append(np.mean(error_from_log(simulated_visits, mean, weight) - (mean - p) ** 2))
     assert abs(np.mean(gaps)) < 4 * np.std(gaps) / np.sqrt(len(gaps))
 
@@ -92,10 +91,10 @@ def test_the_noise_of_a_probe_is_taken_out_of_squared_errors():
 
 def test_log_score_by_hand():
     # Only the last visit is a second one: Beta(1.75, 0.75), and 4 of 4.
-    outcome = evaluate(specs.parse("dbb:discount=0.5"), hand_made())
+    outcome = evaluate(lab.parse("dbb:discount=0.5"), hand_made())
     log_score = np.log(np.prod(1.75 + np.arange(4)) / np.prod(2.5 + np.arange(4)))
     np.testing.assert_allclose(outcome.losses["likelihood"], [np.nan, np.nan, -log_score])
-    assert evaluate(specs.parse("point"), hand_made()).mean("likelihood") is None
+    assert evaluate(lab.parse("point"), hand_made()).mean("likelihood") is None
 
 
 def test_ranking_by_hand():
@@ -103,7 +102,7 @@ def test_ranking_by_hand():
     of_two = visits(np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int))
     losses = {"dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0], "dbb:discount=0.6": [3.0] * 4, "point": [5.0] * 4}
     unknown = dict.fromkeys(CRITERIA, np.full(4, np.nan))
-    outcomes = [Outcome(specs.parse(text), unknown | {"mse": np.array(loss)}) for text, loss in losses.items()]
+    outcomes = [Outcome(lab.parse(text), unknown | {"mse": np.array(loss)}) for text, loss in losses.items()]
     ranking = rank(outcomes, of_two)
     np.testing.assert_allclose(ranking.mean_C, [2, 3, 5])
     assert ranking.best_of_each() == [0, 2]
@@ -113,7 +112,7 @@ def test_ranking_by_hand():
 
 
 def ranked(simulated_visits, texts=("dbb",), discounts=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1)):
-    candidates = specs.sweep(texts, discounts)
+    candidates = lab.sweep(texts, discounts)
     return rank([evaluate(candidate, simulated_visits) for candidate in candidates], simulated_visits)
 
 
@@ -218,7 +217,7 @@ def test_the_replay_of_a_run_gives_what_it_stored_and_its_forecasts_read_the_pro
             posteriors.observe(step, drawn, ["1"] * 20, [float("?" in prompt) for prompt in drawn])
     right, first = np.array([right for _, right in seen]), np.array(forecasts[60:80])
     assert np.all(first[right] > 0.75) and np.all(first[~right] < 0.25)
-    run, visits_seen = replay.read(url, "texts")
-    mean, _, alpha, beta = rerun(replay.own_estimator(run), visits_seen)
+    run, visits_seen = lab.read(url, "texts")
+    mean, _, alpha, beta = rerun(lab.own_estimator(run), visits_seen)
     np.testing.assert_allclose(alpha / (alpha + beta), forecasts, rtol=1e-9)
     np.testing.assert_allclose(mean, visits_seen.mean, rtol=1e-12)

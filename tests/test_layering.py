@@ -50,7 +50,7 @@ IMPORTS = {module: sorted(set(_imports(path))) for module, path in FILES.items()
 
 
 def _part(module):
-    """``lab`` of ``openrlhf_dbb.lab.replay``; the package itself has no name."""
+    """``core`` of ``openrlhf_dbb.core.step``; the package itself has no name."""
     return module.split(".")[1] if "." in module else ""
 
 

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from filler import check
 
-from openrlhf_dbb import Posteriors
+from openrlhf_dbb import Posteriors, lab
 from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.estimators import FORMS, build
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
-from openrlhf_dbb.lab import replay
 from openrlhf_dbb.storage import StoreError, open_store
 
 PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
@@ -148,7 +147,7 @@ def test_a_module_that_only_a_database_names_is_not_imported(new_url, tmp_path, 
         run = fill.run(store, "demo", estimator="theirs:Theirs")
     with pytest.raises(ValueError, match=r"'theirs:Theirs', .* give --estimator theirs:Theirs, or import theirs first"):
         Posteriors.resume(url, "demo", *DATA)
-    assert replay.own_estimator(run.record) is None
+    assert lab.own_estimator(run.record) is None
 
 
 def test_no_secret_is_stored(new_url):

@@ -3,7 +3,8 @@
 In the process that the user starts:
 
 trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, evaluation
-generation        rollout batches: prompts drawn, groups generated and judged, also ahead of the training
+generation        rollout batches: prompts drawn, groups generated and judged
+generation_ahead  makes them ahead of the training
 experience_maker  the hook: advantages from the posteriors
 evaluation        measures of an evaluation during training, and the model card of a saved model
 progress          how far the training is, and warnings about it

@@ -1,11 +1,6 @@
-"""Rollout batches: prompts are drawn, vLLM generates, the rollout strategy judges, until a batch is full.
-
-With ``--train.async_enable`` a thread makes them ahead of the training; docs/async.md defines policy versions and lags.
-OpenRLHF has two actors for it. Here a kill ends everything at once, and a checkpoint knows which groups were used.
-"""
+"""Rollout batches: prompts are drawn, vLLM generates, the rollout strategy judges, until a batch is full."""
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -381,96 +376,3 @@ class RolloutGenerator(SamplesGenerator):
         for engine, share in zip(self.vllm_engines, shares, strict=True):
             for start in range(0, len(share), most):
                 yield engine, share[start : start + most]
-
-
-_Result = tuple[RolloutBatch, float | None, int, bool]  # see RolloutGenerator.generate_samples
-
-
-class GenerationAhead:
-    """Makes batches ahead of the training, at most ``--train.async_queue_size``; the trainer gets them in that order.
-
-    The lag of a batch is at most that size, since a batch is begun only after the one so many before it was taken.
-    """
-
-    def __init__(self, generator: RolloutGenerator, args: Any, episode: int, step: int) -> None:
-        """Start with this pass over the data, after ``step`` training steps."""
-        self._generator, self._train, self._episode = generator, args.train, episode
-        generator.version = self._made = self._taken = step  # of the last batch
-        self._results: deque[_Result] = deque()
-        self._error: BaseException | None = None
-        self._making = self._updating = self._closed = self._ended = False
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def generate_samples(self, **generate_kwargs: Any) -> _Result:
-        """Return the next batch of :meth:`RolloutGenerator.generate_samples`, or raise its error."""
-        if self._thread is None:
-            # A daemon, since the end of the training must not wait for a batch.
-            self._thread = threading.Thread(target=self._run, args=(generate_kwargs,), daemon=True)
-            self._thread.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self._results or self._ended)
-            if not self._results:
-                if self._error is not None:
-                    raise self._error
-                return RolloutBatch(), None, 0, True
-            result = self._results.popleft()
-            self._taken += bool(result[0])
-            self._changed.notify_all()
-        return result
-
-    @contextlib.contextmanager
-    def updating(self) -> Iterator[None]:
-        """Send weights inside: generation waits, or with partial rollouts stands still."""
-        if self._thread is None:  # the engines get the weights of the checkpoint
-            yield
-            return
-        engines, partial = self._generator.vllm_engines, self._train.partial_rollout_enable
-        with self._changed:
-            self._updating = not partial  # the update comes before the next batch
-            self._changed.wait_for(lambda: partial or not self._making)
-        if partial:
-            ray.get([engine.pause_generation.remote() for engine in engines])
-        try:
-            yield
-            self._generator.version += 1
-        finally:
-            if partial:
-                ray.get([engine.resume_generation.remote() for engine in engines])
-            with self._changed:
-                self._updating = False
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        """Begin no further batch. The batch that is being made is not used."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _run(self, generate_kwargs: dict[str, Any]) -> None:
-        try:
-            while self._episode < self._train.num_episodes:
-                with self._changed:
-                    self._changed.wait_for(self._may_begin)
-                    if self._closed:
-                        break
-                    self._making = True
-                if self._train.max_lag is not None:
-                    self._generator.drop_stale(self._made - self._train.max_lag)
-                result = self._generator.generate_samples(**generate_kwargs)
-                with self._changed:
-                    self._making = False
-                    self._episode += result[-1]
-                    self._made += bool(result[0])  # the end of a pass may fill no batch
-                    self._results.append(result)
-                    self._changed.notify_all()
-        except BaseException as error:  # generate_samples() raises it in the trainer's thread
-            self._error = error
-        with self._changed:
-            self._making, self._ended = False, True
-            self._changed.notify_all()
-
-    def _may_begin(self) -> bool:  # or end
-        max_lag, size = self._train.max_lag, self._train.async_queue_size
-        fresh_enough = max_lag is None or self._made - self._generator.version <= max_lag
-        return self._closed or (self._made - self._taken < size and not self._updating and fresh_enough)

@@ -18,7 +18,7 @@ COMMANDS = {
     "train": (None, "train a model with GRPO and stored posteriors"),
     "evaluate": ("openrlhf_dbb.evaluation.command", "measure models on benchmarks and compare them"),
     "tasks": ("openrlhf_dbb.cli.tasks", "list tasks that a program makes and verifies, or try a model on them"),
-    "lab": ("openrlhf_dbb.lab.replay", "choose an estimator and a discount without training"),
+    "lab": ("openrlhf_dbb.lab", "choose an estimator and a discount without training"),
     "runs": ("openrlhf_dbb.inspect.show", "list all runs, newest first, with their held-out accuracy"),
     "show": ("openrlhf_dbb.inspect.show", "a run: held-out accuracy, progress, cost, lineage"),
     "history": ("openrlhf_dbb.inspect.show", "every visit of one prompt"),

@@ -227,9 +227,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             form: of :mod:`openrlhf_dbb.estimators.forms`, by name.
 
         Raises:
-            ValueError: the step is not the next one, the columns have different lengths, a value is no number or no
-                text, a sum is not finite, a prompt or the form is unknown, the estimator cannot serve the form or a
-                score, or no rollout was verified. Nothing has changed then.
+            ValueError: the step is not the next one, a column has another length or a value of another kind, a sum is
+                not finite, a prompt or the form is unknown, the estimator cannot serve the form or a score, or no
+                rollout was verified. Nothing has changed then.
         """
         self.settle()
         step = whole("step", step)

@@ -1,14 +1,17 @@
-"""``lab replay`` measures other estimators on a run's recorded successes and recommends one of them.
+"""The laboratory: ``lab replay`` measures other estimators on a run's recorded successes and recommends one of them.
 
 Axes: V visits (a prompt in a step) ordered by step, P prompts, G rollouts of the largest group, C candidates,
 B bootstrap draws.
 """
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,8 +22,8 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
+from openrlhf_dbb.estimators.registry import parameter_fields
 from openrlhf_dbb.estimators.text_prior import text_features
-from openrlhf_dbb.lab import specs
 from openrlhf_dbb.storage import RunRecord, open_store
 from openrlhf_dbb.storage.read import ProbeLog, StepLog, read_log, read_probes, whole_prompts
 from openrlhf_dbb.storage.records import Integers
@@ -35,6 +38,9 @@ CRITERIA = {
     "mse": "mean squared error estimated from the log",
     "likelihood": "minus log-likelihood of the next visit's successes (nats)",
 }
+DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))  # tried by default
+
+_KNOBS = ("discount", "smoothing")
 
 
 def add_commands(add: Any) -> None:
@@ -52,10 +58,10 @@ def add_commands(add: Any) -> None:
 
 def _command(arguments: argparse.Namespace) -> None:
     run, visits = read(arguments.store_url, arguments.run)
-    candidates = specs.sweep(arguments.estimators or ESTIMATORS)
+    candidates = sweep(arguments.estimators or ESTIMATORS)
     own = own_estimator(run)
     if own is not None and not arguments.estimators:
-        candidates = list({specs.label(candidate): candidate for candidate in (*candidates, own)}.values())
+        candidates = list({label(candidate): candidate for candidate in (*candidates, own)}.values())
     outcomes = [evaluate(candidate, visits) for candidate in candidates]
     ranking = rank(outcomes, visits)
     advice = recommendation(ranking, visits)
@@ -64,14 +70,14 @@ def _command(arguments: argparse.Namespace) -> None:
         beyond = zip(ranking.candidates, np.transpose(ranking.excess()).tolist(), strict=True)
         excess = {outcome.label: dict(zip(names, values, strict=True)) for outcome, values in beyond}
         rows = [
-            {"estimator": each.label, "flags": specs.flags(each.estimator), "criterion": ranking.criterion}
+            {"estimator": each.label, "flags": flags(each.estimator), "criterion": ranking.criterion}
             | _measures(each)
             | excess.get(each.label, {})
             for each in outcomes
         ]
         print(json_text({"run": run.name, "candidates": rows, "recommendation": advice}))
         return
-    trained = "an estimator unknown here" if own is None else specs.label(own)
+    trained = "an estimator unknown here" if own is None else label(own)
     print(
         f"run {run.name}: {len(visits.step)} visits of {visits.prompts} prompts, {visits.rollouts.mean():.3g} rollouts "
         f"a visit, {np.sum(~np.isnan(visits.probes_3_V[0]))} visits with probes; trained with {trained}"
@@ -184,7 +190,7 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        return specs.label(self.estimator)
+        return label(self.estimator)
 
     def mean(self, criterion: str) -> float | None:
         """Return the mean loss over visits; None if the criterion does not apply."""
@@ -283,7 +289,7 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
         lines.append(f"second: {second}; worse by {excess:.2g} (95 %: {low:.2g} to {high:.2g})")
         if low <= 0:
             lines.append(f"this log cannot tell {best.label} from {second}: there may be no difference")
-    return [*lines, f"use next: {specs.flags(best.estimator)}"]
+    return [*lines, f"use next: {flags(best.estimator)}"]
 
 
 def _measures(outcome: Outcome) -> dict[str, Any]:
@@ -293,3 +299,92 @@ def _measures(outcome: Outcome) -> dict[str, Any]:
         "mse (log)": outcome.mean("mse"),
         "log-likelihood": None if likelihood is None else -likelihood,
     }
+
+
+# ---- estimators as text
+
+
+def parse(text: str) -> RewardEstimator:
+    """Return the estimator that ``NAME`` or ``NAME:PARAMETER=VALUE,...`` names; NAME may be ``module:Class``.
+
+    Example:
+        >>> parse("dbb:discount=0.4").discount
+        0.4
+    """
+    # A class as module:Class has a colon too; parameters have an equals sign.
+    name, _, last = text.rpartition(":")
+    if not name or "=" not in last:
+        name, last = text, ""
+    try:
+        kinds = {field.name: type(field.default) for field in parameter_fields(estimators.get(name))}
+        given = (item.partition("=")[::2] for item in last.split(",") if last)
+        # An unknown parameter stays text: build() refuses it and names the known ones.
+        values = {key: msgspec.convert(value, kinds.get(key, str), strict=False) for key, value in given}
+        return estimators.build(name, **values)
+    except ValueError as error:
+        raise UsageError(str(error) if repr(text) in str(error) else f"estimator {text!r}: {error}") from error
+
+
+def label(estimator: RewardEstimator) -> str:
+    """Return a short name as "dbb 0.25 prior_alpha=2": discount or smoothing, then what is not the default."""
+    value = knob_value(estimator)
+    others = family(estimator).removeprefix(estimator.name)
+    return f"{estimator.name}{'' if value is None else f' {value:g}'}{others}"
+
+
+def family(estimator: RewardEstimator) -> str:
+    """Return the label without the discount or smoothing; it names a curve over them."""
+    text = estimator.name
+    for field in parameter_fields(type(estimator)):
+        value = getattr(estimator, field.name)
+        if field.name not in _KNOBS and value != field.default:
+            text += f" {field.name}={value:g}" if isinstance(value, float) else f" {field.name}={value}"
+    return text
+
+
+def knob(estimator: RewardEstimator) -> str | None:
+    """Return ``discount`` or ``smoothing``, whichever is a parameter; None if neither is."""
+    return next((field.name for field in parameter_fields(type(estimator)) if field.name in _KNOBS), None)
+
+
+def knob_value(estimator: RewardEstimator) -> float | None:
+    """Return the estimator's discount or smoothing; None if it has neither."""
+    name = knob(estimator)
+    return None if name is None else float(getattr(estimator, name))
+
+
+def swept(estimator: RewardEstimator, values: Iterable[float]) -> list[RewardEstimator]:
+    """Return the estimator with each of the discounts (or smoothings) that it allows, else itself."""
+    name = knob(estimator)
+    if name is None:
+        return [estimator]
+    variants = []
+    for value in values:
+        with contextlib.suppress(ValueError):  # outside its range, such as 1 for ema
+            variants.append(dataclasses.replace(estimator, **{name: value}))  # type: ignore[type-var]
+    return variants
+
+
+def sweep(texts: Sequence[str], discounts: Sequence[float] = DISCOUNTS) -> list[RewardEstimator]:
+    """Return the candidates that texts name; one without a discount stands for all."""
+    candidates: dict[str, RewardEstimator] = {}
+    for text in texts:
+        estimator = parse(text)
+        variants = [estimator] if f"{knob(estimator)}=" in text else swept(estimator, discounts)
+        candidates |= {label(variant): variant for variant in variants}
+    return list(candidates.values())
+
+
+def flags(estimator: RewardEstimator) -> str:
+    """Return the training command's flags for an estimator, as "--estimator dbb --dbb.discount 0.4"."""
+    cls = type(estimator)
+    known = estimators.available().get(estimator.name) is cls
+    parts = [f"--estimator {estimator.name if known else f'{cls.__module__}:{cls.__qualname__}'}"]
+    for field in parameter_fields(cls):
+        value = getattr(estimator, field.name)
+        flag = f"{estimator.name}.{field.name}"
+        if isinstance(value, bool) and value != field.default:
+            parts.append(f"--{'' if value else 'no-'}{flag}")
+        elif value != field.default or field.name in _KNOBS:
+            parts.append(f"--{flag} {value}")
+    return " ".join(parts)
