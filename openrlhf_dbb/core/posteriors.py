@@ -35,9 +35,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     fails, or if another process owns the run now. The training must not go on then.
 
     Attributes:
-        estimator: computes the posteriors.
         run: the stored run; this process owns it.
-        store: the database.
         prompt_ids: the store's id of every prompt, by (text, label).
         warm_start: how many prompts began with another run's posteriors; None without a warm start.
         step: the last observed step; 0 before the first.
@@ -218,7 +216,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         The step before is stored when this method returns. This step is stored once :meth:`settle` returns.
 
         Args:
-            step: the last step plus one.
             prompts, labels: (R,) of each rollout; the run must have been opened with them.
             rewards: (R,) the optimized values. None or NaN marks a rollout that could not be verified; it is left out
                 of its group and gets advantage 0.
