@@ -23,6 +23,7 @@ from openrlhf_dbb.watch.history import Visits
 
 EVERY_S = 0.5  # the list of runs is read at most this often, however many clients ask
 _TEXT = 500  # characters of a prompt in the table
+_KEPT_ANSWERS = 1000
 _RECENT = 20  # steps, for the success rate in the list
 _LATE = 16  # steps whose metrics may be written a moment after them
 _SAMPLED_PROMPTS = 200
@@ -75,6 +76,8 @@ class Api:
 
     def _once(self, key: Hashable, version: Hashable, make: Callable[[], Any]) -> Any:
         """Return what ``make`` returns; the kept one if it is of this version."""
+        if len(self._kept) > _KEPT_ANSWERS:  # a client may ask for any number of paths
+            self._kept.clear()
         kept = self._kept.setdefault(key, SimpleNamespace(lock=threading.Lock(), version=None, content=None))
         # The lock of one answer: a slow answer does not hold up the others.
         with kept.lock:
