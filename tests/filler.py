@@ -219,7 +219,7 @@ def dump(store):
 
 
 def check(store):
-    """What violates what must hold between the tables, as (sentence, row); empty if all is well."""
+    """Return each broken rule between the tables with its row, as (sentence, row); empty if all is well."""
     with store.database.transaction() as connection:
         wrong = [(what, tuple(row)) for what, sql in _CHECKS.items() for row in _rows(connection, sql)]
         dbb = text("SELECT run_id, parameters FROM dbb_run WHERE estimator = 'dbb'")

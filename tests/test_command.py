@@ -22,7 +22,7 @@ HOSTILE = "[red]bold[/red] \x1b[31m :smile: \u202e\u6f22\u5b57"
 
 
 def printed(capsys, store, *command):
-    """What a command prints, and the same without the codes for bold and dim, line by line."""
+    """Return what a command prints, and its lines without the codes for bold and dim."""
     assert main([*command, "--store.url", store.url]) == 0
     out = capsys.readouterr().out
     return out, re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()

@@ -1,4 +1,4 @@
-"""What README.md, the tutorial, the notebooks and examples/ show: it runs as it stands there, and says what is so."""
+"""README.md, the tutorial, the notebooks and examples/ run as they stand there, and their texts are true."""
 
 import json
 import os

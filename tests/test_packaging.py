@@ -1,4 +1,4 @@
-"""What is shipped: the wheel, the sdist, their metadata, the locks, and the script that sets the stack up."""
+"""The wheel, the sdist, their metadata and the locks are right, and the set-up script works."""
 
 import importlib.metadata
 import os

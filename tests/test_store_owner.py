@@ -188,7 +188,7 @@ def test_a_store_belongs_to_its_process(store):
 
 
 def train(url, number, steps, fill):
-    """As a training does: steps, checkpoints, and once a return to the last checkpoint by a new owner."""
+    """Write steps and checkpoints as a training does; once a new owner returns to the last checkpoint."""
     with open_store(url) as store:
         run, ids = fill.run(store, f"run {number}"), np.sort(fill.prompts(store, PROMPTS))
         step, killed_at = 0, steps // 2 + number % SAVE_EVERY
