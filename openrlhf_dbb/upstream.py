@@ -315,6 +315,7 @@ def run(
     policy_actor: Any | None = None,
     get_strategy: Callable[[SimpleNamespace], Any] | None = None,
     bars: bool = True,  # of a trainer in this process
+    tokenizer: Any | None = None,  # of the trainer; None: it makes one
 ) -> None:
     """Run OpenRLHF's ``train(args)`` with our classes in place of the names that it looks up."""
     from tqdm import tqdm
@@ -332,6 +333,7 @@ def run(
         (prompts_dataset, "tqdm", bar),
         (ppo_trainer, "tqdm", bar),
         (ppo_trainer, "PPOTrainer", trainer),
+        (ppo_trainer, "get_tokenizer", tokenizer and (lambda *args, **options: tokenizer)),
         (ppo_trainer_async, "PPOTrainerAsync", trainer),
         (vllm_engine, "RolloutRayActor", rollout_actor),
         (command, "PolicyModelActor", policy_actor),

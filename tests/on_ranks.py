@@ -259,6 +259,16 @@ def alone(rank):
     return {"reduces": reduces, "same": equal(weights(ours), weights(reduced)), "moved": moved}
 
 
+def clipped(rank):
+    """Norms of the gradient and weights after two steps in float32, without ZeRO and with ZeRO 2."""
+    found = []
+    for stage in (0, 2):
+        policy = rank.actor({"ds.zero_stage": stage})
+        norms = [rank.train(policy)["actor_grad_norm"] for _ in range(2)]
+        found.append([norms, [each.double().sum().item() for each in weights(policy)]])
+    return found
+
+
 def serve(answers):
     """Answer lines of JSON, each the name of a function above and the flags of a rank."""
     number, count, port, model = sys.argv[1:]

@@ -61,7 +61,7 @@ def test_a_real_model_gets_all_cores_and_bfloat16_and_a_small_one_keeps_its_own(
     assert chosen(small) == ("fp32", "eager", 2, True) and threads(shape=TINY) == 1
     assert fit.engine_limits(small.args, TINY) == {}
     machine(cores=8, bf16=False)
-    assert chosen(on_cpu("--train.micro_batch_size", "1")) == ("fp32", "sdpa", 2, False)
+    assert chosen(on_cpu("--train.micro_batch_size", "1")) == ("fp32", "sdpa", 0, False)
     assert threads("--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2") == 4
     assert threads("--train.async_enable", "--no-train.colocate_all") == 4  # both at the same time
 

@@ -174,3 +174,10 @@ def test_the_longest_micro_batch_is_tried_without_a_trace(ranks, count, more):
 def test_one_rank_sums_no_gradients_with_itself(ranks):
     [found] = ranks(1, "alone", *SMALL, "--ds.zero_stage", 0, "--ds.param_dtype", "bf16", "--actor.adam.lr", 1e-2)
     assert found == {"reduces": False, "same": True, "moved": True}
+
+
+def test_without_zero_a_gradient_in_float32_is_clipped_and_its_norm_is_logged(ranks):
+    flags = ["--ds.param_dtype", "fp32", "--actor.adam.eps", 100, "--actor.adam.lr", 1, "--actor.max_norm", 0.01]
+    [[(norms, weights), (zero_norms, zero_weights)]] = ranks(1, "clipped", *SMALL, *flags)
+    assert norms == pytest.approx(zero_norms, rel=1e-4) and min(norms) > 0.01
+    assert weights == pytest.approx(zero_weights, rel=1e-6, abs=1e-6)

@@ -4,19 +4,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import deepspeed
-import ray
-import torch
-from openrlhf.trainer.ray import ppo_actor
-from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
-from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+from openrlhf_dbb.platform import cpu
 
-from openrlhf_dbb import upstream
-from openrlhf_dbb.actors.training_pass import NOT_FINITE, PolicyTrainer, ResponseActor
-from openrlhf_dbb.core import best_model, checkpoints
-from openrlhf_dbb.errors import RunError
-from openrlhf_dbb.platform import cuda, machine
-from openrlhf_dbb.platform.weights import Parameter, buckets, merged, pack
+with cpu.without_unused("policy"):
+    import deepspeed
+    import ray
+    import torch
+    from openrlhf.trainer.ray import ppo_actor
+    from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+    from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+
+    import openrlhf_dbb.actors.vllm_actor  # noqa: F401  Ray imports it with the engines' handles
+    from openrlhf_dbb import upstream
+    from openrlhf_dbb.actors.training_pass import NOT_FINITE, PolicyTrainer, ResponseActor
+    from openrlhf_dbb.core import best_model, checkpoints
+    from openrlhf_dbb.errors import RunError
+    from openrlhf_dbb.platform import cuda, machine
+    from openrlhf_dbb.platform.weights import Parameter, buckets, merged, pack
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]

@@ -7,13 +7,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import vllm
-from openrlhf.trainer.ray import vllm_engine
-from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
-from openrlhf.utils.agent import SingleTurnAgentExecutor
-from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
-
 from openrlhf_dbb import upstream
 from openrlhf_dbb.evaluation.engines import Finished, Request, answers, sampling_params
 from openrlhf_dbb.platform import cpu
@@ -21,6 +14,14 @@ from openrlhf_dbb.platform.machine import use_rays_interface
 from openrlhf_dbb.platform.weights import Parameter
 from openrlhf_dbb.rewards.reward_file import RewardError, checked, scored
 from openrlhf_dbb.secrets import without_passwords
+
+with cpu.without_unused("engine"):
+    import vllm
+    from openrlhf.trainer.ray import vllm_engine
+    from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
+    from openrlhf.utils.agent import SingleTurnAgentExecutor
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
 _Prompt = tuple[str, Any, Any]  # text, label, images
 _Group = list[dict[str, Any]]  # the rollouts of a prompt in upstream's form

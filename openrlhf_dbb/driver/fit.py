@@ -98,8 +98,8 @@ def _fitted_to_cpu(settings: Settings, shape: Shape) -> Settings:
     short = settings.args.data.max_len <= _SHORT
     settings = with_free(settings, "ds.attn_implementation", "eager" if short else "sdpa")
     settings = with_free(settings, "ds.param_dtype", "bf16" if cpu.has_bf16() else "fp32")
-    if rank_count(settings.args) == 1 and settings.args.ds.param_dtype == "bf16":
-        # The others copy each gradient, also on one rank. In float32 only they give the norm of the gradient.
+    if rank_count(settings.args) == 1 and settings.args.actor.max_norm > 0:
+        # The others copy each gradient, also on one rank. Without clipping, 0 gives no norm of the gradient.
         settings = with_free(settings, "ds.zero_stage", 0)
     needed, free = cpu_memory(settings, shape, longest=False), _available()
     if needed > free:

@@ -207,6 +207,7 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
                 policy_actor=policy_actor,
                 get_strategy=functools.partial(LightBackend, loads=prepared.checkpoint),
                 bars=verbose,
+                tokenizer=prepared.tokenizer,
             )
             return trainer.made.finish()
     except ray.exceptions.RayError as error:

@@ -58,6 +58,7 @@ class Backend(DeepspeedStrategy):
             engine = getattr(entry[0] if isinstance(entry, tuple) else entry, "model", None)
             if isinstance(engine, DeepSpeedEngine) and self.stage == 0 and self.world_size == 1:
                 engine.enable_backward_allreduce = False  # it would copy all gradients, twice, and sum nothing
+                engine.clip_fp32_gradients = functools.partial(_clip, engine)
         return prepared
 
     def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
@@ -116,6 +117,12 @@ class Backend(DeepspeedStrategy):
             # gradients of the last micro-batch. With this setting the call of step() ends a step.
             config["managed_gradient_accumulation"] = False
         return config
+
+
+def _clip(engine: DeepSpeedEngine) -> None:
+    """Clip gradients in float32 without ZeRO; DeepSpeed would forget their norm, which is logged."""
+    weights, most = engine.module.parameters(), engine.gradient_clipping()
+    engine._global_grad_norm = torch.nn.utils.clip_grad_norm_(weights, most)
 
 
 class _CpuDevice(str):

@@ -1,12 +1,15 @@
 """Prepares the processes of a run where torch is built without CUDA."""
 
+import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb import upstream
 from openrlhf_dbb.platform import machine
 
 # OpenRLHF's defaults of these flags cannot work, or are slow, without CUDA.
@@ -38,9 +41,38 @@ _ONLY: dict[str, Any] = {
 }
 
 
+# Modules that the processes of the models import and do not use here: compilers, audio, losses of object detection. The
+# policy would import vLLM with the handles of engines.
+_UNUSED = {
+    "policy": (
+        "datasets", "scipy", "vllm", "deepspeed.compile.backend", "deepspeed.compile.passes",
+        *(f"deepspeed.compile.init_{each}" for each in ("sp", "tp", "z1_and_2", "z3")),
+    ),
+    "engine": ("pandas", "scipy", "vllm.model_executor.warmup.kernel_warmup"),
+}  # fmt: skip
+_COMPILER = "torch._inductor.lowering"  # vLLM patches it if it can be imported
+
+
 def active() -> bool:
     """Return whether the installed torch is built without CUDA."""
     return machine.torch_cuda() is None
+
+
+@contextlib.contextmanager
+def without_unused(process: str) -> Iterator[None]:
+    """Let a "policy" or an "engine" import its packages without what it does not use here: 3 s and 200 MB each."""
+    if not active():
+        yield
+        return
+    hides = os.environ.get("TORCHDYNAMO_DISABLE") == "1" and _COMPILER not in sys.modules
+    if hides:
+        sys.modules[_COMPILER] = None  # type: ignore[assignment]  # its import fails
+    try:
+        with upstream.deferring(*_UNUSED[process]):
+            yield
+    finally:
+        if hides:
+            del sys.modules[_COMPILER]
 
 
 def refusals(args: SimpleNamespace) -> Iterator[str]:

@@ -11,11 +11,18 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from vllm import EngineArgs, RequestOutput, SamplingParams
-from vllm.sampling_params import RequestOutputKind
-from vllm.usage.usage_lib import UsageContext
-from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.executor import Executor
+from openrlhf_dbb.platform import cpu
+
+with cpu.without_unused("engine"):
+    # vLLM would import these three when it makes an engine.
+    import vllm._aiter_ops
+    import vllm.distributed.elastic_ep.elastic_execute
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm import EngineArgs, RequestOutput, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor import Executor
 
 
 class InProcessEngine:
