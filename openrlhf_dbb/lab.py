@@ -31,13 +31,8 @@ from openrlhf_dbb.terminal import json_text, print_table
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")  # the paper's, and auto
 
-# Losses that rank estimators; the first that a log allows is used. Probes are the truth but for noise; the log needs
-# groups of two; forecasts favour longer memory.
-CRITERIA = {
-    "probes": "mean squared error against the probes",
-    "mse": "mean squared error estimated from the log",
-    "likelihood": "minus log-likelihood of the next visit's successes (nats)",
-}
+# Losses that rank estimators; the first that a log allows is used. The log alone needs groups of two.
+CRITERIA = {"probes": "mean squared error against the probes", "mse": "mean squared error estimated from the log"}
 DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))  # tried by default
 
 _KNOBS = ("discount", "smoothing")
@@ -66,15 +61,8 @@ def _command(arguments: argparse.Namespace) -> None:
     ranking = rank(outcomes, visits)
     advice = recommendation(ranking, visits)
     if arguments.json:
-        names = ("excess over best", "excess low", "excess high")
-        beyond = zip(ranking.candidates, np.transpose(ranking.excess()).tolist(), strict=True)
-        excess = {outcome.label: dict(zip(names, values, strict=True)) for outcome, values in beyond}
-        rows = [
-            {"estimator": each.label, "flags": flags(each.estimator), "criterion": ranking.criterion}
-            | _measures(each)
-            | excess.get(each.label, {})
-            for each in outcomes
-        ]
+        about = {"criterion": ranking.criterion}
+        rows = [{"estimator": o.label, "flags": flags(o.estimator)} | about | _measures(o) for o in outcomes]
         print(json_text({"run": run.name, "candidates": rows, "recommendation": advice}))
         return
     trained = "an estimator unknown here" if own is None else label(own)
@@ -160,8 +148,8 @@ def visits(log: StepLog, probes: ProbeLog | None = None, texts: Sequence[str] = 
 def rerun(estimator: RewardEstimator, visits: Visits) -> Floats:
     """Feed the visits to ``estimator``, from its prior, in recorded order.
 
-    Return (4, V): the mean that the visit's rollouts would have been scored with; the share of it that is S/N; alpha
-    and beta of the forecast before the visit. NaN where there is none.
+    Return (2, V): the mean that the visit's rollouts would have been scored with; the share of it that is S/N, NaN
+    where there is none.
     """
     # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
     when = visits.step if estimator.shared_fields else visits.earlier
@@ -169,16 +157,13 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Floats:
     state = estimator.initial_state(visits.prompts)
     if estimator.reads_texts and visits.texts:
         state["features"] = text_features(visits.texts)
-    found_4_V = np.full((4, len(when)), np.nan)
+    found_2_V = np.full((2, len(when)), np.nan)
     for rows in np.split(order, np.flatnonzero(np.diff(when[order])) + 1):
         members, rewards_P_G = visits.prompt[rows], visits.rewards_V_G[rows]
-        forecast = estimator.predictive(estimator.state_at(state, members))
-        found_4_V[0, rows] = estimator.observe_at(state, members, rewards_P_G).mean
-        if forecast is not None:
-            found_4_V[2:, rows] = forecast
+        found_2_V[0, rows] = estimator.observe_at(state, members, rewards_P_G).mean
         share = estimator.group_weight(estimator.state_at(state, members), rewards_P_G)
-        found_4_V[1, rows] = np.nan if share is None else share
-    return found_4_V
+        found_2_V[1, rows] = np.nan if share is None else share
+    return found_2_V
 
 
 @dataclass(frozen=True)
@@ -200,16 +185,9 @@ class Outcome:
 
 def evaluate(estimator: RewardEstimator, visits: Visits) -> Outcome:
     """Replay the visits with ``estimator``, and measure it by every criterion."""
-    from scipy.stats import betabinom  # here: whoever asks whether a run can be replayed does not wait for it
-
-    mean, group_weight, alpha, beta = rerun(estimator, visits)
-    log_score = betabinom.logpmf(visits.successes, visits.rollouts, alpha, beta)
-    losses = {
-        "probes": squared_errors(mean, *visits.probes_3_V),
-        "mse": error_from_log(visits, mean, group_weight),
-        "likelihood": np.where(visits.earlier > 0, -log_score, np.nan),  # on first visits only the prior would count
-    }
-    return Outcome(estimator, losses)
+    mean, group_weight = rerun(estimator, visits)
+    errors = squared_errors(mean, *visits.probes_3_V), error_from_log(visits, mean, group_weight)
+    return Outcome(estimator, dict(zip(CRITERIA, errors, strict=True)))
 
 
 def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats:
@@ -241,10 +219,10 @@ class Ranking:
             best.setdefault(outcome.estimator.name, at)
         return list(best.values())
 
-    def excess(self) -> tuple[Floats, Floats, Floats]:
-        """Return the loss beyond the best candidate's, and its 95 % interval; (C,) each."""
-        low, high = np.percentile(self.draws_B_C - self.draws_B_C[:, [0]], [2.5, 97.5], axis=0)
-        return self.mean_C - self.mean_C[0], low, high
+    def excess(self, at: int) -> tuple[float, float, float]:
+        """Return a candidate's loss beyond the best one's, and its 95 % interval."""
+        low, high = np.percentile(self.draws_B_C[:, at] - self.draws_B_C[:, 0], [2.5, 97.5])
+        return self.mean_C[at] - self.mean_C[0], low, high
 
 
 def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
@@ -253,8 +231,8 @@ def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
     criterion = next((name for name, able in judged.items() if able), None)
     if criterion is None:
         raise UsageError(
-            "this run has no probes, no group of two rollouts and no forecast of a second visit, so no candidate can "
-            "be judged; train longer, or name other --estimators"
+            "this run has no probes and no group of two rollouts, so no candidate can be judged; train with "
+            "--probe.fraction, or with more rollouts a prompt"
         )
     able = judged[criterion]
     # All candidates miss the same visits, so the first one tells which visits count.
@@ -285,7 +263,7 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
     _, *others = ranking.best_of_each()
     if others:
         second = ranking.candidates[others[0]].label
-        excess, low, high = (values[others[0]] for values in ranking.excess())
+        excess, low, high = ranking.excess(others[0])
         lines.append(f"second: {second}; worse by {excess:.2g} (95 %: {low:.2g} to {high:.2g})")
         if low <= 0:
             lines.append(f"this log cannot tell {best.label} from {second}: there may be no difference")
@@ -293,28 +271,16 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
 
 
 def _measures(outcome: Outcome) -> dict[str, Any]:
-    likelihood = outcome.mean("likelihood")
-    return {
-        "mse (probes)": outcome.mean("probes"),
-        "mse (log)": outcome.mean("mse"),
-        "log-likelihood": None if likelihood is None else -likelihood,
-    }
+    return {"mse (probes)": outcome.mean("probes"), "mse (log)": outcome.mean("mse")}
 
 
 # ---- estimators as text
 
 
 def parse(text: str) -> RewardEstimator:
-    """Return the estimator that ``NAME`` or ``NAME:PARAMETER=VALUE,...`` names; NAME may be ``module:Class``.
-
-    Example:
-        >>> parse("dbb:discount=0.4").discount
-        0.4
-    """
+    """Return the estimator that ``NAME`` or ``NAME:PARAMETER=VALUE,...`` names; NAME may be ``module:Class``."""
     # A class as module:Class has a colon too; parameters have an equals sign.
-    name, _, last = text.rpartition(":")
-    if not name or "=" not in last:
-        name, last = text, ""
+    name, _, last = text.rpartition(":") if "=" in text else (text, "", "")
     try:
         kinds = {field.name: type(field.default) for field in parameter_fields(estimators.get(name))}
         given = (item.partition("=")[::2] for item in last.split(",") if last)

@@ -8,7 +8,6 @@ import ast
 import contextlib
 import functools
 import importlib
-import json
 import logging
 import os
 import re
@@ -239,15 +238,12 @@ def replace(module: ModuleType, name: str, replacement: Any) -> None:
 
 @functools.cache
 def mask_trackers() -> None:
-    """Keep secrets from W&B, to which OpenRLHF sends all its arguments; with trackio as the key, log there instead."""
+    """Keep secrets from W&B, to which OpenRLHF sends all its arguments."""
     from openrlhf.utils.logging_utils import WandbLogger
 
     begin = WandbLogger.__init__
 
     def masked(logger: Any, args: SimpleNamespace) -> None:
-        if args.logger.wandb.key == "trackio":
-            _begin_trackio(logger, args)
-            return
         import wandb
 
         if not wandb.api.api_key:
@@ -256,18 +252,6 @@ def mask_trackers() -> None:
         begin(logger, without_secrets(args))
 
     WandbLogger.__init__ = masked
-
-
-def _begin_trackio(logger: Any, args: SimpleNamespace) -> None:
-    """Begin or continue a run of trackio. It has W&B's interface, except for its start and for tables that grow."""
-    try:
-        import trackio
-    except ModuleNotFoundError:
-        raise UsageError("--logger.wandb.key trackio needs trackio; run: pip install trackio") from None
-    about, log = args.logger.wandb, logger.log_train
-    config = json.loads(json.dumps(without_secrets(args), default=vars))
-    trackio.init(project=about.project, name=about.run_name, group=about.group, config=config, resume="allow")
-    logger.handle, logger.log_train = trackio, lambda step, logs: log(step, {**logs, "generated_samples": None})
 
 
 def forget_logged(tensorboard: Any, step: int) -> None:

@@ -182,26 +182,6 @@ def test_openrlhf_sends_no_secret_to_its_tracker_and_prints_none(monkeypatch, ca
     assert "hunter2" not in capsys.readouterr().out and args.logger.wandb.key == "hunter2"
 
 
-def test_trackio_logs_in_the_place_of_wandb(monkeypatch):
-    from openrlhf.utils.logging_utils import WandbLogger
-
-    words = "--preset", "tiny", "--logger.wandb.key", "trackio", "--run_name", "mine", "--reward.remote_url", URLS
-    args, sent = parse(*words).openrlhf_args(), []
-    keep = {name: lambda *given, **named: sent.append(given or named) for name in ("init", "log", "finish")}
-    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(**keep))
-    upstream.mask_trackers()
-    logger = WandbLogger(args)
-    logger.log_train(3, {"reward": 0.5, "generated_samples": ["a text", 1.0]})
-    logger.log_eval(3, {"mean": 0.25})
-    begun, *logged = sent
-    assert (begun["name"], begun["resume"], begun["config"]["train"]["seed"]) == ("mine", "allow", args.train.seed)
-    assert "hunter2" not in repr(begun)
-    assert logged == [({"train/reward": 0.5, "train/global_step": 3},), ({"eval/mean": 0.25, "eval/global_step": 3},)]
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(UsageError, match="needs trackio; run: pip install trackio"):
-        WandbLogger(args)
-
-
 def test_openrlhf_gets_a_copy_of_the_settings():
     settings = parse("--preset", "tiny")
     copy = settings.openrlhf_args()

@@ -43,15 +43,17 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         # Copies, since OpenRLHF writes into its experiences.
         samples = self.split_rollout_samples([replace(rollout) for rollout in rollouts_of(batch.trained)])
         self._progress.enter(LOG_PROBS)
-        logged = {}
-        if batch.compared or samples[0].rewards is None or not one_update(self.args):
-            samples = self.make_experience(samples)
-            if all(sample.rollout_log_probs is not None for sample in samples):
-                logged[DIFFERENCE] = log_prob_difference(samples)
+        if samples[0].rewards is None or not one_update(self.args):
+            compared = samples = self.make_experience(samples)
         else:
             for sample in samples:
                 sample.kl = torch.zeros(sample.action_mask.shape)
                 sample.info |= {name: torch.zeros(len(sample.kl)) for name in ("kl", "logprobs_diff")}
+            ranks = self.args.actor.num_nodes * self.args.actor.num_gpus_per_node  # each takes one micro-batch
+            compared = self.make_experience([replace(each) for each in samples[:ranks]]) if batch.compared else []
+        logged = {}
+        if compared and all(sample.rollout_log_probs is not None for sample in compared):
+            logged[DIFFERENCE] = log_prob_difference(compared)
         return samples, logged | self.add_advantages(samples, batch, step, probes)
 
     def add_advantages(

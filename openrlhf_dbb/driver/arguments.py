@@ -66,7 +66,7 @@ _MOST_USED = {
     "eval.dataset": "held-out prompts, in the same columns",
     "eval.steps": "steps between evaluations, -1: none; with preset default a tenth of the run",
     "ckpt.save_steps": "steps between checkpoints, -1: none; with preset default a tenth of the run, 10 or more",
-    "logger.wandb.key": "key of Weights & Biases, which then logs the run; trackio: trackio logs it here",
+    "logger.wandb.key": "key of Weights & Biases, which then logs the run",
 }
 
 

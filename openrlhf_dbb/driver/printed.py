@@ -101,8 +101,8 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     problems = examples(prepared.questions(HELD_OUT), progress.before, progress.after) if progress.before else []
     with storage.open_store(prepared.store_url) as store:
         used, log = read.progress(store, run), read.read_log(store, run)
-        replays, story = not lab.unreplayable(log).any(), _story(prepared, store, log)
-        words = usage_in_words(store, run, used)
+        replays = bool((log.rollouts > 1).any() and not lab.unreplayable(log).any())
+        story, words = _story(prepared, store, log), usage_in_words(store, run, used)
         evaluated = sorted(progress.accuracy)
         change = held_out_difference(store, run, run, (evaluated[0], evaluated[-1])) if len(evaluated) > 1 else None
     lines = ["", f"run {run.name} finished in {duration(seconds)}"]

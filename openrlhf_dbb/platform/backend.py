@@ -121,8 +121,7 @@ class Backend(DeepspeedStrategy):
 
 def _clip(engine: DeepSpeedEngine) -> None:
     """Clip gradients in float32 without ZeRO; DeepSpeed would forget their norm, which is logged."""
-    weights, most = engine.module.parameters(), engine.gradient_clipping()
-    engine._global_grad_norm = torch.nn.utils.clip_grad_norm_(weights, most)
+    engine._global_grad_norm = torch.nn.utils.clip_grad_norm_(engine.module.parameters(), engine.gradient_clipping())
 
 
 class _CpuDevice(str):
