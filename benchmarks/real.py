@@ -8,14 +8,17 @@ ours       ``--estimator dbb``: every rollout is trained on, so that no candidat
 lora       ours with ``--ds.lora.rank 16``
 thinned    ours with ``--train.thin 1``
 grpo       ``--estimator point``: groups of equal rewards are left out of the training
+beside     ours beside a process that keeps one core busy at nice 15
 openrlhf   ``--estimator none``: OpenRLHF's trainer, actors and advantages, with our threads, precision and engine
 trl-*      TRL's GRPOTrainer (``trl_grpo.py``) in bf16 and in fp32; the faster one is what we are compared with
-plain      ``examples/grpo_dbb.py``: a loop in plain PyTorch, generation by transformers, bf16 by autocast
+plain      ``examples/grpo_dbb.py``: a loop in plain PyTorch, generation by transformers
+
+Nobody takes bf16 on a processor that emulates it: there trl-bf16 is left out, and the plain loop is in fp32.
 
 The roofline is the time of the model's matrix products alone, forward and backward, at the sizes of a micro-batch with
 each prompt once, measured in the same run. It needs a quiet machine.
 
-    python benchmarks/real.py --check                    15 minutes a round; exit code 1 if a bound is missed
+    python benchmarks/real.py --check                    20 minutes a round; exit code 1 if a bound is missed
     python benchmarks/real.py --only ours --threads 1    one core
     python benchmarks/real.py --only ours lora           LoRA beside full training
     python benchmarks/real.py --profile                  the pass with each prompt once or for each rollout, and its
@@ -48,7 +51,8 @@ from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.presets import smollm2
 
 TREE = Path(__file__).resolve().parents[1]
-CANDIDATES = ("ours", "thinned", "grpo", "lora", "openrlhf", "trl-bf16", "trl-fp32", "plain")
+CANDIDATES = ("ours", "thinned", "grpo", "lora", "beside", "openrlhf", "trl-bf16", "trl-fp32", "plain")
+BUSY = ["nice", "-n", "15", "taskset", "--cpu-list", "0", sys.executable, "-c", "while True: pass"]
 WARM_UP_STEPS = 2
 POLL_S = 0.1
 BOUNDS = {
@@ -56,6 +60,7 @@ BOUNDS = {
     "step / plain": 0.55,
     "step / OpenRLHF": 0.5,
     "step / GRPO": 1.1,
+    "beside / step": 1.6,
     "roofline / training": 0.45,  # at least
     "memory GiB": 6.0,
     "first step s": 20.0,
@@ -95,6 +100,7 @@ def run(name: str, steps: int, folder: Path, threads: int) -> dict[str, Any]:
     """
     kept = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "RAY_ADDRESS")}
     environment = kept | {"PYTHONPATH": str(TREE)} | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    neighbour = subprocess.Popen(BUSY) if name == "beside" else None
     began, peak, printed = time.time(), [0], []
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -111,6 +117,9 @@ def run(name: str, steps: int, folder: Path, threads: int) -> dict[str, Any]:
         said = (folder / "log").read_text(errors="replace").count("zero-variance groups")
         printed += [time.time()] * (said - len(printed))
     watch.join()
+    if neighbour is not None:
+        neighbour.kill()
+        neighbour.wait()
     ends = [] if process.returncode else printed if name == "plain" else logged(name, folder)
     if process.returncode or len(ends) != steps:
         end = (folder / "log").read_text(errors="replace")[-4000:]
@@ -166,10 +175,15 @@ def roofline(dtype: torch.dtype, tokens: int, answers: int) -> float:
 def print_profile(groups: int = 4, rollouts: int = 8, prompt: int = 35, answer: int = 12) -> None:
     """Print the time of a micro-batch's pass, one row a rollout and prompts once, and where the latter spends it."""
     cpu.prepare_driver()
-    from openrlhf_dbb.actors.training_pass import ResponseActor
+    from openrlhf.utils import utils
 
+    from openrlhf_dbb.actors.training_pass import ResponseActor
+    from openrlhf_dbb.platform.backend import torch_dtype
+
+    utils.convert_to_torch_dtype = torch_dtype
     rows = groups * rollouts
-    actor = ResponseActor(str(smollm2.default_folder() / "model"), attn_implementation="eager", param_dtype="bf16")
+    dtype = "bf16" if cpu.has_bf16() else "fp32"
+    actor = ResponseActor(str(smollm2.default_folder() / "model"), attn_implementation="eager", param_dtype=dtype)
     prompts = torch.randint(100, 40_000, (groups, prompt)).repeat_interleave(rollouts, dim=0)
     tokens = torch.cat([prompts, torch.randint(100, 40_000, (rows, answer))], dim=1)
     actions = torch.arange(1, prompt + answer).expand(rows, -1) >= prompt
@@ -207,7 +221,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8, help="of each run")
-    parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=CANDIDATES)
+    taken = [name for name in CANDIDATES if name != "trl-bf16" or cpu.has_bf16()]
+    parser.add_argument("--only", nargs="+", choices=CANDIDATES, default=taken)
     parser.add_argument("--threads", type=int, default=0, help="of each process (default: the candidate's choice)")
     parser.add_argument("--profile", action="store_true", help="profile the training pass; run nothing else")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed or not measured")
@@ -227,6 +242,7 @@ def main() -> int:
     for name, row in measured.items():
         print(f"{name:<12}{row['step_s']:>8.2f}{row['first_step_s']:>14.1f}{row['memory_gib']:>12.1f}")
     compared = {f"step / {label}": ratio(measured, *others) for label, others in COMPARED.items()}
+    compared["beside / step"] = 1 / beside if (beside := ratio(measured, "beside")) else None
     compared |= ours_alone(measured, runs.get("ours", []))
     missed = [name for name, bound in BOUNDS.items() if fails(name, compared.get(name), bound)]
     print(json.dumps({"figures": measured, "ratio": compared, "bound": BOUNDS, "missed": missed}))
@@ -263,8 +279,7 @@ def ours_alone(measured: dict[str, dict[str, float]], runs: list[dict[str, Any]]
     }
     print(f"  roofline of training: {', '.join(f'{name} {seconds:.2f} s' for name, seconds in ideal.items())}")
     return {
-        "roofline / training": ideal["bfloat16"] / mean["timing/ppo_train"],
-        "roofline fp32 / training": ideal["float32"] / mean["timing/ppo_train"],
+        "roofline / training": min(ideal.values()) / mean["timing/ppo_train"],
         "memory GiB": measured["ours"]["memory_gib"],
         "first step s": measured["ours"]["first_step_s"],
     }

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openrlhf_dbb import tiny
 from openrlhf_dbb.estimators import FORMS, available, build
+from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.presets import smollm2
 
 ROLLOUTS = 8  # of a prompt in a step
@@ -32,7 +33,8 @@ parser.add_argument("--steps", type=int, default=64, help="policy updates")
 parser.add_argument("--seed", type=int, default=0, help="of the order of the prompts and of all samples")
 flags = parser.parse_args()
 PROMPTS, ROWS, ANSWER_TOKENS, LEARNING_RATE = SIZES[flags.preset]
-BF16 = torch.autocast("cpu", torch.bfloat16, enabled=flags.preset != "tiny")  # matrix products; weights stay in fp32
+# Of matrix products; weights stay in fp32.
+BF16 = torch.autocast("cpu", torch.bfloat16, enabled=flags.preset != "tiny" and cpu.has_bf16())
 
 torch.manual_seed(flags.seed)
 random = np.random.default_rng(flags.seed)
