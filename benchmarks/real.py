@@ -100,7 +100,6 @@ def run(name: str, steps: int, folder: Path, threads: int) -> dict[str, Any]:
     """
     kept = {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "RAY_ADDRESS")}
     environment = kept | {"PYTHONPATH": str(TREE)} | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-    neighbour = subprocess.Popen(BUSY) if name == "beside" else None
     began, peak, printed = time.time(), [0], []
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
@@ -117,9 +116,6 @@ def run(name: str, steps: int, folder: Path, threads: int) -> dict[str, Any]:
         said = (folder / "log").read_text(errors="replace").count("zero-variance groups")
         printed += [time.time()] * (said - len(printed))
     watch.join()
-    if neighbour is not None:
-        neighbour.kill()
-        neighbour.wait()
     ends = [] if process.returncode else printed if name == "plain" else logged(name, folder)
     if process.returncode or len(ends) != steps:
         end = (folder / "log").read_text(errors="replace")[-4000:]
@@ -236,7 +232,12 @@ def main() -> int:
     turns = [name for turn in range(options.rounds) for name in list(options.only)[:: -1 if turn % 2 else 1]]
     for name in tqdm(turns, unit="run"):
         with tempfile.TemporaryDirectory(prefix="dbb_real_") as folder:
-            runs.setdefault(name, []).append(run(name, options.steps, Path(folder), options.threads))
+            neighbour = subprocess.Popen(BUSY) if name == "beside" else None
+            try:
+                runs.setdefault(name, []).append(run(name, options.steps, Path(folder), options.threads))
+            finally:
+                if neighbour is not None:
+                    neighbour.kill()
     measured = {name: figures(of_name) for name, of_name in runs.items()}
     print(f"{'':<12}{'step s':>8}{'first step s':>14}{'memory GiB':>12}")
     for name, row in measured.items():

@@ -261,6 +261,26 @@ def test_the_log_probs_of_vllm_and_the_policy_are_compared_at_the_generated_toke
     assert log_prob_difference([batch]) == pytest.approx((0.5 + 0.1) / 4)
 
 
+def test_where_a_step_is_one_update_one_micro_batch_is_compared_and_no_log_probs_are_kept(ours, monkeypatch):
+    sizes = ["--rollout.batch_size", "4", "--train.batch_size", "32", "--rollout.micro_batch_size", "8"]
+    (mine, _), rollouts, computed = ours("dbb", *sizes), experiences(RANDOM, batch=1), []
+    for rollout in rollouts:
+        rollout.action_log_probs, rollout.rollout_log_probs = None, -1.5 * rollout.action_mask
+
+    def policy(samples):
+        for sample in samples:
+            sample.action_log_probs = -1.0 * sample.action_mask
+            computed.append(len(sample.sequences))
+        return samples
+
+    monkeypatch.setattr(mine, "make_experience", policy)
+    groups = tuple(group(prompt, rollouts[8 * prompt : 8 * prompt + 8]) for prompt in range(4))
+    for step, compared in ((1, True), (2, False)):
+        made, logged = mine.make(RolloutBatch(groups, compared=compared), step, None)
+        assert logged.get("vllm/log_prob_difference") == (0.5 if compared else None)
+        assert computed == [8] and [each.action_log_probs for each in made] == [None] * 4
+
+
 def filtered_group(prompt, scores, length=TOKENS):
     """A group that was generated, but is not trained on: the policy has taken no log-probs."""
     rollouts = experiences([scores], batch=1, lengths=[length] * len(scores))

@@ -158,6 +158,30 @@ def test_a_run_of_single_rollouts_cannot_be_judged(store, fill, capsys):
     assert "has no probes and no group of two rollouts, so no candidate can be judged; " in capsys.readouterr().err
 
 
+def test_errors_are_one_line(store, fill, capsys):
+    fill.step(fill.run(store, "partial"), 1, fill.prompts(store, 1), [1.5], usage=None)
+    fill.run(store, "empty")
+    partial = "1.5 successes of 4 rollouts"  # also without a name: the latest run has no step
+    for name, message in (("empty", "has recorded no rollouts yet"), ("partial", partial), ("--json", partial)):
+        assert main(["lab", "replay", "--store.url", store.url, name]) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
+def test_a_class_of_the_working_folder_is_a_candidate_and_the_advice_names_it_so(
+    store, fill, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    source = "from openrlhf_dbb import estimators\nclass Mine(estimators.get('point')):\n    name = 'mine'\n"
+    (tmp_path / "my_mean.py").write_text(source)
+    run, ids = fill.run(store, "walk"), fill.prompts(store, 2)
+    for step in (1, 2):
+        fill.step(run, step, ids, [1, 3])
+    assert candidates(store, capsys, "--estimators", "my_mean:Mine")[0][-1] == "use next: --estimator my_mean:Mine"
+    assert main(["lab", "replay", "--store.url", store.url, "--estimators", "no:Mine"]) == 2
+    assert capsys.readouterr().err.startswith("error: estimator 'no:Mine' cannot be imported: ModuleNotFoundError: No")
+
+
 def test_the_replay_of_a_run_gives_what_it_stored_and_forecasts_read_the_prompts_texts(tmp_path):
     """Two passes. Prompts with ? succeed, those with ! fail: the last first visits are expected to do the same."""
     url = f"sqlite:///{tmp_path}/runs.db"
