@@ -1,9 +1,7 @@
 """The tiny preset: a two-layer Qwen3 on characters, made on the spot, which adds, subtracts and sorts, a third each.
 
 12+9=     the answer is 21, written from the last digit: "12"
-s3142=    the answer is the digits in ascending order: "1234"
-
-The digits to sort are all different, except in the split "ood" (out of distribution).
+s3142=    the answer is the digits in ascending order: "1234"; they are all different
 """
 
 import hashlib
@@ -21,14 +19,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 # A prompt belongs to a split by its hash modulo 16.
-SPLITS = {"train": range(0, 3), "heldout": range(3, 6), "sft": range(6, 16), "ood": range(0, 16)}
+SPLITS = {"train": range(0, 3), "heldout": range(3, 6), "sft": range(6, 16)}
 CHARACTERS = "0123456789+-s="
 
 EOS, PAD = "<eos>", "<pad>"
 WARMUP_ROWS = 12_000
 IGNORED = -100  # cross_entropy's label for "no loss here"
-
-Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,6 @@ class Recipe:
 
     train_prompts: int = 512
     heldout_prompts: int = 128
-    ood_prompts: int = 0
     warmup_steps: int = 560  # of supervised training, >= 1
     hidden: int = 64  # width of the model, a multiple of 16
 
@@ -51,7 +46,7 @@ class TinyAssets:
 
     model: Path
     train: Path
-    heldout: Path  # then the "ood" prompts, if any, told apart by column "datasource"
+    heldout: Path
 
 
 def default_folder() -> Path:
@@ -118,11 +113,7 @@ def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     import torch
 
     _write_rows(folder / "train.jsonl", generate("train", recipe.train_prompts, seed))
-    evaluation = generate("heldout", recipe.heldout_prompts, seed)
-    if recipe.ood_prompts:
-        labelled = (("heldout", evaluation), ("ood", generate("ood", recipe.ood_prompts, seed)))
-        evaluation = [row | {"datasource": source} for source, rows in labelled for row in rows]
-    _write_rows(folder / "heldout.jsonl", evaluation)
+    _write_rows(folder / "heldout.jsonl", generate("heldout", recipe.heldout_prompts, seed))
     tokenizer, model = build_tokenizer(), build_model(seed, recipe.hidden)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread mostly waits
@@ -134,12 +125,12 @@ def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     tokenizer.save_pretrained(folder / "model")
 
 
-def _write_rows(path: Path, rows: list[Row]) -> None:
+def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _warm_start(
-    model: "Qwen3ForCausalLM", tokenizer: "PreTrainedTokenizerFast", rows: list[Row], seed: int, steps: int
+    model: "Qwen3ForCausalLM", tokenizer: "PreTrainedTokenizerFast", rows: list[dict[str, str]], seed: int, steps: int
 ) -> None:
     """Train on the labels of the rows. A batch holds sorting alone or arithmetic alone."""
     import torch
@@ -167,7 +158,7 @@ def _warm_start(
     model.eval()
 
 
-def _encode(rows: list[Row], tokenizer: "PreTrainedTokenizerFast") -> "tuple[torch.Tensor, torch.Tensor]":
+def _encode(rows: list[dict[str, str]], tokenizer: "PreTrainedTokenizerFast") -> "tuple[torch.Tensor, torch.Tensor]":
     """Return token ids, padded on the right, and ids to predict, IGNORED outside answers; (R, T)."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -185,7 +176,7 @@ def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
     warm start. Labels are integers of 2 to 7 digits without a leading zero.
     """
     draw = random.Random(f"{split} {seed}")
-    makers = (_sorting_repeated,) if split == "ood" else (_addition, _subtraction, _sorting)
+    makers = (_addition, _subtraction, _sorting)
     rows: dict[str, str] = {}
     while len(rows) < size:
         prompt, label = makers[len(rows) % len(makers)](draw)
@@ -215,12 +206,4 @@ def _subtraction(draw: random.Random) -> tuple[str, str]:
 
 def _sorting(draw: random.Random) -> tuple[str, str]:
     digits = draw.sample("123456789", draw.randint(3, 7))
-    return f"s{''.join(digits)}=", "".join(sorted(digits))
-
-
-def _sorting_repeated(draw: random.Random) -> tuple[str, str]:
-    size = draw.randint(3, 7)
-    digits = draw.choices("123456789", k=size)
-    while len(set(digits)) == size:
-        digits = draw.choices("123456789", k=size)
     return f"s{''.join(digits)}=", "".join(sorted(digits))

@@ -281,12 +281,12 @@ class InThisProcess:
         return SimpleNamespace(remote=lambda *args, **kwargs: ray.put(getattr(self.made, name)(*args, **kwargs)))
 
 
-def with_more(actor_class: Any, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
-    """Return what poses as a Ray actor class, and adds options and arguments to those that OpenRLHF gives."""
+def with_more(actor_class: Any, **more: Any) -> Any:
+    """Return what poses as a Ray actor class, and adds arguments to those that OpenRLHF gives."""
 
-    def given(**theirs: Any) -> Any:
-        made = actor_class.options(**theirs, **options)
-        return SimpleNamespace(remote=lambda **kwargs: made.remote(**{**kwargs, **arguments}))
+    def given(**options: Any) -> Any:
+        made = actor_class.options(**options)
+        return SimpleNamespace(remote=lambda **kwargs: made.remote(**{**kwargs, **more}))
 
     return SimpleNamespace(options=given)
 

@@ -9,6 +9,7 @@ Axes: P prompts, G responses to a prompt, L tokens of the longest response.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ from openrlhf_dbb.estimators.base import Floats
 from study.protocol import STARTS
 from study.sampling import NOTHING, Tokens, token_log_probabilities
 
-PROMPTS: dict[str, Any] = {"train_prompts": 2048, "heldout_prompts": 512, "ood_prompts": 128}
+PROMPTS: dict[str, Any] = {"train_prompts": 2048, "heldout_prompts": 512}
+OOD_PROMPTS = 128
 LONGEST = 10  # tokens of a response with its end
 
 
@@ -34,7 +36,32 @@ def prepare(folder: Path, seed: int, start: str) -> tiny.TinyAssets:
     The evaluation data has held-out prompts and then out-of-distribution ones, with a column "datasource", "heldout" or
     "ood". No prompt is in two of the data sets, whatever their seeds.
     """
-    return tiny.prepare(folder, seed, tiny.Recipe(**(PROMPTS | STARTS[start])))
+    assets = tiny.prepare(folder, seed, tiny.Recipe(**(PROMPTS | STARTS[start])))
+    heldout = [json.loads(line) for line in assets.heldout.read_text(encoding="utf-8").splitlines()]
+    if "datasource" not in heldout[0]:
+        labelled = (("heldout", heldout), ("ood", out_of_distribution(OOD_PROMPTS, seed)))
+        rows = [row | {"datasource": source} for source, of_source in labelled for row in of_source]
+        whole = assets.heldout.with_suffix(".new")
+        whole.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        whole.replace(assets.heldout)
+    return assets
+
+
+def out_of_distribution(size: int, seed: int) -> list[dict[str, str]]:
+    """Return prompts to sort three to seven digits of which some repeat; those of the preset are all different."""
+    draw = random.Random(f"ood {seed}")
+    rows: dict[str, str] = {}
+    while len(rows) < size:
+        count = draw.randint(3, 7)
+        digits = draw.choices("123456789", k=count)
+        while len(set(digits)) == count:
+            digits = draw.choices("123456789", k=count)
+        label = "".join(sorted(digits))
+        if label != label[::-1]:
+            rows[f"s{''.join(digits)}="] = label
+    result = [{"input": prompt, "label": label} for prompt, label in rows.items()]
+    draw.shuffle(result)
+    return result
 
 
 @dataclass(frozen=True)
@@ -90,7 +117,7 @@ def read(folder: Path) -> Task:
         [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
         for name in ("train.jsonl", "heldout.jsonl")
     )
-    heldout = [row for row in evaluation if row["datasource"] == "heldout"]
+    heldout = [row for row in evaluation if row.get("datasource", "heldout") == "heldout"]
     return Task(folder / "model", _tokenize(folder / "model", train), _tokenize(folder / "model", heldout))
 
 

@@ -202,7 +202,7 @@ def run(output: Path, n: int, seeds: Iterable[int], arms: Iterable[str], starts:
     done = {(row.start, row.seed, row.arm, row.n) for row in rows.read(path, RareRow._fields).itertuples()}
     for seed in seeds:
         for start in starts:
-            recipe = tiny.Recipe(train_prompts=512, heldout_prompts=512, ood_prompts=128, warmup_steps=start)
+            recipe = tiny.Recipe(train_prompts=512, heldout_prompts=512, warmup_steps=start)
             folder = output / "tasks" / f"{start}-s{seed}"
             tiny.prepare(folder, seed, recipe)
             task = read(folder)

@@ -292,7 +292,7 @@ def test_real_vocabulary_at_full_length(gpus, train, rehearse, tmp_path, record_
     run(train, tmp_path, *(full if gpus else short))
     lengths = [length for (length,) in query(tmp_path, "SELECT length FROM rollouts")]
     assert (len(lengths), np.median(lengths)) == (64, LONGEST if gpus else 32)
-    (difference,) = logged(tmp_path / LOGS)["train/vllm/log_prob_difference"].values()
+    difference = max(logged(tmp_path / LOGS)["train/vllm/log_prob_difference"].values())
     record_property("log-prob difference", f"{difference:.2g}")
     assert difference < 0.05
 

@@ -20,7 +20,6 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 
 from openrlhf_dbb.actors.experience_maker import (  # noqa: E402
     PosteriorExperienceMaker,
-    log_prob_difference,
     thinned,
 )
 from openrlhf_dbb.actors.generation import Group, Prompt, RolloutBatch  # noqa: E402
@@ -255,30 +254,15 @@ def test_a_late_group_is_stored_with_its_lag(ours):
     assert [tuple(row) for row in lags] == [(1, 1), (0, 2), (1.5, 0.5), (2, 0)]
 
 
-def test_the_log_probs_of_vllm_and_the_policy_are_compared_at_the_generated_tokens():
-    (batch,) = experiences(np.ones((1, 2)), lengths=[1, 3], log_prob=-1.0)
-    batch.rollout_log_probs = torch.tensor([[-1.5, 9, 9, 9, 9], [-1.0, -1.0, -0.9, 9, 9]])
-    assert log_prob_difference([batch]) == pytest.approx((0.5 + 0.1) / 4)
-
-
-def test_where_a_step_is_one_update_one_micro_batch_is_compared_and_no_log_probs_are_kept(ours, monkeypatch):
+def test_where_a_step_is_one_update_the_policy_is_not_asked_for_log_probs(ours, monkeypatch):
     sizes = ["--rollout.batch_size", "4", "--train.batch_size", "32", "--rollout.micro_batch_size", "8"]
-    (mine, _), rollouts, computed = ours("dbb", *sizes), experiences(RANDOM, batch=1), []
+    (mine, _), rollouts = ours("dbb", *sizes), experiences(RANDOM, batch=1)
     for rollout in rollouts:
         rollout.action_log_probs, rollout.rollout_log_probs = None, -1.5 * rollout.action_mask
-
-    def policy(samples):
-        for sample in samples:
-            sample.action_log_probs = -1.0 * sample.action_mask
-            computed.append(len(sample.sequences))
-        return samples
-
-    monkeypatch.setattr(mine, "make_experience", policy)
+    monkeypatch.setattr(mine, "make_experience", None)
     groups = tuple(group(prompt, rollouts[8 * prompt : 8 * prompt + 8]) for prompt in range(4))
-    for step, compared in ((1, True), (2, False)):
-        made, logged = mine.make(RolloutBatch(groups, compared=compared), step, None)
-        assert logged.get("vllm/log_prob_difference") == (0.5 if compared else None)
-        assert computed == [8] and [each.action_log_probs for each in made] == [None] * 4
+    made, _ = mine.make(RolloutBatch(groups), 1, None)
+    assert [(each.action_log_probs, each.rollout_log_probs.min()) for each in made] == [(None, -1.5)] * 4
 
 
 def filtered_group(prompt, scores, length=TOKENS):

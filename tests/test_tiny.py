@@ -29,16 +29,10 @@ def test_answers_are_right_integers_without_leading_zero_and_never_the_question(
         assert question.startswith("s") or label != label[::-1]  # else a copy of "9-4" would be right
 
 
-def test_prompts_out_of_distribution_sort_three_to_seven_digits_of_which_some_repeat():
-    digits = [row["input"].removeprefix("s").removesuffix("=") for row in generate("ood", 3000, seed=0)]
-    assert {len(each) for each in digits} == {3, 4, 5, 6, 7}
-    assert all(each.isdigit() and "0" not in each and 1 < len(set(each)) < len(each) for each in digits)
-
-
 def test_prompts_differ_within_a_split_and_between_splits_whatever_the_seeds():
-    seeds = {"train": 0, "heldout": 1, "sft": 2, "ood": 3}
+    seeds = {"train": 0, "heldout": 1, "sft": 2}
     prompts = [{row["input"] for row in generate(split, 6000, seed)} for split, seed in seeds.items()]
-    assert [len(split) for split in prompts] == [6000] * 4 and len(set.union(*prompts)) == 24_000
+    assert [len(split) for split in prompts] == [6000] * 3 and len(set.union(*prompts)) == 18_000
 
 
 def contents(folder):
@@ -82,18 +76,17 @@ def test_recipe_sets_the_numbers_and_another_one_replaces_the_files_but_not_the_
     monkeypatch.setattr("openrlhf_dbb.tiny.WARMUP_ROWS", 60)
     (tmp_path / ".assets.building").mkdir()
     (tmp_path / ".assets.building/half").write_text("of a process that was killed")
-    recipe = Recipe(train_prompts=8, heldout_prompts=5, ood_prompts=3, warmup_steps=1)
+    recipe = Recipe(train_prompts=8, heldout_prompts=5, warmup_steps=1)
     files = prepare(tmp_path / "assets", 7, recipe)
     stamp = json.loads((tmp_path / "assets" / "tiny.json").read_text())
-    assert (stamp["seed"], stamp["recipe"]["ood_prompts"]) == (7, 3)
+    assert (stamp["seed"], stamp["recipe"]["heldout_prompts"]) == (7, 5)
     first = contents(tmp_path / "assets")
     assert {path.name for path in tmp_path.iterdir()} == {"assets", ".assets.lock"}
     assert prepare(tmp_path / "assets", 7, recipe) == files
     assert contents(tmp_path / "assets") == first
     train, heldout = (list(map(json.loads, file.open())) for file in (files.train, files.heldout))
     assert train == generate("train", 8, 7)
-    sources = [("heldout", row) for row in generate("heldout", 5, 7)] + [("ood", row) for row in generate("ood", 3, 7)]
-    assert heldout == [row | {"datasource": source} for source, row in sources]
-    assert prepare(tmp_path / "assets", 7, Recipe(8, 5, 3, warmup_steps=2)) == files
+    assert heldout == generate("heldout", 5, 7)
+    assert prepare(tmp_path / "assets", 7, Recipe(8, 5, warmup_steps=2)) == files
     second = contents(tmp_path / "assets")
     assert {path.name for path in first if first[path] != second[path]} == {"model.safetensors", "tiny.json"}

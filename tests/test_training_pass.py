@@ -189,6 +189,15 @@ def test_token_sums_over_rows_and_a_constant_length():
     assert loss(*given, action_mask=MASK, **info)[0].item() == pytest.approx(2 * SUM / (2 * 4), rel=1e-6)
 
 
+def test_log_probs_before_the_update_are_compared_with_vllms_where_they_were_computed():
+    loss = StepLoss(PolicyLoss())
+    ours, theirs = torch.tensor([[-1.0, -2.0, -9.0], [0.0] * 3]), torch.tensor([[-1.5, -2.25, -1.0], [-3.0] * 3])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])  # of the second row no log-prob was computed
+    for old, rollout in ((None, theirs), (2 * ours, theirs), (None, None)):
+        loss(ours, old, torch.ones(2, 3), action_mask=mask, rollout_log_probs=rollout, batch_num_tokens=2.0)
+    assert torch.cat(loss.differences).tolist() == [0.5, 0.25, 0.5, 1.75]
+
+
 def row(token):
     """Three tokens, two of them a prompt."""
     there = torch.ones(3, dtype=torch.long)

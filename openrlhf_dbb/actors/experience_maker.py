@@ -19,8 +19,6 @@ from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, StepExtras
 from openrlhf_dbb.estimators import FORMS
 
-DIFFERENCE = "vllm/log_prob_difference"  # the metric
-
 
 class PosteriorExperienceMaker(RemoteExperienceMaker):
     """Replaces the group baseline. Log-probs, KL, length penalties and returns stay OpenRLHF's."""
@@ -28,7 +26,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     def __init__(self, *args: Any, posteriors: Posteriors, progress: Progress) -> None:
         super().__init__(*args)
         self._progress, self.posteriors = progress, posteriors
-        self._corrects = self.args.algo.advantage.is_correction_level != "off"  # by vLLM's log-probs
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Return the experiences of :meth:`make`: OpenRLHF calls this, and has no place for what is logged."""
@@ -44,17 +41,12 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         samples = self.split_rollout_samples([replace(rollout) for rollout in rollouts_of(batch.trained)])
         self._progress.enter(LOG_PROBS)
         if samples[0].rewards is None or not one_update(self.args):
-            compared = samples = self.make_experience(samples)
+            samples = self.make_experience(samples)
         else:
             for sample in samples:
                 sample.kl = torch.zeros(sample.action_mask.shape)
                 sample.info |= {name: torch.zeros(len(sample.kl)) for name in ("kl", "logprobs_diff")}
-            ranks = self.args.actor.num_nodes * self.args.actor.num_gpus_per_node  # each takes one micro-batch
-            compared = self.make_experience([replace(each) for each in samples[:ranks]]) if batch.compared else []
-        logged = {}
-        if compared and all(sample.rollout_log_probs is not None for sample in compared):
-            logged[DIFFERENCE] = log_prob_difference(compared)
-        return samples, logged | self.add_advantages(samples, batch, step, probes)
+        return samples, self.add_advantages(samples, batch, step, probes)
 
     def add_advantages(
         self, experiences: list[Experience], batch: RolloutBatch, step: int, probes: Probes | None = None
@@ -84,15 +76,14 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         prompts, labels = zip(*keys_R, strict=True)
         form = self.advantage_estimator
         scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
-        logged = scored.metrics
         if thin := self.args.train.thin:
             random = np.random.default_rng([self.args.train.seed, step])
             scored = replace(scored, advantages=thinned(scored.advantages, thin, random))
-            logged = logged | {"rollout/computed": float((scored.advantages[:trained] != 0).mean())}
+            scored.metrics["rollout/computed"] = float((scored.advantages[:trained] != 0).mean())
         self._spread(experiences, scored)
         if FORMS.get(form).whitened:
             whiten(experiences, ~np.isnan(rewards_R[:trained]), divide=not self.args.algo.advantage.no_std_norm)
-        return logged
+        return scored.metrics
 
     def _rewards(self, experiences: list[Experience]) -> tuple[Floats, Floats]:
         """Return rewards after length penalties and scores before them, (R,) each; NaN where missing."""
@@ -111,8 +102,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         for experience, advantage, group_std in zip(experiences, *parts, strict=True):
             if self.args.rollout.n_samples_per_prompt > 1:  # as upstream
                 experience.info["group_reward_std"] = group_std
-            if not self._corrects:  # vLLM's log-probs have been compared and stored
-                experience.rollout_log_probs = None
             mask = experience.action_mask
             # OpenRLHF's reward clip is left out: it would cut advantages (up to sqrt(alpha / beta)), not rewards.
             reward: Any = compute_reward(advantage, self.kl_ctl.value, experience.kl, action_mask=mask)
@@ -137,18 +126,9 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return Responses(
             texts=decode,
             truncated=torch.cat([experience.truncated for experience in experiences]).numpy(),
-            log_probs=torch.cat([_log_prob_sums(each, self._corrects) for each in experiences]).numpy(),
+            log_probs=torch.cat([_log_prob_sums(each) for each in experiences]).numpy(),
             keep=None if keep == ALL else keep,
         )
-
-
-def log_prob_difference(experiences: Sequence[Experience]) -> float:
-    """Return the mean absolute difference of the log-probs of vLLM and the policy, in nats a token."""
-    differences = [
-        (experience.rollout_log_probs.float() - experience.action_log_probs.float())[experience.action_mask.bool()]
-        for experience in experiences
-    ]
-    return float(torch.cat(differences).abs().mean())
 
 
 def thinned(advantages_R: Floats, least: float, random: np.random.Generator) -> Floats:
@@ -182,10 +162,9 @@ def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, 
         experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(experience.advantages.dtype)
 
 
-def _log_prob_sums(experience: Experience, corrects: bool) -> torch.Tensor:
-    """Return each response's log-prob (B,): the trainer's, else the engine's, or the reverse; NaN without any."""
-    known = [experience.action_log_probs, experience.rollout_log_probs][:: -1 if corrects else 1]
-    log_probs = next((each for each in known if each is not None), None)
+def _log_prob_sums(experience: Experience) -> torch.Tensor:
+    """Return each response's log-prob (B,): the engine's, else the trainer's; NaN without any."""
+    log_probs = experience.action_log_probs if experience.rollout_log_probs is None else experience.rollout_log_probs
     if log_probs is None:
         return torch.full((len(experience.sequences),), torch.nan)
     return (log_probs.double() * experience.action_mask).sum(dim=-1)

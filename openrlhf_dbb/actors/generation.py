@@ -62,7 +62,6 @@ class RolloutBatch:
     trained: tuple[Group, ...] = ()
     filtered: tuple[Group, ...] = ()  # observed, and not trained on
     skipped: int = 0  # prompts that were drawn, and nothing was generated for them
-    compared: bool = False  # the log-probs of vLLM with the policy's; in the first batch of a start
     snapshot: Snapshot | None = None  # None of an empty batch
 
     def __len__(self) -> int:
@@ -135,7 +134,7 @@ class RolloutGenerator(SamplesGenerator):
         # One update: then nobody else takes the log-probs that are stored. Groups that wait come with those of others.
         self._takes_log_probs = one_update(self.args) or self._at_a_time > size
         self._takes_log_probs |= self.args.algo.advantage.is_correction_level != "off"
-        self._compares = True  # the first batch comes with vLLM's log-probs, which are compared with the policy's
+        self._compares = True  # the first batch comes with vLLM's log-probs; the training pass compares them
         self._predictive, self._drawn = predictive, 0  # prompts drawn in this pass
         self._prompts_iter: Iterator[Group] | None = None  # None: the next call starts a new pass over the data
         # Drawn before a checkpoint, to be asked for again after a resume.
@@ -174,9 +173,9 @@ class RolloutGenerator(SamplesGenerator):
         self.sampler.end_step()
         # Surplus groups wait if more is generated at a time, else they are set aside.
         self._kept, surplus = (left, []) if self._at_a_time > size else ([], left)
-        filtered, skipped, compared = (*self._filtered, *surplus), self._skipped, self._compares
+        filtered, skipped = (*self._filtered, *surplus), self._skipped
         self._filtered, self._skipped, self._compares = [], 0, False
-        batch = RolloutBatch(tuple(taken), filtered, skipped, compared, self.snapshot())
+        batch = RolloutBatch(tuple(taken), filtered, skipped, self.snapshot())
         over = self._prompts_iter is None and len(self._kept) < size
         return batch, 100 * len(taken) / (len(taken) + len(filtered)), consumed, over
 

@@ -10,6 +10,7 @@ from openrlhf_dbb.core.best_model import Best
 
 LOG_PROBS, TRAINING, GENERATING, EVALUATING = "log-probs", "training", "generating", "evaluating"
 COUNTED_BY_ENGINES = (GENERATING, EVALUATING)
+DIFFERENCE = "vllm/log_prob_difference"  # the metric: mean of the absolute differences, nats a token
 
 _MANY_MISSING = 0.05  # of the rollouts
 _LAST_ROLLOUTS = 256  # fewer say little about a rare success

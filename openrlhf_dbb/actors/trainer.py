@@ -15,10 +15,10 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from openrlhf_dbb import storage, upstream
 from openrlhf_dbb.actors import evaluation, generation
-from openrlhf_dbb.actors.experience_maker import DIFFERENCE, PosteriorExperienceMaker
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
-from openrlhf_dbb.actors.progress import GENERATING, TRAINING, Progress, StepOutcome
+from openrlhf_dbb.actors.progress import DIFFERENCE, GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.core import checkpoints, strategies
 from openrlhf_dbb.core.best_model import CARD, Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors

@@ -24,6 +24,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from openrlhf_dbb import upstream
+from openrlhf_dbb.actors.progress import DIFFERENCE
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
 
@@ -153,13 +154,17 @@ class StepLoss(torch.nn.Module):
         super().__init__()
         loss.token_level_loss |= length is not None
         self.loss, self.length = loss, length
+        self.differences: list[torch.Tensor] = []  # of the policy's log-probs and vLLM's, where there are both
 
     def forward(self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **info: Any) -> Any:
         # Upstream divides the sum over tokens by batch_num_tokens. global_batch_size counts the rows of the optimizer
         # step that have an action, divided by its number of micro-batches, which DeepSpeed divides the loss by.
         if self.length is not None:
             info["batch_num_tokens"] = info.pop("global_batch_size") * self.length
-        return self.loss(log_probs, log_probs.detach() if old_log_probs is None else old_log_probs, *args, **info)
+        old = log_probs.detach() if old_log_probs is None else old_log_probs
+        if (theirs := info.get("rollout_log_probs")) is not None:
+            self.differences.append((old - theirs)[info["action_mask"].bool() & old.ne(0)].abs())
+        return self.loss(log_probs, old, *args, **info)
 
 
 class PolicyTrainer(ActorPPOTrainer):
@@ -170,7 +175,7 @@ class PolicyTrainer(ActorPPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         length = constant_length(self.args) if self.args.actor.loss_agg_mode == CONSTANT_LENGTH else None
-        self.actor_loss_fn = StepLoss(self.actor_loss_fn, length)
+        self.actor_loss_fn = self._loss = StepLoss(self.actor_loss_fn, length)
         if not self.args.train.dynamic_batch_enable:
             self.replay_buffer.collate_fn = list  # rows, of which ``together`` makes micro-batches
 
@@ -184,6 +189,9 @@ class PolicyTrainer(ActorPPOTrainer):
         engine = self.actor.model
         skipped = engine.skipped_steps
         status = super().ppo_train(kl_ctl)
+        if differences := self._loss.differences:
+            status[DIFFERENCE] = torch.cat(differences).mean().item()
+            differences.clear()
         # In bf16 with ZeRO 1 and 2 DeepSpeed leaves such an update out in silence, else it makes the weights NaN.
         weights = [getattr(weight, "ds_tensor", weight) for weight in self.actor.parameters() if weight.requires_grad]
         if engine.skipped_steps > skipped or not torch.nn.utils.get_total_norm(weights).isfinite():
@@ -200,6 +208,7 @@ class PolicyTrainer(ActorPPOTrainer):
         every_row = actor.entropy_coef is not None or kl_loss or actor.aux_loss_coef > 1e-8
         if experience.action_log_probs is None and not every_row:
             self.actor.rows = experience.advantages.ne(0).any(dim=1)
+            self.actor.rows[0] |= ~self.actor.rows.any()  # else no log-prob would be compared with vLLM's
         status = super().training_step(experience, *args, **kwargs)
         self.actor.rows = None
         return status

@@ -16,6 +16,7 @@ from openrlhf_dbb.rewards.reward_file import RewardError, checked, scored
 from openrlhf_dbb.secrets import without_passwords
 
 with cpu.without_unused("engine"):
+    import torch
     import vllm
     from openrlhf.trainer.ray import vllm_engine
     from openrlhf.trainer.ray.vllm_engine import RolloutRayActor
@@ -30,7 +31,9 @@ _Group = list[dict[str, Any]]  # the rollouts of a prompt in upstream's form
 class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: ignore[misc]
     """OpenRLHF's vLLM actor; without CUDA with another engine."""
 
-    async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(self, *args: Any, threads: int = 0, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
+        if threads:
+            torch.set_num_threads(threads)
         use_rays_interface()
         if cpu.active():
             from openrlhf_dbb.platform.cpu_engine import InProcessEngine

@@ -136,13 +136,10 @@ def engine_limits(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
     return {"max_num_seqs": min(sequences, _SEQUENCES), "kv_cache_memory_bytes": cache}
 
 
-def actor_options(args: SimpleNamespace, shape: Shape | None) -> dict[str, Any]:
-    """Return Ray's options of the policy and of the engines."""
-    return {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads(args, shape))}}} if cpu.active() else {}
-
-
 def threads(args: SimpleNamespace, shape: Shape | None) -> int:
-    """Return the OpenMP threads of each rank and engine. Policy and engine take turns, so that each gets all cores."""
+    """Return the OpenMP threads of each rank and engine; they take turns on all cores. 0 with CUDA: torch's choice."""
+    if not cpu.active():
+        return 0
     if "OMP_NUM_THREADS" in os.environ:
         return int(os.environ["OMP_NUM_THREADS"])
     if shape is None or shape.parameters < SMALL:

@@ -4,14 +4,13 @@ import _thread
 import contextlib
 import functools
 import logging
-import os
 import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,15 @@ from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.driver.printed import ProgressLine, progress_text, waiting
 from openrlhf_dbb.errors import RunError, UsageError
-from openrlhf_dbb.platform import machine, ray_start
+from openrlhf_dbb.platform import cpu, machine, ray_start
 
 _GROUPS = {"actor_model_group": "policy", "reference_model_group": "reference", "reward_model_group": "reward model"}
 
 
 class RayStart:
     """Starts Ray in a thread of its own, while the main thread goes on with the checks."""
+
+    _thread = ThreadPoolExecutor(1, "ray")  # until this process ends: Ray's processes die with their thread
 
     def __init__(self, settings: Settings) -> None:
         """Begin to start Ray. Raises UsageError if the cluster to join does not answer."""
@@ -40,10 +41,10 @@ class RayStart:
         # The address of the cluster that is joined; None if Ray is started for this run alone.
         self.joins = machine.ray_cluster()
         _check_answers(self.joins)
-        self._settings, self._started = settings, Future[None]()
+        self._settings = settings
         # Ray wants to handle SIGTERM and warns that it cannot outside the main thread; interrupt.py does.
         logging.getLogger("ray._private.worker").addFilter(lambda record: "SIGTERM" not in record.getMessage())
-        threading.Thread(target=self._run, name="ray", daemon=True).start()
+        self._started = self._thread.submit(start, settings)
 
     def wait(self) -> None:
         """Wait until Ray has started; raises what :func:`start` has raised."""
@@ -74,14 +75,6 @@ class RayStart:
         waits = f"waiting for {needed} GPUs: {free} of {gpus} are free, others run on the rest"
         return lines + [waits] * (free < needed)
 
-    def _run(self) -> None:
-        try:
-            start(self._settings)
-            self._started.set_result(None)
-        except Exception as error:
-            self._started.set_exception(error)
-        threading.Event().wait()  # Ray's processes die with the thread that started them
-
 
 def _check_answers(address: str | None) -> None:
     """Raise UsageError if nobody listens at the address; Ray itself would try for minutes."""
@@ -99,20 +92,20 @@ def _check_answers(address: str | None) -> None:
 
 def start(settings: Settings) -> None:
     """Start Ray or join the cluster. Raises UsageError if the flags need more GPUs than the cluster has."""
-    # Ray would start as many idle workers as there are cores. Ours are actors.
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    os.environ.setdefault("RAY_enable_worker_prestart", "0")
-    needed = gpus_needed(settings.args)
+    args, needed = settings.args, gpus_needed(settings.args)
+    hook = "cpu.prepare_worker" if cpu.active() else "machine.add_shims"
     ray_start.start(
         # A rank or an engine takes one logical GPU. With too few, OpenRLHF would wait for ever.
         {"num_gpus": needed, "num_cpus": 16 + 2 * needed},
         {"NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"},
         # One weight sync alone prints a line per parameter.
-        verbose=settings.args.verbose or settings.estimator == NO_ESTIMATOR,
-        worker_process_setup_hook="openrlhf_dbb.platform.machine.add_shims",
+        verbose=args.verbose or settings.estimator == NO_ESTIMATOR,
+        worker_process_setup_hook=f"openrlhf_dbb.platform.{hook}",
     )
-    for refusal in too_few_gpus(settings.args, ray_start.places()):
+    for refusal in too_few_gpus(args, ray_start.places()):
         raise UsageError(refusal)
+    if cpu.active() and machine.ray_cluster() is None:
+        ray_start.start_workers(args.vllm.num_engines + args.actor.num_gpus_per_node)
 
 
 def _host(node: dict[str, Any]) -> str:
@@ -169,10 +162,10 @@ def launch(prepared: Prepared, ray_start: RayStart) -> Any:
         from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
     ray_start.wait()
     if prepared.run is not None:
-        policy = ray.remote(num_gpus=1, **prepared.actor_options)(PolicyActor)
-        return train(prepared, PosteriorTrainer, ray.remote(StrictRolloutActor), policy)
-    engines = upstream.with_more(ray.remote(PlatformRolloutActor), prepared.actor_options, prepared.engine_arguments)
-    return upstream.run(prepared.settings.openrlhf_args(), rollout_actor=engines, get_strategy=LightBackend)
+        return train(prepared, PosteriorTrainer, ray.remote(StrictRolloutActor), ray.remote(num_gpus=1)(PolicyActor))
+    engines = upstream.with_more(ray.remote(PlatformRolloutActor), **prepared.engine_arguments)
+    backend = functools.partial(LightBackend, threads=prepared.threads)
+    return upstream.run(prepared.settings.openrlhf_args(), rollout_actor=engines, get_strategy=backend)
 
 
 def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_actor: Any) -> Any:
@@ -203,9 +196,9 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
             upstream.run(
                 args,
                 trainer=trainer,
-                rollout_actor=upstream.with_more(rollout_actor, prepared.actor_options, prepared.engine_arguments),
+                rollout_actor=upstream.with_more(rollout_actor, **prepared.engine_arguments),
                 policy_actor=policy_actor,
-                get_strategy=functools.partial(LightBackend, loads=prepared.checkpoint),
+                get_strategy=functools.partial(LightBackend, loads=prepared.checkpoint, threads=prepared.threads),
                 bars=verbose,
                 tokenizer=prepared.tokenizer,
             )

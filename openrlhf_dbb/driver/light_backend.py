@@ -17,9 +17,9 @@ NEWEST = "newest"
 class LightBackend:
     """Has the methods of the backend that OpenRLHF's loaders and trainer call. An actor unpickles the whole backend."""
 
-    def __init__(self, args: SimpleNamespace, *, loads: str | None = NEWEST) -> None:
+    def __init__(self, args: SimpleNamespace, *, loads: str | None = NEWEST, threads: int = 0) -> None:
         # ``loads``: the only checkpoint that model actors load; None: none; NEWEST: OpenRLHF chooses.
-        self.args, self._made_by = args, (backend, (args, loads))
+        self.args, self._made_by = args, (backend, (args, loads, threads))
 
     def __reduce__(self) -> Any:
         return self._made_by
@@ -40,10 +40,13 @@ class LightBackend:
         return StatefulDataLoader(data, batch_size, shuffle, collate_fn=collate_fn, drop_last=True, **workers)
 
 
-def backend(args: SimpleNamespace, loads: str | None = NEWEST) -> Any:
+def backend(args: SimpleNamespace, loads: str | None = NEWEST, threads: int = 0) -> Any:
     """Return the backend of a model actor. Arguments as of :class:`LightBackend`."""
+    import torch
     from openrlhf.utils import get_strategy
 
+    if threads:  # the worker was started before the driver knew the model
+        torch.set_num_threads(threads)
     use_rays_interface()
     upstream.mask_trackers()  # with --estimator none the trainer is an actor
     model_backend = get_strategy(args)

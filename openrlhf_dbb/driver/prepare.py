@@ -54,8 +54,8 @@ class Prepared:
     shape: fit.Shape | None = None  # of a dense model
     prompts: Prompts = field(init=False)
     machine: list[str] = field(default_factory=list)  # what fits the model and the machine, in words
-    actor_options: dict[str, Any] = field(default_factory=dict)  # Ray's, of the policy and of the engines
-    engine_arguments: dict[str, Any] = field(default_factory=dict)  # vLLM's that OpenRLHF does not set
+    threads: int = 0  # of the policy and of each engine; 0: torch's choice
+    engine_arguments: dict[str, Any] = field(default_factory=dict)  # that OpenRLHF does not set
     benchmarks: Mapping[str, BenchmarkPrompts] = field(default_factory=dict)  # beside --eval.dataset, by name
     notes: list[str] = field(default_factory=list)  # lines that the user should see
     # Of :func:`begin`; not for --estimator none.
@@ -218,8 +218,8 @@ def fit_machine(prepared: Prepared) -> None:
     """Say what fits the model and this machine, for people, Ray and vLLM."""
     settings, shape = prepared.settings, prepared.shape
     prepared.machine = fit.describe(settings, shape)
-    prepared.actor_options = fit.actor_options(settings.args, shape)
-    prepared.engine_arguments = fit.engine_arguments(settings, shape)
+    prepared.threads = fit.threads(settings.args, shape)
+    prepared.engine_arguments = {"threads": prepared.threads, **fit.engine_arguments(settings, shape)}
     if shape is not None and settings.estimator != NO_ESTIMATOR:
         prepared.notes += fit.checkpoint_warnings(shape, settings.args)
 

@@ -41,15 +41,11 @@ _ONLY: dict[str, Any] = {
 }
 
 
-# Modules that the processes of the models import and do not use here: compilers, audio, losses of object detection. The
-# policy would import vLLM with the handles of engines.
+# Modules that these processes import and do not use here. The policy would import vLLM with the engines' handles.
 _UNUSED = {
-    "policy": (
-        "datasets", "scipy", "vllm", "deepspeed.compile.backend", "deepspeed.compile.passes",
-        *(f"deepspeed.compile.init_{each}" for each in ("sp", "tp", "z1_and_2", "z3")),
-    ),
+    "policy": ("datasets", "scipy", "vllm"),
     "engine": ("pandas", "scipy", "vllm.model_executor.warmup.kernel_warmup"),
-}  # fmt: skip
+}
 _COMPILER = "torch._inductor.lowering"  # vLLM patches it if it can be imported
 
 
@@ -112,6 +108,13 @@ def worker_environment() -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TORCHDYNAMO_DISABLE": "1",  # no compiler is needed; the first generation takes 0.3 s in place of 3 s
     }
+
+
+def prepare_worker() -> None:
+    """Import what the policy and the engines share; Ray calls this in each worker before its actor is made."""
+    machine.add_shims()
+    with without_unused("engine"):
+        import transformers.modeling_utils  # noqa: F401
 
 
 def has_bf16() -> bool:

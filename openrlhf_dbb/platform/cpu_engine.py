@@ -11,13 +11,15 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from openrlhf_dbb import upstream
 from openrlhf_dbb.platform import cpu
 
 with cpu.without_unused("engine"):
-    # vLLM would import these three when it makes an engine.
+    # vLLM would import these when it makes an engine.
     import vllm._aiter_ops
     import vllm.distributed.elastic_ep.elastic_execute
-    import vllm.v1.worker.cpu_worker  # noqa: F401
+    import vllm.renderers.hf
+    import vllm.v1.worker.cpu_worker
     from vllm import EngineArgs, RequestOutput, SamplingParams
     from vllm.sampling_params import RequestOutputKind
     from vllm.usage.usage_lib import UsageContext
@@ -36,6 +38,8 @@ class InProcessEngine:
         """Make vLLM's engine on a thread of its own, and wait for it."""
 
         def make() -> LLMEngine:
+            # One thread reads all prompts. vLLM would copy the tokenizer for others, in a second.
+            upstream.replace(vllm.renderers.hf, "maybe_make_thread_pool", lambda tokenizer, *_: tokenizer)
             config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
             executor = Executor.get_class(config)
             return LLMEngine(config, executor, log_stats=not arguments.disable_log_stats, multiprocess_mode=False)

@@ -17,17 +17,19 @@ from openrlhf_dbb.platform import cpu, cuda, machine
 WAIT_S = 600
 _TRIES = 2
 _PORTS = "metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port"
-# Ray's processes read these limits when they start; `import ray` reads some of them in this process.
-_LIMITS = {
-    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": WAIT_S,
+# Ray's processes read these variables when they start; `import ray` reads some of them in this process.
+_VARIABLES = {
     "RAY_agent_register_timeout_ms": 1000 * WAIT_S,
     "RAY_worker_register_timeout_seconds": WAIT_S,
+    # Ray would start as many idle workers as there are cores; see start_workers.
+    "RAY_prestart_worker_first_driver": 0,
+    "RAY_enable_worker_prestart": 0,
 }
 
 
 def prepare() -> None:
     """Let Ray's processes take their time. Call this before ``import ray``."""
-    for name, value in _LIMITS.items():
+    for name, value in _VARIABLES.items():
         os.environ.setdefault(name, str(value))
 
 
@@ -59,7 +61,7 @@ def init(**options: Any) -> None:
     began, rays_node = time.monotonic(), node.Node
     for left in reversed(range(_TRIES)):
         try:
-            node.Node = _node_with_ports(rays_node)
+            node.Node = _small_node(rays_node, logs=options.get("log_to_driver", True))
             ray.init(**options)
             return
         except Exception as error:  # of any class: Ray raises a bare Exception where a start takes too long
@@ -88,10 +90,34 @@ def busyness() -> str:
     return f"load {os.getloadavg()[0]:.0f} on {len(os.sched_getaffinity(0))} cores"
 
 
-def _node_with_ports(rays_node: Any) -> Any:
+def start_workers(number: int) -> None:
+    """Let the only host of Ray start so many processes now; actors that are made later take them."""
+    import ray
+    from ray._private import grpc_utils, ray_constants, worker
+    from ray.core.generated import common_pb2, node_manager_pb2, node_manager_pb2_grpc
+
+    core, [host] = worker.global_worker.core_worker, ray.nodes()
+    request = node_manager_pb2.PrestartWorkersRequest(
+        language=common_pb2.PYTHON, job_id=core.get_current_job_id().binary(), num_workers=number,
+        runtime_env_info=core.get_job_config().runtime_env_info, keep_alive_duration_secs=WAIT_S,
+    )  # fmt: skip
+    address = f"{host['NodeManagerAddress']}:{host['NodeManagerPort']}"
+    with grpc_utils.init_grpc_channel(address, ray_constants.GLOBAL_GRPC_OPTIONS) as channel:
+        node_manager_pb2_grpc.NodeManagerServiceStub(channel).PrestartWorkers(request)
+
+
+def _small_node(rays_node: Any, *, logs: bool) -> Any:
     from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port  # type: ignore[attr-defined]
 
     class Node(rays_node):
+        def start_head_processes(self) -> None:
+            # One monitor grows clusters, the other prints what workers write. Each imports for a second.
+            self._ray_params.update(no_monitor=True, include_log_monitor=logs)
+            super().start_head_processes()
+
+        def start_api_server(self, **options: Any) -> None:
+            """Start no dashboard; Ray would start a part of it in any case."""
+
         def start_raylet(self, *args: Any, **options: Any) -> None:
             with contextlib.ExitStack() as stack:
                 sockets = {name: stack.enter_context(socket.create_server(("", 0))) for name in _PORTS}

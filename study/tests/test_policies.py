@@ -1,6 +1,7 @@
 """Policies without the pipeline: accuracy, sampling and gradients in closed form, and the control's training."""
 
 import itertools
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,12 +140,18 @@ def test_prompts_are_drawn_by_the_exact_variance_of_the_present_policy():
 
 def test_starts_of_a_seed_share_prompts_and_differ_in_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr("openrlhf_dbb.tiny.WARMUP_ROWS", 60)
-    monkeypatch.setattr(exact, "PROMPTS", {"train_prompts": 8, "heldout_prompts": 4, "ood_prompts": 2})
+    monkeypatch.setattr(exact, "PROMPTS", {"train_prompts": 8, "heldout_prompts": 4})
     short = {start: protocol.STARTS[start] | {"warmup_steps": steps} for start, steps in (("medium", 2), ("hard", 1))}
     monkeypatch.setattr(exact, "STARTS", short)
     medium, hard = (exact.prepare(tmp_path / start, 1, start) for start in short)
     assert medium.train.read_text() == hard.train.read_text()
     assert (medium.model / "model.safetensors").read_bytes() != (hard.model / "model.safetensors").read_bytes()
+    assert exact.prepare(tmp_path / "medium", 1, "medium") == medium  # nothing is added twice
+    added = [json.loads(line) for line in medium.heldout.read_text().splitlines()]
+    assert [row["datasource"] for row in added] == ["heldout"] * 4 + ["ood"] * exact.OOD_PROMPTS
+    digits = [row["input"].removeprefix("s").removesuffix("=") for row in added[4:]]
+    assert {len(each) for each in digits} == {3, 4, 5, 6, 7}
+    assert all(each.isdigit() and "0" not in each and 1 < len(set(each)) < len(each) for each in digits)
     read = exact.read(tmp_path / "medium")
     assert len(read.train.prompts) == 8 and len(read.heldout.prompts) == 4
     assert 0 <= read.accuracy(read.policy()) <= 1
