@@ -1,5 +1,6 @@
 """A trained model is saved in the precision and size of the one that the training began with."""
 
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from openrlhf_dbb import tiny
+from openrlhf_dbb.driver import arguments
+from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.evaluation import loading
 from openrlhf_dbb.platform import cpu
 
@@ -19,6 +22,16 @@ from openrlhf.utils.deepspeed import DeepspeedStrategy  # noqa: E402
 from peft import LoraConfig, get_peft_model  # noqa: E402
 
 from openrlhf_dbb.platform.backend import Backend  # noqa: E402
+
+
+def test_a_model_actor_takes_the_threads_that_the_driver_has_chosen():
+    args = arguments.parse(["--preset", "tiny"]).openrlhf_args()
+    before = torch.get_num_threads()
+    try:
+        pickle.loads(pickle.dumps(LightBackend(args, threads=3)))  # as an actor gets it
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 class Tokenizer:
