@@ -91,7 +91,7 @@ def test_one_update_a_step_takes_the_log_probs_in_the_training_pass(once):
     # The engines' log-probs are stored in place of the policy's.
     assert rows(once, "SELECT count(*) - count(log_prob) FROM rollouts WHERE run_id = 1") == [(0,)]
     metrics = [json.loads(text) for (text,) in rows(once, "SELECT metrics FROM steps WHERE run_id = 1")]
-    assert metrics[0]["vllm/log_prob_difference"] < 0.01
+    assert max(of_step["vllm/log_prob_difference"] for of_step in metrics) < 0.01
     assert [(of_step["ppo_kl"], of_step["ppo_clip_ratio"]) for of_step in metrics[1:]] == [(0, 0)] * 5
     assert all(of_step["actor_grad_norm"] > 0 for of_step in metrics)
 
