@@ -76,21 +76,27 @@ def test_what_is_installed_is_seen_without_an_import(tmp_path, cuda, files, seen
 
 
 START = """
-import os, time, psutil
+import contextlib, os, time, psutil
 from openrlhf_dbb.platform import ray_start
 ray_start.prepare()
 import ray
 ray_start.start({"num_cpus": 1, "num_gpus": 1}, {}, verbose=False)
 ray_start.start_workers(1)
-while not (idle := [each for each in psutil.Process().children(recursive=True) if each.cmdline()[:1] == ["ray::IDLE"]]):
+def running():
+    found = {}
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # Ray's shell commands end at once
+            found[each.pid] = " ".join(each.cmdline())
+    return found
+while not (idle := [pid for pid, words in running().items() if words.startswith("ray::IDLE")]):
     time.sleep(0.1)
 @ray.remote(num_gpus=1)
 class Actor:
     def process(self):
         return os.getpid()
-assert [each.pid for each in idle] == [ray.get(Actor.remote().process.remote())]
-said = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-print([name for name in ("gcs_server", "raylet", "monitor.py", "dashboard.py") if name in " ".join(said)])
+assert idle == [ray.get(Actor.remote().process.remote())]
+words = " ".join(running().values())
+print([name for name in ("gcs_server", "raylet", "monitor.py", "dashboard.py") if name in words])
 """
 # Python imports this module first in every process. Ray's raylet gives its agents 15 s.
 SLOW_AGENTS = """

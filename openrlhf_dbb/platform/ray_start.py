@@ -28,7 +28,7 @@ _VARIABLES = {
 
 
 def prepare() -> None:
-    """Let Ray's processes take their time. Call this before ``import ray``."""
+    """Let Ray's processes take their time, and Ray start no idle ones. Call this before ``import ray``."""
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, str(value))
 
