@@ -16,7 +16,7 @@ plain      ``examples/grpo_dbb.py``: a loop in plain PyTorch, generation by tran
 Nobody takes bf16 on a processor that emulates it: there trl-bf16 is left out, and the plain loop is in fp32.
 
 The roofline is the time of the model's matrix products alone, forward and backward, at the sizes of a micro-batch with
-each prompt once, measured in the same run. It needs a quiet machine.
+each prompt and each distinct answer once, measured in the same run. It needs a quiet machine.
 
     python benchmarks/real.py --check                    20 minutes a round; exit code 1 if a bound is missed
     python benchmarks/real.py --only ours --threads 1    one core
@@ -131,12 +131,15 @@ def logged(name: str, folder: Path) -> list[float]:
 
 
 def phases(folder: Path) -> list[dict[str, float]]:
-    """Return the seconds and tokens of each step's phases, from our store; nothing for the others."""
+    """Return each step's metrics and the tokens of its distinct answers, from our store; nothing for the others."""
     store = folder / "openrlhf_dbb.db"
     if not store.exists():
         return []
-    rows = sqlite3.connect(store).execute("SELECT metrics FROM steps ORDER BY step")
-    return [json.loads(text) for (text,) in rows]
+    rows = sqlite3.connect(store).execute(
+        "SELECT metrics, (SELECT sum(length) FROM (SELECT DISTINCT prompt_id, text, length FROM rollouts"
+        " WHERE rollouts.step = steps.step)) FROM steps ORDER BY step"
+    )
+    return [json.loads(text) | {"distinct": tokens} for text, tokens in rows]
 
 
 def watch_memory(process: subprocess.Popen[bytes], peak: list[int]) -> None:
@@ -273,9 +276,10 @@ def ours_alone(measured: dict[str, dict[str, float]], runs: list[dict[str, Any]]
         f"  generated {answers / mean['timing/generation']:.0f} tokens a second, trained "
         f"{tokens / mean['timing/ppo_train']:.0f}"
     )
-    micro, useful = rows / 32, answers + (tokens - answers) / 8  # a group of 8 needs its prompt once
+    # A group of 8 needs its prompt once, and an answer once for all rollouts that gave it.
+    micro, useful = rows / 32, mean["distinct"] + (tokens - answers) / 8
     dtype = torch.bfloat16 if cpu.has_bf16() else torch.float32
-    ideal = micro * roofline(dtype, round(useful / micro), round(answers / micro))
+    ideal = micro * roofline(dtype, round(useful / micro), round(mean["distinct"] / micro))
     print(f"  roofline of training in {dtype}: {ideal:.2f} s")
     return {
         "roofline / training": ideal / mean["timing/ppo_train"],

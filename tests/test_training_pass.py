@@ -66,7 +66,7 @@ PROMPTS = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])  # of four tokens and of tw
 
 
 def groups(padded_left):
-    """Rows of two prompts and one of its own, with responses of 1 to 4 tokens, and the masks of OpenRLHF."""
+    """Rows of two prompts and one of its own, with responses of 1 to 4 tokens, one twice, and the masks of OpenRLHF."""
     rows = [(PROMPTS[0], 3), (PROMPTS[1][:2], 4), (PROMPTS[0], 1), (PROMPTS[1][:2], 2), (PROMPTS[0], 4)]
     rows.append((torch.tensor([7, 8, 9]), 2))
     tokens, attention = torch.zeros(2, 6, 9, dtype=torch.long)
@@ -76,24 +76,28 @@ def groups(padded_left):
         tokens[row, start:end] = torch.cat([prompt, torch.randint(0, 14, (answer,), generator=seeded)])
         attention[row, start:end] = 1
         actions[row, end - answer - 1 : end - 1] = 1
-    return tokens, actions, attention
+    return tuple(torch.cat([rows, rows[1:2]]) for rows in (tokens, actions, attention))
 
 
 @pytest.mark.parametrize(
-    ("padded_left", "lora", "attention", "dtype", "rounding"),
+    ("in_one", "padded_left", "lora", "attention", "dtype", "rounding"),
     [
-        (False, 0, "eager", "fp32", 1e-4),
-        (True, 0, "sdpa", "fp32", 1e-4),
-        (False, 0, "sdpa", "bf16", 3e-2),
-        (True, 2, "eager", "bf16", 3e-2),
+        (False, False, 0, "eager", "fp32", 1e-4),
+        (True, True, 0, "sdpa", "fp32", 1e-4),
+        (True, False, 0, "sdpa", "bf16", 3e-2),
+        (False, True, 2, "eager", "bf16", 3e-2),
+        (True, True, 2, "eager", "fp32", 1e-4),
     ],
 )
-def test_a_prompt_is_computed_once_for_its_rollouts(
-    tmp_path, monkeypatch, padded_left, lora, attention, dtype, rounding
+def test_a_prompt_and_equal_rows_are_computed_once(
+    tmp_path, monkeypatch, in_one, padded_left, lora, attention, dtype, rounding
 ):
     monkeypatch.setattr(openrlhf_utils, "convert_to_torch_dtype", torch_dtype)
     tiny.build_model(3).save_pretrained(tmp_path)
-    monkeypatch.setattr(training_pass, "ROUND", 4)  # the rows are so short that 8 would save no work
+    # Rows alone cost at least 6 * 7 * (7 + span), prompts with their responses 3 * 11 * (11 + span), and all in one
+    # sequence 22 * (22 + span).
+    monkeypatch.setitem(training_pass.SPAN, "cpu", 100 if in_one else 9)
+    monkeypatch.setattr(training_pass, "ROUND", 4 if in_one else 1)
     tokens, actions, there = groups(padded_left)
     found, computed = [], []
     for wrapper in (Actor, ResponseActor):
@@ -112,8 +116,9 @@ def test_a_prompt_is_computed_once_for_its_rollouts(
         ((log_probs * torch.arange(8)).sum() + entropy.sum()).backward()
         gradients = [weight.grad for weight in actor.model.parameters() if weight.requires_grad]
         found.append([log_probs, entropy, *(gradient / gradient.norm() for gradient in gradients)])
-    # Prompts of 4, 2 and 3 tokens without the last, which goes with each of the 8, 6 and 2 tokens of the responses.
-    assert computed == [(6, 9), (3, 3 + 8 + 1)]  # a multiple of 4
+    # Prompts of 4, 2 and 3 tokens without the last, which goes with each of the 8, 6 and 2 tokens of the responses; the
+    # last row equals the second.
+    assert computed == [(7, 9), (1, 6 + 16 + 2) if in_one else (3, 3 + 8)]
     torch.testing.assert_close(found[1], found[0], rtol=rounding, atol=rounding)
 
 

@@ -79,7 +79,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         if thin := self.args.train.thin:
             random = np.random.default_rng([self.args.train.seed, step])
             scored = replace(scored, advantages=thinned(scored.advantages, thin, random))
-            scored.metrics["rollout/computed"] = float((scored.advantages[:trained] != 0).mean())
         self._spread(experiences, scored)
         if FORMS.get(form).whitened:
             whiten(experiences, ~np.isnan(rewards_R[:trained]), divide=not self.args.algo.advantage.no_std_norm)

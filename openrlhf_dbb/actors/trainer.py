@@ -205,11 +205,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.enter("waiting for the store")  # visible only if it takes long
         self._posteriors.settle()
         status["timing/store_wait"] = time.monotonic() - began
-        rewards = [
-            r.rewards for r in generation.rollouts_of(batch.trained) if r.scores is not None and not r.scores.isnan()
-        ]
-        if rewards:  # upstream's mean counts a missing reward as 0
-            status["rollout/reward_mean"] = torch.cat(rewards).double().mean().item()
+        judged = [r for r in generation.rollouts_of(batch.trained) if r.scores is not None and not r.scores.isnan()]
+        if judged:  # upstream's mean counts a missing reward as 0
+            status["rollout/reward_mean"] = torch.cat([r.rewards for r in judged]).double().mean().item()
         progress = self.progress
         if not progress.outcomes:  # later steps of an async training differ by their lag
             progress.difference = status.get(DIFFERENCE, 0.0)

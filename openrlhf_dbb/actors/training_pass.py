@@ -3,9 +3,10 @@
 docs/machines.md lists what is left out. Rows whose advantages are all 0 count in the loss's mean all the same. Packed
 rows keep OpenRLHF's own pass.
 
-A prompt is computed once for all of its rollouts in a micro-batch, where this is less work. A sequence is then a prompt
-with its responses beside each other. A response attends to the prompt and to itself, and its positions continue the
-prompt's. Source: Prefix Grouper (Liu et al. 2025, arXiv 2506.05433), which splits attention in two instead.
+Equal rows of a micro-batch are computed once: where answers are short most rollouts of an easy prompt are equal. So is
+a prompt for all of its rollouts, where this is less work. A sequence is then a prompt with its responses beside each
+other, or all prompts and responses of the micro-batch. A response attends to its prompt and to itself, and its
+positions continue the prompt's. Source: Prefix Grouper (Liu et al. 2025, arXiv 2506.05433), which splits attention.
 """
 
 import inspect
@@ -30,9 +31,9 @@ from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
 
 # Logits that are in float32 at a time: 2 MiB, which the cache of one core holds; more to keep a GPU busy.
 CHUNK = {"cpu": 2**19, "cuda": 2**25}
-# Tokens of a sequence at which attention costs as much as the rest of a layer. On a processor that is eager
-# attention's memory. On an H100 any value from 1,100 to 15,000 chose the quicker way in the six shapes above LEAST.
-SPAN = {"cpu": 400, "cuda": 2500}
+# Tokens of a sequence at which attention costs as much as the rest of a layer: 450 by the memory of eager attention on
+# a processor, 1,700 by its time in float32. On an H100 1,100 to 15,000 chose the quicker way in six shapes above LEAST.
+SPAN = {"cpu": 800, "cuda": 2500}
 LEAST = {"cpu": 0, "cuda": 8192}  # tokens of a micro-batch; with fewer an H100 waits for launches and gains nothing
 # A sequence has a multiple of so many tokens. Without CUDA every new length compiles the matrix products anew, which
 # takes longer than the padding, and what is compiled stays in memory.
@@ -118,13 +119,16 @@ class ResponseActor(Actor):
         (rows, length), first = sequences.shape, sequences.shape[1] - action_mask.shape[1]
         wanted = torch.zeros_like(sequences, dtype=torch.bool)
         wanted[:, first:] = action_mask if self.rows is None else action_mask.bool() & self.rows[:, None]
-        shares = next(self.model.parameters()).dtype if length <= self.longest_shared else None
-        places, mask = laid_out(sequences, attention_mask, wanted, shares)
+        dtype = next(self.model.parameters()).dtype if length <= self.longest_shared else None
+        numbers = torch.arange(rows, device=sequences.device)
+        equal = numbers if dtype is None else first_equal(torch.cat([sequences, attention_mask, wanted], dim=1))
+        computed = wanted & (equal == numbers)[:, None]
+        places, mask = laid_out(sequences, attention_mask, computed, dtype)
         positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1).flatten()
         tokens, inputs = sequences.flatten(), places.clamp(min=0)
         # Padding comes to predict the first token of the first row, which nobody reads. Nor does anybody read the
         # columns that round up the rows of the head.
-        kept = wanted.flatten()[places + 1].any(dim=0)
+        kept = computed.flatten()[places + 1].any(dim=0)
         kept[(~kept).nonzero()[: -int(kept.sum()) % ROUND, 0]] = True
         kept = kept.nonzero()[:, 0]
         predicted = (places[:, kept] + 1).flatten()
@@ -133,7 +137,7 @@ class ResponseActor(Actor):
 
         def spread(values: torch.Tensor) -> torch.Tensor:
             values = values.new_zeros(rows * length).index_put((predicted,), values).view(rows, length)
-            return values[:, first:] * wanted[:, first:]
+            return values[equal, first:] * wanted[:, first:]
 
         log_probs, output.entropy = map(spread, LogProbs.apply(logits, tokens[predicted], self.temperature))
         return (log_probs, output) if return_output else log_probs
@@ -233,6 +237,12 @@ def longest_row(model: Any) -> int:
     return (getattr(config, "sliding_window", None) or 2**31) if takes_masks and not balances_experts else 0
 
 
+def first_equal(rows: torch.Tensor) -> torch.Tensor:
+    """Return for each row of (B, T) the index (B,) of the first row that equals it."""
+    _, kinds = torch.unique(rows, dim=0, return_inverse=True)
+    return (kinds[:, None] == kinds).int().argmax(dim=1)
+
+
 def laid_out(
     sequences: torch.Tensor, attention: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -250,33 +260,28 @@ def laid_out(
     rows[0] |= not len(columns)  # every rank needs a pass
     places = torch.arange(wanted.numel(), device=wanted.device).view_as(wanted)
     plain = places[rows, :end]
-    if dtype is not None and len(columns) and plain.numel() >= LEAST[places.device.type]:
-        shared, width = _by_prompt(sequences, attention, wanted, places)
-        shared = pad(shared, (0, -shared.shape[1] % ROUND), value=-1)
-        span = SPAN[places.device.type]
-        if shared.numel() * (shared.shape[1] + span) < plain.numel() * (plain.shape[1] + span):
-            column, row = torch.arange(shared.shape[1], device=places.device), shared // wanted.shape[1]
-            seen = (column < width) | (row[:, :, None] == row[:, None, :])
-            seen &= (shared >= 0)[:, None, :] & (column <= column[:, None])
-            return shared, torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
-    return plain, attention[rows, :end]
+    if dtype is None or not len(columns) or plain.numel() < LEAST[places.device.type]:
+        return plain, attention[rows, :end]
+    column = torch.arange(wanted.shape[1], device=places.device)
+    first, last = wanted.int().argmax(dim=1, keepdim=True), (wanted * column).amax(dim=1, keepdim=True)
+    prompt = (attention.cumsum(dim=1) > 0) & (column < first)
+    owner = first_equal(sequences.masked_fill(~prompt, -1))
+    # The prompt's last token goes with each response: a place predicts one token.
+    prompt, response = prompt & (column < first - 1), (column >= first - 1) & (column < last) & rows[:, None]
+    owners = owner[rows].unique()
+    prompts = [places[row, prompt[row]] for row in owners]
+    responses = [places[response & (owner == row)[:, None]] for row in owners]
 
-
-def _by_prompt(
-    sequences: torch.Tensor, attention: torch.Tensor, wanted: torch.Tensor, places: torch.Tensor
-) -> tuple[torch.Tensor, int]:
-    """Return the places (G, L) of each prompt and then its responses, and the number of columns of the prompts."""
-    first, end = wanted.int().argmax(dim=1), wanted.shape[1] - wanted.flip(1).int().argmax(dim=1)
-    begin = attention.argmax(dim=1).minimum(first - 1)
-    groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
-    for row in wanted.any(dim=1).nonzero()[:, 0].tolist():
-        prompt, last = sequences[row, begin[row] : first[row]], first[row] - 1
-        # The prompt's last token goes with each response: a place predicts one token.
-        parts = groups.setdefault(tuple(prompt.tolist()), [places[row, begin[row] : last]])
-        parts.append(places[row, last : end[row] - 1])
-    prompts = pad_sequence([prompt for prompt, *_ in groups.values()], True, -1, padding_side="left")
-    responses = pad_sequence([torch.cat(responses) for _, *responses in groups.values()], True, -1)
-    return torch.cat([prompts, responses], dim=1), prompts.shape[1]
+    aligned = torch.cat([pad_sequence(prompts, True, -1, "left"), pad_sequence(responses, True, -1)], dim=1)
+    in_one = torch.cat([part for both in zip(prompts, responses, strict=True) for part in both])[None]
+    shared = [pad(way, (0, -way.shape[1] % ROUND), value=-1) for way in (aligned, in_one)]
+    best = min(plain, *shared, key=lambda way: way.numel() * (way.shape[1] + SPAN[places.device.type]))
+    if best is plain:
+        return plain, attention[rows, :end]
+    of_prompt, row = prompt.flatten()[best], best // wanted.shape[1]
+    seen = of_prompt[:, None] & (owner[row][:, None] == owner[row][..., None]) | (row[:, None] == row[..., None])
+    seen &= (best >= 0)[:, None] & torch.ones_like(seen).tril()
+    return best, torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
 
 
 def prompt_of(row: Any) -> tuple[int, list[int]]:

@@ -157,9 +157,7 @@ def unfinished(prepared: Prepared) -> str:
     run = prepared.run
     assert run is not None
     newest, _ = checkpoints.newest_whole(Path(prepared.settings.args.ckpt.path), run.uuid, sys.maxsize)
-    advice = (
-        "it has no checkpoint; start it over" if newest is None else f"its last checkpoint is {newest}; continue it"
-    )
+    advice = f"its last checkpoint is {newest}; continue it" if newest else "it has no checkpoint; start it over"
     return f"run {run.name} has not finished, {advice} with --resume {run.name}"
 
 
