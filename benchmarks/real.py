@@ -69,6 +69,7 @@ AT_LEAST = ("roofline / training",)
 # Of SmolLM2-135M: rows and columns of each layer's matrices, and of the head.
 LAYERS, MATRICES = 30, [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536)]
 HEAD = (49_152, 576)
+MICRO_BATCH = 16  # rows, of the preset
 
 
 def command(name: str, steps: int, folder: Path) -> list[str]:
@@ -171,7 +172,7 @@ def roofline(dtype: torch.dtype, tokens: int, answers: int) -> float:
     return LAYERS * sum(products(matrix, tokens) for matrix in MATRICES) + products(HEAD, answers)
 
 
-def print_profile(groups: int = 4, rollouts: int = 8, prompt: int = 35, answer: int = 12) -> None:
+def print_profile(groups: int = MICRO_BATCH // 8, rollouts: int = 8, prompt: int = 35, answer: int = 12) -> None:
     """Print the time of a micro-batch's pass, one row a rollout and prompts once, and where the latter spends it."""
     cpu.prepare_driver()
     from openrlhf.utils import utils
@@ -277,7 +278,7 @@ def ours_alone(measured: dict[str, dict[str, float]], runs: list[dict[str, Any]]
         f"{tokens / mean['timing/ppo_train']:.0f}"
     )
     # A group of 8 needs its prompt once, and an answer once for all rollouts that gave it.
-    micro, useful = rows / 32, mean["distinct"] + (tokens - answers) / 8
+    micro, useful = rows / MICRO_BATCH, mean["distinct"] + (tokens - answers) / 8
     dtype = torch.bfloat16 if cpu.has_bf16() else torch.float32
     ideal = micro * roofline(dtype, round(useful / micro), round(mean["distinct"] / micro))
     print(f"  roofline of training in {dtype}: {ideal:.2f} s")
