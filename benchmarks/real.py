@@ -69,7 +69,7 @@ AT_LEAST = ("roofline / training",)
 # Of SmolLM2-135M: rows and columns of each layer's matrices, and of the head.
 LAYERS, MATRICES = 30, [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536)]
 HEAD = (49_152, 576)
-MICRO_BATCH = 16  # rows, of the preset
+MICRO_BATCH = 32  # rows, of the preset
 
 
 def command(name: str, steps: int, folder: Path) -> list[str]:
