@@ -76,7 +76,7 @@ def groups(padded_left):
         tokens[row, start:end] = torch.cat([prompt, torch.randint(0, 14, (answer,), generator=seeded)])
         attention[row, start:end] = 1
         actions[row, end - answer - 1 : end - 1] = 1
-    return tuple(torch.cat([rows, rows[1:2]]) for rows in (tokens, actions, attention))
+    return tuple(torch.cat([part, part[1:2]]) for part in (tokens, actions, attention))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,11 @@ def test_a_prompt_and_equal_rows_are_computed_once(
     # last row equals the second.
     assert computed == [(7, 9), (1, 6 + 16 + 2) if in_one else (3, 3 + 8)]
     torch.testing.assert_close(found[1], found[0], rtol=rounding, atol=rounding)
+
+    actor.rows = torch.arange(7) != 1  # of two equal rows the first is left out; the other must be computed
+    with torch.compiler.set_stance("force_eager"):
+        log_probs = actor(tokens, actions, there)
+    torch.testing.assert_close(log_probs, found[1][0] * actor.rows[:, None], rtol=rounding, atol=rounding)
 
 
 @pytest.mark.parametrize(("prompt", "shape"), [(800, (1, 799 + 8 * 100 + 1)), (100, (8, 899))])
