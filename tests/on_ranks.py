@@ -193,6 +193,7 @@ def sleep(rank):
         values = {"ds.zero_stage": stage, "ckpt.path": f"{rank.settings.flags['ckpt.path']}/{stage}"}
         plain, sleeper = rank.actor(values), rank.actor({**values, "ds.enable_sleep": True})  # it sleeps at once
         before = log_probs(plain)
+        sleeper.try_longest_micro_batch()  # as a run does before its first step; it sleeps again
         for _ in range(2):
             rank.train(plain)
             sleeper.reload_states()

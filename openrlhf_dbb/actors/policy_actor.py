@@ -42,11 +42,11 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         ring, entropy = self.strategy.ring_attn_group, args.actor.entropy_coef is not None
         embeddings = engine.module.get_input_embeddings()
         hook = embeddings.register_forward_hook(lambda _, __, output: embedded.append(output.requires_grad_()))
-        policy.model = engine.module.train()  # DeepSpeed's engine would count the pass
         longest_shared, policy.longest_shared = policy.longest_shared, 0  # as if each row had its own prompt
         try:
             if args.ds.enable_sleep:
-                self.reload_states()
+                self.reload_states()  # of DeepSpeed's engine
+            policy.model = engine.module.train()  # the engine would count the pass
             # Adam's moments and the gradients come with the first steps: 10 bytes a parameter of this rank's share.
             adam = getattr(engine.optimizer, "optimizer", engine.optimizer)
             parts = [] if adam.state else [part for group in adam.param_groups for part in group["params"]]
