@@ -10,10 +10,13 @@ from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
+import ray  # noqa: E402
 from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
 
+from openrlhf_dbb import tiny  # noqa: E402
 from openrlhf_dbb.actors.vllm_actor import StrictRolloutActor  # noqa: E402
 from openrlhf_dbb.errors import RunError  # noqa: E402
+from openrlhf_dbb.evaluation.engines import reason_of_failure, started_actors  # noqa: E402
 
 
 class Letters:
@@ -135,3 +138,34 @@ def test_sampling_values_become_vllms_parameters(given, limits):
     asked = [params for _, params in engine.asked]
     assert [params.max_tokens for params in asked] == limits  # without one: what the prompt leaves of 32 tokens
     assert {(params.n, params.temperature, params.top_p, params.min_tokens) for params in asked} == {(2, 0.5, 0.9, 1)}
+
+
+def reason(**arguments):
+    """Why an actor's engine did not start: without arguments by the log of an H200, else by vLLM itself."""
+
+    class Engineless:
+        def __init__(self, **arguments):
+            with reason_of_failure():
+                if arguments:
+                    import vllm
+
+                    vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))
+                said = "(EngineCore pid=6094) ERROR 11-27 23:12:19 [core.py:1374] "
+                print(f"{said}EngineCore failed to start.\n{said}AssertionError: Error in memory profiling.", flush=True)
+                raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+    with pytest.raises(RunError) as raised, started_actors():
+        ray.get(ray.remote(Engineless).remote(**arguments).__ray_ready__.remote())
+    return str(raised.value)
+
+
+def test_an_engine_that_does_not_start_gives_its_reason(ray_node):
+    assert reason() == "vLLM did not start: AssertionError: Error in memory profiling."
+
+
+@pytest.mark.long
+def test_an_engine_process_gives_its_reason(ray_node):
+    """vLLM's own process and log, as on CUDA; on the processor a share of the memory is what it asks for."""
+    small = {"max_model_len": 32, "gpu_memory_utilization": 1e-6, "enforce_eager": True, "dtype": "float32"}
+    said = reason(model=str(tiny.prepare(tiny.default_folder()).model), **small)
+    assert said.startswith("vLLM did not start: ValueError: ") and "memory" in said

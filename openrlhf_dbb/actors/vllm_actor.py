@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.evaluation.engines import Finished, Request, answers, sampling_params
+from openrlhf_dbb.evaluation.engines import Finished, Request, answers, reason_of_failure, sampling_params
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.machine import use_rays_interface
 from openrlhf_dbb.platform.weights import Parameter
@@ -41,7 +41,8 @@ class PlatformRolloutActor(upstream.plain_class(RolloutRayActor)):  # type: igno
             used = {"__version__": vllm.__version__, "AsyncEngineArgs": vllm.AsyncEngineArgs}
             engine = SimpleNamespace(from_engine_args=InProcessEngine)
             upstream.replace(vllm_engine, "vllm", SimpleNamespace(**used, AsyncLLMEngine=engine))
-        await super().__init__(*args, **kwargs)
+        with reason_of_failure():
+            await super().__init__(*args, **kwargs)
 
 
 class StrictRolloutActor(PlatformRolloutActor):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 
 import openrlhf_dbb
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.options import Parser, add_store, require_stack
 
 PROGRAM = "openrlhf-dbb"
@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from openrlhf_dbb.storage import StoreError  # imported here, so that the help does not wait for SQLAlchemy
         from openrlhf_dbb.terminal import safe
 
-        if not isinstance(error, (UsageError, StoreError)):
+        if not isinstance(error, (UsageError, StoreError, RunError)):
             raise
         print(f"error: {safe(str(error))}", file=sys.stderr)
-        return REFUSED
+        return 1 if isinstance(error, RunError) else REFUSED
 
 
 def _run(argv: list[str]) -> int:

@@ -23,6 +23,7 @@ from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.driver.printed import ProgressLine, progress_text, waiting
 from openrlhf_dbb.errors import RunError, UsageError
+from openrlhf_dbb.evaluation.engines import started_actors
 from openrlhf_dbb.platform import cpu, machine, ray_start
 
 _GROUPS = {"actor_model_group": "policy", "reference_model_group": "reference", "reward_model_group": "reward model"}
@@ -161,11 +162,13 @@ def launch(prepared: Prepared, ray_start: RayStart) -> Any:
         from openrlhf_dbb.actors.trainer import PosteriorTrainer
         from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
     ray_start.wait()
-    if prepared.run is not None:
-        return train(prepared, PosteriorTrainer, ray.remote(StrictRolloutActor), ray.remote(num_gpus=1)(PolicyActor))
-    engines = upstream.with_more(ray.remote(PlatformRolloutActor), **prepared.engine_arguments)
-    backend = functools.partial(LightBackend, threads=prepared.threads)
-    return upstream.run(prepared.settings.openrlhf_args(), rollout_actor=engines, get_strategy=backend)
+    with started_actors():
+        if prepared.run is not None:
+            policy_actor = ray.remote(num_gpus=1)(PolicyActor)
+            return train(prepared, PosteriorTrainer, ray.remote(StrictRolloutActor), policy_actor)
+        engines = upstream.with_more(ray.remote(PlatformRolloutActor), **prepared.engine_arguments)
+        backend = functools.partial(LightBackend, threads=prepared.threads)
+        return upstream.run(prepared.settings.openrlhf_args(), rollout_actor=engines, get_strategy=backend)
 
 
 def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_actor: Any) -> Any:

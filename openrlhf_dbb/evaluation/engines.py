@@ -1,5 +1,6 @@
 import math
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Key, Results, Row, as_results
 from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 from openrlhf_dbb.platform import cpu, ray_start
+
+_ENDED = re.compile(r"^\(\w+ pid=\d+\) ERROR .*?\] ([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
 class Request(NamedTuple):
@@ -46,6 +49,36 @@ def answers(number: int, output: Any) -> Finished:
     return Finished(number, responses, tokens, truncated)
 
 
+@contextmanager
+def reason_of_failure() -> Iterator[None]:
+    """Raise RunError with the reason if vLLM does not start in the block, which an actor runs.
+
+    On CUDA vLLM's engine is a process of its own. It writes the reason into the log of this actor and nowhere else.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        log = Path("/proc/self/fd/1")
+        ended = _ENDED.search(log.read_text(errors="replace")) if log.is_file() else None
+        if ended is None:
+            raise
+        raise RunError(f"vLLM did not start: {ended[1]}") from error
+
+
+@contextmanager
+def started_actors() -> Iterator[None]:
+    """Raise the RunError of an actor that could not be made. Ray hands over its text alone."""
+    from ray.exceptions import RayActorError
+
+    try:
+        yield
+    except RayActorError as error:
+        _, raised, line = str(error).rpartition(f"{RunError.__module__}.{RunError.__name__}: ")
+        if not raised:
+            raise
+        raise RunError(line.strip()) from error
+
+
 class EngineActor:
     """One vLLM engine, which generates during calls of :meth:`work`."""
 
@@ -53,7 +86,8 @@ class EngineActor:
         import vllm
 
         self._sampling = sampling
-        self._engine = vllm.LLM(**arguments).llm_engine
+        with reason_of_failure():
+            self._engine = vllm.LLM(**arguments).llm_engine
 
     def work(self, requests: Sequence[Request]) -> tuple[list[Finished], int, int]:
         """Add requests, generate for a while; return what is finished, how many sequences are not, and the capacity."""
@@ -123,7 +157,8 @@ def ray_started(engines: int | None, tensor_parallel_size: int, verbose: bool) -
                 f"Ray has GPUs, each with a CPU, for {places} engines with --tensor_parallel_size "
                 f"{tensor_parallel_size}, not for {count}; lower --engines or --tensor_parallel_size"
             )
-        yield count
+        with started_actors():
+            yield count
     finally:
         ray.shutdown()
 
