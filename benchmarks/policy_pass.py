@@ -17,9 +17,14 @@ from typing import Any
 
 from openrlhf_dbb import tiny
 from openrlhf_dbb.driver import arguments
-from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.platform import cpu, machine
 
-cpu.prepare_driver()
+ON_GPU = not cpu.active()
+if ON_GPU:
+    machine.add_shims()
+else:
+    cpu.prepare_driver()
+    os.environ.update(cpu.worker_environment())
 os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29533")
 
 import torch  # noqa: E402
@@ -32,7 +37,6 @@ from openrlhf_dbb.actors import training_pass  # noqa: E402
 from openrlhf_dbb.actors.training_pass import ResponseActor  # noqa: E402
 from openrlhf_dbb.platform.backend import Backend, CpuBackend  # noqa: E402
 
-ON_GPU = not cpu.active()
 DEVICE = "cuda" if ON_GPU else "cpu"
 SHAPE = {"vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28}
 NARROW = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
