@@ -2,7 +2,7 @@
 
 The model has Qwen3-1.7B's shape and random weights; without CUDA it has two narrow layers, to try this script.
 
-    python benchmarks/policy_pass.py                   a minute and a half, 50 GB of an H100 (OpenRLHF's pass)
+    python benchmarks/policy_pass.py                   a minute and a half, 58 GB of a GPU (OpenRLHF's pass)
     python benchmarks/policy_pass.py --zero_stage 3
 """
 
