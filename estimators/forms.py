@@ -24,7 +24,8 @@ class Form:
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         """Return the advantages of the optimized rewards, shape (P, G); 0 for a missing rollout (NaN)."""
-        return _scaled(rewards_P_G, estimate, self.scale(estimate))
+        scale_P_1, out = self.scale(estimate)[:, None], np.zeros(np.shape(rewards_P_G))
+        return np.divide(centered(rewards_P_G, estimate), scale_P_1, out=out, where=scale_P_1 > 0)
 
     def scale(self, estimate: Estimate) -> Floats:
         """Return what the advantages are divided by, (P,); where it is 0 they are 0."""
@@ -48,12 +49,7 @@ def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
 
 def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
     """Return ``(X - baseline) / sqrt(v)``, shape (P, G); 0 where :func:`centered` is, and where the variance is 0."""
-    return _scaled(rewards_P_G, estimate, np.sqrt(estimate.variance))
-
-
-def _scaled(rewards_P_G: Floats, estimate: Estimate, scale_P: Floats) -> Floats:
-    scale_P_1, out = scale_P[:, None], np.zeros(np.shape(rewards_P_G))
-    return np.divide(centered(rewards_P_G, estimate), scale_P_1, out=out, where=scale_P_1 > 0)
+    return GroupNorm().advantages(rewards_P_G, estimate)
 
 
 @register

@@ -112,8 +112,9 @@ def build_model(seed: int, hidden: int = TINY.hidden) -> "Qwen3ForCausalLM":
 def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     import torch
 
-    _write_rows(folder / "train.jsonl", generate("train", recipe.train_prompts, seed))
-    _write_rows(folder / "heldout.jsonl", generate("heldout", recipe.heldout_prompts, seed))
+    for split, size in (("train", recipe.train_prompts), ("heldout", recipe.heldout_prompts)):
+        rows = generate(split, size, seed)
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer, model = build_tokenizer(), build_model(seed, recipe.hidden)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread mostly waits
@@ -123,10 +124,6 @@ def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
         torch.set_num_threads(threads)
     model.to(torch.bfloat16).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-
-
-def _write_rows(path: Path, rows: list[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _warm_start(
@@ -176,10 +173,9 @@ def generate(split: str, size: int, seed: int) -> list[dict[str, str]]:
     warm start. Labels are integers of 2 to 7 digits without a leading zero.
     """
     draw = random.Random(f"{split} {seed}")
-    makers = (_addition, _subtraction, _sorting)
     rows: dict[str, str] = {}
     while len(rows) < size:
-        prompt, label = makers[len(rows) % len(makers)](draw)
+        prompt, label = _problem("+-s"[len(rows) % 3], draw)
         # Math-Verify compares values, and 019 = 19. With a palindrome, copying the question "9-4" would be right.
         is_usable = label[0] != "0" and label != label[::-1]
         if is_usable and hashlib.sha256(prompt.encode()).digest()[0] % 16 in SPLITS[split]:
@@ -194,16 +190,12 @@ def _operand(draw: random.Random) -> int:
     return draw.randint(10 ** (digits - 1), 10**digits - 1)
 
 
-def _addition(draw: random.Random) -> tuple[str, str]:
+def _problem(kind: str, draw: random.Random) -> tuple[str, str]:
+    if kind == "s":
+        digits = draw.sample("123456789", draw.randint(3, 7))
+        return f"s{''.join(digits)}=", "".join(sorted(digits))
     left, right = _operand(draw), _operand(draw)
-    return f"{left}+{right}=", str(left + right)[::-1]
-
-
-def _subtraction(draw: random.Random) -> tuple[str, str]:
-    right, left = sorted((_operand(draw), _operand(draw)))
+    if kind == "+":
+        return f"{left}+{right}=", str(left + right)[::-1]
+    right, left = sorted((left, right))
     return f"{left}-{right}=", str(left - right)[::-1]
-
-
-def _sorting(draw: random.Random) -> tuple[str, str]:
-    digits = draw.sample("123456789", draw.randint(3, 7))
-    return f"s{''.join(digits)}=", "".join(sorted(digits))

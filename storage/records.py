@@ -176,13 +176,7 @@ class StepRows:
         for name, vector in shared.items():
             if not np.isfinite(vector).all():
                 raise StoreError(f"the run-wide state {name!r} is {vector.tolist()}; it must be finite")
-        return replace(
-            self,
-            **columns,
-            shared=shared,
-            probes=probes,
-            kept=None if self.kept is None else self.kept.checked(),
-        )
+        return replace(self, **columns, shared=shared, probes=probes, kept=self.kept and self.kept.checked())
 
     def digest(self, step: int) -> bytes:
         """Return 16 bytes that identify the content of a step; only of checked rows."""

@@ -305,12 +305,7 @@ def check_reached(run: RunRecord, last_step: int, step: int, action: str) -> Non
 
 def ownership(owner: Owner) -> dict[str, Any]:
     """Return the columns of ``dbb_run`` that say who may write, with a new token: a former owner has another one."""
-    return {
-        "writer_token": secrets.token_hex(16),
-        "owner_host": owner.host,
-        "owner_pid": owner.pid,
-        "owner_started": owner.started,
-    }
+    return {"writer_token": secrets.token_hex(16), **{f"owner_{name}": value for name, value in vars(owner).items()}}
 
 
 def finished_text(name: str, last_step: int) -> str:

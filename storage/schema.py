@@ -5,6 +5,7 @@ needs a new ``SCHEMA_VERSION``. A database of another version is refused, since 
 """
 
 from importlib.metadata import version
+from typing import Any
 
 from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, LargeBinary, MetaData, Table, Text, inspect
 from sqlalchemy.engine import Connection
@@ -19,16 +20,19 @@ metadata = MetaData()
 # SQLite generates ids only in a column of exactly this type.
 _Id = BigInteger().with_variant(Integer, "sqlite")
 
-schema_version = Table(
+
+def _table(name: str, *columns: Column[Any], **options: Any) -> Table:
+    return Table(name, metadata, *columns, **options)
+
+
+schema_version = _table(
     "dbb_version",
-    metadata,
     Column("version", Integer, primary_key=True, autoincrement=False, comment="version of these tables"),
     Column("library_version", Text, nullable=False, comment="openrlhf-dbb release that made them"),
 )
 
-run = Table(
+run = _table(
     "dbb_run",
-    metadata,
     Column("run_id", _Id, primary_key=True, comment="id of the run in this database"),
     Column("uuid", Text, nullable=False, unique=True, comment="32 hex digits, unique in all databases"),
     Column("name", Text, nullable=False, unique=True, comment="name given by the user"),
@@ -60,9 +64,8 @@ run = Table(
     sqlite_autoincrement=True,
 )
 
-prompt = Table(
+prompt = _table(
     "dbb_prompt",
-    metadata,
     Column("prompt_id", _Id, primary_key=True, comment="id of the prompt in this database"),
     Column("hash", LargeBinary, nullable=False, unique=True, comment="16 bytes, BLAKE2b of prompt and label"),
     Column("prompt", Text, nullable=False, comment="what the model saw; U+0000 is stored as U+FFFD"),
@@ -73,9 +76,8 @@ prompt = Table(
 
 # The next four tables and dbb_evaluation_result have no foreign keys: they are large, and always written together with
 # a row of dbb_step or dbb_evaluation, which have them.
-posterior = Table(
+posterior = _table(
     "dbb_posterior",
-    metadata,
     Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
     Column("alpha", Double, comment="discounted successes, rollouts; NULL if the estimator has none"),
@@ -88,9 +90,8 @@ posterior = Table(
 )
 
 # Keyed by step first: appends stay at the end of the index however long the history is.
-history = Table(
+history = _table(
     "dbb_history",
-    metadata,
     Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
     Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
@@ -111,9 +112,8 @@ history = Table(
     sqlite_with_rowid=False,
 )
 
-probe = Table(
+probe = _table(
     "dbb_probe",
-    metadata,
     Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
     Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step whose policy was probed"),
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
@@ -125,9 +125,8 @@ probe = Table(
 )
 
 # With row ids, unlike its neighbours: its texts are long.
-rollout = Table(
+rollout = _table(
     "dbb_rollout",
-    metadata,
     Column("run_id", BigInteger, primary_key=True, autoincrement=False, comment="the run"),
     Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
     Column("prompt_id", BigInteger, primary_key=True, autoincrement=False, comment="the prompt"),
@@ -147,9 +146,8 @@ rollout = Table(
     comment="Some rollouts of every step",
 )
 
-step = Table(
+step = _table(
     "dbb_step",
-    metadata,
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run"),
     Column("step", BigInteger, primary_key=True, autoincrement=False, comment="training step, from 1"),
     Column("prompts", BigInteger, nullable=False, comment="rows of dbb_history in this step"),
@@ -166,9 +164,8 @@ step = Table(
     sqlite_with_rowid=False,
 )
 
-checkpoint = Table(
+checkpoint = _table(
     "dbb_checkpoint",
-    metadata,
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), primary_key=True, comment="the run"),
     Column("step", BigInteger, primary_key=True, autoincrement=False, comment="step the model was saved at"),
     Column("tag", Text, primary_key=True, comment="name of the model checkpoint"),
@@ -176,9 +173,8 @@ checkpoint = Table(
     sqlite_with_rowid=False,
 )
 
-event = Table(
+event = _table(
     "dbb_event",
-    metadata,
     Column("event_id", _Id, primary_key=True, comment="id of the event in this database"),
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), nullable=False, comment="the run"),
     Column("created_at", Text, nullable=False, comment="UTC, ISO 8601"),
@@ -190,9 +186,8 @@ event = Table(
     sqlite_autoincrement=True,
 )
 
-evaluation = Table(
+evaluation = _table(
     "dbb_evaluation",
-    metadata,
     Column("evaluation_id", _Id, primary_key=True, comment="id of the evaluation in this database"),
     Column("run_id", BigInteger, ForeignKey("dbb_run.run_id"), comment="the run that trained the model"),
     Column("step", BigInteger, comment="training step after which it was evaluated; NULL if not given"),
@@ -205,9 +200,8 @@ evaluation = Table(
     sqlite_autoincrement=True,
 )
 
-evaluation_result = Table(
+evaluation_result = _table(
     "dbb_evaluation_result",
-    metadata,
     Column("evaluation_id", BigInteger, primary_key=True, autoincrement=False, comment="the evaluation"),
     Column("benchmark", Text, primary_key=True, comment="name of the benchmark"),
     Column("repeat", BigInteger, primary_key=True, autoincrement=False, comment="evaluation run (seed), from 0"),

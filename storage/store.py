@@ -265,15 +265,11 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         """Take the run from the owner in ``row``; return None if another process was faster."""
         claimant = Owner.of_this_process()
         with self.database.transaction(write=True) as connection:
-            changed = connection.execute(
-                schema.run.update()
-                .where(schema.run.c.run_id == row.run_id, schema.run.c.writer_token == row.writer_token)
-                .where(schema.run.c.status != "finished")
-                .values(status="running", heartbeat_at=write.utc_now(), **ownership(claimant))
-            )
-            if changed.rowcount != 1:
+            run, values = schema.run, {"status": "running", "heartbeat_at": write.utc_now(), **ownership(claimant)}
+            same = run.c.run_id == row.run_id, run.c.writer_token == row.writer_token, run.c.status != "finished"
+            if connection.execute(run.update().where(*same).values(values)).rowcount != 1:
                 return None
-            now = connection.execute(schema.run.select().where(schema.run.c.run_id == row.run_id)).one()
+            now = connection.execute(run.select().where(run.c.run_id == row.run_id)).one()
             detail = {"from": {"host": row.owner_host, "pid": row.owner_pid}}
             detail["to"] = {"host": claimant.host, "pid": claimant.pid}
             write.event(connection, row.run_id, kind, now.last_step, now.last_step, detail)

@@ -151,7 +151,9 @@ def reason(**arguments):
 
                     vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))
                 said = "(EngineCore pid=6094) ERROR 11-27 23:12:19 [core.py:1374] "
-                print(f"{said}EngineCore failed to start.\n{said}AssertionError: Error in memory profiling.", flush=True)
+                print(
+                    f"{said}EngineCore failed to start.\n{said}AssertionError: Error in memory profiling.", flush=True
+                )
                 raise RuntimeError("Engine core initialization failed. See root cause above.")
 
     with pytest.raises(RunError) as raised, started_actors():

@@ -250,11 +250,7 @@ def _choose(given: Mapping[str, Any]) -> tuple[dict[str, str], presets.Preset]:
 
 
 def _layers(
-    parser: argparse.ArgumentParser,
-    given: Mapping[str, Any],
-    named: Mapping[str, str],
-    preset: presets.Preset,
-    world_size: int,
+    parser: Parser, given: Mapping[str, Any], named: Mapping[str, str], preset: presets.Preset, world_size: int
 ) -> Iterator[cuda.Layer]:
     method, estimator = named["method"], named["estimator"]
     if estimator != NO_ESTIMATOR:

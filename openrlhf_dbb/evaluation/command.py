@@ -81,7 +81,7 @@ def add_commands(add: Any) -> None:
 
 
 def command(arguments: argparse.Namespace) -> None:
-    """Evaluate a model. Raise UsageError, StoreError, RunError if an engine does not start, or RayError if one fails."""
+    """Evaluate a model. Raise UsageError, StoreError, RunError if no engine starts, or RayError if one fails."""
     if arguments.model is None or arguments.benchmarks is None:
         raise UsageError("evaluate needs --model and --benchmarks, or the command compare")
     evaluate(Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)}))

@@ -137,17 +137,9 @@ def as_results(rows: Sequence[Row]) -> Results:
     """Return the rows of one benchmark, ordered by run and place, as arrays."""
     runs = rows[-1].run + 1
     first = rows[: len(rows) // runs]
-
-    def arrays(name: str, dtype: Any) -> Any:
-        return np.array([getattr(row, name) for row in rows], dtype=dtype).reshape(runs, len(first), -1)
-
-    return Results(
-        benchmark=first[0].benchmark,
-        ids=[row.id for row in first],
-        scores_R_P_N=arrays("scores", np.float64),  # None becomes NaN
-        answers_R_P_N=arrays("answers", object),
-        labels=[row.label for row in first],
-        tokens_R_P_N=arrays("tokens", np.int64),
-        truncated_R_P_N=arrays("truncated", np.bool_),
-        prompts=[row.prompt for row in first],
-    )
+    columns: dict[str, Any] = {f"{name}s": [getattr(row, name) for row in first] for name in ("id", "label", "prompt")}
+    kinds: dict[str, Any] = {"scores": np.float64, "answers": object, "tokens": np.int64, "truncated": np.bool_}
+    for name, kind in kinds.items():  # a score of None becomes NaN
+        values = np.array([getattr(row, name) for row in rows], dtype=kind)
+        columns[f"{name}_R_P_N"] = values.reshape(runs, len(first), -1)
+    return Results(first[0].benchmark, **columns)

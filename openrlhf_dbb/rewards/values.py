@@ -286,10 +286,8 @@ def unit_of(text: str, *, letters: bool = False) -> Unit | None:
 
 
 def _date(text: str) -> Words | None:
-    words = re.findall(
-        rf"\d+|{_LETTERS}|[^\s,.{UPRIGHT}]",
-        re.sub(r"\b(?:th|st|nd|rd|of)\b|(?<=\d)(?:th|st|nd|rd)\b", "", text.lower()),
-    )
+    bare = re.sub(r"\b(?:th|st|nd|rd|of)\b|(?<=\d)(?:th|st|nd|rd)\b", "", text.lower())
+    words = re.findall(rf"\d+|{_LETTERS}|[^\s,.{UPRIGHT}]", bare)
     months = [word for word in words if word.isalpha() and word[:3] in _MONTHS]
     numbers = [word for word in words if word.isdigit()]
     if len(months) != 1 or len(words) != 1 + len(numbers) or not 0 < len(numbers) < 3 or words[-1] in months:
