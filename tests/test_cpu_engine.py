@@ -25,7 +25,7 @@ def engine():
         from openrlhf_dbb.platform.cpu_engine import InProcessEngine
 
         arguments = {"model": str(tiny.prepare(tiny.default_folder()).model), "max_model_len": 64, "seed": 1}
-        arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni", "dtype": "bfloat16"}
+        arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni", "dtype": "float32"}
         patch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM puts another function there
         torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late in this process
         yield InProcessEngine(EngineArgs(**cpu.engine_arguments(arguments)))
@@ -185,11 +185,11 @@ def test_a_group_s_prompt_is_computed_once_but_for_its_last_block(engine, monkey
 
     async def group():
         assert await engine.reset_prefix_cache()
-        prompt = {"prompt_token_ids": [1, 2, 3, 4] * 10}
+        prompt = {"prompt_token_ids": [1, 2, 3, 4] * 7}
         return [each async for each in engine.generate(prompt, params(n=8, max_tokens=2), "group")]
 
     asyncio.run(group())
-    assert sizes == [40 + 7 * (40 - 32), 8]  # blocks of 32 tokens
+    assert sizes == [28 + 7 * (28 - 16), 8]  # blocks of 16 tokens
 
 
 def test_tokens_are_sampled_in_proportion_to_their_probabilities(engine):

@@ -121,7 +121,7 @@ def engine_arguments(settings: Settings, shape: Shape | None) -> dict[str, Any]:
         return arguments | (cuda.engine_limits(args) if settings.preset != presets.NONE else {})
     if args.ds.param_dtype == "fp32":
         arguments["dtype"] = "float32"
-    return arguments | cpu.engine_arguments(engine_limits(args, shape))
+    return cpu.engine_arguments(arguments | engine_limits(args, shape))
 
 
 def engine_limits(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:

@@ -25,9 +25,9 @@ FLAG_DEFAULTS: dict[str, Any] = {
     **{f"{model}.num_gpus_per_node": 1 for model in ("actor", "ref", "reward", "critic")},
 }
 
-# Tokens that vLLM's cache of keys and values holds together. Its 128 are more than most prompts have, and only whole
-# blocks are shared.
-BLOCK = 32
+# Tokens that vLLM's cache of keys and values holds together: the least that its attention takes in bfloat16 with AMX,
+# and in float32. Of a prompt the rollouts of a group share whole blocks only; each of them computes the rest.
+BLOCK, BLOCK_FP32 = 32, 16
 
 # The only values that work here. Without a refusal the run fails minutes later, in a Ray actor.
 _ONLY: dict[str, Any] = {
@@ -129,7 +129,7 @@ def engine_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
         "max_num_seqs": 1024,  # an engine step costs about the same for few and for many sequences
         # vLLM would take a share of all RAM. VLLM_CPU_KVCACHE_SPACE (GiB) wins over this.
         "kv_cache_memory_bytes": 256 * 2**20,
-        "block_size": BLOCK,
+        "block_size": BLOCK_FP32 if arguments.get("dtype") == "float32" else BLOCK,
         **arguments,
         "worker_extension_cls": "openrlhf_dbb.platform.vllm_worker.WeightWorker",
         "disable_log_stats": True,

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.weights import GlooCommunicator, Receiver
 
 if torch.version.cuda is not None:
@@ -16,6 +17,8 @@ if torch.version.cuda is not None:
 else:
     import vllm.model_executor.layers.utils as vllm_layers
     from vllm.model_executor.layers.layernorm import RMSNorm
+    from vllm.v1.attention.backend import MultipleOf
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
     from vllm.v1.sample.ops import topk_topp_sampler
 
     def _use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
@@ -48,6 +51,8 @@ else:
 
     topk_topp_sampler.compiled_random_sample = _sampled
     RMSNorm.forward_cpu = _normed
+    # vLLM names multiples of 32 alone and has kernels for multiples of 16.
+    CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda: [MultipleOf(cpu.BLOCK_FP32)])
 
     # Not OpenRLHF's own: it needs NCCL, and its import takes seconds in each engine.
     class Upstream:  # type: ignore[no-redef]
