@@ -90,14 +90,16 @@ def buckets(parameters: Sequence[Parameter], limit: int = BUCKET_BYTES) -> list[
 
 
 def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any]) -> torch.Tensor:
-    """Return the bytes of a bucket (uint8), on the device of its weights."""
-    return torch.cat([weights[parameter.name].detach().reshape(-1).view(torch.uint8) for parameter in bucket])
+    """Return the bytes of a bucket (uint8), on the device of its weights; those of one weight alone are no copy."""
+    parts = [weights[parameter.name].detach().reshape(-1).view(torch.uint8) for parameter in bucket]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     for parameter, part in zip(bucket, packed.split([parameter.space for parameter in bucket]), strict=True):
-        # A copy, since a view of a dtype has to begin at a multiple of the dtype's size.
-        yield parameter.name, part.clone().view(parameter.dtype).view(tuple(parameter.shape))
+        # A view of a dtype has to begin at a multiple of the dtype's size.
+        placed = part.clone() if part.storage_offset() % parameter.dtype.itemsize else part
+        yield parameter.name, placed.view(parameter.dtype).view(tuple(parameter.shape))
 
 
 class Receiver:
