@@ -15,7 +15,7 @@ PROMPT = {"prompt_token_ids": [1, 2, 3]}
 
 
 @pytest.fixture(scope="module")
-def engine():
+def engine(request):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in cpu.worker_environment().items():
             patch.setenv(name, value)
@@ -25,7 +25,8 @@ def engine():
         from openrlhf_dbb.platform.cpu_engine import InProcessEngine
 
         arguments = {"model": str(tiny.prepare(tiny.default_folder()).model), "max_model_len": 64, "seed": 1}
-        arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni", "dtype": "float32"}
+        arguments |= {"enforce_eager": True, "distributed_executor_backend": "uni"}
+        arguments["dtype"] = getattr(request, "param", "float32")
         patch.setattr(torch, "set_num_threads", torch.set_num_threads)  # vLLM puts another function there
         torch.set_num_threads(1)  # OMP_NUM_THREADS comes too late in this process
         yield InProcessEngine(EngineArgs(**cpu.engine_arguments(arguments)))
@@ -172,7 +173,8 @@ def test_a_request_that_vllm_refuses_fails_alone(engine):
     assert answer.finished
 
 
-def test_a_group_s_prompt_is_computed_once_but_for_its_last_block(engine, monkeypatch):
+@pytest.mark.parametrize(("engine", "shared"), [("float32", 48), ("bfloat16", 32)], indirect=["engine"])
+def test_a_group_s_prompt_is_computed_once_but_for_its_last_block(engine, shared, monkeypatch):
     scheduler, sizes = engine._engine.engine_core.engine_core.scheduler, []
     schedule = scheduler.schedule
 
@@ -185,11 +187,11 @@ def test_a_group_s_prompt_is_computed_once_but_for_its_last_block(engine, monkey
 
     async def group():
         assert await engine.reset_prefix_cache()
-        prompt = {"prompt_token_ids": [1, 2, 3, 4] * 7}
+        prompt = {"prompt_token_ids": [1, 2, 3, 4] * 15}
         return [each async for each in engine.generate(prompt, params(n=8, max_tokens=2), "group")]
 
     asyncio.run(group())
-    assert sizes == [28 + 7 * (28 - 16), 8]  # blocks of 16 tokens
+    assert sizes == [60 + 7 * (60 - shared), 8]  # blocks of 16 tokens, and of 32
 
 
 def test_tokens_are_sampled_in_proportion_to_their_probabilities(engine):

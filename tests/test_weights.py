@@ -23,6 +23,7 @@ def test_weights_of_several_dtypes_come_out_unchanged():
     assert list(unpacked) == list(WEIGHTS)
     for name, weight in unpacked.items():
         torch.testing.assert_close(weight, WEIGHTS[name].detach(), rtol=0, atol=0)  # dtypes too
+    assert pack(bucket[:1], WEIGHTS).data_ptr() == WEIGHTS["odd"].data_ptr()  # alone it is no copy
 
 
 @pytest.mark.parametrize(
