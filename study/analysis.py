@@ -21,7 +21,7 @@ from study.rows import TASKS, Study
 LEVEL, ALPHA, POWER = 0.95, 0.05, 0.8
 """Probability of an interval, level of a test, and the power that ``Difference.detectable`` asks for."""
 BASELINE = "grpo"
-PAIRED = ("n2", "n4", "n8", "hard", "long-n2", "sweep-n2", "sweep-n8", "small-n2")
+PAIRED = ("n2", "n4", "n8", "hard", "thin", "long-n2", "sweep-n2", "sweep-n8", "small-n2")
 """Experiments in which a seed also fixes the model and the problems: their arms correlate by 0.96 to 1.00 over seeds.
 
 In the others a seed fixes the order of prompts alone. Their arms correlate by -0.29 to +0.58, in ``real``, which has 91

@@ -133,12 +133,12 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
 def thinned(advantages_R: Floats, least: float, random: np.random.Generator) -> Floats:
     """Make each advantage A below ``least`` (c, > 0) 0, or c with the sign of A with probability |A| / c.
 
-    Its expectation stays A. PPO's loss is proportional to A for a given sign, so the expected gradient stays, too. The
-    second moment grows from A^2 to c |A|. The training pass leaves out rollouts whose advantage is 0.
+    Its expectation stays A, and that of PPO's gradient too, since the sign stays. Its second moment grows from A^2 to
+    c |A|. The draws are systematic (Madow and Madow 1944): about as many of a group are kept as expected.
     """
-    size_R = np.abs(advantages_R)
-    raised_R = np.copysign(least, advantages_R) * (random.random(len(size_R)) * least < size_R)
-    return np.where(size_R < least, raised_R, advantages_R)
+    kept_R = np.minimum(np.abs(advantages_R) / least, 1.0)
+    drawn_R = np.diff(np.floor(random.random() + np.cumsum(kept_R)), prepend=0.0)
+    return np.where(kept_R < 1, np.copysign(least * drawn_R, advantages_R), advantages_R)
 
 
 def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, divide: bool) -> None:
