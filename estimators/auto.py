@@ -118,12 +118,8 @@ class SelfTuningBetaBernoulli(BetaPosterior):
                 past = state | {name: state[name][chunk] for name in self.state_fields}
                 evidence = evidence + self._judged(past, now, successes[chunk], rollouts[chunk])
             weight, fading = divmod(int(evidence.argmax()), DISCOUNTS_X.size)
-            state |= {
-                "evidence": evidence,
-                "weight": PRIOR_WEIGHTS_W[weight, None],
-                "discount": DISCOUNTS_X[fading, None],
-                "timed": TIMED_X[fading, None],
-            }
+            state |= {"evidence": evidence, "weight": PRIOR_WEIGHTS_W[weight, None]}
+            state |= {"discount": DISCOUNTS_X[fading, None], "timed": TIMED_X[fading, None]}
         alpha, beta = _before(state, now)  # by the pair chosen just now
         # Of the visits with this one the two latest are kept apart, the others summed.
         faded = _kept(state, 1, state["seen_1"] - state["seen_2"], state["discount"], state["timed"])[:, 0]
@@ -185,10 +181,8 @@ def _kept(state: State, visits: int, updates_P: Floats, discounts_X: Floats, tim
     return np.asarray(np.exp(ages_P_X * np.log(discounts_X)))
 
 
-def _past(
-    state: State, visits: int, at_P: Floats | float, discounts_X: Floats, timed_X: Floats
-) -> tuple[Floats, Floats]:
-    latest, older = (_kept(state, visits + k - 1, at_P - state[f"seen_{k}"], discounts_X, timed_X) for k in (1, 2))
+def _past(state: State, visits: int, at: Floats | float, discounts_X: Floats, timed_X: Floats) -> tuple[Floats, Floats]:
+    latest, older = (_kept(state, visits + k - 1, at - state[f"seen_{k}"], discounts_X, timed_X) for k in (1, 2))
     successes, rollouts = (
         latest * state[f"{kind}_1"][:, None] + older * (state[f"{kind}_2"] + state[f"{kind}_old"])[:, None]
         for kind in _COUNTED

@@ -95,16 +95,10 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
     Raise StoreError if the rows do not start from the stored posteriors.
     """
     of_step: dict[str, Any] = {"run_id": run.run_id, "step": number}
-    totals: dict[str, Any] = {
-        "prompts": len(rows.prompt_ids),
-        "rollouts": int(rows.rollouts.sum()),
-        "successes": float(rows.successes.sum()),
-        "shared": records.shared_to_text(rows.shared),
-        "form": rows.form,
-        "digest": digest,
-        "created_at": utc_now(),
-        **{name: None if rows.usage is None else int(getattr(rows.usage, name)) for name in records.TOTALS},
-    }
+    totals: dict[str, Any] = {"prompts": len(rows.prompt_ids), "rollouts": int(rows.rollouts.sum())}
+    totals |= {"successes": float(rows.successes.sum()), "shared": records.shared_to_text(rows.shared)}
+    totals |= {"form": rows.form, "digest": digest, "created_at": utc_now()}
+    totals |= {name: None if rows.usage is None else int(getattr(rows.usage, name)) for name in records.TOTALS}
     connection.execute(schema.step.insert(), of_step | totals)
     layout, previous = StateLayout(run.state_fields), rows.previous_state.copy()
     # A posterior that a step left is in the history; written twice, its text would double the cost of a step.

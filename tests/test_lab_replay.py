@@ -9,7 +9,7 @@ from openrlhf_dbb import Posteriors, lab
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.probe_error import squared_errors
-from openrlhf_dbb.lab import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation, rerun
+from openrlhf_dbb.lab import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation, rerun, thinned
 from openrlhf_dbb.storage.read import StepLog
 
 
@@ -68,6 +68,14 @@ def test_error_from_log_by_hand():
     np.testing.assert_allclose(error, [0.01 + 0.25, 0.0025, 0.01])
     alone = visits(np.array([1]), np.array([1]), np.array([1.0]), np.array([1]))
     assert np.isnan(error_from_log(alone, np.array([0.5]), np.array([1.0]))).all()
+
+
+def test_what_thinning_keeps_by_hand():
+    # Of prompt 7 a rollout of either kind has |A| = 1. With p = 0.8 a success has 1/2, a failure 2, twice.
+    kept, growth = thinned(np.array([0.5, 0.8, 0.8]), hand_made())
+    assert kept == pytest.approx((2 + 3 / 2 + 1 + 4 / 2) / 10)
+    assert growth == pytest.approx((2 + 3 / 2 + 4 + 4 / 2) / (2 + 3 / 4 + 4 + 4 / 4))
+    assert thinned(np.ones(3), visits(*np.ones((4, 3)))) == (0, None)  # all right, as expected
 
 
 @pytest.mark.parametrize("name", ["point", "dbb:discount=0.4", "ema", "laplace"])

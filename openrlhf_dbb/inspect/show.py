@@ -60,16 +60,10 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
     hardest, easiest = (read.extremes(store, run, hardest=hardest, limit=_PROMPTS) for hardest in (True, False))
     if arguments.json:
-        numbers = overview(store, run) | {
-            "progress": read.progress(store, run),
-            "reward": without_passwords(run.reward),
-            "began_from": without_secrets(run.parent),
-            "database": store.location,
-            "hardest": hardest,
-            "easiest": easiest,
-            "configuration": without_secrets(run.config),
-        }
-        print(json_text(numbers))
+        numbers = overview(store, run) | {"progress": read.progress(store, run)}
+        numbers |= {"reward": without_passwords(run.reward), "began_from": without_secrets(run.parent)}
+        numbers |= {"database": store.location, "hardest": hardest, "easiest": easiest}
+        print(json_text(numbers | {"configuration": without_secrets(run.config)}))
     else:
         print_facts(facts(store, run).items())
         parts = {"hardest prompts": hardest, "easiest prompts": easiest}

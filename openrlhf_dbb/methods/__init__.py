@@ -69,7 +69,7 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     parts = [
         strategies.of(args).describe() + ", one rollout a prompt" * (args.rollout.n_samples_per_prompt == 1),
         f"estimator {estimator}",
-        f"advantage {formula}",
+        f"advantage {formula}" + f", thinned below {args.train.thin:g}" * (args.train.thin > 0),
         f"loss {args.actor.loss_agg_mode}{length}",
         f"clip {low:g} {high:g}",
         f"KL {args.algo.kl.init_coef:g}" if args.algo.kl.init_coef else "no KL",
