@@ -38,7 +38,7 @@ ARMS = {
     "centered-mean": "centred, token-mean loss",
 }
 """Printed names of the arms that the study compares, in the order of its tables and figures."""
-PAPER_ARMS = ("dbb-0.25", "dbb-0.75", "dbb-1", "dbb-standard", "dbb-thin")
+PAPER_ARMS = ("dbb-0.25", "dbb-0.75", "dbb-1", "dbb-standard", "dbb-thin", "dbb-thin-half")
 """Further arms, for the paper's claims and for thinning."""
 FEWER_ARMS = {
     "single": ARMS["single"],
