@@ -8,6 +8,7 @@ ours       ``--estimator dbb``: every rollout is trained on, so that no candidat
 lora       ours with ``--ds.lora.rank 16``
 thinned    ours with ``--train.thin 1``
 grpo       ``--estimator point``: groups of equal rewards are left out of the training
+draws      ``--method draws``: GRPO on prompts that the memory chooses, 16 with 4 rollouts a step
 beside     ours beside a process that keeps one core busy at nice 15
 openrlhf   ``--estimator none``: OpenRLHF's trainer, actors and advantages, with our threads, precision and engine
 trl-*      TRL's GRPOTrainer (``trl_grpo.py``) in bf16 and in fp32; the faster one is what we are compared with
@@ -51,7 +52,12 @@ from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.presets import smollm2
 
 TREE = Path(__file__).resolve().parents[1]
-CANDIDATES = ("ours", "thinned", "grpo", "lora", "beside", "openrlhf", "trl-bf16", "trl-fp32", "plain")
+CANDIDATES = ("ours", "thinned", "grpo", "draws", "lora", "beside", "openrlhf", "trl-bf16", "trl-fp32", "plain")
+MORE = {
+    "lora": ["--ds.lora.rank", "16"],
+    "thinned": ["--train.thin", "1"],
+    "draws": ["--method", "draws", "--train.num_episodes", "2"],  # as many rollouts, in groups of half the size
+}
 BUSY = ["nice", "-n", "15", "taskset", "--cpu-list", "0", sys.executable, "-c", "while True: pass"]
 WARM_UP_STEPS = 2
 POLL_S = 0.1
@@ -84,9 +90,9 @@ def command(name: str, steps: int, folder: Path) -> list[str]:
         ]  # fmt: skip
     return [
         sys.executable, "-m", "openrlhf_dbb.cli.train_grpo", "--preset", "smollm2", "--run_name", "run",
-        "--estimator", {"openrlhf": "none", "grpo": "point"}.get(name, "dbb"), "--data.max_samples", str(8 * steps),
-        "--train.num_episodes", "1", "--eval.steps", "-1", "--ckpt.save_steps", "-1",
-        *{"lora": ["--ds.lora.rank", "16"], "thinned": ["--train.thin", "1"]}.get(name, []),
+        "--estimator", {"openrlhf": "none", "grpo": "point", "draws": "point"}.get(name, "dbb"),
+        "--data.max_samples", str(8 * steps), "--train.num_episodes", "1", "--eval.steps", "-1",
+        "--ckpt.save_steps", "-1", *MORE.get(name, []),
     ]  # fmt: skip
 
 

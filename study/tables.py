@@ -38,6 +38,8 @@ ACROSS = (
     ("GRPO, the second machine - the first", ("real-here", BASELINE), ("real", BASELINE)),
 )
 """Differences between experiments: a label, and experiment and arm of both sides."""
+THINNED = {"dbb-thin": "1", "dbb-thin-half": "0.5"}
+"""Arms of the experiment ``thin`` with ``--train.thin C``, and their C."""
 
 
 def tables(study: Study) -> dict[str, Table]:
@@ -51,7 +53,7 @@ def tables(study: Study) -> dict[str, Table]:
     made |= {"control": _control(study), "estimates": _estimates(study), "estimates-tested": _estimates_tested(study)}
     made |= {"transfer": _transfer(study), "across": _across(study)}
     made |= {"seconds": _seconds(study), "power": _power(study)}
-    made |= {"steps": _steps(study), "pilot": _pilot(study)}
+    made |= {"thinning": _thinning(study), "steps": _steps(study), "pilot": _pilot(study)}
     return {name: table for name, table in made.items() if table.rows}
 
 
@@ -240,6 +242,19 @@ def _power(study: Study) -> Table:
         f"shows with probability {POWER:g}. Last 1/N: what GRPO gained with the last 1/N of its rollouts."
     )
     return Table("SmolLM2: what the tests can show", header, rows, note)
+
+
+def _thinning(study: Study) -> Table:
+    """Compare ``dbb`` with and without the rollouts that have small advantages."""
+    rows = []
+    for arm, c in THINNED.items():
+        for name, title in (("exact", "exact accuracy"), ("mean_reward", "training reward, all epochs")):
+            test = analysis.compare(study, ("thin", arm), ("thin", "dbb"), partial(study.outcome, name=name))
+            if test.n:
+                rows.append([c, title, str(test.n), difference(test), interval(test), p_value(test.p)])
+    header = ("C", "outcome", "n", "thinned - all", "95 % interval", "p")
+    note = f"Percentage points, {TESTED[True]}. Only the exact accuracy with C = 1 was fixed before the runs."
+    return Table("dbb with --train.thin C, N = 8", header, rows, note)
 
 
 def _steps(study: Study) -> Table:
