@@ -357,14 +357,9 @@ def _postgresql_engine(address: Address, read_only: bool) -> Engine:
     options = {key: value for key, value in options.items() if key not in address.url.query}
     try:
         # Pre-ping: minutes pass between two steps, and servers and poolers drop idle connections.
+        pool: dict[str, Any] = {"pool_size": _READERS if read_only else 1, "max_overflow": 1, "pool_pre_ping": True}
         return create_engine(
-            address.url,
-            connect_args=options,
-            isolation_level="READ COMMITTED",
-            pool_size=_READERS if read_only else 1,
-            max_overflow=1,
-            pool_pre_ping=True,
-            hide_parameters=True,
+            address.url, connect_args=options, isolation_level="READ COMMITTED", hide_parameters=True, **pool
         )
     except ImportError:
         raise StoreError(

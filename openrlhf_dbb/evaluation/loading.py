@@ -241,13 +241,9 @@ def find_model(name: str, *, trusted: bool = False) -> Model:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(f"--model {name} cannot be loaded: {reason}; name a folder, or OWNER/NAME") from error
-    return Model(
-        name=name,
-        revision=revision,
-        fingerprint=fingerprint(folder) if is_folder else f"commit {revision}",
-        context=getattr(config.get_text_config(), "max_position_embeddings", None),
-        tokenizer=tokenizer,
-    )
+    files = fingerprint(folder) if is_folder else f"commit {revision}"
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return Model(name=name, revision=revision, fingerprint=files, context=context, tokenizer=tokenizer)
 
 
 @contextmanager

@@ -107,19 +107,13 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         keys, groups = self._read_prompts(), self.args.generation_batch_size // self.num_generations
         name = settings.run_name or self.args.run_name or Path(self.args.output_dir).name
         chosen = {"strategy": settings.strategy, **settings.strategy_parameters}
+        facts, config = RunFacts(groups, self.num_generations, self.args.seed), {"posteriors": chosen}
+        about: dict[str, Any] = {"model": self._model_name, "reward": ", ".join(self.reward_func_names)}
+        about |= {"dataset": str(self.train_dataset.info.dataset_name or ""), "config": self.args.to_dict() | config}
 
         def begin() -> None:
-            self._steps = shared.Steps(
-                settings,
-                name,
-                shared.run_exists(settings.store, name) if settings.resume == "auto" else bool(settings.resume),
-                keys,
-                RunFacts(groups, self.num_generations, self.args.seed),
-                model=self._model_name,
-                dataset=str(self.train_dataset.info.dataset_name or ""),
-                reward=", ".join(self.reward_func_names),
-                config=self.args.to_dict() | {"posteriors": chosen},
-            )
+            resumes = shared.run_exists(settings.store, name) if settings.resume == "auto" else bool(settings.resume)
+            self._steps = shared.Steps(settings, name, resumes, keys, facts, **about)
             self.posteriors = self._steps.posteriors
 
         _on_first(begin)

@@ -206,7 +206,7 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
     if said:
         return said[-1] or None
     line = last_line(text)
-    found = re.fullmatch(r"\W*([A-Z])\W*", line, re.IGNORECASE) or _AT_THE_END.search(line)
+    found = re.fullmatch(r"\W*([A-Z])[^\w?]*", line, re.IGNORECASE) or _AT_THE_END.search(line)
     return found[1].upper() if found and found[1].upper() in letters else None
 
 
@@ -215,10 +215,13 @@ def words(response: str, label: str) -> str | None:
     text = _without_markup(response)
     pair = next((pair for pair in _PAIRS if label.lower() in pair), ())
     size, right = len(label.split()), _WORD.findall(label)
-    for said, is_boxed in reversed(_stated(text) or [(last_line(text), False)]):
-        found = _WORD.findall(said.lower())
+    for said, is_boxed in reversed(_stated(text) or [(last_line(text).rpartition("?")[2], False)]):
+        found, both = _WORD.findall(said.lower()), rf"\b(?:{'|'.join(pair)})\b"
+        if pair and re.search(rf"{both}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){both}", said, re.IGNORECASE):
+            return None  # yes or no
         if pair:
-            found = [word for word in found[:1] + found[-1:] if word in pair and "not" not in found][:1]
+            is_denied = any(word in _DENIALS or word.endswith(("not", "n't")) for word in found[:-1])
+            found = [word for word in found[:1] + found[-1:] * (not is_denied) if word in pair][:1]
         elif not is_boxed and right == found[-size:] and not _DENIALS & set(found[:-size][-1:]):  # the function is odd
             found = right
         if found:

@@ -28,6 +28,7 @@ _BARE_WORD = (  # letters that are a word and no product of variables
 )
 _WORD = re.compile(rf"{UPRIGHT}{_LETTERS}|{_BARE_WORD}")
 _NAMED = re.compile(rf"{_WORD.pattern}|(?<![\\{UPRIGHT}])\b[A-Z]+\b")  # Quadrant I
+_START = re.compile(rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})")  # of words that may follow a formula
 _PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")  # ``def`` in a fraction is a product
 _PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
 _NO_UNIT = re.compile(
@@ -106,7 +107,8 @@ def read(text: str, like: Value | None = None) -> Value | None:
     """Return the value that a text is, or None.
 
     Args:
-        like: the label. Like a number, ``3,5`` is a decimal and ``5 m`` has a unit; like a time, ``12.30`` is one.
+        like: the label. Like a number, ``3,5`` is a decimal and ``5m`` has a unit; like a time, ``12.30`` is one. In a
+            label ``5 m`` has a unit, and ``5m`` is a formula.
     """
     if len(text) > LONGEST or not re.search(r"\w|\\[A-Za-z]|\u221e", text):
         return None
@@ -114,7 +116,8 @@ def read(text: str, like: Value | None = None) -> Value | None:
         text = re.sub(r"(?<=\d)\.(?=\d\d(?!\d))", ":", text)
     is_number = isinstance(like, Number)
     try:
-        return _list(stripped(normal(text, decimal_comma=is_number)), is_number)
+        text = stripped(normal(text, decimal_comma=is_number))
+        return _list(text, is_number or (like is None and re.search(r"\d (?:[mshgL]|in)$", text) is not None))
     except RecursionError:  # a thousand brackets
         return None
 
@@ -204,9 +207,16 @@ def _single(text: str, numeric: bool = False) -> Value | None:
         return Words(written, tuple(word.strip(UPRIGHT).lower() for word in _NAMED.findall(text)))
     if re.search(r"\\pm(?![A-Za-z])", text):
         return _items(written, ",", [re.sub(r"\\pm(?![A-Za-z])", sign, text) for sign in "+-"])
-    units = (word.start() for word in _WORD.finditer(text, 1) if unit_of(text[word.start() :]))
-    formula = stripped(text[: next(units, None)])
+    ends = (word.start() for word in _START.finditer(text, 1) if _is_after_formula(text[word.start() :]))
+    formula = stripped(text[: next(ends, None)])
     return None if _PROSE.search(formula) else Formula(latex(formula))
+
+
+def _is_after_formula(text: str) -> bool:
+    r"""Return whether a text is a unit, or ``\text{square units}``: upright words that deny and join nothing."""
+    words = re.sub(r"\.|\^\{?[23]\}?", "", text)
+    is_phrase = words[0] == UPRIGHT and words[2:3].isalpha() and _PHRASE.fullmatch(words)
+    return bool(unit_of(text) or (is_phrase and not _NO_UNIT.search(words)))
 
 
 def _bracketed(brackets: re.Match[str], numeric: bool) -> Value | None:
@@ -309,6 +319,8 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
         return False
     if not any(isinstance(value, Formula) and value.is_relation for value in (label, answer)):
         label, answer = inner(label), inner(answer)
+    if isinstance(label, Formula) and isinstance(answer, Number) and answer.unit:  # 5m, and 5 metres
+        label = _number(label.text, True) or label
     if isinstance(label, Number):
         return isinstance(answer, Number) and _same_number(label, answer)
     if isinstance(label, Items) and isinstance(answer, Items):

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import queue
+import re
 import resource
 import select
 import signal
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
@@ -128,7 +130,10 @@ def _parse(text: str) -> Any:
 
     # Only the whole box: else a number in a formula that it cannot read would stand for the formula. Math-Verify's own
     # time limits use the alarm of the main thread, which is our limit.
-    whole = {"extraction_config": [LatexExtractionConfig()], "extraction_mode": "first_match"}
+    # Units are read before. By default it takes 5t and 5c for 5 tons and cups, so for 5.
+    form = replace(LatexExtractionConfig().normalization_config, units=False)
+    whole = {"extraction_config": [LatexExtractionConfig(normalization_config=form)], "extraction_mode": "first_match"}
+    text = re.sub("(?<=[A-Za-z])'+", lambda primes: f"_{{prime{len(primes[0])}}}", text)  # it would drop them
     boxed = text if r"\boxed" in text else rf"\boxed{{{text}}}"
     parsed = parse(boxed, **whole, parsing_timeout=None, raise_on_error=True)
     if not parsed or isinstance(parsed[0], str) or parsed[0].has(zoo, nan):  # it did not understand it
