@@ -36,12 +36,11 @@ def batch(rewards_P_G):
 
 def history(url, run="demo"):
     with open_store(url) as store:
-        rows = store.query(
+        return store.query(
             "SELECT step, prompt, rollouts, successes, alpha, beta FROM posterior_history "
             "JOIN prompts USING (prompt_id) JOIN runs USING (run_id) WHERE runs.name = :run ORDER BY step, prompt",
             run=run,
         )
-    return [tuple(row) for row in rows]
 
 
 def test_two_steps_by_hand(url):
@@ -244,21 +243,20 @@ def test_a_taken_name_gets_a_number_where_that_is_asked_for(new_url):
             assert posteriors.run.record.name == wanted
 
 
-SHARING = [{"estimator": "auto"}, {"estimator": "empirical_bayes"}]
 GROUPS = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
 STEPS = [GROUPS, [[1, 1, 1, 0], [1, 0, 1, 0], [0, 0, 1, 0]], [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], GROUPS]
 
 
-@pytest.mark.parametrize("options", SHARING, ids=["auto", "empirical_bayes"])
-def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, options):
+@pytest.mark.parametrize("estimator", ["auto", "empirical_bayes"])  # whose prompts share a prior
+def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, estimator):
     def observe(posteriors, first, last):
         return [posteriors.observe(step, *batch(STEPS[step - 1])).advantages.tolist() for step in range(first, last)]
 
-    with Posteriors.create(url, "whole", *DATA, **options) as whole:
+    with Posteriors.create(url, "whole", *DATA, estimator=estimator) as whole:
         wanted = observe(whole, 1, 5)
         whole.settle()
         shared = whole.run.load_shared()
-    with Posteriors.create(url, "parts", *DATA, **options) as parts:
+    with Posteriors.create(url, "parts", *DATA, estimator=estimator) as parts:
         observe(parts, 1, 5)
         parts.roll_back(2)
         assert observe(parts, 3, 4) == wanted[2:3]
