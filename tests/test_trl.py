@@ -143,9 +143,8 @@ def test_with_point_the_advantages_are_trl_s(model, tmp_path, watched, changed):
     assert len(watched) == 2
     for batch in watched:
         weights = np.array(changed.get("reward_weights", [1.0] * batch["rewards"].shape[1]))
-        rewards = np.where(
-            np.isnan(batch["rewards"]).all(axis=1), np.nan, np.nansum(batch["rewards"] * weights, axis=1)
-        )
+        missing = np.isnan(batch["rewards"]).all(axis=1)
+        rewards = np.where(missing, np.nan, np.nansum(batch["rewards"] * weights, axis=1))
         spread = np.nanstd(rewards.reshape(-1, ROLLOUTS), axis=1, ddof=1).repeat(ROLLOUTS)
         if changed.get("scale_rewards") == "batch":
             spread = np.full_like(spread, np.nanstd(rewards, ddof=1))
