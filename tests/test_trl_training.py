@@ -1,7 +1,7 @@
 """The example of TRL's trainer as a user starts it: killed, started again to its end, and on two ranks."""
 
+import functools
 import os
-import sqlite3
 import subprocess
 import sys
 from collections import Counter
@@ -144,20 +144,17 @@ def test_two_ranks_share_one_run(two_ranks, tmp_path):
             posterior[prompt] = alpha, beta = alpha / 2 + right, beta / 2 + 4 - right
             residuals[at] -= alpha / (alpha + beta)
         np.testing.assert_allclose(ours, residuals - residuals.mean(), atol=1e-6)  # over both ranks
-    with sqlite3.connect(tmp_path / "runs.db") as connection:
-        stored = connection.execute(
-            "SELECT prompt, alpha, beta FROM posteriors JOIN prompts USING (prompt_id) JOIN runs USING (run_id)"
-            " WHERE runs.name = 'dbb'"
-        ).fetchall()
-        writers = connection.execute("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')").fetchone()
-        written = connection.execute("SELECT run_id, step, score, text FROM rollouts WHERE run_id = 1").fetchall()
-        sql = "SELECT step, prompt_id, rollouts, alpha, inclusion FROM posterior_history WHERE run_id = ? ORDER BY 1, 2"
-        drawn = [connection.execute(sql, [run]).fetchall() for run in (2, 3)]
+    found = functools.partial(rows, tmp_path, database="runs.db")
+    stored = found("SELECT prompt, alpha, beta FROM posteriors JOIN prompts USING (prompt_id) WHERE run_id = 1")
+    writers = found("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')")
+    written = found("SELECT run_id, step, score, text FROM rollouts WHERE run_id = 1")
+    sql = "SELECT step, prompt_id, rollouts, alpha, inclusion FROM posterior_history WHERE run_id = {} ORDER BY 1, 2"
+    drawn = [found(sql.format(run)) for run in (2, 3)]
     assert {text: (alpha, beta) for text, alpha, beta in stored} == posterior
     # Of both steps all twelve rollouts, each decoded by the rank that has it.
     assert Counter((run, step) for run, step, *_ in written) == {(1, step): 12 for step in (1, 2)}
     assert all(score == (ord(text[0]) % 2 if text else 0) for *_, score, text in written)
-    assert writers == (1,)  # the resume
+    assert writers == [(1,)]  # the resume
     assert drawn[0] == drawn[1]
     assert Counter((step, rollouts) for step, _, rollouts, *_ in drawn[1]) == {(step, 4): 3 for step in range(1, 5)}
     assert first["weights"] == second["weights"]
