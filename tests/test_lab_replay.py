@@ -115,10 +115,8 @@ def test_best_discount_is_near_the_best_in_hindsight(walk):
 
 
 def test_a_recommendation_unless_the_log_is_too_short():
-    for log, said in (
-        ({"passes": 1}, "discounts cannot be compared"),
-        ({"walk": 0}, "--estimator dbb --dbb.discount 1"),
-    ):
+    too_short, enough = "discounts cannot be compared", "--estimator dbb --dbb.discount 1"
+    for log, said in (({"passes": 1}, too_short), ({"walk": 0}, enough)):
         simulated_visits, _ = simulated(prompts=512, **log)
         assert said in "\n".join(recommendation(ranked(simulated_visits), simulated_visits))
 

@@ -227,11 +227,8 @@ def test_a_run_that_cannot_begin_is_one_error_and_leaves_none(new_url, arguments
         assert [run.name for run in store.runs()] == ["demo"]
 
 
-def test_a_run_of_another_version_is_not_resumed(store):
-    store.create_run(
-        "old", estimator="dbb", estimator_version=0, parameters={}, state_fields=("alpha", "beta"), model="",
-        dataset="", dataset_digest="", reward="", config={},
-    )  # fmt: skip
+def test_a_run_of_another_version_is_not_resumed(store, fill):
+    fill.run(store, "old", estimator_version=0)
     with pytest.raises(ValueError, match="run 'old' was written by version 0 of estimator 'dbb'"):
         Posteriors.resume(store, "old", *DATA)
 

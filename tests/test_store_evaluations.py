@@ -119,9 +119,7 @@ def test_only_what_was_measured_during_this_training_counts(store, fill, run, id
 
 def test_a_benchmark_without_a_verified_response_has_no_measures_and_its_step_is_left_out(store, fill, run, ids):
     none, nan = np.zeros((1, 3), dtype=int), np.full((1, 3), NAN)
-    unverified = dataclasses.replace(
-        fill.evaluation(ids, [0, 0, 0], "logic"), verified=none, successes=none + 0.0, best=nan, majority=nan
-    )
+    unverified = dataclasses.replace(fill.evaluation(ids, [0, 0, 0], "logic"), verified=none, best=nan, majority=nan)
     _evaluate(run, 0, fill.evaluation(ids, [4, 4, 4]), unverified)
     found = store.query("SELECT accuracy, best, majority, missing, length FROM evaluations WHERE benchmark = 'logic'")
     assert found == [(None, None, None, 1.0, 10.0)]

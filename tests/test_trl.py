@@ -275,9 +275,8 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     )  # fmt: skip
     made.train()
     made.evaluate()  # once more, after the run has finished
-    assert rows(tmp_path, "SELECT max(step), sum(rollouts) FROM posterior_history") == [
-        (2, sum(score is not None for texts, scores, _ in reward.calls if len(texts) == 16 for score in scores))
-    ]
+    scored = sum(score is not None for texts, scores, _ in reward.calls if len(texts) == 16 for score in scores)
+    assert rows(tmp_path, "SELECT max(step), sum(rollouts) FROM posterior_history") == [(2, scored)]
     # five prompts are evaluated one after the other at the start and at the end
     expected = []
     for step, of_step in ((0, reward.calls[:5]), (2, reward.calls[-5:])):
