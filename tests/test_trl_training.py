@@ -1,7 +1,9 @@
 """The example of TRL's trainer as a user starts it: killed, started again to its end, and on two ranks."""
 
 import functools
+import json
 import os
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -126,7 +128,24 @@ print(json.dumps(found))
 )
 
 
-def test_two_ranks_share_one_run(two_ranks, tmp_path):
+def two_ranks(program, *arguments):
+    """Run a program as two ranks, each with its number, a port and ``arguments``; the last line of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    commands = [[sys.executable, "-c", program, rank, port, *arguments] for rank in "01"]
+    ranks = [subprocess.Popen(each, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) for each in commands]
+    try:
+        outputs = [rank.communicate(timeout=300) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert {rank.returncode for rank in ranks} == {0}, [stderr[-3000:] for _, stderr in outputs]
+    return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
+
+
+def test_two_ranks_share_one_run(tmp_path):
     """Three groups of four on two ranks with six rollouts each: the second group lies on both."""
     build_model(0).save_pretrained(tmp_path / "model")
     build_tokenizer().save_pretrained(tmp_path / "model")
