@@ -118,18 +118,6 @@ def test_a_warm_start_goes_on_with_the_count_of_updates(url):
         assert new.run.load_shared()["clock"].tolist() == [3, 3]
 
 
-def test_a_warm_start_that_does_not_fit_leaves_no_run(new_url):
-    url = new_url("sqlite")
-    with Posteriors.create(url, "old", ["other"], [""]) as old:
-        old.observe(1, ["other"], [""], [1])
-    with pytest.raises(StoreError, match="none of the 3 prompts of run 'new'"):
-        Posteriors.create(url, "new", *DATA, warm_start="old")
-    with pytest.raises(StoreError, match="there is no run 'nobody'"):
-        Posteriors.create(url, "new", *DATA, warm_start="nobody")
-    with open_store(url) as store:
-        assert [run.name for run in store.runs()] == ["old"]
-
-
 @dataclass(frozen=True)
 class Mine(DiscountedBetaBernoulli):
     """An estimator that this package does not know."""
@@ -223,16 +211,23 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url):
         ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
         ({"run_name": 5}, "the run's name 5 is empty, not printable"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
+        ({"warm_start": "nobody"}, "there is no run 'nobody'"),
+        ({"warm_start": "other"}, "none of the 3 prompts of run 'new'"),
+        ({"pass_rates": [[1, 2]]}, "pass_rates "),
+        ({"pass_rates": [[3, 2], [1, 2], [1, 2]]}, "pass_rates "),
+        ({"pass_rates": [[0, 0.5]] * 3}, "pass_rates "),
+        ({"pass_rates": [[math.nan] * 2] * 3}, "pass_rates "),
     ],
 )
 def test_a_run_that_cannot_begin_is_one_error_and_leaves_none(new_url, arguments, message):
     url = new_url("sqlite")
-    with Posteriors.create(url, "demo", *DATA) as demo:
-        demo.observe(1, *group(0, [1]))
+    for name, columns in (("demo", DATA), ("other", (["other"], [""]))):
+        with Posteriors.create(url, name, *columns) as run:
+            run.observe(1, columns[0][:1], columns[1][:1], [1])
     with pytest.raises((ValueError, StoreError), match=message):
         Posteriors.create(**{"store": url, "run_name": "new", "prompts": PROMPTS, "labels": LABELS} | arguments)
     with open_store(url) as store:
-        assert [run.name for run in store.runs()] == ["demo"]
+        assert [run.name for run in store.runs()] == ["demo", "other"]
 
 
 def test_a_run_of_another_version_is_not_resumed(store, fill):
@@ -401,12 +396,6 @@ def test_known_pass_rates_do_not_move_time(new_url, estimator):
         assert np.isfinite(scored.mean).all()
         assert scored.mean[0] > scored.mean[2]
         assert "clock" not in belief.shared_fields or posteriors._state["clock"].tolist() == [1, 3]
-
-
-@pytest.mark.parametrize("rates", [[[1, 2]], [[3, 2], [1, 2], [1, 2]], [[0, 0.5]] * 3, [[math.nan] * 2] * 3])
-def test_pass_rates_that_are_none_are_refused(new_url, rates):
-    with pytest.raises(ValueError, match="pass_rates "):
-        Posteriors.create(new_url("sqlite"), "demo", *DATA, pass_rates=rates)
 
 
 def test_metrics_by_source_and_of_the_hardest(new_url):
