@@ -24,18 +24,6 @@ def save(folder, step, run="mine", *, finish=True):
         checkpoints.complete(folder, tag, run, [checkpoints.sizes(actor)] * 2)
 
 
-def test_of_a_checkpoint_that_is_a_link_only_the_link_is_deleted(tmp_path):
-    save(tmp_path, 4)
-    save(tmp_path, 6)
-    linked, target = tmp_path / "_actor/global_step6", tmp_path / "elsewhere"
-    linked.rename(target)
-    linked.symlink_to(target)
-    assert newest_whole(tmp_path, "mine", 7)[0] == "global_step6"
-    checkpoints.delete_after(tmp_path, "mine", 4)
-    assert checkpoints.tags(tmp_path) == ["global_step4"] and not linked.is_symlink()
-    assert sorted(path.name for path in target.iterdir()) == sorted([*SHARDS, checkpoints.MANIFEST])
-
-
 FAULTS = {
     "truncated": lambda path, older: path.write_bytes(path.read_bytes()[:-1]),
     "deleted": lambda path, older: path.unlink(),
@@ -75,13 +63,18 @@ def test_the_checkpoint_of_another_run_or_of_later_posteriors_is_not_taken(tmp_p
     assert newest_whole(tmp_path, "third", 6)[0] is None
 
 
-def test_a_resume_deletes_later_checkpoints_of_its_run_alone(tmp_path):
+def test_a_resume_deletes_later_checkpoints_of_its_run_alone_and_of_a_link_only_the_link(tmp_path):
     for step in (4, 6, 8):
         save(tmp_path, step)
     save(tmp_path, 10, finish=False)
     save(tmp_path, 12, run="other")
+    linked, target = tmp_path / "_actor/global_step6", tmp_path / "elsewhere"
+    linked.rename(target)
+    linked.symlink_to(target)
+    assert newest_whole(tmp_path, "mine", 7)[0] == "global_step6"
     checkpoints.delete_after(tmp_path, "mine", 4)
-    assert checkpoints.tags(tmp_path) == ["global_step12", "global_step4"]
+    assert checkpoints.tags(tmp_path) == ["global_step12", "global_step4"] and not linked.is_symlink()
+    assert sorted(path.name for path in target.iterdir()) == sorted([*SHARDS, checkpoints.MANIFEST])
 
 
 def test_of_a_large_file_blocks_from_its_beginning_to_its_end_are_compared(tmp_path, monkeypatch):
