@@ -156,6 +156,7 @@ def test_no_secret_is_stored(new_url):
     assert record.config == hidden
 
 
+PAIR = 1, *group(0, [1, 0])
 BAD = [
     ((2, *group(0, [1])), "step 2 of run 'demo' is not the next one, 1"),
     ((1, ["1+1="], ["2"], [1, 0]), r"rewards has shape \(2,\); pass one value for each of the 1 rollouts"),
@@ -165,20 +166,13 @@ BAD = [
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "prompts hold None, which is not a str"),
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
-    *(
-        ((1, *group(0, [1, 0]), {"scores": values}), "scores = .* holds other values than finite numbers")
-        for values in (["1", "0"], [math.inf, 0])
-    ),
-    *(
-        ((1, *group(0, [1, 0]), {"extras": StepExtras(**{name: values})}), message)
-        for name, values, message in (
-            ("tokens", [-1, 2], "tokens holds -1; give numbers from 0"),
-            ("weights", [math.nan, 1], "weights holds nan"),
-            ("responses", Responses(["a", 1]), "response texts hold 1"),
-            ("read", ["a"], "there are 2 prompts and 1 texts that were read"),
-            ("responses", Responses(["a", "b"], keep=-1), "keep is -1; give a whole number from 0"),
-        )
-    ),
+    ((*PAIR, {"scores": ["1", "0"]}), "scores = .* holds other values than finite numbers"),
+    ((*PAIR, {"scores": [math.inf, 0]}), "scores = .* holds other values than finite numbers"),
+    ((*PAIR, {"extras": StepExtras(tokens=[-1, 2])}), "tokens holds -1; give numbers from 0"),
+    ((*PAIR, {"extras": StepExtras(weights=[math.nan, 1])}), "weights holds nan"),
+    ((*PAIR, {"extras": StepExtras(responses=Responses(["a", 1]))}), "response texts hold 1"),
+    ((*PAIR, {"extras": StepExtras(read=["a"])}), "there are 2 prompts and 1 texts that were read"),
+    ((*PAIR, {"extras": StepExtras(responses=Responses(["", ""], keep=-1))}), "keep is -1; give a whole number from 0"),
 ]
 
 
