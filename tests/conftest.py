@@ -7,10 +7,8 @@ PostgreSQL is a server of its own, started once per session from the ``pixeltabl
 import contextlib
 import functools
 import itertools
-import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -205,32 +203,6 @@ def train():
         return subprocess.run(
             [*program, *argv], cwd=folder, env=environment, text=True, capture_output=True, timeout=timeout
         )
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def two_ranks():
-    """Function: run a program as ranks, each with its number, a port and ``arguments``; the last line of each."""
-
-    def run(program, *arguments, count=2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", program, str(rank), port, *arguments],
-                env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )
-            for rank in range(count)
-        ]  # fmt: skip
-        try:
-            outputs = [rank.communicate(timeout=300) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert {rank.returncode for rank in ranks} == {0}, [stderr[-3000:] for _, stderr in outputs]
-        return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
 
     return run
 

@@ -7,11 +7,7 @@ import os
 import sys
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import (
-    Experience,
-    remove_padding_in_sequences,
-    split_experience_batch,
-)
+from openrlhf.trainer.ppo_utils.experience import Experience, remove_padding_in_sequences, split_experience_batch
 from openrlhf.trainer.ray import ppo_actor
 
 from openrlhf_dbb.actors.policy_actor import PolicyActor

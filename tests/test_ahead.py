@@ -46,28 +46,20 @@ def stays(condition):
     assert condition()
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_batches_come_in_order_and_are_as_late_as_the_queue_is_long(size):
-    training = Training(20, size=size)
-    for step in range(1, 21):
+@pytest.mark.parametrize(("steps", "size", "max_lag"), [(20, 1, None), (20, 2, None), (20, 5, None), (4, 9, 1)])
+def test_batches_come_in_order_and_are_as_late_as_the_queue_is_long_or_as_fresh_as_asked(steps, size, max_lag):
+    training, latest = Training(steps, size=size, max_lag=max_lag), max_lag or size
+    for step in range(1, steps + 1):
         taken, version = training.take()
-        # A batch is begun when the one `size` before has been taken, here before the update that follows.
-        assert (taken, taken - 1 - version) == (step, min(step - 1, size))
-        until(lambda begun=step + size: len(training.begun) == min(begun, 20))
+        # A batch is begun when the one `latest` before has been taken, here before the update that follows.
+        assert (taken, taken - 1 - version) == (step, min(step - 1, latest))
+        for wait in (until, stays) if max_lag else (until,):  # the longer queue has room for more
+            wait(lambda begun=step + latest: len(training.begun) == min(begun, steps))
         training.update()
     assert not training.take()
     assert not training.take()  # the end stays the end
-
-
-def test_a_batch_is_not_begun_before_it_can_be_as_fresh_as_asked():
-    training = Training(4, size=9, max_lag=1)
-    for step in range(1, 5):
-        taken, version = training.take()
-        assert (taken, taken - 1 - version) == (step, min(step - 1, 1))
-        until(lambda begun=step + 1: len(training.begun) == min(begun, 4))
-        stays(lambda begun=step + 1: len(training.begun) == min(begun, 4))
-        training.update()
-    assert training.oldest == [-1, 0, 1, 2]  # groups that have waited since an older policy are left out
+    # Groups that have waited since an older policy are left out.
+    assert training.oldest == ([-1, 0, 1, 2] if max_lag else [])
 
 
 def test_the_policy_changes_between_batches_and_before_the_next_one():

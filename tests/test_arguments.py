@@ -115,6 +115,7 @@ def test_what_a_command_line_leaves_open():
         (["--preset", "tiny", "--reward.remote_url", "matth"], r"'matth' is neither a URL, a .py file nor"),
         (["--preset", "tinny"], r"unknown --preset 'tinny', did you mean tiny\?; known: default, "),
         (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: .*, did you mean dbb\?"),
+        (["--preset", "tiny", "--rollout.strategy", "math:sqrt"], "^--rollout.strategy: .*math:sqrt.* not a subclass"),
         (
             ["--estimator", "none", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d"],
             r"OpenRLHF cannot work with --critic.model_name_or_path None.*: AttributeError: .*, at: .*args.reward",

@@ -24,35 +24,15 @@ def save(folder, step, run="mine", *, finish=True):
         checkpoints.complete(folder, tag, run, [checkpoints.sizes(actor)] * 2)
 
 
-MANIFESTS = ["[" * 100_000, "\xff", '{"run": "mine", "step": 6}', '{"run": "mine", "step": 6, "files": {"a": null}}']
-
-
-@pytest.mark.parametrize("text", MANIFESTS, ids=range(len(MANIFESTS)))
-def test_a_manifest_that_was_changed_is_a_damaged_checkpoint(tmp_path, text):
-    for step in (4, 6):
-        save(tmp_path, step)
-    (tmp_path / "_actor/global_step6" / checkpoints.MANIFEST).write_bytes(text.encode("latin-1"))
-    tag, (line,) = newest_whole(tmp_path, "mine", 7)
-    assert tag == "global_step4" and line.startswith("checkpoint global_step6 is damaged: ") and "\n" not in line
-
-
-def test_of_a_checkpoint_that_is_a_link_only_the_link_is_deleted(tmp_path):
-    save(tmp_path, 4)
-    save(tmp_path, 6)
-    linked, target = tmp_path / "_actor/global_step6", tmp_path / "elsewhere"
-    linked.rename(target)
-    linked.symlink_to(target)
-    assert newest_whole(tmp_path, "mine", 7)[0] == "global_step6"
-    checkpoints.delete_after(tmp_path, "mine", 4)
-    assert checkpoints.tags(tmp_path) == ["global_step4"] and not linked.is_symlink()
-    assert sorted(path.name for path in target.iterdir()) == sorted([*SHARDS, checkpoints.MANIFEST])
-
-
 FAULTS = {
     "truncated": lambda path, older: path.write_bytes(path.read_bytes()[:-1]),
     "deleted": lambda path, older: path.unlink(),
     "zeros": lambda path, older: path.write_bytes(bytes(path.stat().st_size)),
     "an older one": lambda path, older: path.write_bytes(older.read_bytes()),
+    "deep": lambda path, older: path.write_bytes(b"[" * 100_000),
+    "no text": lambda path, older: path.write_bytes(b"\xff"),
+    "no files": lambda path, older: path.write_text('{"run": "mine", "step": 6}'),
+    "no sizes": lambda path, older: path.write_text('{"run": "mine", "step": 6, "files": {"a": null}}'),
 }
 
 
@@ -65,8 +45,9 @@ def test_a_checkpoint_with_any_fault_in_any_file_is_passed_over_and_the_file_nam
     path, older = (tmp_path / f"_actor/global_step{step}/{name}" for step in (6, 4))
     FAULTS[fault](path, older)
     tag, (line,) = newest_whole(tmp_path, "mine", 7)
-    assert tag == "global_step4"
-    assert "checkpoint global_step6 " in line and path.name in line and "\n" not in line
+    why = "was not finished" if (name, fault) == (checkpoints.MANIFEST, "deleted") else "is damaged: "
+    assert tag == "global_step4" and line.startswith(f"checkpoint global_step6 {why}")
+    assert path.name in line and "\n" not in line
 
 
 def test_the_checkpoint_of_another_run_or_of_later_posteriors_is_not_taken(tmp_path):
@@ -82,13 +63,18 @@ def test_the_checkpoint_of_another_run_or_of_later_posteriors_is_not_taken(tmp_p
     assert newest_whole(tmp_path, "third", 6)[0] is None
 
 
-def test_a_resume_deletes_later_checkpoints_of_its_run_alone(tmp_path):
+def test_a_resume_deletes_later_checkpoints_of_its_run_alone_and_of_a_link_only_the_link(tmp_path):
     for step in (4, 6, 8):
         save(tmp_path, step)
     save(tmp_path, 10, finish=False)
     save(tmp_path, 12, run="other")
+    linked, target = tmp_path / "_actor/global_step6", tmp_path / "elsewhere"
+    linked.rename(target)
+    linked.symlink_to(target)
+    assert newest_whole(tmp_path, "mine", 7)[0] == "global_step6"
     checkpoints.delete_after(tmp_path, "mine", 4)
-    assert checkpoints.tags(tmp_path) == ["global_step12", "global_step4"]
+    assert checkpoints.tags(tmp_path) == ["global_step12", "global_step4"] and not linked.is_symlink()
+    assert sorted(path.name for path in target.iterdir()) == sorted([*SHARDS, checkpoints.MANIFEST])
 
 
 def test_of_a_large_file_blocks_from_its_beginning_to_its_end_are_compared(tmp_path, monkeypatch):

@@ -224,9 +224,8 @@ def test_compare_names_the_better_of_two_models(two, fill, capsys):
         ["12.5 % (step 0)", "83.3 % (step 2)", "83.3 % (step 2)"],
     ]
     low, high = stats.ttest_1samp(np.array([2, 3, 2, 2, 2, 3]) / 4, 0).confidence_interval()
-    assert lines[at + 4].endswith(
-        f" +58.3 points, 95 % interval +{100 * low:.1f} to +{100 * high:.1f} (6 prompts x 4 samples)"
-    )
+    interval = f"95 % interval +{100 * low:.1f} to +{100 * high:.1f}"
+    assert lines[at + 4].endswith(f" +58.3 points, {interval} (6 prompts x 4 samples)")
     assert lines[at + 5] == "the second is higher" and lines[at + 6].startswith("One run of each")
     assert "the second is lower" in printed(capsys, two, "compare", "b", "a")[1]
     evaluated(two, fill, "c", {2: [4, 1, 3, 4, 4, 4]})

@@ -112,6 +112,7 @@ def test_models_that_share_gpus_are_where_the_policy_is(parse, mode, gpus):
     assert parse(*kl, *mode, "--ref.num_gpus_per_node", "1", gpus=4).args.ref.num_gpus_per_node == 1
 
 
+FLASH = ["--ds.attn_implementation", "flash_attention_2"]
 RING = ["--ds.packing_samples", "--ds.attn_implementation", "sdpa", "--ds.ring_attn_size", "2"]
 
 
@@ -121,10 +122,7 @@ RING = ["--ds.packing_samples", "--ds.attn_implementation", "sdpa", "--ds.ring_a
         (RING, "--ds.ring_attn_size 2: it needs flash_attention_2 and ring_flash_attn"),
         (["--ds.param_dtype", "fp16"], "--ds.param_dtype fp16: vLLM generates in bfloat16; use bf16"),
         (["--ds.zero_stage", "0"], "--ds.zero_stage 0: --ds.enable_sleep cannot move its states; use 2, or --no-ds"),
-        (
-            ["--ds.attn_implementation", "flash_attention_2"],
-            "--ds.attn_implementation .* no compiled flash-attn is insta",
-        ),
+        (FLASH, "--ds.attn_implementation .* no compiled flash-attn is insta"),
         (["--ds.adam_offload"], "--ds.adam_offload: DeepSpeed compiles this with nvcc, which is missing"),
     ],
 )

@@ -99,6 +99,8 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
         (["--reward.remote_url", "none.py"],
          'reward_func of none.py returned None; return {"rewards": [one number or None for each response]}'),
         (["--resume", "nobody"], "there is no run 'nobody'"),
+        (["--resume", "done", "--store.url", "runs.db"],
+         "--resume done: that run finished at step 0; start a new run, with --warm_start done"),
         (["--warm_start", "x", "--warm_start_url", "runs.db"], "there is no run 'x'"),
         (["--store.url", "runs.db"], "--run_name mine: there is such a run in FOLDER/runs.db; give another name"),
         (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
@@ -107,6 +109,8 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
 def test_a_start_is_refused_in_one_line(dry_run, own, tmp_path, argv, line):
     (tmp_path / "none.py").write_text("def reward_func(queries, prompts, labels): ...\n")
     Posteriors.create("runs.db", "mine", ["1+1="], ["2"]).close()
+    with Posteriors.create("runs.db", "done", ["1+1="], ["2"]) as done:
+        done.finish()
     [said] = dry_run(*own, *argv)
     assert said.startswith("error: ") and line.replace("FOLDER", str(tmp_path)) in said and "hunter2" not in said
 
@@ -143,12 +147,10 @@ def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_bat
     lines = dry_run(*own)
     # 64 prompts, 16 a step, 4 times: 16 steps of 16 x 8 rollouts, on which two gradient steps are made
     assert "budget     2048 rollouts: 64 prompts x 8 samples x 4 episodes" in lines
-    assert "   --ckpt.save_steps 10  [a tenth of the run; checkpoints at least 10 steps apart]" in lines
     assert " * --train.batch_size 64  [half of a step's rollouts, as in the paper]  paper: 512" in lines
-    assert "   --eval.steps 1  [a tenth of the run; checkpoints at least 10 steps apart]" in lines
-    assert "   --ckpt.save_steps 40  [a tenth of the run; checkpoints at least 10 steps apart]" in dry_run(
-        *own, "--train.num_episodes", "100"
-    )
+    why = "[a tenth of the run; checkpoints at least 10 steps apart]"
+    assert {f"   --ckpt.save_steps 10  {why}", f"   --eval.steps 1  {why}"} <= set(lines)
+    assert f"   --ckpt.save_steps 40  {why}" in dry_run(*own, "--train.num_episodes", "100")
 
 
 def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_path):
@@ -164,13 +166,6 @@ def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_pat
     assert line in dry_run(*own, "--resume", "mine", "--store.take_over")
     with storage.open_store("openrlhf_dbb.db") as store:
         assert store.find_run("mine").owner.host == "elsewhere"
-
-
-def test_a_finished_run_is_not_resumed(dry_run, own):
-    with Posteriors.create("openrlhf_dbb.db", "mine", ["1+1="], ["2"]) as posteriors:
-        posteriors.finish()
-    [line] = dry_run(*own, "--resume", "mine")
-    assert "that run finished at step 0; start a new run, with --warm_start mine" in line
 
 
 def test_a_plan_that_measures_no_held_out_accuracy_is_warned_about(dry_run, own):
@@ -311,9 +306,8 @@ def benchmarks(tmp_path, monkeypatch):
 
 
 def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost(benchmarks, own, tmp_path):
-    (tmp_path / "model/chat_template.jinja").write_text(
-        "{% for message in messages %}<{{ message.content }}>{% endfor %}"
-    )
+    template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    (tmp_path / "model/chat_template.jinja").write_text(template)
     named = [*TINY, "--eval.benchmarks", "mine=mine.jsonl,sorts.toml", "--eval.steps", "4", *own[:2]]
     start = begun(*named, "--no-data.apply_chat_template")
     made = start.benchmarks

@@ -56,24 +56,18 @@ def replay(estimator, visits_T_P_G, order=None):
     return state, estimates
 
 
-def assert_same(first, second):
-    """The same state and estimates, bit for bit."""
-    (first_state, first_estimates), (second_state, second_estimates) = first, second
-    assert first_state.keys() == second_state.keys()
-    for field in first_state:
-        np.testing.assert_array_equal(first_state[field], second_state[field])
-    for one, other in zip(first_estimates, second_estimates, strict=True):
-        np.testing.assert_array_equal([one.mean, one.variance], [other.mean, other.variance])
-
-
-def assert_close(first, second, scale):
+def assert_close(first, second, scale, rtol=1e-9, atol=1e-12):
     """States and estimates agree up to rounding; variances of rewards around ``scale`` are around its square."""
     (first_state, first_estimates), (second_state, second_estimates) = first, second
+    assert first_state.keys() == second_state.keys()
     for field, values in first_state.items():
-        np.testing.assert_allclose(values, second_state[field], rtol=1e-9, atol=1e-12 * scale**2)
+        np.testing.assert_allclose(values, second_state[field], rtol=rtol, atol=atol * scale**2)
     for one, other in zip(first_estimates, second_estimates, strict=True):
-        np.testing.assert_allclose(one.mean, other.mean, rtol=1e-9, atol=1e-12 * scale)
-        np.testing.assert_allclose(one.variance, other.variance, rtol=1e-9, atol=1e-12 * scale**2)
+        np.testing.assert_allclose(one.mean, other.mean, rtol=rtol, atol=atol * scale)
+        np.testing.assert_allclose(one.variance, other.variance, rtol=rtol, atol=atol * scale**2)
+
+
+assert_same = functools.partial(assert_close, scale=1.0, rtol=0, atol=0)  # bit for bit
 
 
 def scale_of(visits_T_P_G):

@@ -169,10 +169,7 @@ def test_auto_with_one_rollout_learns_the_prior_s_weight_from_successive_rewards
     auto = build("auto")
     state, _ = auto.observe(auto.initial_state(5), [[1.0], [0.0], [0.0], [0.0], [0.0]])
     assert state["prior"] == pytest.approx([0.2 * 2, 0.8 * 2])  # no pairs yet: weight 2
-    later = {field: state[field][:4] for field in auto.state_fields} | {
-        field: state[field] for field in auto.shared_fields
-    }
-    state, _ = auto.observe(later, [[1.0], [1.0], [0.0], [0.0]])
+    state, _ = auto.observe(auto.state_at(state, np.arange(4)), [[1.0], [1.0], [0.0], [0.0]])
     # 5 prompts, 9 groups in 2 updates: a pass is 10 / 9 updates, and the four gaps are 0.9 passes
     assert state["pairs"] == pytest.approx([4 * 0.9, 2 * 0.9, 0.9, 0.9])
     # means 1/2 and 1/4, both 1/4: covariance 1/8, deviations 1/2 and sqrt(3)/4, correlation 1 / sqrt(3)

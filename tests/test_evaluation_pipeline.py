@@ -1,5 +1,6 @@
 """Evaluation during a real training: each prompt's results stored as the verifier gave them, logged, and chosen by."""
 
+import functools
 import json
 import re
 from collections import Counter
@@ -50,22 +51,15 @@ def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
     tried, noted = noted[:48], noted[48:]  # the start scores three responses to each of 16 prompts
     assert len({prompt for prompt, _ in tried}) == 16
     of_evaluation = {row["input"] for row in rows}
-    by_prompt = trainings.rows(
-        tmp_path,
-        """SELECT prompt, count(*), sum(samples), sum(verified), sum(successes) FROM evaluation_results
-           JOIN prompts USING (prompt_id) WHERE name = 'training' AND benchmark <> 'mine' GROUP BY prompt""",
-    )
-    of_benchmark = trainings.rows(
-        tmp_path,
-        """SELECT step, prompt, label, samples FROM evaluation_results
-           JOIN prompts USING (prompt_id) WHERE benchmark = 'mine' ORDER BY step, place""",
-    )
-    measures = trainings.rows(
-        tmp_path,
-        "SELECT step, benchmark, prompts, accuracy, best, missing, majority, generated_total FROM evaluations",
-    )
-    steps = trainings.rows(tmp_path, "SELECT step, generated_total FROM steps")
-    [model_rewards] = trainings.rows(tmp_path, "SELECT sum(rollouts), sum(successes) FROM steps")
+    query = functools.partial(trainings.rows, tmp_path)
+    by_prompt = query("""SELECT prompt, count(*), sum(samples), sum(verified), sum(successes) FROM evaluation_results
+        JOIN prompts USING (prompt_id) WHERE name = 'training' AND benchmark <> 'mine' GROUP BY prompt""")
+    of_benchmark = query("""SELECT step, prompt, label, samples FROM evaluation_results
+        JOIN prompts USING (prompt_id) WHERE benchmark = 'mine' ORDER BY step, place""")
+    columns = "step, benchmark, prompts, accuracy, best, missing, majority, generated_total"
+    measures = query(f"SELECT {columns} FROM evaluations")
+    steps = query("SELECT step, generated_total FROM steps")
+    [model_rewards] = query("SELECT sum(rollouts), sum(successes) FROM steps")
 
     # The verifier's notes: every evaluation prompt four times in each of four evaluations, and what it said of them.
     given, right, verified = Counter(), Counter(), Counter()

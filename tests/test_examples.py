@@ -143,9 +143,8 @@ def execute(sources, folder):
 
 
 def shown(cell):
-    return {
-        name: text for output in cell.outputs for name, text in output.get("data", {"text": output.get("text")}).items()
-    }
+    parts = [output.get("data", {"text": output.get("text")}) for output in cell.outputs]
+    return {name: text for part in parts for name, text in part.items()}
 
 
 @pytest.mark.slow

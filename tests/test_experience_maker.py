@@ -18,16 +18,13 @@ cpu.prepare_driver()
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
-from openrlhf_dbb.actors.experience_maker import (  # noqa: E402
-    PosteriorExperienceMaker,
-    thinned,
-)
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, thinned  # noqa: E402
 from openrlhf_dbb.actors.generation import Group, Prompt, RolloutBatch  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 
-PROMPTS = [f"{i}+1=" for i in range(4)]
+PROMPTS, LABELS = [f"{i}+1=" for i in range(4)], ["1", "2", "3", "4"]
 TOKENIZER = build_tokenizer()
 TOKENS = 5
 BY_PROMPT = "FROM posterior_history JOIN prompts USING (prompt_id) ORDER BY prompt"
@@ -61,7 +58,7 @@ def experiences(rewards_P_G, *, batch=4, lengths=None, log_prob=0.0, masks=None,
                 rewards=scores.nan_to_num(),
                 scores=scores,
                 prompts=[PROMPTS[row // group] for row in places],
-                labels=[str(row // group + 1) for row in places],
+                labels=[LABELS[row // group] for row in places],
                 response_length=lengths[rows],
                 truncated=torch.zeros(len(rows), dtype=torch.bool),
                 total_length=1 + lengths[rows],
@@ -77,7 +74,7 @@ def maker(cls, args, kl=0.0, **options):
 
 
 def group(prompt, rollouts, version=None, read=()):
-    return Group(Prompt(PROMPTS[prompt], str(prompt + 1)), prompt, None, version, tuple(rollouts), read)
+    return Group(Prompt(PROMPTS[prompt], LABELS[prompt]), prompt, None, version, tuple(rollouts), read)
 
 
 def advantages(made, batch, step=1, *, filtered=(), skipped=0, versions=None, read=None):
@@ -95,12 +92,9 @@ def ours(tmp_path):
     opened = []
 
     def build(estimator="dbb", *flags, kl=0.0, **parameters):
-        args = settings("--estimator", estimator, *flags).args
+        args, url = settings("--estimator", estimator, *flags).args, f"sqlite:///{tmp_path}/{len(opened)}.db"
         built = estimators.build(estimator, **parameters)
-        labels = [str(i + 1) for i in range(len(PROMPTS))]
-        posteriors = Posteriors.create(
-            f"sqlite:///{tmp_path}/{len(opened)}.db", "run", PROMPTS, labels, estimator=built
-        )
+        posteriors = Posteriors.create(url, "run", PROMPTS, LABELS, estimator=built)
         opened.append(posteriors)
         ours = maker(PosteriorExperienceMaker, args, kl, posteriors=posteriors, progress=Progress())
         return ours, posteriors.store
@@ -202,9 +196,7 @@ def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
     lengths = [TOKENS] * 32
     mine, store = ours("dbb", "--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "5")
     batch = advantages(mine, experiences(np.ones((4, 8)), lengths=lengths))[0]
-    assert [tuple(r) for r in stored(mine, store, "SELECT DISTINCT successes, alpha FROM posterior_history")] == [
-        (8.0, 8.5)
-    ]
+    assert stored(mine, store, "SELECT DISTINCT successes, alpha FROM posterior_history") == [(8.0, 8.5)]
     # reward 1 - 1 = 0 against a mean of 8.5 / 9
     assert column(batch, "advantages")[0, 0].item() == pytest.approx(-math.sqrt(8.5 / 0.5), rel=1e-6)
 
@@ -258,7 +250,7 @@ def test_a_late_group_is_stored_with_its_lag(ours):
     assert (metrics["async/lag"], metrics["async/lag_max"]) == (pytest.approx((1 + 2 + 0.5 + 0) / 4), 2)
     by_prompt = "JOIN prompts USING (prompt_id) WHERE step = 3 ORDER BY prompt"
     lags = stored(mine, store, f"SELECT policy_version, lag FROM posterior_history {by_prompt}")
-    assert [tuple(row) for row in lags] == [(1, 1), (0, 2), (1.5, 0.5), (2, 0)]
+    assert lags == [(1, 1), (0, 2), (1.5, 0.5), (2, 0)]
 
 
 def test_where_a_step_is_one_update_the_policy_is_not_asked_for_log_probs(ours, monkeypatch):
@@ -275,7 +267,7 @@ def test_where_a_step_is_one_update_the_policy_is_not_asked_for_log_probs(ours, 
 def filtered_group(prompt, scores, length=TOKENS):
     """A group that was generated, but is not trained on: the policy has taken no log-probs."""
     rollouts = experiences([scores], batch=1, lengths=[length] * len(scores))
-    own = {"prompts": [PROMPTS[prompt]], "labels": [str(prompt + 1)], "action_log_probs": None}
+    own = {"prompts": [PROMPTS[prompt]], "labels": [LABELS[prompt]], "action_log_probs": None}
     return group(prompt, [replace(rollout, **own) for rollout in rollouts])
 
 
@@ -287,9 +279,9 @@ def test_filtered_groups_are_estimated_from_and_not_trained_on(ours):
     assert column(batch, "advantages").shape == (16, TOKENS)
     # alpha, beta = 0.5 + S, 0.5 + n - S
     posteriors = stored(mine, store, f"SELECT rollouts, alpha, beta {BY_PROMPT}")
-    assert [tuple(row) for row in posteriors] == [(8, 1.5, 7.5), (8, 8.5, 0.5), (8, 0.5, 8.5), (1, 1.5, 0.5)]
+    assert posteriors == [(8, 1.5, 7.5), (8, 8.5, 0.5), (8, 0.5, 8.5), (1, 1.5, 0.5)]
     used = store.query("SELECT generated, generated_tokens, trained, skipped FROM steps")
-    assert [tuple(row) for row in used] == [(26, 40 + 40 + 24 + 10, 16, 2)]
+    assert used == [(26, 40 + 40 + 24 + 10, 16, 2)]
     assert metrics["estimator/mean"] == pytest.approx((1.5 / 9 + 8.5 / 9) / 2)  # of the rows that are trained on
 
 

@@ -161,9 +161,8 @@ def sizes(settings):
 
 def test_the_estimate_by_hand(fitted):
     def needed(*flags, gpus=1):
-        return [
-            each / 1e9 for each in fit.gpu_memory(fitted("qwen3-1.7b", 80, *flags, gpus=gpus), SHAPES["qwen3-1.7b"])
-        ]
+        settings = fitted("qwen3-1.7b", 80, *flags, gpus=gpus)
+        return [each / 1e9 for each in fit.gpu_memory(settings, SHAPES["qwen3-1.7b"])]
 
     one, batch = 1.720451, 4 * 5120 * 2048 * (28 * 2 + 40) / 1e9 + 4 * 4096 * 151_936 * 4 / 1e9
     log_probs = 8 * 5120 * 2048 * 40 / 1e9 + 8 * 4096 * 151_936 * 3 / 1e9
@@ -193,9 +192,8 @@ def test_micro_batches_are_as_large_as_fit(fitted, preset, gib, flags, gpus, exp
 def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fitted):
     settings = fitted("qwen3-0.6b", 24, "--train.micro_batch_size", "4", "--rollout.micro_batch_size", "2")
     assert sizes(settings) == (4, 2)
-    assert fit.describe(settings, SHAPES["qwen3-0.6b"])[1].startswith(
-        "warning: of 23.5 GiB of a GPU the estimate takes 23.8: lower --tr"
-    )
+    warning = "warning: of 23.5 GiB of a GPU the estimate takes 23.8: lower --tr"
+    assert fit.describe(settings, SHAPES["qwen3-0.6b"])[1].startswith(warning)
     packed = ("--ds.packing_samples", "--train.dynamic_batch_enable")
     args = fitted("qwen3-0.6b", 24, *packed).args  # 5,120 logits a row
     assert (args.train.max_tokens_per_gpu, args.rollout.max_tokens_per_gpu) == (5120, 2 * 5120)
@@ -204,9 +202,8 @@ def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fitted):
 
 
 def test_only_what_cannot_fit_in_any_case_is_refused(fitted):
-    with pytest.raises(
-        UsageError, match=r"Qwen3-1.7B-Base needs 25\.6 GiB of each GPU for .* has 23\.5; give --ds.zero"
-    ):
+    line = r"Qwen3-1.7B-Base needs 25\.6 GiB of each GPU for .* has 23\.5; give --ds.zero"
+    with pytest.raises(UsageError, match=line):
         fitted("qwen3-1.7b", 24)
     near = fitted("qwen3-8b", 40, gpus=4)  # 32.8e9 bytes of states with ZeRO 3, and 5.0e9 of one row's logits
     assert sizes(near) == (1, 4) and len(fit.describe(near, SHAPES["qwen3-8b"])) == 2
@@ -221,14 +218,10 @@ def test_smollm2_is_converted_once_with_its_chat_template_and_held_out_problems(
     stamp = (folder / "smollm2.json").stat().st_mtime_ns
     smollm2.prepare(folder)
     assert (folder / "smollm2.json").stat().st_mtime_ns == stamp
-    rows = {
-        name: [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("train", "heldout")
-    }
-    problems = {name: {row["input"] for row in of_name} for name, of_name in rows.items()}
-    assert [len(problems["train"]), len(problems["heldout"])] == [80, 128]
-    assert problems["train"].isdisjoint(problems["heldout"])
-    for row in rows["train"]:
+    train, heldout = (list(map(json.loads, (folder / f"{name}.jsonl").open())) for name in ("train", "heldout"))
+    problems, others = ({row["input"] for row in rows} for rows in (train, heldout))
+    assert (len(problems), len(others)) == (80, 128) and problems.isdisjoint(others)
+    for row in train:
         assert eval(row["input"].rpartition("\n")[2].removesuffix(" =")) == int(row["label"])
     model, tokenizer = (each.from_pretrained(folder / "model") for each in (AutoModelForCausalLM, AutoTokenizer))
     assert Shape.of(model.config) == SMOLLM2

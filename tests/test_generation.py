@@ -16,12 +16,7 @@ import ray  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from openrlhf_dbb.actors import generation  # noqa: E402
-from openrlhf_dbb.actors.generation import (  # noqa: E402
-    BudgetSpent,
-    Prompt,
-    RolloutGenerator,
-    rollouts_of,
-)
+from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutGenerator, rollouts_of  # noqa: E402
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.evaluation.engines import Finished, Request  # noqa: E402

@@ -168,9 +168,8 @@ def check_whole(folder):
 
 def check_usage(folder, case):
     """Every rollout is counted, every step trains on a whole batch, and the estimator has seen every group."""
-    for step, generated, trained, informative in query(
-        folder, "SELECT step, generated, trained, informative FROM steps"
-    ):
+    counts = query(folder, "SELECT step, generated, trained, informative FROM steps")
+    for step, generated, trained, informative in counts:
         assert trained == A_STEP, step
         if case.filters:
             assert generated >= trained == informative, step
@@ -199,10 +198,8 @@ def check_passes(folder):
 
 def check_draws(folder):
     """Each prompt was drawn with the probability that the posteriors right before its step give it."""
-    history = query(
-        folder,
-        "SELECT step, prompt_id, rollouts, successes, inclusion FROM posterior_history ORDER BY step, prompt_id",
-    )
+    columns = "step, prompt_id, rollouts, successes, inclusion"
+    history = query(folder, f"SELECT {columns} FROM posterior_history ORDER BY step, prompt_id")
     known = {}  # (alpha, beta); all others have the prior
     for step in range(1, last_step(folder) + 1):
         drawn = [row[1:] for row in history if row[0] == step]
@@ -227,9 +224,8 @@ def check_checkpoint(folder):
 
     checkpoints = folder / "runs/killed/checkpoints"
     found, _ = newest_whole(checkpoints, *query(folder, "SELECT uuid, last_step FROM dbb_run")[0])
-    states = torch.load(
-        checkpoints / "_actor" / found / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False
-    )
+    path = checkpoints / "_actor" / found / "mp_rank_00_model_states.pt"
+    states = torch.load(path, map_location="cpu", weights_only=False)
     assert states["global_steps"] == 2 * states["global_step"]
     generated = states["openrlhf_dbb"]["generation"]["generated"]
     assert query(folder, f"SELECT generated_total FROM steps WHERE step = {states['global_step']}") == [(generated,)]

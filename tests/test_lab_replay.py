@@ -123,10 +123,8 @@ def test_best_discount_is_near_the_best_in_hindsight(walk):
 
 
 def test_a_recommendation_unless_the_log_is_too_short():
-    for log, said in (
-        ({"passes": 1}, "discounts cannot be compared"),
-        ({"walk": 0}, "--estimator dbb --dbb.discount 1"),
-    ):
+    too_short, enough = "discounts cannot be compared", "--estimator dbb --dbb.discount 1"
+    for log, said in (({"passes": 1}, too_short), ({"walk": 0}, enough)):
         simulated_visits, _ = simulated(prompts=512, **log)
         assert said in "\n".join(recommendation(ranked(simulated_visits), simulated_visits))
 
@@ -159,18 +157,15 @@ def test_command(open_new, fill, capsys):
     assert rows["point"]["mse (probes)"] == pytest.approx(np.mean((share - p) ** 2 - p * (1 - p) / 99))
 
 
-def test_a_run_of_single_rollouts_cannot_be_judged(store, fill, capsys):
-    run, ids = fill.run(store, "walk"), fill.prompts(store, 2)
-    fill.step(run, 1, ids, [1, 0], rollouts=1)
-    assert main(["lab", "replay", "--store.url", store.url]) == 2
-    assert "has no probes and no group of two rollouts, so no candidate can be judged; " in capsys.readouterr().err
-
-
 def test_errors_are_one_line(store, fill, capsys):
-    fill.step(fill.run(store, "partial"), 1, fill.prompts(store, 1), [1.5], usage=None)
+    ids = fill.prompts(store, 2)
+    fill.step(fill.run(store, "single"), 1, ids, [1, 0], rollouts=1)
+    fill.step(fill.run(store, "partial"), 1, ids[:1], [1.5], usage=None)
     fill.run(store, "empty")
+    single = "has no probes and no group of two rollouts, so no candidate can be judged; "
     partial = "1.5 successes of 4 rollouts"  # also without a name: the latest run has no step
-    for name, message in (("empty", "has recorded no rollouts yet"), ("partial", partial), ("--json", partial)):
+    refused = {"single": single, "partial": partial, "empty": "has recorded no rollouts yet", "--json": partial}
+    for name, message in refused.items():
         assert main(["lab", "replay", "--store.url", store.url, name]) == 2
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The public Posteriors on both databases, without a training framework: text in, advantages out."""
+"""The public Posteriors on both databases, without a training framework: text and known rates in, advantages out."""
 
 import math
 import signal
@@ -36,12 +36,19 @@ def batch(rewards_P_G):
 
 def history(url, run="demo"):
     with open_store(url) as store:
-        rows = store.query(
+        return store.query(
             "SELECT step, prompt, rollouts, successes, alpha, beta FROM posterior_history "
             "JOIN prompts USING (prompt_id) JOIN runs USING (run_id) WHERE runs.name = :run ORDER BY step, prompt",
             run=run,
         )
-    return [tuple(row) for row in rows]
+
+
+def forecast(posteriors):
+    """Alpha and beta before the next visit, (2, P), in the order of the data."""
+    expected = posteriors.predictive()
+    places = np.searchsorted(expected.prompt_ids, list(posteriors.prompt_ids.values()))
+    by_text = dict(zip(posteriors.prompt_ids, np.array([expected.alpha, expected.beta]).T[places], strict=True))
+    return np.array([by_text[key] for key in zip(*DATA, strict=True)]).T
 
 
 def test_two_steps_by_hand(url):
@@ -111,18 +118,6 @@ def test_a_warm_start_goes_on_with_the_count_of_updates(url):
         assert new.run.load_shared()["clock"].tolist() == [3, 3]
 
 
-def test_a_warm_start_that_does_not_fit_leaves_no_run(new_url):
-    url = new_url("sqlite")
-    with Posteriors.create(url, "old", ["other"], [""]) as old:
-        old.observe(1, ["other"], [""], [1])
-    with pytest.raises(StoreError, match="none of the 3 prompts of run 'new'"):
-        Posteriors.create(url, "new", *DATA, warm_start="old")
-    with pytest.raises(StoreError, match="there is no run 'nobody'"):
-        Posteriors.create(url, "new", *DATA, warm_start="nobody")
-    with open_store(url) as store:
-        assert [run.name for run in store.runs()] == ["old"]
-
-
 @dataclass(frozen=True)
 class Mine(DiscountedBetaBernoulli):
     """An estimator that this package does not know."""
@@ -161,6 +156,7 @@ def test_no_secret_is_stored(new_url):
     assert record.config == hidden
 
 
+PAIR = 1, *group(0, [1, 0])
 BAD = [
     ((2, *group(0, [1])), "step 2 of run 'demo' is not the next one, 1"),
     ((1, ["1+1="], ["2"], [1, 0]), r"rewards has shape \(2,\); pass one value for each of the 1 rollouts"),
@@ -170,20 +166,13 @@ BAD = [
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "prompts hold None, which is not a str"),
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
-    *(
-        ((1, *group(0, [1, 0]), {"scores": values}), "scores = .* holds other values than finite numbers")
-        for values in (["1", "0"], [math.inf, 0])
-    ),
-    *(
-        ((1, *group(0, [1, 0]), {"extras": StepExtras(**{name: values})}), message)
-        for name, values, message in (
-            ("tokens", [-1, 2], "tokens holds -1; give numbers from 0"),
-            ("weights", [math.nan, 1], "weights holds nan"),
-            ("responses", Responses(["a", 1]), "response texts hold 1"),
-            ("read", ["a"], "there are 2 prompts and 1 texts that were read"),
-            ("responses", Responses(["a", "b"], keep=-1), "keep is -1; give a whole number from 0"),
-        )
-    ),
+    ((*PAIR, {"scores": ["1", "0"]}), "scores = .* holds other values than finite numbers"),
+    ((*PAIR, {"scores": [math.inf, 0]}), "scores = .* holds other values than finite numbers"),
+    ((*PAIR, {"extras": StepExtras(tokens=[-1, 2])}), "tokens holds -1; give numbers from 0"),
+    ((*PAIR, {"extras": StepExtras(weights=[math.nan, 1])}), "weights holds nan"),
+    ((*PAIR, {"extras": StepExtras(responses=Responses(["a", 1]))}), "response texts hold 1"),
+    ((*PAIR, {"extras": StepExtras(read=["a"])}), "there are 2 prompts and 1 texts that were read"),
+    ((*PAIR, {"extras": StepExtras(responses=Responses(["", ""], keep=-1))}), "keep is -1; give a whole number from 0"),
 ]
 
 
@@ -216,23 +205,27 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url):
         ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
         ({"run_name": 5}, "the run's name 5 is empty, not printable"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
+        ({"warm_start": "nobody"}, "there is no run 'nobody'"),
+        ({"warm_start": "other"}, "none of the 3 prompts of run 'new'"),
+        ({"pass_rates": [[1, 2]]}, "pass_rates "),
+        ({"pass_rates": [[3, 2], [1, 2], [1, 2]]}, "pass_rates "),
+        ({"pass_rates": [[0, 0.5]] * 3}, "pass_rates "),
+        ({"pass_rates": [[math.nan] * 2] * 3}, "pass_rates "),
     ],
 )
 def test_a_run_that_cannot_begin_is_one_error_and_leaves_none(new_url, arguments, message):
     url = new_url("sqlite")
-    with Posteriors.create(url, "demo", *DATA) as demo:
-        demo.observe(1, *group(0, [1]))
+    for name, columns in (("demo", DATA), ("other", (["other"], [""]))):
+        with Posteriors.create(url, name, *columns) as run:
+            run.observe(1, columns[0][:1], columns[1][:1], [1])
     with pytest.raises((ValueError, StoreError), match=message):
         Posteriors.create(**{"store": url, "run_name": "new", "prompts": PROMPTS, "labels": LABELS} | arguments)
     with open_store(url) as store:
-        assert [run.name for run in store.runs()] == ["demo"]
+        assert [run.name for run in store.runs()] == ["demo", "other"]
 
 
-def test_a_run_of_another_version_is_not_resumed(store):
-    store.create_run(
-        "old", estimator="dbb", estimator_version=0, parameters={}, state_fields=("alpha", "beta"), model="",
-        dataset="", dataset_digest="", reward="", config={},
-    )  # fmt: skip
+def test_a_run_of_another_version_is_not_resumed(store, fill):
+    fill.run(store, "old", estimator_version=0)
     with pytest.raises(ValueError, match="run 'old' was written by version 0 of estimator 'dbb'"):
         Posteriors.resume(store, "old", *DATA)
 
@@ -244,21 +237,20 @@ def test_a_taken_name_gets_a_number_where_that_is_asked_for(new_url):
             assert posteriors.run.record.name == wanted
 
 
-SHARING = [{"estimator": "auto"}, {"estimator": "empirical_bayes"}]
 GROUPS = [[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
 STEPS = [GROUPS, [[1, 1, 1, 0], [1, 0, 1, 0], [0, 0, 1, 0]], [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], GROUPS]
 
 
-@pytest.mark.parametrize("options", SHARING, ids=["auto", "empirical_bayes"])
-def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, options):
+@pytest.mark.parametrize("estimator", ["auto", "empirical_bayes"])  # whose prompts share a prior
+def test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit(url, estimator):
     def observe(posteriors, first, last):
         return [posteriors.observe(step, *batch(STEPS[step - 1])).advantages.tolist() for step in range(first, last)]
 
-    with Posteriors.create(url, "whole", *DATA, **options) as whole:
+    with Posteriors.create(url, "whole", *DATA, estimator=estimator) as whole:
         wanted = observe(whole, 1, 5)
         whole.settle()
         shared = whole.run.load_shared()
-    with Posteriors.create(url, "parts", *DATA, **options) as parts:
+    with Posteriors.create(url, "parts", *DATA, estimator=estimator) as parts:
         observe(parts, 1, 5)
         parts.roll_back(2)
         assert observe(parts, 3, 4) == wanted[2:3]
@@ -299,10 +291,8 @@ def test_a_run_that_scores_groups_alone_remembers_scores_and_not_what_its_memory
         scored = grpo.observe(1, *group(0, [1, 0.5, -2, 7]), scores=[1, 0.5, 0, 1], form="dr_grpo")
         assert scored.advantages == pytest.approx(np.array([1, 0.5, -2, 7]) - 6.5 / 4)
         grpo.observe(2, *group(1, [0.25, 0.5]))
-        forecast = grpo.predictive()
-        beliefs = dict(zip(grpo.prompt_ids, zip(forecast.alpha, forecast.beta, strict=True), strict=True))
-    # 0.5 * (0.5 + 2), 0.5 * (0.5 + 1); the second prompt keeps the prior, half of it at its next visit
-    assert [beliefs[key] for key in zip(*DATA, strict=True)] == [(1.25, 0.75), (0.5, 0.5), (0.5, 0.5)]
+        # 0.5 * (0.5 + 2), 0.5 * (0.5 + 1); the second prompt keeps the prior, half of it at its next visit
+        assert forecast(grpo).tolist() == [[1.25, 0.5, 0.5], [0.75, 0.5, 0.5]]
 
 
 @pytest.mark.parametrize(
@@ -317,12 +307,10 @@ def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source
     with Posteriors.create(url, "seen", *DATA, estimator=target) as seen:
         for step, columns in enumerate(steps, 1):
             seen.observe(step, *columns)
-        expected = seen.predictive()
+        expected = forecast(seen)
     with Posteriors.create(url, "new", *DATA, estimator=target, warm_start="old") as new:
         assert (new.warm_start.matched, new.warm_start.unmatched) == (2, 1)
-        found = new.predictive()
-    assert found.alpha[:2].tolist() == expected.alpha[:2].tolist()
-    assert found.beta[:2].tolist() == expected.beta[:2].tolist()
+        assert forecast(new)[:, :2].tolist() == expected[:, :2].tolist()
 
 
 def test_an_estimator_that_keeps_nothing_of_a_prompt_takes_its_prior_from_another_run(new_url):
@@ -359,3 +347,64 @@ def test_a_loop_of_ones_own_may_be_interrupted_or_killed(tmp_path, sent):
         run.observe(run.step + 1, ["p"], [""], [1])
     with open_store(url) as store:
         assert check(store) == []
+
+
+# ---- pass rates that were measured before
+
+KNOWN = [[5.0, 8.0], [math.nan, math.nan], [2.4, 8.0]]
+MEANS = {  # expected before the next visit, after S of N
+    "dbb": lambda s, n: (0.25 + 0.5 * s) / (0.5 + 0.5 * n),  # the prior is discounted twice, the rate once
+    "spo": lambda s, n: (0.96 * 0.5 + s) / (0.96 + n),
+}
+
+
+def states(url):
+    with open_store(url) as store:
+        return store.query("SELECT prompt_id, alpha, beta, visits, step, state FROM dbb_posterior ORDER BY prompt_id")
+
+
+@pytest.mark.parametrize("estimator", ["dbb", "spo"])
+def test_known_pass_rates_are_a_visit_before_the_first_step(url, estimator):
+    with Posteriors.create(url, "demo", *DATA, estimator=estimator, pass_rates=KNOWN) as posteriors:
+        alpha, beta = began = forecast(posteriors)
+        mean = MEANS[estimator]
+        assert alpha / (alpha + beta) == pytest.approx([mean(5, 8), 0.5, mean(2.4, 8)])
+        assert posteriors.run.record.parent is None
+    before = states(url)
+    assert [row[3:5] for row in before] == [(0, 0), (0, 0)]
+    with Posteriors.resume(url, "demo", *DATA) as posteriors:
+        np.testing.assert_array_equal(forecast(posteriors), began)
+        posteriors.observe(1, ["1+1="] * 2, ["2"] * 2, [1, 0])
+        posteriors.roll_back(0)
+        np.testing.assert_array_equal(forecast(posteriors), began)
+    assert states(url) == before
+
+
+@pytest.mark.parametrize("estimator", ["auto", "gaussian"])
+def test_known_pass_rates_do_not_move_time(new_url, estimator):
+    """A pass is as long as without them; then the counts have faded by a pass as those of a first step have."""
+    with Posteriors.create(new_url("sqlite"), "demo", *DATA, estimator=estimator, pass_rates=KNOWN) as posteriors:
+        belief, state = posteriors.estimator, posteriors._state
+        assert all((state[field] == 0).all() for field in ("clock",) if field in state)
+        scored = posteriors.observe(1, *DATA, [1, 1, 0])
+        assert np.isfinite(scored.mean).all()
+        assert scored.mean[0] > scored.mean[2]
+        assert "clock" not in belief.shared_fields or posteriors._state["clock"].tolist() == [1, 3]
+
+
+def test_metrics_by_source_and_of_the_hardest(new_url):
+    data = [f"{number} =" for number in range(10)], ["1"] * 10
+    rates = [[at, 9.0] for at in range(10)]  # the harder the lower the number
+    url = new_url("sqlite")
+    Posteriors.create(url, "demo", *data, pass_rates=rates).close()
+    with Posteriors.resume(url, "demo", *data, sources=["low"] * 5 + ["high"] * 5) as posteriors:
+        texts = [data[0][at] for at in (0, 0, 3, 3, 9, 9)]
+        metrics = posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
+    by_source = {name: value for name, value in metrics.items() if name.startswith(("source/", "hardest/"))}
+    assert by_source == {
+        "source/low/groups": 2, "source/low/right": 0.25, "source/low/mixed": 0.5, "source/high/groups": 1,
+        "source/high/right": 1, "source/high/mixed": 0, "hardest/10": 0.5, "hardest/25": 0.5, "hardest/50": 0.25,
+    }  # fmt: skip
+    with Posteriors.create(new_url("sqlite"), "even", *data) as unknown:  # all alike: none is among the hardest half
+        metrics = unknown.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
+    assert not [name for name in metrics if name.startswith(("source/", "hardest/"))]

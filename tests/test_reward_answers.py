@@ -59,14 +59,10 @@ def test_what_is_no_number_is_not_read_in_part(text):
     assert not isinstance(read(text), (Number, Equation))
 
 
-def never(label, answer):
-    raise AssertionError("asked Math-Verify")
-
-
 def same(label, answer):
     label = read_label(label)
     answer = read(answer, label.value if isinstance(label, Equation) else label)
-    return answer is not None and equal(label, answer, never)
+    return answer is not None and equal(label, answer, lambda *_: pytest.fail("asked Math-Verify"))
 
 
 @pytest.mark.parametrize(

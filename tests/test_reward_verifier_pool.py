@@ -118,9 +118,8 @@ def test_workers_end_when_the_parent_is_killed(busy):
         input()
     """)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    parent = subprocess.Popen([sys.executable, "-c", program], env=environment, **pipes)
     assert parent.stdout.readline() == "verified\n"
     (worker,) = verifiers_of(parent.pid)
     time.sleep(0.3)

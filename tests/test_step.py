@@ -154,9 +154,8 @@ def test_a_probe_with_a_single_score_is_stored_and_not_measured(create):
 
 
 GROUPS = (0, True, [1, 1, 1, 1]), (1, True, [1, 0, 0, 0]), (2, True, [NAN, NAN, NAN, NAN])
-PROBES = Probes(
-    [KEYS[1], KEYS[2], KEYS[0], KEYS[3]], np.array([[1.0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, NAN], [NAN] * 4])
-)
+SCORES = np.array([[1.0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, NAN], [NAN] * 4])
+PROBES = Probes([KEYS[1], KEYS[2], KEYS[0], KEYS[3]], SCORES)
 
 
 def test_probes_are_stored_with_the_step_and_change_nothing_else(create):

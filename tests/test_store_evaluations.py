@@ -56,10 +56,9 @@ def test_the_view_holds_the_measures_of_each_benchmark(store, run, ids):
     # Means over prompts with a verified response in each evaluation run, then over these.
     accuracy = ((3 / 4 + 1 / 2) / 2 + (1 + 0 + 2 / 4) / 3) / 2
     best, majority = ((1 + 1) / 2 + (1 + 0 + 1) / 3) / 2, ((1 + 0.5) / 2 + (1 + 0 + 0.5) / 3) / 2
+    length, share = (132 / 12 + 84 / 12) / 2, (6 / 12 + 0) / 2  # of missing ones and of truncated ones
     assert tuple(row)[1:9] == (run.record.run_id, 2, "training", "tiny", "algebra", 2, 3, 4)
-    assert row[9:15] == pytest.approx(
-        (accuracy, best, majority, (132 / 12 + 84 / 12) / 2, (6 / 12 + 0) / 2, (6 / 12 + 0) / 2), rel=1e-15
-    )
+    assert row[9:15] == pytest.approx((accuracy, best, majority, length, share, share), rel=1e-15)
     assert row.generated_total == 24
     results = store.query("SELECT * FROM evaluation_results WHERE benchmark = 'algebra' ORDER BY repeat, place")
     key = (row.evaluation_id, run.record.run_id, 2, "training", "algebra")
@@ -120,9 +119,7 @@ def test_only_what_was_measured_during_this_training_counts(store, fill, run, id
 
 def test_a_benchmark_without_a_verified_response_has_no_measures_and_its_step_is_left_out(store, fill, run, ids):
     none, nan = np.zeros((1, 3), dtype=int), np.full((1, 3), NAN)
-    unverified = dataclasses.replace(
-        fill.evaluation(ids, [0, 0, 0], "logic"), verified=none, successes=none + 0.0, best=nan, majority=nan
-    )
+    unverified = dataclasses.replace(fill.evaluation(ids, [0, 0, 0], "logic"), verified=none, best=nan, majority=nan)
     _evaluate(run, 0, fill.evaluation(ids, [4, 4, 4]), unverified)
     found = store.query("SELECT accuracy, best, majority, missing, length FROM evaluations WHERE benchmark = 'logic'")
     assert found == [(None, None, None, 1.0, 10.0)]
@@ -134,9 +131,8 @@ def test_a_benchmark_without_a_verified_response_has_no_measures_and_its_step_is
 
 def test_held_out_accuracy_of_each_prompt(store, fill, run, ids):
     sums = fill.evaluation(ids[[2, 0, 2]], [[4, 1, 0], [2, 3, 0]])  # a prompt twice, two evaluation runs
-    logic = dataclasses.replace(
-        fill.evaluation(ids[:2], [1, 0], "logic"), verified=np.array([[2, 0]]), best=np.array([[1.0, NAN]])
-    )
+    partly = {"verified": np.array([[2, 0]]), "best": np.array([[1.0, NAN]])}
+    logic = dataclasses.replace(fill.evaluation(ids[:2], [1, 0], "logic"), **partly)
     _evaluate(run, 1, sums, logic)
     _evaluate(run, 2, fill.evaluation(ids, [0, 0, 0]))
     found = held_out_prompts(store, run.record, 1)

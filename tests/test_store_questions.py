@@ -78,9 +78,8 @@ def test_prompts_of_every_class_with_counts_intervals_and_a_list_to_leave_out(ur
     assert code == 0
     counts = [line.split(":")[1].strip() for line in out.splitlines()[1:5]]
     assert counts == ["1"] * 4 and re.search(r"^never$", out, re.MULTILINE)
-    found = {
-        row["prompt"]: row for row in json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])["prompts"]
-    }
+    told = json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])["prompts"]
+    found = {row["prompt"]: row for row in told}
     whys = {name: row["why"] for name, row in found.items()}
     assert whys == {"wrong + label": "never", "easy + 1": "always", "flip + 3": "flipping", "lost + 2": "forgotten"}
     # of 24 and 16 rollouts: 1 - 0.025^(1/24), 0.025^(1/16)

@@ -47,12 +47,8 @@ def _expected(p0, p1, p2, p3):
     first_p0 = 6.25 / 6.5
     return {
         "01_learning_curve": [(1, 2, 0.5, (P0_1 + 0.9) / 2), (2, 2, 0.75, (P0_2 + P3_2) / 2)],
-        "02_hardest_prompts": [
-            (p1, 0.3, 0, "prompt 1"), (p3, P3_2, 2, "prompt 3"), (p0, P0_2, 2, "prompt 0"),
-        ],
-        "03_zero_variance_groups": [
-            (1, 2, 2, (_variance(P0_1) + 0.09) / 2), (2, 2, 1, _variance(P0_2)),
-        ],
+        "02_hardest_prompts": [(p1, 0.3, 0, "prompt 1"), (p3, P3_2, 2, "prompt 3"), (p0, P0_2, 2, "prompt 0")],
+        "03_zero_variance_groups": [(1, 2, 2, (_variance(P0_1) + 0.09) / 2), (2, 2, 1, _variance(P0_2))],
         "04_most_informative_prompts": [
             (p3, _variance(P3_2), P3_2, 2, "prompt 3"), (p1, 0.21, 0.3, 0, "prompt 1"),
             (p0, _variance(P0_2), P0_2, 2, "prompt 0"),
@@ -61,9 +57,7 @@ def _expected(p0, p1, p2, p3):
         "06_forgotten_prompts": [(p3, 0.9, P3_2, 0.9 - P3_2, "prompt 3")],
         "07_prediction_error": [(2, 2, ((P0_1 - 1) ** 2 + (0.9 - 0.5) ** 2) / 2)],
         "08_evidence": [(0, 1, 5.0, 5.0, 5.0), (2, 2, 7.0625, 6.5, 7.625)],
-        "09_compare_runs": [
-            (p0, first_p0, P0_2, P0_2 - first_p0, "prompt 0"), (p1, 0.3, 0.3, 0.0, "prompt 1"),
-        ],
+        "09_compare_runs": [(p0, first_p0, P0_2, P0_2 - first_p0, "prompt 0"), (p1, 0.3, 0.3, 0.0, "prompt 1")],
         "10_runs_and_coverage": [
             ("first", "finished", 2, 3, 0, 4, None), ("second", "running", 2, 3, 1, 4, "first"),
         ],
@@ -73,9 +67,7 @@ def _expected(p0, p1, p2, p3):
         ],
         "12_run_wide_state": [(1, 0.5, '{"discount": [0.5]}')],
         # "first": 1 of 4 groups is mixed; "second": none at step 1, at step 2 8 of 12 rollouts of 2 prompts
-        "13_cost_per_mixed_group": [
-            ("first", None, 16, 1, 16, 160), ("second", "dapo", 20, 4 / 3, 15, 150),
-        ],
+        "13_cost_per_mixed_group": [("first", None, 16, 1, 16, 160), ("second", "dapo", 20, 4 / 3, 15, 150)],
         "14_success_rate_over_rollouts": [(2, 8, 0.5), (2, 20, 0.75)],
         "15_long_wrong_responses": [(2, p3, 0, -0.5, 10, 0, "prompt 3", "3", "answer 1")],
         "16_lag": [(1, 8, 0, 0.0, 0.0), (2, 8, 4, 0.5, 1.0)],

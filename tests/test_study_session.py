@@ -54,10 +54,8 @@ def test_a_run_starts_from_its_own_model_whatever_the_previous_run_made_of_it(tr
 def test_a_run_has_its_own_order_and_history(trained):
     _, folder = trained
     history = "FROM posterior_history h JOIN runs r ON r.run_id = h.run_id WHERE r.name ="
-    first, second = (
-        rows(folder, f"SELECT h.step, h.prompt_id {history} '{name}' ORDER BY h.step, h.prompt_id")
-        for name in ("destroyed", "after")
-    )
-    assert len(first) == 4 * 16 and first == second  # of one seed
+    order = "ORDER BY h.step, h.prompt_id"
+    runs = [rows(folder, f"SELECT h.step, h.prompt_id {history} '{name}' {order}") for name in ("destroyed", "after")]
+    assert len(runs[0]) == 4 * 16 and runs[0] == runs[1]  # of one seed
     # The prior (1, 1), discounted once, and this group's four rollouts: nothing of the previous run.
     assert rows(folder, f"SELECT DISTINCT h.alpha + h.beta {history} 'after' AND h.step <= 2") == [(5.0,)]

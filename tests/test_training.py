@@ -149,9 +149,8 @@ def test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(l
     chosen = {prompt for _, prompt, _ in probes}
     assert 0 < len(chosen) < 32
     assert sorted(probes) == sorted((*visit, 16) for visit in visits if visit[1] in chosen)
-    assert f"probes       {3 * 16 * len(chosen)} extra rollouts of {3 * len(chosen)} groups, not trained on" in (
-        result.output
-    )
+    probed = f"{3 * 16 * len(chosen)} extra rollouts of {3 * len(chosen)} groups, not trained on"
+    assert f"probes       {probed}" in result.output
     assert rows(folder, "SELECT DISTINCT rollouts FROM posterior_history") == [(8,)]
     assert rows(folder, "SELECT DISTINCT generated, trained FROM steps") == [(16 * 8, 16 * 8)]
     scalars = logged(folder / "runs/probed/tensorboard/probed")

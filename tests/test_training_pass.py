@@ -1,5 +1,6 @@
 """The training pass gives the log-probs and gradients of OpenRLHF's own pass."""
 
+# ruff: noqa: E402
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -9,21 +10,14 @@ from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
-from openrlhf.models import Actor, PolicyLoss  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.utils import utils as openrlhf_utils  # noqa: E402
-from transformers import AutoModelForCausalLM, MambaConfig, MixtralConfig, Qwen2Config  # noqa: E402
+from openrlhf.models import Actor, PolicyLoss
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils import utils as openrlhf_utils
+from transformers import AutoModelForCausalLM, MambaConfig, MixtralConfig, Qwen2Config
 
-from openrlhf_dbb.actors import training_pass  # noqa: E402
-from openrlhf_dbb.actors.training_pass import (  # noqa: E402
-    LogProbs,
-    ResponseActor,
-    StepLoss,
-    laid_out,
-    longest_row,
-    together,
-)
-from openrlhf_dbb.platform.backend import torch_dtype  # noqa: E402
+from openrlhf_dbb.actors import training_pass
+from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor, StepLoss, laid_out, longest_row, together
+from openrlhf_dbb.platform.backend import torch_dtype
 
 # Two actions apart, as agents make them; a row that is shorter; a row without a response.
 ACTIONS = torch.tensor([[0, 0, 1, 1, 0, 0, 1], [0, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1, 0]])

@@ -143,9 +143,8 @@ def test_with_point_the_advantages_are_trl_s(model, tmp_path, watched, changed):
     assert len(watched) == 2
     for batch in watched:
         weights = np.array(changed.get("reward_weights", [1.0] * batch["rewards"].shape[1]))
-        rewards = np.where(
-            np.isnan(batch["rewards"]).all(axis=1), np.nan, np.nansum(batch["rewards"] * weights, axis=1)
-        )
+        missing = np.isnan(batch["rewards"]).all(axis=1)
+        rewards = np.where(missing, np.nan, np.nansum(batch["rewards"] * weights, axis=1))
         spread = np.nanstd(rewards.reshape(-1, ROLLOUTS), axis=1, ddof=1).repeat(ROLLOUTS)
         if changed.get("scale_rewards") == "batch":
             spread = np.full_like(spread, np.nanstd(rewards, ddof=1))
@@ -276,9 +275,8 @@ def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):
     )  # fmt: skip
     made.train()
     made.evaluate()  # once more, after the run has finished
-    assert rows(tmp_path, "SELECT max(step), sum(rollouts) FROM posterior_history") == [
-        (2, sum(score is not None for texts, scores, _ in reward.calls if len(texts) == 16 for score in scores))
-    ]
+    scored = sum(score is not None for texts, scores, _ in reward.calls if len(texts) == 16 for score in scores)
+    assert rows(tmp_path, "SELECT max(step), sum(rollouts) FROM posterior_history") == [(2, scored)]
     # five prompts are evaluated one after the other at the start and at the end
     expected = []
     for step, of_step in ((0, reward.calls[:5]), (2, reward.calls[-5:])):

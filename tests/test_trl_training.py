@@ -1,7 +1,9 @@
 """The example of TRL's trainer as a user starts it: killed, started again to its end, and on two ranks."""
 
+import functools
+import json
 import os
-import sqlite3
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -126,7 +128,24 @@ print(json.dumps(found))
 )
 
 
-def test_two_ranks_share_one_run(two_ranks, tmp_path):
+def two_ranks(program, *arguments):
+    """Run a program as two ranks, each with its number, a port and ``arguments``; the last line of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    commands = [[sys.executable, "-c", program, rank, port, *arguments] for rank in "01"]
+    ranks = [subprocess.Popen(each, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) for each in commands]
+    try:
+        outputs = [rank.communicate(timeout=300) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert {rank.returncode for rank in ranks} == {0}, [stderr[-3000:] for _, stderr in outputs]
+    return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
+
+
+def test_two_ranks_share_one_run(tmp_path):
     """Three groups of four on two ranks with six rollouts each: the second group lies on both."""
     build_model(0).save_pretrained(tmp_path / "model")
     build_tokenizer().save_pretrained(tmp_path / "model")
@@ -144,20 +163,17 @@ def test_two_ranks_share_one_run(two_ranks, tmp_path):
             posterior[prompt] = alpha, beta = alpha / 2 + right, beta / 2 + 4 - right
             residuals[at] -= alpha / (alpha + beta)
         np.testing.assert_allclose(ours, residuals - residuals.mean(), atol=1e-6)  # over both ranks
-    with sqlite3.connect(tmp_path / "runs.db") as connection:
-        stored = connection.execute(
-            "SELECT prompt, alpha, beta FROM posteriors JOIN prompts USING (prompt_id) JOIN runs USING (run_id)"
-            " WHERE runs.name = 'dbb'"
-        ).fetchall()
-        writers = connection.execute("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')").fetchone()
-        written = connection.execute("SELECT run_id, step, score, text FROM rollouts WHERE run_id = 1").fetchall()
-        sql = "SELECT step, prompt_id, rollouts, alpha, inclusion FROM posterior_history WHERE run_id = ? ORDER BY 1, 2"
-        drawn = [connection.execute(sql, [run]).fetchall() for run in (2, 3)]
+    found = functools.partial(rows, tmp_path, database="runs.db")
+    stored = found("SELECT prompt, alpha, beta FROM posteriors JOIN prompts USING (prompt_id) WHERE run_id = 1")
+    writers = found("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')")
+    written = found("SELECT run_id, step, score, text FROM rollouts WHERE run_id = 1")
+    sql = "SELECT step, prompt_id, rollouts, alpha, inclusion FROM posterior_history WHERE run_id = {} ORDER BY 1, 2"
+    drawn = [found(sql.format(run)) for run in (2, 3)]
     assert {text: (alpha, beta) for text, alpha, beta in stored} == posterior
     # Of both steps all twelve rollouts, each decoded by the rank that has it.
     assert Counter((run, step) for run, step, *_ in written) == {(1, step): 12 for step in (1, 2)}
     assert all(score == (ord(text[0]) % 2 if text else 0) for *_, score, text in written)
-    assert writers == (1,)  # the resume
+    assert writers == [(1,)]  # the resume
     assert drawn[0] == drawn[1]
     assert Counter((step, rollouts) for step, _, rollouts, *_ in drawn[1]) == {(step, 4): 3 for step in range(1, 5)}
     assert first["weights"] == second["weights"]

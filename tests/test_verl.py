@@ -73,10 +73,11 @@ def message(text):
     return [{"role": "user", "content": text}]
 
 
-DATA = [  # as verl's trainer has it: rows by number
-    {"raw_prompt": message(text), "reward_model": {"style": "rule", "ground_truth": label}}
-    for text, label in zip(TEXTS, LABELS, strict=True)
-]
+def row_of(text, label):
+    return {"raw_prompt": message(text), "reward_model": {"style": "rule", "ground_truth": label}}
+
+
+DATA = list(map(row_of, TEXTS, LABELS))  # as verl's trainer has it: rows by number
 
 
 def trainer(config, *, cls=TRAINERS["sync"]):
@@ -112,13 +113,8 @@ def batch_of(groups, *, lengths=(3, 5, 2, 4), trajectories=1, masked=()):
                     num_turns=2,
                     metrics=AgentLoopMetrics(),
                 )
-                field = output.as_dict() | {
-                    "uid": uid,
-                    "session_id": session,
-                    "raw_prompt": message(text),
-                    "reward_model": {"style": "rule", "ground_truth": label},
-                    "data_source": "test",
-                }
+                about = {"uid": uid, "session_id": session, "data_source": "test"}
+                field = output.as_dict() | row_of(text, label) | about
                 field["input_ids"] = torch.cat([field["prompts"], field["responses"]])
                 field["position_ids"] = torch.arange(4 + length)
                 field["old_log_probs"] = torch.full((length,), -1.0 - rollout / 8)

@@ -37,9 +37,8 @@ class Engine:
 
     async def generate(self, ids, params, multi_modal_data=None):
         self.asked.append(("".join(map(chr, ids)), params))
-        answers = [
-            SimpleNamespace(index=i, token_ids=[48 + i], finish_reason="stop", logprobs=None) for i in range(params.n)
-        ]
+        more = {"finish_reason": "stop", "logprobs": None}
+        answers = [SimpleNamespace(index=i, token_ids=[48 + i], **more) for i in range(params.n)]
         return SimpleNamespace(request_id=str(len(self.asked)), outputs=answers)
 
 
@@ -98,9 +97,8 @@ def test_a_group_is_one_request(tmp_path):
     executor, engine = rewarded(tmp_path, "return {'rewards': [float(queries[0][-1])]}"), Engine()
     answers = groups(executor, engine.generate, 3)
     assert [(text, params.n) for text, params in engine.asked] == [("6*7=", 3), ("1+1=1+1=", 3)]
-    assert [[(each["prompt"], each["label"]) for each in group] for group in answers] == [
-        [prompt[:2]] * 3 for prompt in PROMPTS
-    ]
+    asked = [[(each["prompt"], each["label"]) for each in group] for group in answers]
+    assert asked == [[prompt[:2]] * 3 for prompt in PROMPTS]
     assert [[each["reward"] for each in group] for group in answers] == [[0.0, 1.0, 2.0]] * 2
     assert answers[0][2]["observation_tokens"] == [*map(ord, "6*7=2")]
     assert answers[0][2]["action_ranges"] == [(4, 5)]
