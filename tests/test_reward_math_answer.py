@@ -108,6 +108,8 @@ TABLE = [
     ("How far?", "5 m", r"\boxed{5\text{ km}}", False),
     ("How far?", "5 m", "It is 500 cm.", True),
     ("How far?", "5 m", r"\boxed{5}", True),
+    ("How fast?", "7 km/h", r"\boxed{7}", True),
+    ("How fast?", "7 km/h", r"\boxed{7\text{ m/s}}", False),
     ("How far?", "5m", r"\boxed{5\text{ metres}}", True),
     ("How far?", "5m", r"\boxed{5}", False),
     ("How large?", r"12\pi", r"\boxed{12\pi\text{ sq. units}}", True),

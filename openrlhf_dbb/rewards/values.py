@@ -117,7 +117,7 @@ def read(text: str, like: Value | None = None) -> Value | None:
     is_number = isinstance(like, Number)
     try:
         text = stripped(normal(text, decimal_comma=is_number))
-        return _list(text, is_number or (like is None and re.search(r"\d (?:[mshgL]|in)$", text) is not None))
+        return _list(text, is_number or (like is None and re.search(r"\d [A-Za-z]", text) is not None))
     except RecursionError:  # a thousand brackets
         return None
 
