@@ -41,6 +41,7 @@ WRONG = (
     "5. First, add the numbers", r"The answer is \boxed{5", "1. 5\n2. 6", "5 is wrong.", "5 or more", "at least 5",
     "5 at most", "Let x = 5", "I cannot tell whether it is 5.", "more than 5", "If it were 5, then", "x > 5",
     "It cannot be 5.", "5th", "", "I do not think that the answer is 5.", SUM, r"\boxed{???}", "--5",
+    r"\boxed{5\text{ wrong}}",
     # bombs
     r"\boxed{" + "1" * 10_000 + "}", r"\boxed{1/" + "3" * 4301 + "}", r"\boxed{" * 20_000 + "5" + "}" * 20_000,
     r"\boxed{" * 5_000, "$ " * 20_000, r"\boxed{" + "(" * 600 + "5" + ")" * 600 + "}",
