@@ -19,9 +19,8 @@ from openrlhf_dbb import estimators, options
 from openrlhf_dbb.core.posteriors import rewards_of
 from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.estimators import RewardEstimator
-from openrlhf_dbb.estimators.base import Estimate, Floats
-from openrlhf_dbb.estimators.forms import standardized
+from openrlhf_dbb.estimators import Estimate, RewardEstimator, standardized
+from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
 from openrlhf_dbb.estimators.registry import parameter_fields
 from openrlhf_dbb.estimators.text_prior import text_features
@@ -173,7 +172,7 @@ class Outcome:
 
     estimator: RewardEstimator
     losses: dict[str, Floats]  # (V,) by criterion; NaN where a visit does not count, or the criterion does not apply
-    thinned: Sequence[float | None] = (None, None)
+    thinned: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -192,14 +191,15 @@ def evaluate(estimator: RewardEstimator, visits: Visits) -> Outcome:
     return Outcome(estimator, dict(zip(CRITERIA, errors, strict=True)), thinned(mean, visits))
 
 
-def thinned(mean: Floats, visits: Visits) -> tuple[float, float | None]:
+def thinned(mean: Floats, visits: Visits) -> dict[str, float | None]:
     """Return the share of the rollouts that ``--train.thin 1`` keeps, and the factor on the advantages' mean square.
 
     The advantages are ``(X - p) / sqrt(p (1 - p))``; if all are 0 there is no factor.
     """
     size_V_G = np.abs(standardized(visits.rewards_V_G, Estimate(mean, mean * (1 - mean))))
-    square, raised = np.sum(size_V_G**2), np.sum(np.maximum(size_V_G**2, size_V_G))
-    return np.minimum(size_V_G, 1).sum() / visits.rollouts.sum(), raised / square if square else None
+    parts = np.minimum(size_V_G, 1), size_V_G**2, np.maximum(size_V_G, size_V_G**2)
+    kept, square, raised = (float(part.sum()) for part in parts)
+    return {"thin: kept": kept / float(visits.rollouts.sum()), "thin: A^2": raised / square if square else None}
 
 
 def error_from_log(visits: Visits, mean: Floats, group_weight: Floats) -> Floats:
@@ -283,8 +283,7 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
 
 
 def _measures(outcome: Outcome) -> dict[str, Any]:
-    thinned = dict(zip(("thin: kept", "thin: A^2"), outcome.thinned, strict=True))
-    return {"mse (probes)": outcome.mean("probes"), "mse (log)": outcome.mean("mse")} | thinned
+    return {"mse (probes)": outcome.mean("probes"), "mse (log)": outcome.mean("mse")} | outcome.thinned
 
 
 # ---- estimators as text

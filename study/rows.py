@@ -38,8 +38,10 @@ ARMS = {
     "centered-mean": "centred, token-mean loss",
 }
 """Printed names of the arms that the study compares, in the order of its tables and figures."""
-PAPER_ARMS = ("dbb-0.25", "dbb-0.75", "dbb-1", "dbb-standard", "dbb-thin", "dbb-thin-half")
-"""Further arms, for the paper's claims and for thinning."""
+PAPER_ARMS = ("dbb-0.25", "dbb-0.75", "dbb-1", "dbb-standard")
+"""Further arms, for the paper's claims."""
+THINNED = {"dbb-thin": "1", "dbb-thin-half": "0.5"}
+"""Arms of the experiment ``thin`` with ``--train.thin C``, and their C."""
 FEWER_ARMS = {
     "single": ARMS["single"],
     "single-hidden": "N = 1, predicted",
@@ -62,7 +64,7 @@ DRAWS_ARMS = (
     "rates-unweighted",
 )
 """Arms that draw prompts by what is known of them, and what they are compared with."""
-EVERY_ARM = (*ARMS, *PAPER_ARMS, *FEWER_ARMS, *DRAWS_ARMS)
+EVERY_ARM = (*ARMS, *PAPER_ARMS, *THINNED, *FEWER_ARMS, *DRAWS_ARMS)
 EXPERIMENTS = {
     "n2": "N = 2", "n4": "N = 4", "n8": "N = 8", "hard": "hard start", "long-n2": "N = 2, 16 passes",
     "real": "SmolLM2", "real-n2": "SmolLM2, N = 2", "terms": "SmolLM2, three terms", "lcm": "SmolLM2, lcm",

@@ -11,7 +11,7 @@ from openrlhf_dbb.evaluation.metrics import p_value
 from study import analysis, fewer
 from study.analysis import ALPHA, BASELINE, FIXED, PAIRED, POWER
 from study.cells import PLUS_MINUS, Table, difference, interval, needed, percent, tested
-from study.rows import ARMS, EXPERIMENTS, TASKS, Study
+from study.rows import ARMS, EXPERIMENTS, TASKS, THINNED, Study
 
 OUTCOMES = {
     "accuracy": "final accuracy",
@@ -38,8 +38,6 @@ ACROSS = (
     ("GRPO, the second machine - the first", ("real-here", BASELINE), ("real", BASELINE)),
 )
 """Differences between experiments: a label, and experiment and arm of both sides."""
-THINNED = {"dbb-thin": "1", "dbb-thin-half": "0.5"}
-"""Arms of the experiment ``thin`` with ``--train.thin C``, and their C."""
 
 
 def tables(study: Study) -> dict[str, Table]:

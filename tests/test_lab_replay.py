@@ -72,10 +72,10 @@ def test_error_from_log_by_hand():
 
 def test_what_thinning_keeps_by_hand():
     # Of prompt 7 a rollout of either kind has |A| = 1. With p = 0.8 a success has 1/2, a failure 2, twice.
-    kept, growth = thinned(np.array([0.5, 0.8, 0.8]), hand_made())
+    kept, growth = thinned(np.array([0.5, 0.8, 0.8]), hand_made()).values()
     assert kept == pytest.approx((2 + 3 / 2 + 1 + 4 / 2) / 10)
     assert growth == pytest.approx((2 + 3 / 2 + 4 + 4 / 2) / (2 + 3 / 4 + 4 + 4 / 4))
-    assert thinned(np.ones(3), visits(*np.ones((4, 3)))) == (0, None)  # all right, as expected
+    assert thinned(np.ones(3), visits(*np.ones((4, 3)))) == {"thin: kept": 0, "thin: A^2": None}  # right, as expected
 
 
 @pytest.mark.parametrize("name", ["point", "dbb:discount=0.4", "ema", "laplace"])
@@ -155,6 +155,11 @@ def test_command(open_new, fill, capsys):
     share, p = successes_T_P[:, ::4] / 8, probed_T_P / 100
     # p (1 - p) / 99 is the noise of a probe's 100 samples.
     assert rows["point"]["mse (probes)"] == pytest.approx(np.mean((share - p) ** 2 - p * (1 - p) / 99))
+    # Successes of a mixed group have |A| = sqrt((N - S) / S), its failures the inverse.
+    right = successes_T_P[(successes_T_P > 0) & (successes_T_P < 8)]
+    size = np.sqrt((8 - right) / right)
+    kept = right * np.minimum(size, 1) + (8 - right) * np.minimum(1 / size, 1)
+    assert rows["point"]["thin: kept"] == pytest.approx(kept.sum() / (48 * 8))
 
 
 def test_errors_are_one_line(store, fill, capsys):

@@ -42,6 +42,11 @@ def test_the_estimator_decides_the_clip_range_unless_the_method_centres(method, 
     assert look_up(settings, "actor.eps_clip_low_high") == clip
 
 
+def test_the_start_says_below_what_advantages_are_thinned():
+    said = [methods.describe("grpo", parse(*flags).args, "dbb") for flags in ([], ["--train.thin", "0.5"])]
+    assert ["thinned below 0.5;" in text for text in said] == [False, True]
+
+
 def sizes(settings):
     """Prompts of a step, rollouts of a prompt, rollouts of an optimizer step, passes over the prompts."""
     flags = ("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size", "train.num_episodes")

@@ -216,10 +216,11 @@ def words(response: str, label: str) -> str | None:
     pair = next((pair for pair in _PAIRS if label.lower() in pair), ())
     size, right = len(label.split()), _WORD.findall(label)
     for said, is_boxed in reversed(_stated(text) or [(last_line(text).rpartition("?")[2], False)]):
-        found, both = _WORD.findall(said.lower()), rf"\b(?:{'|'.join(pair)})\b"
-        if pair and re.search(rf"{both}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){both}", said, re.IGNORECASE):
-            return None  # yes or no
+        found = _WORD.findall(said.lower())
         if pair:
+            either = rf"\b(?:{'|'.join(pair)})\b"
+            if re.search(rf"{either}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){either}", said, re.IGNORECASE):
+                return None  # yes or no
             is_denied = any(word in _DENIALS or word.endswith(("not", "n't")) for word in found[:-1])
             found = [word for word in found[:1] + found[-1:] * (not is_denied) if word in pair][:1]
         elif not is_boxed and right == found[-size:] and not _DENIALS & set(found[:-size][-1:]):  # the function is odd
