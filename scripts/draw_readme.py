@@ -10,7 +10,7 @@ It had groups of all three kinds: all wrong, mixed, all right. The run and the q
     WHERE run_id = 1 AND prompt = 's579=' ORDER BY step
 
 Right: SmolLM2-135M on sums, prompts drawn evenly, by the memory, and by the memory from known success rates
-(study/protocols/draws.toml).
+(study/protocols/draws.toml). The held-out sums are of the kinds that the model can learn.
 """
 
 from __future__ import annotations
@@ -76,21 +76,23 @@ def draw_posterior(axes: Axes, theme: dict[str, str]) -> None:
 
 
 def draw_accuracy(axes: Axes, theme: dict[str, str]) -> None:
-    """Draw held-out accuracy over rollouts, mean and standard error over seeds."""
+    """Draw held-out accuracy over rollouts: mean over seeds, and a 95 % interval of it at each point."""
     looks = (
-        ("rates", "drawn from known success rates", theme["blue"], "o", "-"),
+        ("rates", "drawn by measured rates", theme["blue"], "o", "-"),
         ("learns", "drawn by the memory", theme["orange"], "D", (0, (1, 1))),
         ("even8", "drawn evenly: GRPO", theme["ink"], "s", (0, (4, 2))),
     )
-    seeds = []
     for arm, name, color, marker, line in looks:
         rollouts_E, accuracy_S_E = accuracy(arm)
-        seeds.append(len(accuracy_S_E))
-        mean_E, error_E = 100 * accuracy_S_E.mean(axis=0), 100 * stats.sem(accuracy_S_E)
-        axes.plot(rollouts_E, mean_E, color=color, marker=marker, linestyle=line, label=name)
+        mean_E = 100 * accuracy_S_E.mean(axis=0)
+        quantile = stats.t.ppf(0.975, len(accuracy_S_E) - 1)
+        error_E = 100 * quantile * stats.sem(accuracy_S_E)
+        axes.plot(
+            rollouts_E, mean_E, color=color, marker=marker, linestyle=line, label=f"{name}, n = {len(accuracy_S_E)}"
+        )
         axes.fill_between(rollouts_E, mean_E - error_E, mean_E + error_E, color=color, alpha=0.15, linewidth=0)
-    axes.set(xlabel="rollouts", ylabel="right, held-out, %", xticks=rollouts_E)
-    axes.set_title(f"SmolLM2-135M, {min(seeds)} to {max(seeds)} seeds", fontsize="medium")
+    axes.set(xlabel="rollouts", ylabel="right, learnable sums, %", xticks=rollouts_E)
+    axes.set_title("SmolLM2-135M, 95 % bands", fontsize="medium")
     axes.legend(**BELOW)
 
 

@@ -93,6 +93,21 @@ def unpaired(first: Any, second: Any, arms: Iterable[Any]) -> Difference:
     return _difference(min(n, others), f"{n}, {others}", float(first.mean() - second.mean()), error, degrees)
 
 
+def stratified(pairs: Sequence[tuple[Any, Any]], arms: Iterable[Any]) -> Difference:
+    """Test the mean over strata of first - second, with the deviation of the runs of all ``arms``.
+
+    ``pairs`` holds the outcomes of the runs of two arms, one pair for each stratum, such as a
+    version of the code. A stratum counts alike, whatever its number of runs.
+    """
+    deviation, degrees = pooled(arms)
+    differences = [first.mean() - second.mean() for first, second in pairs]
+    variance = sum(1 / len(first) + 1 / len(second) for first, second in pairs) / len(pairs) ** 2
+    least = min(min(len(first), len(second)) for first, second in pairs)
+    runs = " and ".join(f"{len(first)}, {len(second)}" for first, second in pairs)
+    error = deviation * math.sqrt(variance)
+    return _difference(least, runs, float(np.mean(differences)), error, degrees)
+
+
 def pooled(arms: Iterable[Any]) -> tuple[float, int]:
     """Return the deviation of a run from the mean of its arm, and its degrees of freedom."""
     residuals = [arm - arm.mean() for arm in arms if len(arm)]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from openrlhf_dbb.evaluation.metrics import p_value
 from study import analysis, figures, rows
-from study.cells import PLUS_MINUS, Table, percent, tested
+from study.cells import PLUS_MINUS, Table, percent, points, tested
 from study.rows import Study
 
 TITLE = "Draws by what is known of prompts"
@@ -32,8 +32,17 @@ ARMS = {
 }
 """Printed names of the protocol's arms; the first two draw evenly."""
 EVEN = ("even8", "even4")
-FIRST_PART, FIRST_SEEDS, SECOND_PART = ("oracle", "memory"), range(1, 6), ("learns", "warm", "rates")
+FIRST_PART = ("oracle", "memory")
+SECOND_PART = ("learns", "warm", "rates")
 """Arms that are tested against even draws: Holm over one arm's two in the first part, over the arms in the second."""
+FIRST_SEEDS = range(1, 6)
+SECOND_SEEDS = range(6, 11)
+"""Seeds of the runs of either part. All runs of a part are of nearly the same code."""
+STRATA = {
+    "both memories from nothing": ("memory", "learns"),
+    "measured rates, frozen and as a memory": ("oracle", "rates"),
+}
+"""Arms of the first and of the second part that are tested together, each against GRPO of its own part."""
 PILOTS = "rate"  # the experiment of other learning rates
 UNWEIGHTED = (("learns-unweighted", "learns"), ("rates-unweighted", "rates"))
 DRAWN = ("even8", "even4", "learns", "warm", "rates")
@@ -50,6 +59,7 @@ def report(folder: Path, drawn: Path) -> list[Table]:
     for frame in (study.runs, study.epochs):  # the arms without weights came as an experiment of their own
         frame.experiment = NAME
     first = study.of_seeds(set(FIRST_SEEDS))
+    second = study.of_seeds(set(SECOND_SEEDS))
     by_arm = [[(arm, even) for even in EVEN] for arm in FIRST_PART]
     by_even = [[(arm, even) for arm in SECOND_PART] for even in EVEN]
     tables = [
@@ -57,6 +67,9 @@ def report(folder: Path, drawn: Path) -> list[Table]:
         _arms(study),
         _tests("The tests of the first part", first, by_arm),
         _tests("The tests of the second part", study, by_even),
+        _tests("The last evaluation", study, by_even, "accuracy", "last evaluation"),
+        _together(study, first, second),
+        _equal_seconds(second),
         _tests("Without weights", study, [[pair] for pair in UNWEIGHTED]),
         _pilots(pilots),
     ]
@@ -126,11 +139,17 @@ def _arms(study: Study) -> Table:
     return Table("The arms", header, made, note)
 
 
-def _tests(title: str, study: Study, families: Sequence[Sequence[tuple[str, str]]]) -> Table:
-    """Return the tests of pairs of arms, with Holm's correction in each family."""
+def _tests(
+    title: str,
+    study: Study,
+    families: Sequence[Sequence[tuple[str, str]]],
+    column: str = OUTCOME,
+    name: str = "mean of the curve",
+) -> Table:
+    """Return the tests of pairs of arms in an outcome, with Holm's correction in each family."""
 
     def outcome(experiment: str, arm: str) -> Any:
-        return study.outcome(experiment, arm, OUTCOME)
+        return study.outcome(experiment, arm, column)
 
     made = []
     for family in families:
@@ -138,8 +157,53 @@ def _tests(title: str, study: Study, families: Sequence[Sequence[tuple[str, str]
         done = {pair: test for pair, test in tests.items() if test.n}
         for (first, second), (test, corrected) in analysis.with_holm(done).items():
             made.append([f"{ARMS[first]} - {ARMS[second]}", test.runs, *tested(test, p_value(corrected))])
-    header = ("mean of the curve", "n", "difference", "95 % interval", "p", "p (Holm)", "detectable")
+    header = (name, "n", "difference", "95 % interval", "p", "p (Holm)", "detectable")
     return Table(title, header, made, "Points; unpaired, with the deviation within all arms.")
+
+
+def _together(study: Study, first: Study, second: Study) -> Table:
+    """Return the tests of both parts together: the mean of the two parts' differences to GRPO."""
+    made = []
+    for column, name in ((OUTCOME, "mean of the curve"), ("accuracy", "last evaluation")):
+        arms = [study.outcome(NAME, arm, column) for arm in ARMS]
+        for label, (earlier, later) in STRATA.items():
+            pairs = [
+                (part.outcome(NAME, arm, column), part.outcome(NAME, EVEN[0], column))
+                for part, arm in ((first, earlier), (second, later))
+            ]
+            if any(len(outcomes) == 0 for pair in pairs for outcomes in pair):
+                continue
+            test = analysis.stratified(pairs, arms)
+            *cells, _, visible = tested(test, "")
+            made.append([f"{label} - {ARMS[EVEN[0]]}", name, test.runs, *cells, visible])
+    header = ("arms", "outcome", "n", "difference", "95 % interval", "p", "detectable")
+    note = "The mean of two differences, each within one part, that is within nearly the same code."
+    return Table("Both parts together", header, made, note)
+
+
+def _equal_seconds(second: Study) -> Table:
+    """Return the second part's differences to GRPO when a run has taken as many seconds as GRPO's."""
+    seconds = second.runs.groupby("arm").seconds.mean()
+    made = []
+    for arm in SECOND_PART:
+        if not {arm, EVEN[0]} <= set(seconds.index):
+            continue
+        ratio = seconds[arm] / seconds[EVEN[0]]
+        rollouts_E, accuracy_E = _mean_curve(second, arm)
+        even_rollouts_E, even_accuracy_E = _mean_curve(second, EVEN[0])
+        in_time_E = np.interp(even_rollouts_E / ratio, rollouts_E, accuracy_E)
+        gain_E = (in_time_E - even_accuracy_E)[1:]  # the first is before training
+        made.append([ARMS[arm], f"{ratio:.2f}", points(gain_E.mean()), points(gain_E[-1])])
+    header = ("arm", "seconds / GRPO's", "mean of the curve", "last")
+    note = "Points; the arms' mean curves, interpolated. Seconds were taken beside other work."
+    return Table("At equal seconds, second part", header, made, note)
+
+
+def _mean_curve(study: Study, arm: str) -> tuple[Any, Any]:
+    """Return the rollouts and the mean accuracy over seeds of an arm's evaluations, (E,) each."""
+    curves = analysis.curves(study.epochs, NAME, arm)
+    rollouts_E, accuracy_E = np.mean(list(curves.values()), axis=0)
+    return rollouts_E, accuracy_E
 
 
 def _pilots(pilots: Study) -> Table:

@@ -51,6 +51,18 @@ def row_of(table, label):
     return next(row for row in table.rows if label in row[:2])
 
 
+def test_a_test_over_strata_by_hand():
+    first_part = pd.Series([0.52, 0.54]), pd.Series([0.50, 0.52])  # differ by 0.02
+    second_part = pd.Series([0.60, 0.62]), pd.Series([0.54, 0.56])  # by 0.06
+    arms = [*first_part, *second_part]
+    test = analysis.stratified([first_part, second_part], arms)
+    # Each arm's two runs lie 0.01 from their mean: deviation^2 = 8 * 0.01^2 / 4 degrees of freedom.
+    # Each difference has variance deviation^2 (1/2 + 1/2), the mean of the two a half of that.
+    assert (test.runs, test.mean) == ("2, 2 and 2, 2", pytest.approx(0.04))
+    assert test.error == pytest.approx(0.01)
+    assert test.high - test.mean == pytest.approx(2.7764 * 0.01, abs=1e-6)  # the 97.5 % point of t, 4 degrees
+
+
 def test_a_paired_test_by_hand():
     first, second = pd.Series({1: 0.51, 2: 0.53, 3: 0.55, 9: 0.9}), pd.Series({1: 0.50, 2: 0.51, 3: 0.52, 8: 0.1})
     test = analysis.paired(first, second)
