@@ -47,6 +47,7 @@ import torch
 from event_files import read_scalars
 from torch.profiler import profile
 from tqdm import tqdm
+from trl_release import check_trl
 
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.presets import smollm2
@@ -234,6 +235,9 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true", help="profile the training pass; run nothing else")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a bound is missed or not measured")
     options = parser.parse_args()
+    compares_trl = any(name.startswith("trl") for name in options.only)
+    if compares_trl and not options.profile:
+        check_trl()
     smollm2.prepare(smollm2.default_folder())
     if options.profile:
         print_profile()

@@ -21,7 +21,6 @@ leave TRL out.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import itertools
 import json
 import os
@@ -39,11 +38,11 @@ from typing import Any
 import psutil
 from event_files import read_scalars
 from tqdm import tqdm
+from trl_release import check_trl
 
 from openrlhf_dbb.tiny import default_folder, prepare
 
 TREE = Path(__file__).resolve().parents[1]
-TRL = "1.16.0"
 TRL_CANDIDATES = ("trl-bf16", "trl-bf16-1-thread", "trl-fp32", "trl-fp32-1-thread")
 CANDIDATES = ("ours", "openrlhf", *TRL_CANDIDATES)
 STEPS = 8  # of an episode: 512 prompts
@@ -210,17 +209,6 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in UNSET}
     # OpenRLHF's own trainer ends if a reward is missing, as after a time-out of the verifier.
     return kept | {"PYTHONPATH": str(TREE), "OPENRLHF_DBB_VERIFIER_SECONDS": "60"}
-
-
-def check_trl() -> None:
-    """Leave with exit code 2 unless the compared release of TRL is installed."""
-    try:
-        has = importlib.metadata.version("trl")
-    except importlib.metadata.PackageNotFoundError:
-        has = "none"
-    if has != TRL:
-        print(f"TRL {TRL} is needed, {has} is installed: pip install trl=={TRL}", file=sys.stderr)
-        raise SystemExit(2)
 
 
 def report(measured: dict[str, dict[str, Any]]) -> None:
