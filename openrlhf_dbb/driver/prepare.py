@@ -340,18 +340,24 @@ def _check_same(record: storage.RunRecord, now: dict[str, Any], settings: Settin
     stored = record.config
     begins = (*_KEPT, f"{settings.strategy.name}.", f"{settings.built_estimator.name}.")
     kept = [*_SUBJECT, *(flag for flag in now if flag in stored and flag.startswith(begins))]
-    same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
-    ranks = (math.prod(flags.get(flag, 1) for flag in _RANKS) for flags in (stored, now))
-    for what, before, after in (
-        *((f"--{flag}", stored.get(flag), now[flag]) for flag in kept),
-        ("prompts and labels", "these" if same_rows else "of other content or order", "these"),
-        (" x ".join(f"--{flag}" for flag in _RANKS), *ranks),
-    ):
-        if before != after:
-            raise UsageError(
-                f"--resume {record.name}: it was trained with {what} {before!r}, not {after!r}; "
-                f"give the same one, or {_new_run(record)}"
-            )
+    for flag in kept:
+        _check_equal(record, f"--{flag}", stored.get(flag), now[flag])
+    if record.dataset_digest != dataset_digest(prompts.texts, prompts.labels):
+        raise UsageError(
+            f"--resume {record.name}: the prompts and labels, or their order, are not those that it was "
+            f"trained with; give the same data set, or {_new_run(record)}"
+        )
+    stored_ranks = math.prod(stored.get(flag, 1) for flag in _RANKS)
+    ranks = math.prod(now.get(flag, 1) for flag in _RANKS)
+    _check_equal(record, " x ".join(f"--{flag}" for flag in _RANKS), stored_ranks, ranks)
+
+
+def _check_equal(record: storage.RunRecord, name: str, before: object, after: object) -> None:
+    if before != after:
+        raise UsageError(
+            f"--resume {record.name}: it was trained with {name} {before!r}, not {after!r}; "
+            f"give the same one, or {_new_run(record)}"
+        )
 
 
 def _new_run(record: storage.RunRecord) -> str:

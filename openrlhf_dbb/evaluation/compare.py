@@ -71,7 +71,11 @@ def shared(evaluations: Sequence[Evaluation]) -> dict[str, Shared]:
             raise UsageError(f"{name}: {first.name} and {other} have different prompts; evaluate both on the same data")
         verified_P = np.all([(~np.isnan(each.scores_R_P_N)).any(axis=(0, 2)) for each in measured.values()], axis=0)
         if not verified_P.any():
-            raise UsageError(f"{name}: no prompt has a verified sample of every model; evaluate again")
+            models = ", ".join(measured)
+            raise UsageError(
+                f"{name}: no prompt has a verified sample of every model ({models}); fix the verifier, "
+                "and evaluate them on this benchmark again"
+            )
         about = first.settings["benchmarks"][name]
         scores = {model: each.scores_R_P_N[:, verified_P] for model, each in measured.items()}
         found[name] = Shared(about["title"], about["group"], scores, int((~verified_P).sum()))

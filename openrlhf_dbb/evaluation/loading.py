@@ -115,7 +115,7 @@ def prepare(
     if model.context is not None and prompts.longest > model.context:
         raise UsageError(
             f"benchmark {benchmark.name}: its longest prompt ({max(map(len, tokens))} tokens) and --max_new_tokens "
-            f"{limit} do not fit into the context of {model.name} ({model.context} tokens); lower it"
+            f"{limit} do not fit into the context of {model.name} ({model.context} tokens); lower --max_new_tokens"
         )
     return prompts
 

@@ -100,7 +100,10 @@ class GresoSampler(Sampler):
     def end_pass(self) -> None:
         self._passes, self._idle_passes = self._passes + 1, self._idle_passes + 1
         if self._idle_passes > MOST_IDLE_PASSES:
-            raise RunError(f"GRESO skipped every prompt in {MOST_IDLE_PASSES} passes over the data; raise greso.floor")
+            raise RunError(
+                f"GRESO skipped every prompt in {MOST_IDLE_PASSES} passes over the data; raise greso.floor, "
+                "or use more prompts"
+            )
 
     def metrics(self) -> dict[str, float]:
         easy, hard = self._shares
