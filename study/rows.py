@@ -82,6 +82,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": (
         "run", "experiment", "arm", "n", "seed", "learning_rate", "start_accuracy", "accuracy", "best", "start_ood",
         "ood", "reward_last", "exact", "ends_at_once", "rollouts", "trained", "steps", "seconds",
+        "commit",  # empty in rows that were collected before it was noted
     ),
     # Epoch 0 is before training.
     "epochs": (

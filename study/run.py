@@ -32,6 +32,16 @@ STORE, TASKS = "study.db", "tasks"
 Waiting = SimpleQueue[tuple[PlannedRun, list[str]]]
 
 
+def commit() -> str:
+    """Return the commit of the checkout, with "-dirty" behind it if files differ; "" without git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        described = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return described.stdout.strip()
+
+
 def store_url(folder: Path) -> str:
     """Return the URL of the study's one store."""
     return f"sqlite:///{folder.resolve() / STORE}"
@@ -120,6 +130,7 @@ def _prepare(asked: tuple[Path, str, int]) -> dict[str, str]:
 def _lane(number: int, waiting: Waiting, folder: Path, failed: dict[str, str], bar: Any) -> None:
     """Give the waiting runs to a lane's process, one at a time, until none is left."""
     log = folder / f"lane-{number}.log"
+    code = commit()
     process: subprocess.Popen[str] | None = None
     while True:
         try:
@@ -132,7 +143,8 @@ def _lane(number: int, waiting: Waiting, folder: Path, failed: dict[str, str], b
         seconds = time.monotonic() - began
         if error is None:
             with (folder / TIMES).open("a") as file:
-                file.write(json.dumps({"run": run.name, "seconds": round(seconds, 1)}) + "\n")
+                line = {"run": run.name, "seconds": round(seconds, 1), "commit": code}
+                file.write(json.dumps(line) + "\n")
         else:
             failed[run.name] = f"{error}; see {log}"
             _end_lane(process)

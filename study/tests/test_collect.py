@@ -90,7 +90,8 @@ def test_every_number_of_a_run(trained, folder):
     trained("n2-dbb-s3")
     folder.mkdir()
     (folder / "times.jsonl").write_text(
-        '{"run": "n2-dbb-s3", "seconds": 99}\n{"run": "other", "seconds": 1}\n{"run": "n2-dbb-s3", "seconds": 12.5}\n'
+        '{"run": "n2-dbb-s3", "seconds": 99}\n{"run": "other", "seconds": 1}\n'
+        '{"run": "n2-dbb-s3", "seconds": 12.5, "commit": "0123abcd"}\n'
     )
     (folder / "exact.jsonl").write_text('{"run": "n2-dbb-s3", "exact": 0.61, "ends_at_once": 0.001}\n')
     # At the end 5 of the 8 held-out responses are right, of each prompt at least one.
@@ -109,8 +110,8 @@ def test_every_number_of_a_run(trained, folder):
         "priors": ["run,n,seed,prior_alpha,prior_beta,discount,mse"],
         "runs": [
             "run,experiment,arm,n,seed,learning_rate,start_accuracy,accuracy,best,start_ood,ood,reward_last,exact,"
-            "ends_at_once,rollouts,trained,steps,seconds",
-            "n2-dbb-s3,n2,dbb,2,3,0.0002,0.125,0.625,1,0,0.5,0.625,0.61,0.001,32,32,8,12.5",
+            "ends_at_once,rollouts,trained,steps,seconds,commit",
+            "n2-dbb-s3,n2,dbb,2,3,0.0002,0.125,0.625,1,0,0.5,0.625,0.61,0.001,32,32,8,12.5,0123abcd",
         ],
     }
 
@@ -119,7 +120,7 @@ def test_unknown_values_are_left_empty_and_reported(trained, folder, capsys):
     trained("n2-grpo-s1", right={4: (2, 1), 8: (4, 1)}, alone=True, metrics=lambda step: {})
     collected_files = collected(trained, folder)
     # A single data source is the held-out one; no seconds, and no evaluation before training or after every epoch.
-    assert collected_files["runs"][1] == "n2-grpo-s1,n2,grpo,2,1,0.0002,,0.625,1,,,0.625,,,32,32,8,"
+    assert collected_files["runs"][1] == "n2-grpo-s1,n2,grpo,2,1,0.0002,,0.625,1,,,0.625,,,32,32,8,,"
     assert column(collected_files["epochs"], "accuracy") == ["", "", "0.375", "", "0.625"]
     assert column(collected_files["epochs"], "grad_norm") == [""] * 5
     assert "actor_grad_norm" in capsys.readouterr().out.splitlines()[0]
