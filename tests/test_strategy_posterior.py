@@ -8,7 +8,7 @@ import pytest
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import StepExtras
 from openrlhf_dbb.core.strategies import Predictive, RunFacts
-from openrlhf_dbb.core.strategies.posterior import PosteriorSampling, inclusion, systematic
+from openrlhf_dbb.core.strategies.posterior import PosteriorSampling, effective_lift, inclusion, systematic
 from openrlhf_dbb.errors import RunError
 
 FACTS = RunFacts(groups=2, rollouts=2, seed=5)
@@ -99,13 +99,39 @@ def test_draws_are_even_while_the_posteriors_draws_would_have_too_few_mixed_grou
     resumed = PosteriorSampling(floor=0.25).sampler(FACTS)
     resumed.load(pickle.loads(pickle.dumps(sampler.state())))
     resumed.end_pass()
-    assert "drawn evenly after pass 2: the posterior's draws give 0.67 times" in resumed.note
+    assert "drawn evenly after pass 2" in resumed.note
+    assert "0.67 times" in resumed.note
     assert [(drawn.inclusion, drawn.weight) for drawn in outcomes(resumed, set(), 1)] == [(0.5, 1)] * 2
     resumed.end_pass()  # no mixed group tells nothing
     outcomes(resumed, {10}, 8)
     resumed.end_pass()  # each of these groups would have come twice as often
-    assert "drawn by the posterior after pass 4: the posterior's draws give 2.00 times" in resumed.note
+    assert "drawn by the posterior after pass 4" in resumed.note
+    assert "2.00 times" in resumed.note
     assert sorted(drawn.inclusion for drawn in outcomes(resumed, set(), 1)) == pytest.approx([1 / 3, 1])
+
+
+# Two mixed groups; the forecast's draws have them with 1 and 1/3, even draws with 1/2 each.
+BY_FORECAST = [(1.0, 1 / 2, 1.0), (1.0, 3 / 2, 1.0)]
+BY_EVEN_DRAWS = [(1.0, 1.0, 2.0), (1.0, 1.0, 2 / 3)]
+EQUAL = (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "weight_power", "lift"),
+    [
+        # weights 1/2 and 3/2: worth (1/2 + 3/2)^2 / (1/4 + 9/4) = 1.6 groups, even draws have 2
+        (BY_FORECAST, 1, 0.8),
+        (BY_FORECAST, 0, 1.0),  # without weights as many as are mixed
+        # 2 and 2/3 groups of these weights: (1 + 1)^2 / (1/2 + 3/2) = 2
+        (BY_EVEN_DRAWS, 1, 1.0),
+        (BY_EVEN_DRAWS, 0, 4 / 3),
+        ([EQUAL, *BY_FORECAST, EQUAL], 1, 0.8),
+        ([EQUAL], 1, None),
+        ([], 1, None),
+    ],
+)
+def test_unequal_weights_make_mixed_groups_worth_less(outcomes, weight_power, lift):
+    assert effective_lift(outcomes, weight_power) == (None if lift is None else pytest.approx(lift))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 Axes: P prompts of the run, B of a batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from openrlhf_dbb.core.strategies import Drawn, Predictive, RolloutStrategy, Run
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators.base import Floats
 
-_LEAST_LIFT = 1.3  # below it draws by the forecast do not pay
+_LEAST_LIFT = 1.0  # below it draws by the forecast make the gradient noisier than even draws
 
 
 @register
@@ -88,19 +88,45 @@ class PosteriorSampler(Sampler):
             self._metrics |= {"posterior/mixed": mixed, "posterior/mixed_even": mixed_even}
 
     def end_pass(self) -> None:
-        # How many mixed groups either way has (Horvitz and Thompson). Divided by the sums of the weights their ratio
-        # would be that of the mean weights, too, which are 1 on average, and noisy.
-        _, even, forecast = np.sum([(0.0, 0.0, 0.0), *self._outcomes], axis=0).tolist()
-        self._passes, self._outcomes = self._passes + 1, []
-        if even and (forecast < _LEAST_LIFT * even) != self._evenly:  # no mixed group tells nothing
-            self._evenly = not self._evenly
-            self.note = (
-                f"prompts are drawn {'evenly' if self._evenly else 'by the posterior'} after pass {self._passes}: the "
-                f"posterior's draws give {forecast / even:.2f} times the mixed groups of even draws; {_LEAST_LIFT} pays"
-            )
+        lift = effective_lift(self._outcomes, self._strategy.weight_power)
+        self._outcomes = []
+        self._passes += 1
+        if lift is None or (lift < _LEAST_LIFT) == self._evenly:
+            return
+        self._evenly = not self._evenly
+        way = "evenly" if self._evenly else "by the posterior"
+        self.note = (
+            f"prompts are drawn {way} after pass {self._passes}: weighted, the posterior's draws are "
+            f"worth {lift:.2f} times the mixed groups of even draws; more than {_LEAST_LIFT:g} pays"
+        )
 
     def metrics(self) -> dict[str, float]:
         return dict(self._metrics)
+
+
+def effective_lift(outcomes: Sequence[tuple[float, float, float]], weight_power: float) -> float | None:
+    """Return how many mixed groups of even draws one pass of draws by the forecast is worth, as a ratio.
+
+    Importance weights w make the gradient noisier. Weighted groups are worth (sum w)^2 / sum w^2
+    equal ones (Kish 1965). Both numbers are Horvitz and Thompson's estimates: the way that is not
+    drawn by counts each mixed group by its probability there over its probability here.
+
+    Args:
+        outcomes: of each drawn group: 1 if it is mixed, that times ``Drawn.as_even``, and that
+            times ``Drawn.as_forecast``.
+        weight_power: of the importance weights, in [0, 1].
+
+    Returns:
+        The ratio, > 0; None without a mixed group, which tells nothing.
+    """
+    mixed = np.array([outcome for outcome in outcomes if outcome[0]]).reshape(-1, 3)
+    if not len(mixed):
+        return None
+    even = mixed[:, 1]
+    forecast = mixed[:, 2]
+    weights = (even / forecast) ** weight_power
+    worth = (forecast @ weights) ** 2 / (forecast @ weights**2)
+    return float(worth / even.sum())
 
 
 def expected_variance(alpha: Floats, beta: Floats) -> Floats:
