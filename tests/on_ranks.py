@@ -5,16 +5,19 @@ import json
 import math
 import os
 import sys
+from types import SimpleNamespace
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, remove_padding_in_sequences, split_experience_batch
 from openrlhf.trainer.ray import ppo_actor
 
+from openrlhf_dbb.actors import policy_actor
 from openrlhf_dbb.actors.policy_actor import PolicyActor
 from openrlhf_dbb.actors.training_pass import together
 from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.driver.light_backend import backend
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.platform.weights import merged, unpack
 
 THEIRS = ppo_actor.Actor, ppo_actor.ActorPPOTrainer, ppo_actor.iter_grad_accum_global_norm
 
@@ -242,6 +245,37 @@ def trial(rank):
     tried.actor.model.module.forward = no_memory
     found["line"] = line(tried.try_longest_micro_batch)
     return found
+
+
+def shared(rank):
+    """What an engine is handed by two ranks that share their memory with it: the weights that each GPU has."""
+    policy = rank.actor()
+    handed = []
+    engine = SimpleNamespace(
+        receive_weights=SimpleNamespace(remote=lambda bucket, handles: handed.append((bucket, handles))),
+        reset_prefix_cache=SimpleNamespace(remote=lambda: None),
+    )
+    policy_actor.get_physical_gpu_id = lambda: f"GPU {rank.number}"
+    policy_actor.reduce_tensor = torch.clone  # CUDA would hand over an address
+    policy_actor.ray = SimpleNamespace(get=lambda answers: answers)
+    policy_actor.BUCKET_BYTES = {"cpu": 65_536}
+    policy.trainer.use_cuda_ipc = True
+    policy.trainer.vllm_engines = [engine]
+    policy.broadcast_to_vllm()
+    trained = {name: weight for name, weight in merged(policy.actor.model.module).items() if weight.requires_grad}
+    wanted = {name: weight.data for name, weight in trained.items()}  # all ranks gather them
+    found = {}
+    for bucket, handles in handed:
+        for gpu, packed in handles.items():
+            found.setdefault(gpu, {}).update(unpack(bucket, packed))
+    return {
+        "messages": len(handed),
+        "weights": len(wanted),
+        "adapters": sum("lora" in name for name in wanted),
+        "same": {
+            gpu: got.keys() == wanted.keys() and equal(got.values(), wanted.values()) for gpu, got in found.items()
+        },
+    }
 
 
 def alone(rank):

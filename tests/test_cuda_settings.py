@@ -149,3 +149,21 @@ def test_the_slurm_example_uses_all_gpus_of_both_hosts(parse, monkeypatch):
     apart = parse(*flags, *ALONE_ASYNC, gpus=8).args
     assert (apart.actor.num_gpus_per_node, apart.vllm.num_engines, checks.gpus_needed(apart)) == (4, 8, 16)
     assert parse(*flags, "--vllm.tensor_parallel_size", "4", gpus=8).args.vllm.num_engines == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ("expandable_segments:True", ""),
+        ("max_split_size_mb:128,expandable_segments:True", "max_split_size_mb:128"),
+        ("expandable_segments:False, garbage_collection_threshold:0.8", " garbage_collection_threshold:0.8"),
+        ("max_split_size_mb:128", "max_split_size_mb:128"),
+    ],
+)
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_segments_that_expand_are_taken_out_of_the_actors_environment(monkeypatch, name, settings, left):
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    assert cuda.worker_environment().keys() == {"VLLM_USE_FLASHINFER_SAMPLER"}
+    monkeypatch.setenv(name, settings)
+    assert cuda.worker_environment()[name] == left

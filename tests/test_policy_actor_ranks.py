@@ -171,6 +171,15 @@ def test_the_longest_micro_batch_is_tried_without_a_trace(ranks, count, more):
         assert [(line or "")[:45] for line in found["nan"]] == ["a gradient of the policy is infinite or NaN; "] * 2
 
 
+@pytest.mark.parametrize("more", [[], ["--ds.zero_stage", 3], ["--ds.lora.rank", 2]])
+def test_engines_on_shared_gpus_get_whole_weights_from_each_rank_in_a_few_messages(ranks, more):
+    first, second = ranks(2, "shared", *SMALL, *more)
+    assert first["same"] == {"GPU 0": True, "GPU 1": True}
+    assert 1 < first["messages"] < first["weights"]
+    assert first["adapters"] == 0  # merged
+    assert second["messages"] == 0  # the first rank alone calls the engines
+
+
 def test_one_rank_sums_no_gradients_with_itself(ranks):
     [found] = ranks(1, "alone", *SMALL, "--ds.zero_stage", 0, "--ds.param_dtype", "bf16", "--actor.adam.lr", 1e-2)
     assert found == {"reduces": False, "same": True, "moved": True}

@@ -79,3 +79,25 @@ def test_a_weight_in_the_policys_memory_is_loaded_and_one_that_vllm_ignores_is_a
     assert weight.tolist() == [0, 1, 2, 3, 4, 5, 3, 7] and weight.dtype == torch.bfloat16
     with pytest.raises(RuntimeError, match=r"loaded nothing from 'lost' \(8,\)"):
         receiver.update_weight_cuda_ipc("lost", torch.float32, (8,), handles)
+
+
+def test_a_bucket_in_the_policys_memory_is_loaded_on_this_gpu(receiver, monkeypatch):
+    monkeypatch.setattr("openrlhf.trainer.ray.utils.get_physical_gpu_id", lambda: "this GPU")
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(receiver.loaded)))
+    bucket = [Parameter(name, weight.dtype, tuple(weight.shape)) for name, weight in WEIGHTS.items()]
+    packed = pack(bucket, WEIGHTS)
+    places = []
+
+    def rebuild(*values):
+        places.append(values[6])
+        return packed
+
+    handles = {"another GPU": None, "this GPU": (rebuild, tuple(range(8)))}
+    receiver.receive_weights([tuple(parameter) for parameter in bucket], handles)
+    assert places == [3]  # the number that this process gives the GPU
+    got = {name: weight for weights in receiver.loaded for name, weight in weights.items()}
+    assert {name: weight.tolist() for name, weight in got.items()} == {
+        name: weight.detach().to(torch.bfloat16).tolist() for name, weight in WEIGHTS.items()
+    }
+    assert waited == [4]  # the policy may free its memory only after all are loaded

@@ -1,5 +1,6 @@
 """OpenRLHF's policy actor with our training pass and a quicker weight sync."""
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ with cpu.without_unused("policy"):
     import torch
     from openrlhf.trainer.ray import ppo_actor
     from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
+    from openrlhf.trainer.ray.utils import get_physical_gpu_id
     from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+    from torch.multiprocessing.reductions import reduce_tensor
 
     import openrlhf_dbb.actors.vllm_actor  # noqa: F401  Ray imports it with the engines' handles
     from openrlhf_dbb import upstream
@@ -20,7 +23,7 @@ with cpu.without_unused("policy"):
     from openrlhf_dbb.core import best_model, checkpoints
     from openrlhf_dbb.errors import RunError
     from openrlhf_dbb.platform import cuda, machine
-    from openrlhf_dbb.platform.weights import Parameter, buckets, merged, pack
+    from openrlhf_dbb.platform.weights import BUCKET_BYTES, Parameter, buckets, merged, pack
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
@@ -76,35 +79,57 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
             self.offload_states()
 
     def broadcast_to_vllm(self) -> None:
-        """Send the weights to vLLM, many parameters in one call and one broadcast; see ``platform.weights``.
+        """Send the weights to vLLM, many parameters in one message; see ``platform.weights``.
 
-        This sends trained weights only, with adapters merged: vLLM has loaded the frozen ones. Upstream sends one
-        parameter at a time; its way is taken where this process has no whole weights to broadcast.
+        A message is a broadcast, or on shared GPUs a handle of the policy's memory. This sends
+        trained weights only, with adapters merged: vLLM has loaded the frozen ones. Upstream sends
+        one parameter at a time; its way is taken where this process has no whole weights to send.
         """
-        trainer, args, policy = self.trainer, self.strategy.args, self.trainer.actor
+        trainer = self.trainer
+        args = self.strategy.args
+        policy = trainer.actor
         weights = {n: w for n, w in merged(policy.model.module).items() if w.requires_grad}
-        if trainer.use_cuda_ipc or args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:
+        if args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:
             if args.ds.lora.rank:
                 module = SimpleNamespace(named_parameters=weights.items)
                 trainer.actor = SimpleNamespace(model=SimpleNamespace(module=module))
             super().broadcast_to_vllm()
             trainer.actor = policy
             return
-        sends, is_sharded = torch.distributed.get_rank() == 0, args.ds.zero_stage == 3
-        clears = sends and args.vllm.enable_prefix_caching
-        cleared = [engine.reset_prefix_cache.remote() for engine in trainer.vllm_engines] if clears else []
+        sends = torch.distributed.get_rank() == 0
+        cleared = []
+        if sends and args.vllm.enable_prefix_caching:
+            cleared = [engine.reset_prefix_cache.remote() for engine in trainer.vllm_engines]
         torch.cuda.empty_cache()
-        for bucket in buckets([Parameter(name, weight.dtype, weight.shape) for name, weight in weights.items()]):
-            parts = [part for each in bucket for part in weights[each.name].parts]
-            with deepspeed.zero.GatheredParameters(parts, enabled=is_sharded):
-                packed = pack(bucket, weights) if sends else None
-            if sends:
+        parameters = [Parameter(n, w.dtype, w.shape) for n, w in weights.items()]
+        limit = BUCKET_BYTES[next(iter(weights.values())).device.type]
+        for bucket in buckets(parameters, limit):
+            parts = [part for parameter in bucket for part in weights[parameter.name].parts]
+            with contextlib.ExitStack() as gathered:
+                # One by one: of several at once DeepSpeed waits for the last alone, and gloo ends them in any order.
+                for part in parts if args.ds.zero_stage == 3 else []:
+                    gathered.enter_context(deepspeed.zero.GatheredParameters([part]))
+                # ZeRO 3 takes the memory of a gathered weight back, while an engine may still read it.
+                if sends or trainer.use_cuda_ipc:
+                    packed = pack(bucket, weights, copy=trainer.use_cuda_ipc)
+            if trainer.use_cuda_ipc:
+                self._share(bucket, packed)
+            elif sends:
                 received = [engine.receive_weights.remote(bucket) for engine in trainer.vllm_engines]
                 trainer._model_update_group.broadcast(packed, src=0, stream=torch.cuda.current_stream())
                 ray.get(received)
         ray.get(cleared)
         torch.cuda.empty_cache()
         torch_dist_barrier_and_cuda_sync()
+
+    def _share(self, bucket: list[Parameter], packed: torch.Tensor) -> None:
+        """Have the engine on each rank's GPU load a bucket from that rank's memory; all ranks call this."""
+        handles_of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(handles_of_ranks, {get_physical_gpu_id(): reduce_tensor(packed)})
+        if torch.distributed.get_rank() == 0:
+            handles = {gpu: handle for of_rank in handles_of_ranks for gpu, handle in of_rank.items()}
+            ray.get([engine.receive_weights.remote(bucket, handles) for engine in self.trainer.vllm_engines])
+        torch_dist_barrier_and_cuda_sync()  # no rank gives its memory up before all have been read
 
     def save_best(self, folder: str) -> dict[str, int]:
         """Save the policy into an empty folder, and return the files that this rank's host sees there."""

@@ -124,6 +124,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if not cpu.active():  # before an evaluation takes an hour
             self.progress.enter("trying the longest micro-batch")
             ray.get(self.actor_model_group.async_run_method(method_name="try_longest_micro_batch"))
+            self.broadcast_to_vllm()  # the engines have these weights already: this tries the way to them
         try:
             super().fit(global_step)
         except BudgetSpent:

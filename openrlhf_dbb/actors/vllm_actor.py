@@ -59,8 +59,8 @@ class StrictRolloutActor(PlatformRolloutActor):
         # OpenRLHF sends the tokenizer with every prompt. Unpickling it takes longer than the prompt.
         self._tokenizer = tokenizer
 
-    async def receive_weights(self, bucket: list[Parameter]) -> None:
-        await self.llm.collective_rpc("receive_weights", args=(bucket,))
+    async def receive_weights(self, bucket: list[Parameter], handles: Any = None) -> None:
+        await self.llm.collective_rpc("receive_weights", args=(bucket, handles))
 
     async def sample(self, requests: Sequence[Request], sampling: dict[str, Any]) -> list[Finished]:
         """Return plain responses, as the command ``evaluate`` samples them: no reward function, no agent."""

@@ -62,7 +62,21 @@ def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of every Ray worker, and so of the vLLM engines."""
     # vLLM would compile it at the first top-p, which only evaluations have.
-    return {"VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")}
+    variables = {"VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")}
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if name in os.environ:
+            variables[name] = without_expandable_segments(os.environ[name])
+    return variables
+
+
+def without_expandable_segments(settings: str) -> str:
+    """Return the settings of torch's allocator without ``expandable_segments``.
+
+    vLLM reads the weights in the policy's memory on the same GPU. Another process may open a
+    segment that expands only with ptrace rights, which containers and most systems refuse.
+    """
+    kept = [part for part in settings.split(",") if part.partition(":")[0].strip() != "expandable_segments"]
+    return ",".join(kept)
 
 
 def choose_attention(gpus: Sequence[machine.Gpu]) -> tuple[str, str]:

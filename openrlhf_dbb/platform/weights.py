@@ -5,6 +5,7 @@ A layer's merged weight is ``W + alpha / rank * B A``. It has the name of W in a
 vLLM's workers import this file, so it must not import openrlhf or deepspeed: these take seconds and patch packages.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 # A message is at most this long, unless one parameter is longer. Sender and receiver need as much additional memory.
-BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}  # by the device of the weights
 
 # If one end dies, the other end fails after this time. Gloo's default is 30 minutes.
 GLOO_TIMEOUT = timedelta(minutes=3)
@@ -41,7 +42,9 @@ class Weight:
         """A copy of the merged weight. Under ZeRO 3 all ranks have to ask for it."""
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(self.parts):
+        with contextlib.ExitStack() as gathered:
+            for part in self.parts:  # one by one, as the policy's actor gathers them
+                gathered.enter_context(deepspeed.zero.GatheredParameters([part]))
             return self.detach().clone()
 
 
@@ -76,7 +79,7 @@ class Parameter(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def buckets(parameters: Sequence[Parameter], limit: int = BUCKET_BYTES) -> list[list[Parameter]]:
+def buckets(parameters: Sequence[Parameter], limit: int) -> list[list[Parameter]]:
     """Split the parameters, in order, into buckets of at most ``limit`` bytes; a larger parameter is alone in one."""
     filled: list[list[Parameter]] = []
     room = 0
@@ -89,10 +92,13 @@ def buckets(parameters: Sequence[Parameter], limit: int = BUCKET_BYTES) -> list[
     return filled
 
 
-def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any]) -> torch.Tensor:
-    """Return the bytes of a bucket (uint8), on the device of its weights; those of one weight alone are no copy."""
+def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any], *, copy: bool = False) -> torch.Tensor:
+    """Return the bytes of a bucket (uint8), on the device of its weights.
+
+    The bytes of one weight alone are that weight's memory, unless ``copy``.
+    """
     parts = [weights[parameter.name].detach().reshape(-1).view(torch.uint8) for parameter in bucket]
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
+    return torch.cat(parts) if copy or len(parts) > 1 else parts[0]
 
 
 def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -103,30 +109,46 @@ def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[
 
 
 class Receiver:
-    """Receives buckets in vLLM's worker, over the ``_model_update_group`` that OpenRLHF has made there."""
+    """Receives buckets in vLLM's worker: by a broadcast, or from the policy's memory on the same GPU."""
 
     _known: frozenset[str] = frozenset()  # parameters of the policy that vLLM's model has loaded once
 
-    def receive_weights(self, bucket: Sequence[Sequence[Any]]) -> None:
-        """Receive a bucket, the values of each :class:`Parameter`, in one broadcast, and load it into the model.
+    def receive_weights(self, bucket: Sequence[Sequence[Any]], handles: Any = None) -> None:
+        """Receive a bucket, the values of each :class:`Parameter`, and load it into the model.
 
-        Raise RuntimeError if the model has no such parameter, so that it would keep an old weight.
+        Args:
+            bucket: the values of each parameter, in the order of their bytes.
+            handles: by GPU, what torch's ``reduce_tensor`` returned for the bucket in the policy's
+                memory there. None: the bucket comes in one broadcast over OpenRLHF's group.
+
+        Raises:
+            RuntimeError: the model has no such parameter, so that it would keep an old weight.
         """
         parameters = [Parameter(*values) for values in bucket]
-        size, device = sum(parameter.space for parameter in parameters), self.device  # type: ignore[attr-defined]
-        packed = torch.empty(size, dtype=torch.uint8, device=device)
-        stream = torch.cuda.current_stream() if packed.is_cuda else None
-        self._model_update_group.broadcast(packed, src=0, stream=stream)  # type: ignore[attr-defined]
+        packed = self._broadcast(parameters) if handles is None else self._on_this_gpu(handles)
         self.load(list(unpack(parameters, packed)))
+        if handles is not None:
+            torch.cuda.synchronize()  # the policy frees the memory once this returns
 
     def update_weight_cuda_ipc(self, name: str, dtype: Any, shape: Any, ipc_handles: Any, *_: Any) -> None:
-        """Load one parameter from the policy's memory on the same GPU; raises as above, which upstream's does not."""
+        """Load one parameter, as upstream sends it under tensor parallelism; raises as above."""
+        self.load([(name, self._on_this_gpu(ipc_handles))])
+        torch.cuda.synchronize()
+
+    def _broadcast(self, parameters: Sequence[Parameter]) -> torch.Tensor:
+        size = sum(parameter.space for parameter in parameters)
+        packed = torch.empty(size, dtype=torch.uint8, device=self.device)  # type: ignore[attr-defined]
+        stream = torch.cuda.current_stream() if packed.is_cuda else None
+        self._model_update_group.broadcast(packed, src=0, stream=stream)  # type: ignore[attr-defined]
+        return packed
+
+    def _on_this_gpu(self, handles: Any) -> torch.Tensor:
+        """Return the tensor in the policy's memory on this worker's GPU."""
         from openrlhf.trainer.ray.utils import get_physical_gpu_id
 
-        rebuild, values = ipc_handles[get_physical_gpu_id()]
+        rebuild, values = handles[get_physical_gpu_id()]
         place = self.device.index  # type: ignore[attr-defined]  # the policy's process may number the GPUs otherwise
-        self.load([(name, rebuild(*values[:6], place, *values[7:]))])
-        torch.cuda.synchronize()  # the policy frees the memory once this returns
+        return rebuild(*values[:6], place, *values[7:])
 
     def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         """Load weights by name into vLLM's model; raises as :meth:`receive_weights`."""
