@@ -5,7 +5,8 @@
 #
 #   bash scripts/gpu_check.sh                            everything: an hour, we expect
 #   bash scripts/gpu_check.sh --no-setup                 with the environment as it is, for a machine without network
-#   bash scripts/gpu_check.sh --no-setup -k "machine or eager"    some of it
+#   bash scripts/gpu_check.sh --no-setup -k "machine or graphs_sleep"   the default of every GPU user, which has not run
+#   bash scripts/gpu_check.sh --no-setup -k "evaluate or trl or lora or packed"
 #
 # OPENRLHF_DBB_REHEARSE=1 tries the script itself where there is no CUDA.
 set -euo pipefail
@@ -18,7 +19,8 @@ if [ "${1:-}" = --no-setup ]; then
 else
     bash "$repo/scripts/setup_env.sh" --test
 fi
-PATH=$OPENRLHF_DBB_VENV/bin:$PATH
+[ ! -d "$OPENRLHF_DBB_VENV" ] || PATH=$OPENRLHF_DBB_VENV/bin:$PATH
+type -P python >/dev/null || python() { python3 "$@"; }
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}  # nothing is downloaded from the hub
 
 report=$PWD/gpu-check-$(uname -n)-$(date +%Y%m%d-%H%M%S).xml

@@ -16,6 +16,7 @@ from typing import Any
 from openrlhf_dbb import upstream
 from openrlhf_dbb.driver import arguments, checks, launch, prepare, printed
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.platform import ray_start
 
 _A_RUNS_OWN = ("model", "seed", "remote_rm_url", "logprobs_mode", "max_logprobs")
 """Arguments of a vLLM engine that may differ between the runs of a session: each engine gives log-probs if asked."""
@@ -92,6 +93,7 @@ class Session:
             self.close()
         if self._kept is None:
             self._shape = shape
+            ray_start.prepare()
             launch.start(settings)
             self._kept = _actors()
         rollouts, policy, groups = self._kept

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import ray
+import torch
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 
 from openrlhf_dbb.actors.policy_actor import PolicyActor
@@ -24,6 +26,8 @@ class SharedPolicy(PolicyActor):
         frozen = [weight for weight in made.actor.parameters() if not weight.requires_grad]
         for weight in frozen:
             weight.requires_grad = True
+        if strategy.args.vllm.enable_sleep and torch.distributed.get_rank() == 0:
+            ray.get([engine.wake_up.remote(tags=["weights"]) for engine in made.vllm_engines])
         self.broadcast_to_vllm()
         for weight in frozen:
             weight.requires_grad = False
@@ -40,7 +44,8 @@ class SharedRollouts(StrictRolloutActor):
 
 
 def _seed(worker: Any, seed: int) -> None:
-    """Runs in a vLLM worker."""
-    import torch
+    """Runs in a vLLM worker. With CUDA vLLM draws the seed of each request from numpy."""
+    import numpy as np
 
+    np.random.seed(seed)
     torch.manual_seed(seed)

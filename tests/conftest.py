@@ -66,6 +66,7 @@ def pretend_gpus(monkeypatch):
         gpu = machine.Gpu("GPU", int(gib * machine.GIB), capability)
         monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
         monkeypatch.setattr(machine, "lacks", list)
+        monkeypatch.setattr(machine, "main_memory", lambda: 2**41)
         monkeypatch.setattr(machine, "look", lambda: machine.Machine((gpu,) * count, (13, 0)))
 
     return put

@@ -89,10 +89,14 @@ def openrlhfs(rank):
     with torch.compiler.set_stance("force_eager"):  # upstream compiles its entropy
         for mode, kind, more in losses:
             values = {"actor.loss_agg_mode": mode, "actor.policy_loss_type": kind, **more}
-            ours = _step(rank, rank.actor(values), old_log_probs=False)
-            # Upstream has no such mode: it is compared with ours, with old log-probs and all rows.
-            theirs = rank.actor(values) if mode == "seq-mean-token-sum-norm" else _plain(rank, values)
-            found.append([_step(rank, theirs, old_log_probs=True), ours])
+            ours = [_step(rank, rank.actor(values), old_log_probs=old) for old in (False, True)]
+            if mode == "seq-mean-token-sum-norm":
+                # Upstream has no such mode: it is compared with ours, of all rows, since their entropy is logged.
+                theirs = _step(rank, rank.actor({**values, "actor.entropy_coef": 0.0}), old_log_probs=True)
+                theirs[0].pop("entropy_loss")
+            else:
+                theirs = _step(rank, _plain(rank, values), old_log_probs=True)
+            found += [[theirs, each] for each in ours]
     return found
 
 

@@ -60,6 +60,8 @@ def on_gpus(ranks, engines, *more):
 
 # name: GPUs, flags
 WAYS = {
+    # What the presets "default" and "qwen3-*" have together: torch.compile, CUDA graphs, and models that take turns.
+    "graphs_sleep": (1, ["--no-vllm.enforce_eager", *SLEEP, TOGETHER, "--vllm.gpu_memory_utilization", "0.7"]),
     "eager": (1, EAGER),  # without torch.compile and CUDA graphs in vLLM
     "compiled": (1, ["--no-vllm.enforce_eager"]),
     "sleep_probes_top_p": (1, [*EAGER, *SLEEP, *PROBES, "--eval.top_p", "0.95"]),
@@ -73,7 +75,7 @@ WAYS = {
     "ahead": (2, on_gpus(1, 1, APART, "--train.async_enable", "--train.partial_rollout_enable")),
     "tensor_parallel": (2, on_gpus(2, 1, TOGETHER, "--vllm.tensor_parallel_size", "2")),
 }
-NOT_ON_A_CPU = ("compiled", "sleep_probes_top_p", "sleep_zero_3", "tensor_parallel")
+NOT_ON_A_CPU = ("graphs_sleep", "compiled", "sleep_probes_top_p", "sleep_zero_3", "tensor_parallel")
 
 # The longest rows of preset qwen3-0.6b, in a model of its shape with random weights, which seldom ends a response.
 LONGEST = 5088  # tokens; 32 of --data.max_len are left for the prompt

@@ -12,7 +12,7 @@ import pytest
 from openrlhf_dbb.driver import arguments, checks, fit
 from openrlhf_dbb.driver.fit import Shape
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.platform import cpu, cuda
 from openrlhf_dbb.platform.machine import GIB
 from openrlhf_dbb.presets import smollm2
 
@@ -162,15 +162,69 @@ def sizes(settings):
 def test_the_estimate_by_hand(fitted):
     def needed(*flags, gpus=1):
         settings = fitted("qwen3-1.7b", 80, *flags, gpus=gpus)
-        return [each / 1e9 for each in fit.gpu_memory(settings, SHAPES["qwen3-1.7b"])]
+        memory = fit.gpu_memory(settings, SHAPES["qwen3-1.7b"])
+        return [memory.always / 1e9, memory.training / 1e9, memory.log_probs / 1e9]
 
-    one, batch = 1.720451, 4 * 5120 * 2048 * (28 * 2 + 40) / 1e9 + 4 * 4096 * 151_936 * 4 / 1e9
+    one, logits = 1.720451, 4 * 4096 * 151_936 * 4 / 1e9
+    batch = 4 * 5120 * 2048 * (28 * 2 + 40) / 1e9 + logits  # recomputed: the layers' inputs and one layer
+    kept = 4 * 5120 * 2048 * 28 * 40 / 1e9 + logits
     log_probs = 8 * 5120 * 2048 * 40 / 1e9 + 8 * 4096 * 151_936 * 3 / 1e9
     # 2 bytes of weights, 2 of gradients, 12 of states; 4e9 bytes beside them
-    assert needed() == pytest.approx([one * 16, one * 16 + batch + 4, one * 2 + log_probs + 4], rel=1e-5)
-    assert needed(gpus=4)[1] == pytest.approx(one * (2 + 14 / 4) + batch + 4)
+    recomputed = "--actor.gradient_checkpointing_enable"
+    assert needed(recomputed) == pytest.approx([one * 16, one * 16 + batch + 4, one * 2 + log_probs + 4], rel=1e-5)
+    assert needed(recomputed, gpus=4)[1] == pytest.approx(one * (2 + 14 / 4) + batch + 4)
     # ZeRO 3 gathers 2
-    assert needed("--ds.zero_stage", "3", gpus=4)[1] == pytest.approx(one * 16 / 4 + 2 + batch + 4)
+    assert needed(recomputed, "--ds.zero_stage", "3", gpus=4)[1] == pytest.approx(one * 16 / 4 + 2 + batch + 4)
+    # Of 85 GB, 0.95 hold all four rows' activations on four GPUs, two rows' on one.
+    assert needed(gpus=4)[1] == pytest.approx(one * (2 + 14 / 4) + kept + 4)
+    assert needed()[1] == pytest.approx(one * 16 + kept / 2 + 4)
+
+
+@pytest.mark.parametrize(
+    ("preset", "gib", "flags", "gpus", "recomputes"),
+    [
+        ("qwen3-1.7b", 80, [], 4, False),
+        ("qwen3-1.7b", 80, [], 1, False),  # with two rows in place of four
+        ("qwen3-1.7b", 40, [], 1, True),
+        ("qwen3-0.6b", 24, [], 1, True),  # one row of 5,120 tokens would fit without, and leave the GPU idle
+        ("qwen3-8b", 80, [], 8, True),
+        ("qwen3-1.7b", 80, ["--actor.gradient_checkpointing_enable"], 4, True),
+        ("qwen3-1.7b", 40, ["--no-actor.gradient_checkpointing_enable"], 1, False),
+    ],
+)
+def test_activations_are_recomputed_only_where_they_do_not_fit(fitted, preset, gib, flags, gpus, recomputes):
+    settings = fitted(preset, gib, *flags, gpus=gpus)
+    assert settings.args.actor.gradient_checkpointing_enable is recomputes
+    said = "with" if recomputes else "without"
+    assert f"{said} gradient checkpointing" in fit.describe(settings, SHAPES[preset])[0]
+
+
+@pytest.mark.parametrize(("gib", "warns"), [(512, False), (256, True)])
+def test_the_start_warns_where_models_that_sleep_do_not_fit_into_main_memory(fitted, monkeypatch, gib, warns):
+    settings = fitted("qwen3-8b", 80, gpus=8)
+    monkeypatch.setattr(fit.machine, "main_memory", lambda: gib * GIB)
+    # 8 engines x 4/3 x 16.4 GB of weights, 14 bytes of 8.2e9 parameters, 16 processes of 4 GB
+    parameters = SHAPES["qwen3-8b"].parameters
+    assert fit.host_memory(settings, SHAPES["qwen3-8b"]) == pytest.approx(
+        8 * 4 / 3 * 2 * parameters + 14 * parameters + 64e9
+    )
+    said = fit.describe(settings, SHAPES["qwen3-8b"])[1:]
+    assert [line.startswith(f"warning: of {gib} GiB of main memory") for line in said] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    ("flags", "advised", "not_advised"),
+    [
+        ([], "--ds.zero_stage 3", "--actor.gradient_checkpointing_enable"),
+        (["--ds.zero_stage", "3"], "--ds.adam_offload", "--ds.zero_stage"),
+        (["--ds.lora.rank", "8", "--no-actor.gradient_checkpointing_enable"], "--actor.grad", "--ds.lora.rank"),
+    ],
+)
+def test_what_is_given_already_is_not_advised(pretend_gpus, flags, advised, not_advised):
+    pretend_gpus(1, REAL[80])
+    advice = cuda.less_memory(arguments.parse(["--preset", "qwen3-1.7b", *flags]).args)
+    assert advised in advice
+    assert not_advised not in advice
 
 
 @pytest.mark.parametrize(

@@ -212,3 +212,17 @@ def test_rows_of_a_prompt_come_together_within_their_optimizer_update():
     prompts = [[2, 1], [1, 2], [3, 4], [1, 3]]  # two updates of two micro-batches of two rows
     made = together([list(map(row, pair)) for pair in prompts], 2)
     assert [each.sequences[:, 0].tolist() for each in made] == [[1, 1], [2, 2], [1, 3], [3, 4]]
+
+
+def test_a_row_that_was_left_out_counts_with_the_ratio_1():
+    loss = StepLoss(PolicyLoss(clip_eps_low=0.2, clip_eps_high=0.28))
+    old = torch.tensor([[-1.0, -1.0], [-2.0, -2.0]])
+    present = torch.tensor([[-0.5, -1.0], [0.0, 0.0]])  # of the second row nothing was computed
+    advantages = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    mask = torch.ones(2, 2)
+    loss.rows = torch.tensor([True, False])
+    value, clipped, kl, *_ = loss(present, old, advantages, action_mask=mask, batch_num_tokens=4.0)
+    # Ratios e^0.5 (clipped to 1.28), 1, 1, 1; of four tokens one is clipped.
+    assert value.item() == pytest.approx(-(1.28 + 1) / 4)
+    assert clipped.item() == pytest.approx(1 / 4)
+    assert kl.item() == pytest.approx(-0.5 / 4)

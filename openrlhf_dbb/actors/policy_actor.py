@@ -68,7 +68,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"--train.micro_batch_size {args.train.micro_batch_size}: {rows} rows of {length} tokens do not fit "
-                f"into {machine.look().describe() or 'the memory'}; {cuda.LESS_MEMORY}"
+                f"into {machine.look().describe() or 'the memory'}; {cuda.less_memory(args)}"
             ) from error
         finally:
             hook.remove()

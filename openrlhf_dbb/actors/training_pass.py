@@ -146,6 +146,8 @@ class ResponseActor(Actor):
 class StepLoss(torch.nn.Module):
     """Upstream's policy loss. Where there are no old log-probs, they are the present ones, and every ratio is 1.
 
+    A row that was left out has no present log-probs. Its ratio counts as 1 in the metrics; its loss is 0 in any case.
+
     With a length L the loss is the sum over all tokens, divided by B * L: B is the number of rows of the optimizer
     step, over all ranks, that have an action, and L the length of the longest response that can be generated, as
     published. A token of a long response then weighs as much as a token of a short one. KL loss and entropy stay
@@ -158,6 +160,7 @@ class StepLoss(torch.nn.Module):
         super().__init__()
         loss.token_level_loss |= length is not None
         self.loss, self.length = loss, length
+        self.rows: torch.Tensor | None = None  # (B,) bool, the rows that were computed; None: all
         self.differences: list[torch.Tensor] = []  # of the policy's log-probs and vLLM's, where there are both
 
     def forward(self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **info: Any) -> Any:
@@ -166,6 +169,8 @@ class StepLoss(torch.nn.Module):
         if self.length is not None:
             info["batch_num_tokens"] = info.pop("global_batch_size") * self.length
         old = log_probs.detach() if old_log_probs is None else old_log_probs
+        if self.rows is not None:
+            log_probs = torch.where(self.rows[:, None], log_probs, old)
         if (theirs := info.get("rollout_log_probs")) is not None:
             self.differences.append((old - theirs)[info["action_mask"].bool() & old.ne(0)].abs())
         return self.loss(log_probs, old, *args, **info)
@@ -206,15 +211,18 @@ class PolicyTrainer(ActorPPOTrainer):
         return status
 
     def training_step(self, experience: Experience, *args: Any, **kwargs: Any) -> Any:
-        # Entropy, KL and the balance of experts are terms of every row beside the policy loss. With old log-probs the
-        # ratio and its metrics are of all rows.
-        actor, kl_loss = self.args.actor, self.args.algo.kl.use_loss
+        # Entropy, KL and the balance of experts are terms of every row beside the policy loss.
+        actor = self.args.actor
+        kl_loss = self.args.algo.kl.use_loss
         every_row = actor.entropy_coef is not None or kl_loss or actor.aux_loss_coef > 1e-8
-        if experience.action_log_probs is None and not every_row:
-            self.actor.rows = experience.advantages.ne(0).any(dim=1)
-            self.actor.rows[0] |= ~self.actor.rows.any()  # else no log-prob would be compared with vLLM's
+        if not every_row:
+            rows = experience.advantages.ne(0).any(dim=1)
+            rows[0] |= ~rows.any()  # else no log-prob would be compared with vLLM's
+            self.actor.rows = rows
+            self._loss.rows = rows
         status = super().training_step(experience, *args, **kwargs)
         self.actor.rows = None
+        self._loss.rows = None
         return status
 
 

@@ -15,8 +15,6 @@ PADDED = "micro-batch size x --data.max_len"
 FLASH, TORCH = "flash_attention_2", "sdpa"
 _KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
 
-SMALLER = "--ds.zero_stage 3 (on several GPUs), --ds.adam_offload, --ds.lora.rank 64 or a smaller model"
-LESS_MEMORY = f"lower --train.micro_batch_size, --rollout.micro_batch_size or --data.max_len, or give {SMALLER}"
 ALL_GPUS = "actor.num_gpus_per_node", "vllm.num_engines"  # flags for which a preset may say "all"
 _ATTENTION = "ds.attn_implementation"
 
@@ -120,6 +118,26 @@ def derived(flags: Mapping[str, Any], origin: Mapping[str, str]) -> Iterator[tup
         for part in ("train", "rollout"):  # padded micro-batches take at most this memory
             if f"{part}.max_tokens_per_gpu" not in origin:
                 yield f"{part}.max_tokens_per_gpu", flags[f"{part}.micro_batch_size"] * flags["data.max_len"], PADDED
+
+
+def smaller(args: SimpleNamespace) -> str:
+    """Return the flags, of those that are not given, by which weights and Adam's states take less memory of a GPU."""
+    ways = []
+    if args.ds.zero_stage < 3:
+        ways.append("--ds.zero_stage 3 (on several GPUs)")
+    if not args.ds.adam_offload:
+        ways.append("--ds.adam_offload")
+    if not args.ds.lora.rank:
+        ways.append("--ds.lora.rank 64")
+    return " or ".join([*ways, "a smaller model"])
+
+
+def less_memory(args: SimpleNamespace) -> str:
+    """Return what makes a run take less memory of a GPU."""
+    sizes = "lower --train.micro_batch_size, --rollout.micro_batch_size or --data.max_len"
+    if args.actor.gradient_checkpointing_enable:
+        return f"{sizes}, or give {smaller(args)}"
+    return f"give --actor.gradient_checkpointing_enable, {sizes}, or give {smaller(args)}"
 
 
 def rows(args: SimpleNamespace, part: str) -> int:

@@ -110,6 +110,11 @@ def nvcc() -> str | None:
     return shutil.which(f"{home}/bin/nvcc") or shutil.which("nvcc")
 
 
+def main_memory() -> int:
+    """Return the bytes of this host's main memory, used or not."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def add_shims() -> None:
     """Let this process import ``shims/`` where a compiled module is missing. Ray calls this function in each worker."""
     # flash_attn imports its compiled extension, and the index has no wheel of it. Last: a real module comes first.
