@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     tokenizers = logging.getLogger("transformers.tokenization_utils_tokenizers")
     tokenizers.addFilter(lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces"))
 
-    from openrlhf_dbb.driver import arguments, checks, launch, prepare, printed
+    from openrlhf_dbb.driver import arguments, checks, hub, launch, prepare, printed
     from openrlhf_dbb.errors import RunError, UsageError
     from openrlhf_dbb.secrets import without_passwords
     from openrlhf_dbb.storage import StoreError
@@ -56,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
             prepared = prepare.prepare(settings, resumed)
             if ray_start is not None:
                 prepared.notes += ray_start.check_hosts(Path(prepared.settings.args.ckpt.path))
+                hub.fetch_models(prepared.settings.args)
             prepare.begin(prepared)
     except (UsageError, StoreError, RunError) as error:
         print(without_passwords(f"error: {error}"), file=sys.stderr)
