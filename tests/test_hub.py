@@ -16,7 +16,7 @@ FETCH = """
 from types import SimpleNamespace
 from openrlhf_dbb.driver import hub
 from openrlhf_dbb.errors import UsageError
-names = dict(actor={name!r}, ref=None, reward=None, critic="/")
+names = dict(actor={name!r}, reward=None, critic="/")
 sections = {{section: SimpleNamespace(model_name_or_path=name) for section, name in names.items()}}
 try:
     hub.fetch_models(SimpleNamespace(**sections))

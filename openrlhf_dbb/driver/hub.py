@@ -19,7 +19,7 @@ def fetch_models(args: SimpleNamespace) -> None:
     Raises:
         UsageError: a model is not on the hub, or the hub cannot be reached and the model is not on disk.
     """
-    for section in ("actor", "ref", "reward", "critic"):
+    for section in ("actor", "reward", "critic"):  # the reference is the policy before training
         name = getattr(args, section).model_name_or_path
         if name and not Path(name).expanduser().exists():
             _fetch(name, f"--{section}.model_name_or_path")
