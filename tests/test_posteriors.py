@@ -20,7 +20,7 @@ from openrlhf_dbb.storage import StoreError, open_store
 
 PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
 DATA = PROMPTS, LABELS
-HALF = {"discount": 0.5}
+HALF = {"estimator": "dbb", "parameters": {"discount": 0.5}}
 
 
 def group(prompt, rewards):
@@ -53,7 +53,7 @@ def forecast(posteriors):
 
 
 def test_two_steps_by_hand(url):
-    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
+    with Posteriors.create(url, "demo", *DATA, **HALF) as posteriors:
         first = posteriors.observe(1, *group(0, [1, 1, 1, 1]))
         # alpha, beta = 0.5 + 4, 0.5: all rollouts succeed, and each still gets sqrt(beta / alpha)
         assert first.mean.tolist() == [0.9] * 4 and first.variance == pytest.approx([0.09] * 4)
@@ -71,7 +71,7 @@ def test_two_steps_by_hand(url):
 
 
 def test_rewards_are_optimized_and_scores_estimated_from(new_url):
-    with Posteriors.create(new_url("sqlite"), "demo", *DATA, parameters=HALF) as posteriors:
+    with Posteriors.create(new_url("sqlite"), "demo", *DATA, **HALF) as posteriors:
         # alpha, beta = 0.5 + 1, 0.5 + 1; the second rollout has a length penalty, the third one's reward is missing
         scored = posteriors.observe(1, *group(0, [1, -0.5, None]), scores=[1, 0, 1], form="dr_grpo")
     assert scored.advantages.tolist() == [0.5, -1.0, 0.0]
@@ -81,11 +81,11 @@ def test_rewards_are_optimized_and_scores_estimated_from(new_url):
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_warm_start_begins_with_another_runs_posteriors(url, new_url, kind, elsewhere):
     source = new_url(kind) if elsewhere else url
-    with Posteriors.create(source, "old", *DATA, parameters=HALF) as old:
+    with Posteriors.create(source, "old", *DATA, **HALF) as old:
         old.observe(1, *group(0, [1, 1, 1, 1]))
         old.finish()
     options = {"warm_start": "old", "warm_start_weight": 0.5} | ({"warm_start_store": source} if elsewhere else {})
-    with Posteriors.create(url, "new", *DATA, parameters=HALF, **options) as new:
+    with Posteriors.create(url, "new", *DATA, **HALF, **options) as new:
         assert (new.warm_start.matched, new.warm_start.unmatched) == (1, 2)
         # 0.5 * 0.5 * 4.5 + 2, 0.5 * 0.5 * 0.5
         assert new.observe(1, *group(0, [1, 1])).mean == pytest.approx([3.125 / 3.25] * 2)
@@ -93,7 +93,7 @@ def test_a_warm_start_begins_with_another_runs_posteriors(url, new_url, kind, el
 
 def test_spo_begins_as_its_public_code_with_a_warm_start(new_url):
     url, prior = new_url("sqlite"), {"discount": 1.0, "prior_alpha": 0.5, "prior_beta": 0.5}
-    with Posteriors.create(url, "offline", *DATA, parameters=prior) as offline:
+    with Posteriors.create(url, "offline", *DATA, estimator="dbb", parameters=prior) as offline:
         offline.observe(1, *group(0, [1, 1, 1, 0, 0, 0, 0, 0]))
     with Posteriors.create(
         url, "spo", *DATA, estimator="spo", warm_start="offline", warm_start_weight=8 / 9
@@ -181,11 +181,20 @@ BAD = [
 def test_bad_input_is_one_error_and_changes_nothing(new_url, arguments, message):
     url = new_url("sqlite")
     options = arguments[4] if len(arguments) > 4 else {}
-    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
+    with Posteriors.create(url, "demo", *DATA, **HALF) as posteriors:
         with pytest.raises(ValueError, match=message):
             posteriors.observe(*arguments[:4], **options)
         assert posteriors.observe(1, *group(0, [1, 1, 1, 1])).mean.tolist() == [0.9] * 4
     assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5)]
+
+
+def test_one_rollout_a_prompt_is_refused_where_it_can_have_no_advantage(new_url):
+    with Posteriors.create(new_url("sqlite"), "demo", *DATA) as posteriors:
+        with pytest.raises(ValueError, match=r"more than 1 rollout, .*'point' needs 2 .*estimator=\"auto\""):
+            posteriors.observe(1, *DATA, [1, 0, 1])
+        # a group that is large enough gives the step an advantage
+        posteriors.observe(1, ["1+1=", "1+1=", "2+2="], ["2", "2", "4"], [1, 0, 1])
+        assert posteriors.step == 1
 
 
 def test_rewards_whose_sum_is_not_finite_change_nothing(url):
@@ -202,7 +211,7 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url):
         ({"prompts": [], "labels": []}, "there are no prompts"),
         ({"labels": [2, 4, 6]}, "labels hold 2, which is not a str"),
         ({"estimator": DiscountedBetaBernoulli}, "is no estimator; give a name, or an object"),
-        ({"parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
+        ({"estimator": "dbb", "parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
         ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
         ({"run_name": 5}, "the run's name 5 is empty, not printable"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
@@ -356,7 +365,7 @@ def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source
 
 def test_an_estimator_that_keeps_nothing_of_a_prompt_takes_its_prior_from_another_run(new_url):
     url = new_url("sqlite")
-    with Posteriors.create(url, "old", *DATA) as old:
+    with Posteriors.create(url, "old", *DATA, estimator="dbb") as old:
         old.observe(1, *batch([[1, 1], [0, 1], [0, 0]]))
     with Posteriors.create(url, "new", *DATA, estimator="empirical_bayes", warm_start="old") as new:
         # groups, and their sums of S/N, (S/N)^2 and 1/N
@@ -366,7 +375,7 @@ def test_an_estimator_that_keeps_nothing_of_a_prompt_takes_its_prior_from_anothe
 LOOP = """
 import sys
 from openrlhf_dbb import Posteriors
-with Posteriors.create(sys.argv[1], "run", ["p", "q"], ["", ""]) as run:
+with Posteriors.create(sys.argv[1], "run", ["p", "q"], ["", ""], estimator="dbb") as run:
     for step in range(1, 1_000_000):
         run.observe(step, ["p", "p", "q"], [""] * 3, [step % 2, 1, 0])
         print(step, flush=True)
@@ -437,7 +446,7 @@ def test_metrics_by_source_and_of_the_hardest(new_url):
     data = [f"{number} =" for number in range(10)], ["1"] * 10
     rates = [[at, 9.0] for at in range(10)]  # the harder the lower the number
     url = new_url("sqlite")
-    Posteriors.create(url, "demo", *data, pass_rates=rates).close()
+    Posteriors.create(url, "demo", *data, estimator="dbb", pass_rates=rates).close()
     with Posteriors.resume(url, "demo", *data, sources=["low"] * 5 + ["high"] * 5) as posteriors:
         texts = [data[0][at] for at in (0, 0, 3, 3, 9, 9)]
         metrics = posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
@@ -446,6 +455,6 @@ def test_metrics_by_source_and_of_the_hardest(new_url):
         "source/low/groups": 2, "source/low/right": 0.25, "source/low/mixed": 0.5, "source/high/groups": 1,
         "source/high/right": 1, "source/high/mixed": 0, "hardest/10": 0.5, "hardest/25": 0.5, "hardest/50": 0.25,
     }  # fmt: skip
-    with Posteriors.create(new_url("sqlite"), "even", *data) as unknown:  # all alike: none is among the hardest half
+    with Posteriors.create(new_url("sqlite"), "even", *data, estimator="dbb") as unknown:  # all alike: none is among the hardest half
         metrics = unknown.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
     assert not [name for name in metrics if name.startswith(("source/", "hardest/"))]

@@ -20,7 +20,8 @@ def ran(capsys, *command):
 def trained(url, groups, **options):
     """A run with a step for each dict of rewards by prompt; the label of prompt p is P."""
     prompts = sorted({prompt for step in groups for prompt in step})
-    with Posteriors.create(url, "run", prompts, [text.upper() for text in prompts]) as posteriors:
+    labels_P = [text.upper() for text in prompts]
+    with Posteriors.create(url, "run", prompts, labels_P, estimator="dbb") as posteriors:
         for step, rewards in enumerate(groups, 1):
             rows = [(prompt, reward) for prompt, of in rewards.items() for reward in of]
             texts = [f"{prompt} {reward}" for prompt, reward in rows]

@@ -120,7 +120,7 @@ def test_draws_are_even_while_the_posteriors_draws_would_have_too_few_mixed_grou
 )
 def test_posteriors_weigh_advantages_and_store_the_probabilities(form, expected, store):
     columns = ["a", "a", "b"], ["1", "1", "2"]
-    with Posteriors.create(store, "run", *columns, parameters={"discount": 0.5}) as posteriors:
+    with Posteriors.create(store, "run", *columns, estimator="dbb", parameters={"discount": 0.5}) as posteriors:
         extras = StepExtras(inclusion=[0.25, 0.25, 1.0], weights=[2.0, 2.0, 0.5])
         scored = posteriors.observe(1, *columns, [1, 0, 1], form=form, extras=extras)
         posteriors.settle()

@@ -81,7 +81,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         prompts: Sequence[str],
         labels: Sequence[str],
         *,
-        estimator: str | RewardEstimator = "dbb",
+        estimator: str | RewardEstimator = "point",
         parameters: Mapping[str, Any] | None = None,
         if_exists: Literal["error", "new"] = "error",
         warm_start: str | None = None,
@@ -238,6 +238,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(f"{following}; to do a step again, roll back first")
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
+        self._check_size(groups)
         probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
         advantage_form = FORMS.build(str(form))
         if advantage_form.leave_one_out and not self.estimator.can_leave_one_out():
@@ -338,6 +339,15 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         except KeyError as error:
             text, label = error.args[0]
             raise ValueError(f"prompt {text!r:.80} with label {label!r:.80} is not in the data set") from None
+
+    def _check_size(self, groups: Groups) -> None:
+        """Raise ValueError if no group is large enough for an advantage."""
+        largest, needed = int(groups.slot_R.max()) + 1, self.estimator.min_rollouts
+        if largest < needed:
+            raise ValueError(
+                f"no prompt of the step has more than {largest} rollout, and estimator {self.estimator.name!r} needs "
+                f'{needed} of a prompt for an advantage; give more, or begin the run with estimator="auto"'
+            )
 
     def _update(
         self, state: State, step: int, rollouts: Rollouts, groups: Groups, form: Form
