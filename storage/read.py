@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.storage.engine import StoreError, chunks, retried, table
-from openrlhf_dbb.storage.records import TOTALS, Floats, Integers, RunRecord, SharedState
+from openrlhf_dbb.storage.records import TOTALS, UNVERIFIED, Floats, Integers, RunRecord, SharedState
 from openrlhf_dbb.storage.run import newest_shared
 from openrlhf_dbb.storage.store import PosteriorStore
 
@@ -168,6 +168,21 @@ def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState:
     """Return the estimator's run-wide vectors by name, as ``Run.load_shared``, whoever owns the run."""
     with store.database.transaction() as connection:
         return newest_shared(connection, run)
+
+
+def unverified_visits(store: PosteriorStore, run: RunRecord) -> dict[int, int]:
+    """Return by prompt id how many visits it has had without any score since its last score, where there are any."""
+    query = "SELECT step, shared FROM dbb_step WHERE run_id = :run AND shared LIKE :name ORDER BY step"
+    steps = store.query(query, run=run.run_id, name=f'%"{UNVERIFIED}"%')
+    if not steps:
+        return {}
+    scored = dict(store.query("SELECT prompt_id, step FROM dbb_posterior WHERE run_id = :run", run=run.run_id))
+    visits: dict[int, int] = {}
+    for row in steps:
+        for prompt_id in map(int, json.loads(row.shared)[UNVERIFIED]):
+            if row.step > scored.get(prompt_id, 0):
+                visits[prompt_id] = visits.get(prompt_id, 0) + 1
+    return visits
 
 
 def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) -> Iterator[tuple[int, str, str, int]]:

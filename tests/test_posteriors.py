@@ -14,7 +14,7 @@ from filler import check
 from openrlhf_dbb import Posteriors, lab
 from openrlhf_dbb.core.posteriors import MemorySupportError
 from openrlhf_dbb.core.step import Responses, StepExtras
-from openrlhf_dbb.estimators import FORMS, build
+from openrlhf_dbb.estimators import FORMS, available, build
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.storage import StoreError, open_store
 
@@ -162,7 +162,6 @@ BAD = [
     ((2, *group(0, [1])), "step 2 of run 'demo' is not the next one, 1"),
     ((1, ["1+1="], ["2"], [1, 0]), r"rewards has shape \(2,\); pass one value for each of the 1 rollouts"),
     ((1, ["who?"], ["2"], [1]), "prompt 'who[?]' with label '2' is not in the data set"),
-    ((1, *group(0, [None, math.nan])), "none of the 2 rollouts of the step could be verified; fix the verifier"),
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as memory 'dbb' needs"),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "prompts hold None, which is not a str"),
@@ -186,6 +185,56 @@ def test_bad_input_is_one_error_and_changes_nothing(new_url, arguments, message)
             posteriors.observe(*arguments[:4], **options)
         assert posteriors.observe(1, *group(0, [1, 1, 1, 1])).mean.tolist() == [0.9] * 4
     assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5)]
+
+
+def unseen_steps(posteriors, steps):
+    """Each of these steps visits the first prompt, without a score, and the second one."""
+    for step in steps:
+        posteriors.observe(step, *[[*a, *b] for a, b in zip(group(0, [None] * 2), group(1, [1, 0]), strict=True)])
+
+
+def test_a_prompt_without_any_score_is_counted_resumed_rolled_back_and_forgiven(url):
+    first = [(PROMPTS[0], LABELS[0])]
+    with Posteriors.create(url, "demo", *DATA) as posteriors:
+        unseen_steps(posteriors, (1, 2))
+        assert posteriors.unverified == [] and not posteriors.predictive().unverified.any()
+    with Posteriors.resume(url, "demo", *DATA) as posteriors:
+        unseen_steps(posteriors, [3])
+        assert posteriors.unverified == first
+        place = posteriors.predictive().prompt_ids.tolist().index(posteriors.prompt_ids[first[0]])
+        assert np.flatnonzero(posteriors.predictive().unverified).tolist() == [place]
+        assert posteriors.observe(4, *group(0, [None] * 2)).metrics["estimator/unverified"] == 1
+        posteriors.roll_back(2)
+        assert posteriors.unverified == []
+        unseen_steps(posteriors, (3, 4))
+        assert posteriors.unverified == first
+        posteriors.observe(5, *group(0, [1, None]))
+        assert posteriors.unverified == []
+        unseen_steps(posteriors, (6, 7))
+    with Posteriors.resume(url, "demo", *DATA) as posteriors:
+        assert posteriors.unverified == []
+        unseen_steps(posteriors, [8])
+        assert posteriors.unverified == first
+        # another run does not begin with these counts
+        with Posteriors.create(url, "new", *DATA, warm_start="demo") as new:
+            assert new.unverified == [] and "unverified" not in new.run.load_shared()
+    with open_store(url) as store:
+        assert check(store) == []
+
+
+@pytest.mark.parametrize("estimator", available())
+def test_a_step_without_any_score_is_a_step_that_teaches_nothing(new_url, estimator):
+    options = {"estimator": estimator}
+    url = new_url("sqlite")
+    with (
+        Posteriors.create(url, "demo", *DATA, **options) as posteriors,
+        Posteriors.create(url, "other", *DATA, **options) as other,
+    ):
+        scored = posteriors.observe(1, *group(0, [None, math.nan, None]))
+        assert scored.advantages.tolist() == [0, 0, 0] and scored.metrics["estimator/missing"] == 1
+        found, wanted = (each.observe(each.step + 1, *batch(GROUPS)) for each in (posteriors, other))
+        np.testing.assert_allclose(found.mean, wanted.mean, rtol=1e-12)
+    assert [row[0] for row in history(url)] == [2, 2, 2]
 
 
 def test_one_rollout_a_prompt_is_refused_where_it_can_have_no_advantage(new_url):
@@ -227,7 +276,7 @@ def test_a_run_that_cannot_begin_is_one_error_and_leaves_none(new_url, arguments
     url = new_url("sqlite")
     for name, columns in (("demo", DATA), ("other", (["other"], [""]))):
         with Posteriors.create(url, name, *columns) as run:
-            run.observe(1, columns[0][:1], columns[1][:1], [1])
+            run.observe(1, columns[0][:1] * 2, columns[1][:1] * 2, [1, 0])
     with pytest.raises((ValueError, StoreError), match=message):
         Posteriors.create(**{"store": url, "run_name": "new", "prompts": PROMPTS, "labels": LABELS} | arguments)
     with open_store(url) as store:
@@ -455,6 +504,8 @@ def test_metrics_by_source_and_of_the_hardest(new_url):
         "source/low/groups": 2, "source/low/right": 0.25, "source/low/mixed": 0.5, "source/high/groups": 1,
         "source/high/right": 1, "source/high/mixed": 0, "hardest/10": 0.5, "hardest/25": 0.5, "hardest/50": 0.25,
     }  # fmt: skip
-    with Posteriors.create(new_url("sqlite"), "even", *data, estimator="dbb") as unknown:  # all alike: none is among the hardest half
+    with Posteriors.create(
+        new_url("sqlite"), "even", *data, estimator="dbb"
+    ) as unknown:  # all alike: none is among the hardest half
         metrics = unknown.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
     assert not [name for name in metrics if name.startswith(("source/", "hardest/"))]

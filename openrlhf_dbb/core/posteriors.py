@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
+from openrlhf_dbb.core import SET_ASIDE
 from openrlhf_dbb.core import step as steps
 from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError
 from openrlhf_dbb.core.memory import refusal
@@ -25,7 +26,8 @@ from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.secrets import without_secrets
-from openrlhf_dbb.storage.read import read_log, whole_prompts
+from openrlhf_dbb.storage.read import read_log, unverified_visits, whole_prompts
+from openrlhf_dbb.storage.records import UNVERIFIED
 
 _NO_EXTRAS = StepExtras()
 
@@ -220,7 +222,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         Args:
             prompts, labels: (R,) of each rollout; the run must have been opened with them.
             rewards: (R,) the optimized values. None or NaN marks a rollout that could not be verified; it is left out
-                of its group and gets advantage 0.
+                of its group and gets advantage 0. A prompt without any score in a step keeps its posterior; after
+                three such visits in a row it is one of :attr:`unverified`.
             scores: (R,) the verifier's scores before length penalties and the like; by default the rewards. Estimators
                 of binary correctness see the scores, estimators of real rewards see the rewards.
             form: of :mod:`openrlhf_dbb.estimators.forms`, by name.
@@ -228,8 +231,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         Raises:
             MemorySupportError: the memory does not take a score, such as 0.5. Nothing has changed then.
             ValueError: the step is not the next one, a column has another length or a value of another kind, a sum is
-                not finite, a prompt or the form is unknown, the estimator cannot serve the form, or no rollout was
-                verified. Nothing has changed then.
+                not finite, a prompt or the form is unknown, or the estimator cannot serve the form or has too few
+                rollouts of every prompt. Nothing has changed then.
         """
         self.settle()
         step = whole("step", step)
@@ -252,6 +255,12 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         usage, metrics = steps.usage(rollouts, groups, scored), steps.metrics(step, rollouts, groups, scored)
         metrics |= {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
         shares_V = changed.successes, changed.rollouts
+        missed = self._ids[groups.prompts_P[~groups.verified_P]]
+        unverified = self._without_score(missed, groups)
+        if unverified:
+            metrics["estimator/unverified"] = float(len(_set_aside(unverified)))
+        if len(missed):
+            changed.shared[UNVERIFIED] = missed.astype(np.float64)
         if self._sources is not None:
             metrics |= steps.by_source(self._sources[groups.prompts_V], *shares_V)
         if expected is not None:
@@ -271,6 +280,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(f"step {step} is refused: an advantage is not finite; use smaller rewards and weights")
         with self._state_lock:
             self._state = state
+            self._unverified = unverified
         self._visited_at[groups.prompts_V] = step
         self.step: int = step
         self._writing = self._writer.submit(self.run.record_step, step, rows)
@@ -280,9 +290,19 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         """Return what the estimator expects of every prompt's next visit. Another thread may call this method."""
         with self._state_lock:
             expected = self._belief.predictive(self._state)
+            unverified = _set_aside(self._unverified)
         if expected is None:
             raise ValueError(f"estimator {self.estimator.name!r} predicts no visit; use auto or dbb")
-        return Predictive(self._ids, *expected)
+        return Predictive(self._ids, *expected, np.isin(self._ids, unverified))
+
+    @property
+    def unverified(self) -> list[Key]:
+        """Text and label of the prompts whose last three visits, or more, yielded no score."""
+        with self._state_lock:
+            unverified = set(_set_aside(self._unverified))
+        if not unverified:
+            return []
+        return [key for key, prompt_id in self.prompt_ids.items() if prompt_id in unverified]
 
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Begin to store the numbers of what the trainer logged of an observed step, by name (view ``steps``)."""
@@ -326,6 +346,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         initial = self._belief.initial_state(len(self._ids))
         shared = initial | self.run.load_shared()
         self._visited_at = table.step
+        self._unverified = unverified_visits(self.store, self.run.record)
         self.step = self.run.record.last_step
         self._state = {
             field: np.where(table.step >= 0, table.state[:, i], initial[field])
@@ -339,6 +360,15 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         except KeyError as error:
             text, label = error.args[0]
             raise ValueError(f"prompt {text!r:.80} with label {label!r:.80} is not in the data set") from None
+
+    def _without_score(self, missed: Positions, groups: Groups) -> dict[int, int]:
+        """Return how many visits in a row, up to this step's, yielded no score, by prompt id, where there are any."""
+        visits = dict(self._unverified)
+        for prompt_id in self._ids[groups.prompts_V].tolist():
+            visits.pop(prompt_id, None)
+        for prompt_id in missed.tolist():
+            visits[prompt_id] = visits.get(prompt_id, 0) + 1
+        return visits
 
     def _check_size(self, groups: Groups) -> None:
         """Raise ValueError if no group is large enough for an advantage."""
@@ -393,6 +423,11 @@ def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, c
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
+
+
+def _set_aside(visits: Mapping[int, int]) -> list[int]:
+    """Return the ids of the prompts with so many visits in a row without a score that strategies set them aside."""
+    return [prompt_id for prompt_id, number in visits.items() if number >= SET_ASIDE]
 
 
 def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:

@@ -116,8 +116,6 @@ class Rollouts(StepExtras):
         scores_R = rewards_R if scores is None else column("scores", scores, size)
         # Without a reward a rollout gets no advantage, and without a score no posterior can learn from it.
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
-        if missing_R.all():
-            raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
         columns = {"tokens": np.zeros(size), "trained": np.ones(size)}
         for each in fields(StepExtras):
             if each.metadata and given[each.name] is not None:
