@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from openrlhf_dbb.storage.engine import StoreError, chunks, retried, table
 from openrlhf_dbb.storage.records import TOTALS, UNVERIFIED, Floats, Integers, RunRecord, SharedState
 from openrlhf_dbb.storage.run import newest_shared
+from openrlhf_dbb.storage.schema import VIEWS
 from openrlhf_dbb.storage.store import PosteriorStore
 
 Rows = list[dict[str, Any]]
@@ -267,11 +268,44 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
     return _rows(store, query, run=run.run_id, prompt=prompt_id)
 
 
-def prompt_rates(store: PosteriorStore, run: RunRecord) -> dict[str, NDArray[Any]]:
-    """Return the columns of the view ``prompt_rates`` of a run, (P,) each, ascending by prompt_id."""
+@dataclass(frozen=True)
+class KeptScores:
+    """The scores of a run's kept rollouts: how many different ones, and the ends, None if no score is kept."""
+
+    different: int
+    lowest: float | None
+    highest: float | None
+
+
+def kept_scores(store: PosteriorStore, run: RunRecord) -> KeptScores:
+    query = """SELECT count(DISTINCT score), min(score), max(score) FROM dbb_rollout WHERE run_id = :run"""
+    [row] = store.query(query, run=run.run_id)
+    return KeptScores(*row)
+
+
+# The number of right rollouts of a group, if its scores are two; a sum of decimals has rounding errors.
+_RIGHT = "(successes - :wrong * rollouts) / (:right - :wrong)"
+
+
+def all_fit(store: PosteriorStore, run: RunRecord, wrong: float, right: float) -> bool:
+    """Return whether the sum of every group is that of rollouts which are wrong or right, with these scores."""
+    query = f"""SELECT counted FROM
+                (SELECT rollouts, {_RIGHT} AS counted FROM dbb_history WHERE run_id = :run) of_visit
+                WHERE counted < -1e-6 OR counted > rollouts + 1e-6 OR abs(counted - round(counted)) > 1e-6 LIMIT 1"""
+    return not store.query(query, run=run.run_id, wrong=wrong, right=right)
+
+
+def prompt_rates(store: PosteriorStore, run: RunRecord, wrong: float, right: float) -> dict[str, NDArray[Any]]:
+    """Return the columns of the view ``prompt_rates`` of a run, (P,) each, ascending by prompt_id.
+
+    ``wrong`` and ``right`` are the scores of a rollout; ``successes`` counts the right ones.
+    """
     kinds = dict.fromkeys(("prompt_id", "visits", "rollouts", "flips"), "<i8")
     kinds |= dict.fromkeys(("successes", "best", "last"), "<f8")
-    return _columns(store, kinds, "FROM prompt_rates WHERE run_id = :run ORDER BY prompt_id", run=run.run_id)
+    counted = f"SELECT run_id, step, prompt_id, rollouts, round({_RIGHT}) AS successes FROM dbb_history"
+    rates = VIEWS["prompt_rates"].replace("FROM dbb_history", f"FROM ({counted} WHERE run_id = :run) counted")
+    where = f"FROM ({rates}) rates ORDER BY prompt_id"
+    return _columns(store, kinds, where, run=run.run_id, wrong=wrong, right=right)
 
 
 def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int) -> tuple[Rows, Rows]:

@@ -412,6 +412,20 @@ def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source
         assert forecast(new)[:, :2].tolist() == expected[:, :2].tolist()
 
 
+@pytest.mark.parametrize("scores", [[0, 0.9, 0.9, 0.9], [-1, 1, -1, 1], [2, 1, 0, 1], [0.5, 0.5, 0, 0]])
+@pytest.mark.parametrize("target", ["auto", "point", "dbb"])
+def test_a_warm_start_that_would_see_part_of_a_run_is_refused(new_url, scores, target):
+    """Of groups of 0 and 0.9 those of 0 alone would be replayed; a group of -1 and 1 would be all wrong."""
+    url, texts = new_url("sqlite"), StepExtras(responses=Responses(["a", "b", "c", "d"]))
+    with Posteriors.create(url, "old", *DATA, estimator="gaussian") as old:
+        old.observe(1, *group(0, scores), extras=texts)
+        old.observe(2, *group(1, [0, 0, 0, 0]), extras=texts)
+    with pytest.raises(MemorySupportError, match=r"run 'old' has scores .*point.memory gaussian"):
+        Posteriors.create(url, "new", *DATA, estimator=target, warm_start="old")
+    with Posteriors.create(url, "new", *DATA, estimator="gaussian", warm_start="old") as new:
+        assert new.warm_start.matched == 2
+
+
 def test_an_estimator_that_keeps_nothing_of_a_prompt_takes_its_prior_from_another_run(new_url):
     url = new_url("sqlite")
     with Posteriors.create(url, "old", *DATA, estimator="dbb") as old:
@@ -504,8 +518,16 @@ def test_metrics_by_source_and_of_the_hardest(new_url):
         "source/low/groups": 2, "source/low/right": 0.25, "source/low/mixed": 0.5, "source/high/groups": 1,
         "source/high/right": 1, "source/high/mixed": 0, "hardest/10": 0.5, "hardest/25": 0.5, "hardest/50": 0.25,
     }  # fmt: skip
-    with Posteriors.create(
-        new_url("sqlite"), "even", *data, estimator="dbb"
-    ) as unknown:  # all alike: none is among the hardest half
+    # all alike: none is among the hardest half
+    with Posteriors.create(new_url("sqlite"), "even", *data, estimator="dbb") as unknown:
         metrics = unknown.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
     assert not [name for name in metrics if name.startswith(("source/", "hardest/"))]
+
+
+def test_of_scores_of_minus_1_and_1_a_source_counts_groups_that_differ_as_mixed(new_url):
+    url = new_url("sqlite")
+    Posteriors.create(url, "real", *DATA, estimator="gaussian").close()
+    with Posteriors.resume(url, "real", *DATA, sources=["all"] * 3) as posteriors:
+        texts, labels = PROMPTS[:2] * 2, LABELS[:2] * 2
+        metrics = posteriors.observe(1, texts, labels, [-1, 1, 1, 1]).metrics
+    assert (metrics["source/all/right"], metrics["source/all/mixed"]) == (0.5, 0.5)

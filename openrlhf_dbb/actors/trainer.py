@@ -115,25 +115,18 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         form, estimator = FORMS.get(self.args.algo.advantage.estimator), self._posteriors.estimator
         prompts_asked = len(self._held_out.dataset) if self._held_out else 0
         lines: dict[str, str] = {}
-        note, unverified = self._sampler.note, self._unverified()
+        note, unverified = self._sampler.note, self._posteriors.unverified
         if note:
             lines[note] = note
         if unverified:
-            lines["unverified"] = unverified
+            lines["unverified"] = (
+                f"the last {SET_ASIDE} visits or more to {len(unverified)} prompts yielded no score, such as "
+                f"{unverified[0][0]!r:.80}; the command prompts lists them: look at their labels and at the verifier"
+            )
         return lines | self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
             punishes_failures=bool(estimator.state_fields) and not estimator.shared_fields and not form.sums_to_zero,
-        )
-
-    def _unverified(self) -> str:
-        """Return a line on the prompts that yield no score; "" if there are none."""
-        prompts = self._posteriors.unverified
-        if not prompts:
-            return ""
-        return (
-            f"the last {SET_ASIDE} visits or more to {len(prompts)} prompts yielded no score, such as "
-            f"{prompts[0][0]!r:.80}; the command prompts lists them: look at their labels and at the verifier"
         )
 
     def fit(self, global_step: int = 0) -> None:

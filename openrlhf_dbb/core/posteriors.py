@@ -21,6 +21,7 @@ from openrlhf_dbb.core import SET_ASIDE
 from openrlhf_dbb.core import step as steps
 from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError
 from openrlhf_dbb.core.memory import refusal
+from openrlhf_dbb.core.scale import supports_run
 from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras, keys_of, numbers, whole
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
@@ -262,7 +263,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         if len(missed):
             changed.shared[UNVERIFIED] = missed.astype(np.float64)
         if self._sources is not None:
-            metrics |= steps.by_source(self._sources[groups.prompts_V], *shares_V)
+            scores_V_G = groups.matrix(rollouts.scores)
+            metrics |= steps.by_source(self._sources[groups.prompts_V], *shares_V, scores_V_G)
         if expected is not None:
             alpha, beta = expected
             metrics |= steps.of_hardest(alpha / (alpha + beta), groups.prompts_V, *shares_V)
@@ -499,16 +501,22 @@ def _of_state(belief: RewardEstimator, state: State, prompt_ids: Positions, seen
 
 
 def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: RewardEstimator) -> storage.Replayed:
-    """Return what ``belief`` would know after all visits of a run. Rewards that it does not support are left out."""
+    """Return what ``belief`` would know after all visits of a run.
+
+    Raise MemorySupportError if the run has scores that ``belief`` does not take.
+    """
     log = read_log(store, run)
+    if not supports_run(store, run, belief):
+        raise MemorySupportError(
+            f"run {run.name!r} has scores that memory {belief.name!r} does not take, so that its visits cannot be "
+            'replayed; begin without a warm start, or remember real rewards: estimator "gaussian", or "point" with '
+            'parameters={"memory": "gaussian"} (--point.memory gaussian)'
+        )
     prompt_ids, prompt_V = np.unique(log.prompt_id, return_inverse=True)
     state = belief.initial_state(len(prompt_ids))
     if belief.reads_texts:
         state["features"] = text_features([text for text, _ in whole_prompts(store, prompt_ids)])
     rewards_V_G = rewards_of(log.rollouts, log.successes)
-    rewards_V_G = np.where(belief.supports(rewards_V_G), rewards_V_G, np.nan)
-    some_V = np.asarray(~np.isnan(rewards_V_G).all(axis=1))
     for rows in np.split(np.arange(len(log.step)), np.flatnonzero(np.diff(log.step)) + 1):
-        rows = rows[some_V[rows]]
         belief.observe_at(state, prompt_V[rows], rewards_V_G[rows])
-    return _of_state(belief, state, prompt_ids, np.unique(prompt_V[some_V]))
+    return _of_state(belief, state, prompt_ids, np.arange(len(prompt_ids)))

@@ -399,10 +399,15 @@ def measure(
     return measured, errors
 
 
-def by_source(sources_V: NDArray[np.str_], successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
-    """Return the groups of each source in a step, the share of their rollouts that are right, and the share mixed."""
+def by_source(
+    sources_V: NDArray[np.str_], successes_V: Floats, rollouts_V: Positions, scores_V_G: Floats
+) -> dict[str, float]:
+    """Return the groups of each source in a step, the share of their rollouts that are right, and the share mixed.
+
+    The share right is the mean score, if scores are others than 0 and 1; the scores of a mixed group differ.
+    """
     found: dict[str, float] = {}
-    mixed_V = (successes_V > 0) & (successes_V < rollouts_V)
+    mixed_V = np.nanmin(scores_V_G, axis=1) < np.nanmax(scores_V_G, axis=1)
     for source in np.unique(sources_V):
         among = sources_V == source
         right, mixed = successes_V[among].sum() / rollouts_V[among].sum(), mixed_V[among].mean()

@@ -12,20 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from openrlhf_dbb.core import SET_ASIDE
+from openrlhf_dbb.core.scale import verdicts
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.inspect.show import print_prompts
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.read import prompt_rates, whole_prompts
+from openrlhf_dbb.storage.read import prompt_rates, unverified_visits, whole_prompts
 from openrlhf_dbb.terminal import json_text, print_facts
 
 CLASSES = {
     "never": "no rollout right, though the most similar prompts are solved more often: is label or verifier wrong?",
     "always": "every rollout right, 8 or more",
     "flipping": "from all right to all wrong or back, twice or more",
-    "forgotten": "once all right, now wrong beyond chance",
+    "lost": "once all right, now wrong beyond chance",
 }
-LEFT_OUT = ("never", "always")
+UNVERIFIED = "unverified"
+LEFT_OUT = ("never", "always", UNVERIFIED)
+_NOT_JUDGED = "its scores are not known to be two, such as 0 and 1 or -1 and 1: which prompts are solved is not known"
 _SIMILAR = 20  # prompts
 _FEW = 8  # rollouts
 _EXAMPLES = 5
@@ -35,14 +39,19 @@ _BLOCK = 256  # prompts whose distances to all others are in memory at once
 def add_commands(add: Any) -> None:
     parser = add("prompts", prompts)
     add_run(parser)
-    text = f"write the prompts that are {' or '.join(LEFT_OUT)} solved, for train --data.leave_out FILE"
+    text = "write the prompts that are never or always solved, or yield no score, for train --data.leave_out FILE"
     parser.add_argument("--leave_out", metavar="FILE", type=Path, help=text)
     add_json(parser)
 
 
 def prompts(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     run = chosen(store, arguments.run)
-    rows = judged(store, run)
+    scores = verdicts(store, run)
+    if scores is None and arguments.leave_out is not None:
+        raise StoreError(f"--leave_out: run {run.name!r}: {_NOT_JUDGED}; nothing was written")
+    rows = unverified(store, run)
+    if scores is not None:
+        rows = judged(store, run, *scores) + rows
     if arguments.leave_out is not None:
         lines = [{name: row[name] for name in ("prompt", "label", "why")} for row in rows if row["why"] in LEFT_OUT]
         try:
@@ -50,25 +59,45 @@ def prompts(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         except OSError as error:
             raise StoreError(f"--leave_out {arguments.leave_out} cannot be written: {error.strerror}") from None
     if arguments.json:
-        print(json_text({"run": run.name, "prompts": rows}))
+        print(json_text({"run": run.name, "scores": scores, "prompts": rows}))
         return
-    counted = [(name, f"{sum(row['why'] == name for row in rows)}: {text}") for name, text in CLASSES.items()]
+    classes = {UNVERIFIED: f"no score at the last {SET_ASIDE} visits or more: look at label and verifier"}
+    if scores is None:
+        counted = [("not judged", _NOT_JUDGED)]
+    else:
+        classes = CLASSES | classes
+        counted = []
+    for name, text in classes.items():
+        counted.append((name, f"{sum(row['why'] == name for row in rows)}: {text}"))
     print_facts([("run", f"{run.name}, step {run.last_step}"), *counted])
     examples = {name: [row for row in rows if row["why"] == name][:_EXAMPLES] for name in CLASSES}
     print_prompts(examples, ("prompt_id", "visits", "rollouts", "rate", "low", "high", "similar", "last"))
+    silent = [row for row in rows if row["why"] == UNVERIFIED][:_EXAMPLES]
+    print_prompts({UNVERIFIED: silent}, ("prompt_id", "visits"))
 
 
-def judged(store: PosteriorStore, run: RunRecord) -> list[dict[str, Any]]:
+def unverified(store: PosteriorStore, run: RunRecord) -> list[dict[str, Any]]:
+    """Return the prompts whose last visits yielded no score, most visits first; ``visits`` counts these."""
+    visits = unverified_visits(store, run)
+    found = [prompt_id for prompt_id, number in visits.items() if number >= SET_ASIDE]
+    found.sort(key=lambda prompt_id: -visits[prompt_id])
+    rows = []
+    for prompt_id, (text, label) in zip(found, whole_prompts(store, np.array(found, dtype=np.int64)), strict=True):
+        row = {"prompt": text, "label": label, "why": UNVERIFIED, "prompt_id": prompt_id, "visits": visits[prompt_id]}
+        rows.append(row)
+    return rows
+
+
+def judged(store: PosteriorStore, run: RunRecord, wrong: float, right: float) -> list[dict[str, Any]]:
     """Return the prompts of a class, class by class, the clearest first; ``why`` is the class.
+
+    ``wrong`` and ``right`` are the two scores of a rollout.
 
     ``rate`` is successes / rollouts over all visits, ``low`` to ``high`` its 95 % interval (Clopper and Pearson),
     ``similar`` the mean rate of the 20 prompts with the nearest texts, ``last`` the rate of the last visit.
-    Raise StoreError if a score is not in [0, 1].
     """
-    found = prompt_rates(store, run)
+    found = prompt_rates(store, run, wrong, right)
     rollouts, successes, visits = found["rollouts"], found["successes"], found["visits"]
-    if ((successes < 0) | (successes > rollouts)).any():
-        raise StoreError(f"scores of run {run.name!r} are not in [0, 1]; prompts can only be judged where 1 is right")
     texts = whole_prompts(store, found["prompt_id"])
     rate, (low, high) = successes / np.maximum(rollouts, 1), interval(successes, rollouts)
     similar = similar_rates([text for text, _ in texts], rate, successes == 0)
@@ -79,7 +108,7 @@ def judged(store: PosteriorStore, run: RunRecord) -> list[dict[str, Any]]:
          (found["best"] == 1) & fell],
         list(CLASSES), default="",
     )  # fmt: skip
-    clearest = {"never": similar - high, "always": rollouts, "flipping": found["flips"], "forgotten": -found["last"]}
+    clearest = {"never": similar - high, "always": rollouts, "flipping": found["flips"], "lost": -found["last"]}
     columns = found | {"rate": rate, "low": low, "high": high, "similar": similar}
     return [
         {"prompt": texts[row][0], "label": texts[row][1], "why": name}

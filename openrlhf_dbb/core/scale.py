@@ -1,0 +1,47 @@
+"""What a run's scores are: right or wrong, or others. The history keeps sums alone, which do not tell."""
+
+import numpy as np
+
+from openrlhf_dbb import estimators
+from openrlhf_dbb.estimators import RewardEstimator
+from openrlhf_dbb.storage import PosteriorStore, RunRecord, read
+
+
+def own_estimator(run: RunRecord) -> RewardEstimator | None:
+    """Return the run's estimator; None if it is not installed or not imported here."""
+    try:
+        estimators.check_stored(run.estimator)
+        return estimators.build(run.estimator, **run.parameters)
+    except ValueError:
+        return None
+
+
+def verdicts(store: PosteriorStore, run: RunRecord) -> tuple[float, float] | None:
+    """Return the scores of a wrong and of a right rollout, such as (0, 1) or (-1, 1); None if there are others.
+
+    They are the two scores that the kept rollouts have. A memory of 0 and 1 needs no two.
+    """
+    kept = read.kept_scores(store, run)
+    estimator = own_estimator(run)
+    pair = None
+    if kept.different == 2:
+        pair = kept.lowest, kept.highest
+    elif estimator is not None and estimator.belief.support == "binary" and {kept.lowest, kept.highest} <= {0, 1, None}:
+        pair = 0.0, 1.0
+    if pair is None or not read.all_fit(store, run, *pair):
+        return None
+    return pair
+
+
+def supports_run(store: PosteriorStore, run: RunRecord, estimator: RewardEstimator) -> bool:
+    """Return whether an estimator takes the scores of a run, as far as kept rollouts and sums of groups tell."""
+    if estimator.support == "real":
+        return True
+    kept = read.kept_scores(store, run)
+    ends = [score for score in (kept.lowest, kept.highest) if score is not None]
+    if not estimator.supports(np.array(ends)).all():
+        return False
+    if estimator.support == "binary":
+        return kept.different <= 2 and read.all_fit(store, run, 0.0, 1.0)
+    log = read.read_log(store, run)
+    return bool(((log.successes >= 0) & (log.successes <= log.rollouts)).all())
