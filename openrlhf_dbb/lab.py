@@ -98,9 +98,11 @@ def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
         log, probes = read_log(store, record), read_probes(store, record)
         texts = [text for text, _ in whole_prompts(store, np.unique(log.prompt_id))]
         kept = kept_scores(store, record)
-    if not {kept.lowest, kept.highest} <= {0, 1, None}:
-        scores = f"scores of run {record.name!r} lie between {kept.lowest:g} and {kept.highest:g}"
-        raise UsageError(f"{scores}; only rewards 0 and 1 can be replayed; choose another run")
+    if not set(kept.ends) <= {0, 1}:
+        raise UsageError(
+            f"scores of run {record.name!r} go from {kept.ends[0]:g} to {kept.ends[1]:g}; only rewards 0 and 1 can be "
+            "replayed; choose another run"
+        )
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
     return record, visits(log, probes, texts)

@@ -177,7 +177,8 @@ def unverified_visits(store: PosteriorStore, run: RunRecord) -> dict[int, int]:
     steps = store.query(query, run=run.run_id, name=f'%"{UNVERIFIED}"%')
     if not steps:
         return {}
-    scored = dict(store.query("SELECT prompt_id, step FROM dbb_posterior WHERE run_id = :run", run=run.run_id))
+    last_scores = store.query("SELECT prompt_id, step FROM dbb_posterior WHERE run_id = :run", run=run.run_id)
+    scored = {row.prompt_id: row.step for row in last_scores}
     visits: dict[int, int] = {}
     for row in steps:
         for prompt_id in map(int, json.loads(row.shared)[UNVERIFIED]):
@@ -270,17 +271,18 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
 
 @dataclass(frozen=True)
 class KeptScores:
-    """The scores of a run's kept rollouts: how many different ones, and the ends, None if no score is kept."""
+    """The scores of a run's kept rollouts."""
 
-    different: int
-    lowest: float | None
-    highest: float | None
+    different: int  # how many different ones there are
+    ends: tuple[float, ...]  # the lowest and the highest; empty if no score is kept
 
 
 def kept_scores(store: PosteriorStore, run: RunRecord) -> KeptScores:
-    query = """SELECT count(DISTINCT score), min(score), max(score) FROM dbb_rollout WHERE run_id = :run"""
+    """Return what the kept rollouts tell of the scores of a run."""
+    query = """SELECT count(DISTINCT score) AS different, min(score) AS lowest, max(score) AS highest
+               FROM dbb_rollout WHERE run_id = :run"""
     [row] = store.query(query, run=run.run_id)
-    return KeptScores(*row)
+    return KeptScores(row.different, (row.lowest, row.highest) if row.different else ())
 
 
 # The number of right rollouts of a group, if its scores are two; a sum of decimals has rounding errors.

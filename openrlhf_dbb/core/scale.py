@@ -23,14 +23,12 @@ def verdicts(store: PosteriorStore, run: RunRecord) -> tuple[float, float] | Non
     """
     kept = read.kept_scores(store, run)
     estimator = own_estimator(run)
-    pair = None
+    wrong, right = 0.0, 1.0
     if kept.different == 2:
-        pair = kept.lowest, kept.highest
-    elif estimator is not None and estimator.belief.support == "binary" and {kept.lowest, kept.highest} <= {0, 1, None}:
-        pair = 0.0, 1.0
-    if pair is None or not read.all_fit(store, run, *pair):
+        wrong, right = kept.ends
+    elif estimator is None or estimator.belief.support != "binary" or not set(kept.ends) <= {0, 1}:
         return None
-    return pair
+    return (wrong, right) if read.all_fit(store, run, wrong, right) else None
 
 
 def supports_run(store: PosteriorStore, run: RunRecord, estimator: RewardEstimator) -> bool:
@@ -38,8 +36,7 @@ def supports_run(store: PosteriorStore, run: RunRecord, estimator: RewardEstimat
     if estimator.support == "real":
         return True
     kept = read.kept_scores(store, run)
-    ends = [score for score in (kept.lowest, kept.highest) if score is not None]
-    if not estimator.supports(np.array(ends)).all():
+    if not estimator.supports(np.array(kept.ends)).all():
         return False
     if estimator.support == "binary":
         return kept.different <= 2 and read.all_fit(store, run, 0.0, 1.0)

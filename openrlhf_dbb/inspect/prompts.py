@@ -53,20 +53,30 @@ def prompts(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     if scores is not None:
         rows = judged(store, run, *scores) + rows
     if arguments.leave_out is not None:
-        lines = [{name: row[name] for name in ("prompt", "label", "why")} for row in rows if row["why"] in LEFT_OUT]
-        try:
-            arguments.leave_out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        except OSError as error:
-            raise StoreError(f"--leave_out {arguments.leave_out} cannot be written: {error.strerror}") from None
+        write_list(arguments.leave_out, rows)
     if arguments.json:
         print(json_text({"run": run.name, "scores": scores, "prompts": rows}))
-        return
-    classes = {UNVERIFIED: f"no score at the last {SET_ASIDE} visits or more: look at label and verifier"}
-    if scores is None:
-        counted = [("not judged", _NOT_JUDGED)]
     else:
+        show_classes(run, rows, judged=scores is not None)
+
+
+def write_list(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the prompts that teach nothing; raise StoreError if the file cannot be written."""
+    lines = [{name: row[name] for name in ("prompt", "label", "why")} for row in rows if row["why"] in LEFT_OUT]
+    try:
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    except OSError as error:
+        raise StoreError(f"--leave_out {file} cannot be written: {error.strerror}") from None
+
+
+def show_classes(run: RunRecord, rows: list[dict[str, Any]], *, judged: bool) -> None:
+    """Print how many prompts each class has, and examples; without ``judged`` only those without a score."""
+    classes = {UNVERIFIED: f"no score at the last {SET_ASIDE} visits or more: look at label and verifier"}
+    counted = []
+    if judged:
         classes = CLASSES | classes
-        counted = []
+    else:
+        counted.append(("not judged", _NOT_JUDGED))
     for name, text in classes.items():
         counted.append((name, f"{sum(row['why'] == name for row in rows)}: {text}"))
     print_facts([("run", f"{run.name}, step {run.last_step}"), *counted])
