@@ -204,7 +204,7 @@ class RewardEstimator(ABC):
         return np.array(columns, dtype=np.float64).reshape(len(columns), len(prompts)).T
 
     def supports(self, rewards: Floats) -> NDArray[np.bool_]:
-        """Return which rewards the estimator accepts, an array of their shape; False for a missing one."""
+        """Return which rewards the estimator accepts, in their shape; False for a missing one."""
         if self.support == "binary":
             return np.asarray((rewards == 0) | (rewards == 1))
         if self.support == "unit":

@@ -100,8 +100,8 @@ def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
         kept = kept_scores(store, record)
     if not set(kept.ends) <= {0, 1}:
         raise UsageError(
-            f"scores of run {record.name!r} go from {kept.ends[0]:g} to {kept.ends[1]:g}; only rewards 0 and 1 can be "
-            "replayed; choose another run"
+            f"scores of run {record.name!r} go from {kept.ends[0]:g} to {kept.ends[1]:g}; only rewards "
+            "0 and 1 can be replayed; choose another run"
         )
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")

@@ -172,13 +172,13 @@ def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState:
 
 
 def unverified_visits(store: PosteriorStore, run: RunRecord) -> dict[int, int]:
-    """Return by prompt id how many visits it has had without any score since its last score, where there are any."""
-    query = "SELECT step, shared FROM dbb_step WHERE run_id = :run AND shared LIKE :name ORDER BY step"
+    """Return by prompt id how many visits without any score it has had since its last score."""
+    query = "SELECT step, shared FROM dbb_step WHERE run_id = :run AND shared LIKE :name"
     steps = store.query(query, run=run.run_id, name=f'%"{UNVERIFIED}"%')
     if not steps:
         return {}
-    last_scores = store.query("SELECT prompt_id, step FROM dbb_posterior WHERE run_id = :run", run=run.run_id)
-    scored = {row.prompt_id: row.step for row in last_scores}
+    query = "SELECT prompt_id, step FROM dbb_posterior WHERE run_id = :run"
+    scored = {row.prompt_id: row.step for row in store.query(query, run=run.run_id)}
     visits: dict[int, int] = {}
     for row in steps:
         for prompt_id in map(int, json.loads(row.shared)[UNVERIFIED]):
@@ -285,15 +285,16 @@ def kept_scores(store: PosteriorStore, run: RunRecord) -> KeptScores:
     return KeptScores(row.different, (row.lowest, row.highest) if row.different else ())
 
 
-# The number of right rollouts of a group, if its scores are two; a sum of decimals has rounding errors.
+# The number of right rollouts of a group; a sum of decimals has rounding errors.
 _RIGHT = "(successes - :wrong * rollouts) / (:right - :wrong)"
 
 
 def all_fit(store: PosteriorStore, run: RunRecord, wrong: float, right: float) -> bool:
-    """Return whether the sum of every group is that of rollouts which are wrong or right, with these scores."""
+    """Return whether every group's sum is one of rollouts that have these two scores."""
     query = f"""SELECT counted FROM
                 (SELECT rollouts, {_RIGHT} AS counted FROM dbb_history WHERE run_id = :run) of_visit
-                WHERE counted < -1e-6 OR counted > rollouts + 1e-6 OR abs(counted - round(counted)) > 1e-6 LIMIT 1"""
+                WHERE counted < -1e-6 OR counted > rollouts + 1e-6
+                   OR abs(counted - round(counted)) > 1e-6 LIMIT 1"""
     return not store.query(query, run=run.run_id, wrong=wrong, right=right)
 
 
@@ -304,8 +305,9 @@ def prompt_rates(store: PosteriorStore, run: RunRecord, wrong: float, right: flo
     """
     kinds = dict.fromkeys(("prompt_id", "visits", "rollouts", "flips"), "<i8")
     kinds |= dict.fromkeys(("successes", "best", "last"), "<f8")
-    counted = f"SELECT run_id, step, prompt_id, rollouts, round({_RIGHT}) AS successes FROM dbb_history"
-    rates = VIEWS["prompt_rates"].replace("FROM dbb_history", f"FROM ({counted} WHERE run_id = :run) counted")
+    counted = f"""SELECT run_id, step, prompt_id, rollouts, round({_RIGHT}) AS successes
+                  FROM dbb_history WHERE run_id = :run"""
+    rates = VIEWS["prompt_rates"].replace("FROM dbb_history", f"FROM ({counted}) counted")
     where = f"FROM ({rates}) rates ORDER BY prompt_id"
     return _columns(store, kinds, where, run=run.run_id, wrong=wrong, right=right)
 

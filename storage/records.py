@@ -24,7 +24,7 @@ SharedState = dict[str, Floats]
 """Run-wide vectors of an estimator, by name."""
 
 UNVERIFIED = "unverified"
-"""Name beside the run-wide vectors of a step, for the ids of its prompts without any verified rollout."""
+"""Name beside a step's run-wide vectors, for the ids of its prompts without any verified rollout."""
 
 _KINDS: dict[Any, Any] = {Integers: np.int64, Floats: np.float64, Floats | None: np.float64}
 

@@ -247,12 +247,12 @@ class RolloutGenerator(SamplesGenerator):
         return len(sent)
 
     def _check_verifier(self, scores_N: Floats) -> None:
-        """Raise RunError if the groups of several batches, one after another, have no score: the verifier is down."""
+        """Raise RunError if no group of several batches in a row has a score: the verifier is down."""
         self._unscored = self._unscored + 1 if np.isnan(scores_N).all() else 0
         if self._unscored >= _DEAD_BATCHES * self.args.rollout.batch_size:
             raise RunError(
-                f"no rollout of the last {self._unscored} prompts could be verified, which is {_DEAD_BATCHES} batches "
-                "or more: look at the verifier, then go on with --resume"
+                f"no rollout of the last {self._unscored} prompts could be verified, which is "
+                f"{_DEAD_BATCHES} batches: look at the verifier, then go on with --resume"
             )
 
     def _send(self, drawn: list[Group], sent: list[Group], **options: Any) -> dict[Any, list[int]]:

@@ -90,8 +90,8 @@ class Progress:
         generated = rollouts + missing
         if cut > generated / 2:
             lines["cut"] = (
-                f"{cut / generated:.0%} of the last {generated} responses were cut at the limit of {max_new_tokens} "
-                "tokens: raise --rollout.max_new_tokens, or ask for shorter answers in the prompt"
+                f"{cut / generated:.0%} of the last {generated} responses were cut at the limit of "
+                f"{max_new_tokens} tokens: raise --rollout.max_new_tokens, or ask for shorter answers in the prompt"
             )
         return lines
 

@@ -120,8 +120,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             lines[note] = note
         if unverified:
             lines["unverified"] = (
-                f"the last {SET_ASIDE} visits or more to {len(unverified)} prompts yielded no score, such as "
-                f"{unverified[0][0]!r:.80}; the command prompts lists them: look at their labels and at the verifier"
+                f"the last {SET_ASIDE} visits or more to {len(unverified)} prompts yielded no score, "
+                f"such as {unverified[0][0]!r:.80}; the command prompts lists them: look at their "
+                "labels and at the verifier"
             )
         return lines | self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
@@ -217,7 +218,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         judged = [r for r in generation.rollouts_of(batch.trained) if r.scores is not None]
         if judged:  # upstream's mean counts a missing reward as 0
             known = [r.rewards for r in judged if not r.scores.isnan()]
-            status["rollout/reward_mean"] = torch.cat(known).double().mean().item() if known else math.nan
+            mean = torch.cat(known).double().mean().item() if known else math.nan
+            status["rollout/reward_mean"] = mean
         progress = self.progress
         if not progress.outcomes:  # later steps of an async training differ by their lag
             progress.difference = status.get(DIFFERENCE, 0.0)

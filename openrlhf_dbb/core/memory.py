@@ -11,18 +11,20 @@ class MemorySupportError(RunError, ValueError):
 
 
 def refusal(estimator: RewardEstimator, error: RewardSupportError, source: str) -> MemorySupportError:
-    """Return the error for a score; ``source`` is what it belongs to, such as a prompt, in words."""
+    """Return the error for a score; ``source`` says in words what it belongs to, such as a prompt."""
     belief, kind = estimator.belief, "memory"
     if belief is estimator:
         cure = 'estimator="gaussian" (--estimator gaussian)'
+        if 0 < error.value < 1 and getattr(estimator, "partial_credit", None) is False:
+            partial = f'parameters={{"partial_credit": True}} (--{estimator.name}.partial_credit)'
+            cure = f"{partial}, or {cure}"
     elif estimator.supports(np.array(error.value)):
         cure = f'parameters={{"memory": "gaussian"}} (--{estimator.name}.memory gaussian)'
     else:
         belief, kind = estimator, "estimator"
-        cure = 'estimator="point", parameters={"memory": "gaussian"} (--estimator point --point.memory gaussian)'
-    if getattr(belief, "partial_credit", None) is False and 0 < error.value < 1 and belief is estimator:
-        cure = f'parameters={{"partial_credit": True}} (--{belief.name}.partial_credit), or {cure}'
+        flags = "--estimator point --point.memory gaussian"
+        cure = f'estimator="point", parameters={{"memory": "gaussian"}} ({flags})'
     return MemorySupportError(
-        f"score {error.value:g} of {source} is not {error.allowed}, as {kind} {belief.name!r} needs; real rewards need "
-        f"{cure}; or give the verifier's verdict, 0 or 1, as the score (TRL: verifier)"
+        f"score {error.value:g} of {source} is not {error.allowed}, as {kind} {belief.name!r} "
+        f"needs; real rewards need {cure}; or give the verifier's verdict, 0 or 1, as the score (TRL: verifier)"
     )

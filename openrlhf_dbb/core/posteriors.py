@@ -223,17 +223,17 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         Args:
             prompts, labels: (R,) of each rollout; the run must have been opened with them.
             rewards: (R,) the optimized values. None or NaN marks a rollout that could not be verified; it is left out
-                of its group and gets advantage 0. A prompt without any score in a step keeps its posterior; after
-                three such visits in a row it is one of :attr:`unverified`.
+                of its group and gets advantage 0. A prompt without any score in a step keeps its
+                posterior; after three such visits in a row it is one of :attr:`unverified`.
             scores: (R,) the verifier's scores before length penalties and the like; by default the rewards. Estimators
                 of binary correctness see the scores, estimators of real rewards see the rewards.
             form: of :mod:`openrlhf_dbb.estimators.forms`, by name.
 
         Raises:
-            MemorySupportError: the memory does not take a score, such as 0.5. Nothing has changed then.
+            MemorySupportError: the memory does not take a score, such as 0.5. Nothing has changed.
             ValueError: the step is not the next one, a column has another length or a value of another kind, a sum is
-                not finite, a prompt or the form is unknown, or the estimator cannot serve the form or has too few
-                rollouts of every prompt. Nothing has changed then.
+                not finite, a prompt or the form is unknown, or the estimator cannot serve the form
+                or has too few rollouts of every prompt. Nothing has changed then.
         """
         self.settle()
         step = whole("step", step)
@@ -364,7 +364,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(f"prompt {text!r:.80} with label {label!r:.80} is not in the data set") from None
 
     def _without_score(self, missed: Positions, groups: Groups) -> dict[int, int]:
-        """Return how many visits in a row, up to this step's, yielded no score, by prompt id, where there are any."""
+        """Return by prompt id how many visits in a row, up to this step's, yielded no score."""
         visits = dict(self._unverified)
         for prompt_id in self._ids[groups.prompts_V].tolist():
             visits.pop(prompt_id, None)
@@ -377,8 +377,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         largest, needed = int(groups.slot_R.max()) + 1, self.estimator.min_rollouts
         if largest < needed:
             raise ValueError(
-                f"no prompt of the step has more than {largest} rollout, and estimator {self.estimator.name!r} needs "
-                f'{needed} of a prompt for an advantage; give more, or begin the run with estimator="auto"'
+                f"no prompt of the step has more than {largest} rollout, and estimator "
+                f"{self.estimator.name!r} needs {needed} of a prompt for an advantage; give more, or "
+                'begin the run with estimator="auto"'
             )
 
     def _update(
@@ -399,7 +400,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         try:
             estimate = scored_by.observe_at(own_state, at_V, seen_by(scored_by), leave_one_out=form.leave_one_out)
             if belief is not scored_by:
-                # All of a group or nothing: the scores that a memory takes are no sample of the others.
+                # All of a group or nothing: the scores that it takes are no sample of the others.
                 belief.observe_at(state, at_V, seen_by(belief))
         except RewardSupportError as error:
             prompt = self._texts[at_V[error.row]]
@@ -428,7 +429,7 @@ def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, c
 
 
 def _set_aside(visits: Mapping[int, int]) -> list[int]:
-    """Return the ids of the prompts with so many visits in a row without a score that strategies set them aside."""
+    """Return the ids of the prompts that strategies set aside, by their visits without a score."""
     return [prompt_id for prompt_id, number in visits.items() if number >= SET_ASIDE]
 
 
@@ -508,9 +509,10 @@ def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: Reward
     log = read_log(store, run)
     if not supports_run(store, run, belief):
         raise MemorySupportError(
-            f"run {run.name!r} has scores that memory {belief.name!r} does not take, so that its visits cannot be "
-            'replayed; begin without a warm start, or remember real rewards: estimator "gaussian", or "point" with '
-            'parameters={"memory": "gaussian"} (--point.memory gaussian)'
+            f"run {run.name!r} has scores that memory {belief.name!r} does not take, so that its "
+            "visits cannot be replayed; begin without a warm start, or remember real rewards: "
+            'estimator "gaussian", or "point" with parameters={"memory": "gaussian"} '
+            "(--point.memory gaussian)"
         )
     prompt_ids, prompt_V = np.unique(log.prompt_id, return_inverse=True)
     state = belief.initial_state(len(prompt_ids))

@@ -1,4 +1,4 @@
-"""What a run's scores are: right or wrong, or others. The history keeps sums alone, which do not tell."""
+"""What a run's scores are: right or wrong, or others. Sums alone, as in the history, do not tell."""
 
 import numpy as np
 
@@ -17,9 +17,10 @@ def own_estimator(run: RunRecord) -> RewardEstimator | None:
 
 
 def verdicts(store: PosteriorStore, run: RunRecord) -> tuple[float, float] | None:
-    """Return the scores of a wrong and of a right rollout, such as (0, 1) or (-1, 1); None if there are others.
+    """Return the scores of a wrong and of a right rollout, such as (-1, 1); None if not known.
 
-    They are the two scores that the kept rollouts have. A memory of 0 and 1 needs no two.
+    They are the two scores that the kept rollouts have. A run whose memory takes 0 and 1 alone has
+    these, unless its kept rollouts or sums show others.
     """
     kept = read.kept_scores(store, run)
     estimator = own_estimator(run)
@@ -32,7 +33,7 @@ def verdicts(store: PosteriorStore, run: RunRecord) -> tuple[float, float] | Non
 
 
 def supports_run(store: PosteriorStore, run: RunRecord, estimator: RewardEstimator) -> bool:
-    """Return whether an estimator takes the scores of a run, as far as kept rollouts and sums of groups tell."""
+    """Return whether an estimator takes a run's scores, as far as kept ones and sums tell."""
     if estimator.support == "real":
         return True
     kept = read.kept_scores(store, run)

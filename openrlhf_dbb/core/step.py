@@ -402,9 +402,10 @@ def measure(
 def by_source(
     sources_V: NDArray[np.str_], successes_V: Floats, rollouts_V: Positions, scores_V_G: Floats
 ) -> dict[str, float]:
-    """Return the groups of each source in a step, the share of their rollouts that are right, and the share mixed.
+    """Return of each source the groups of a step, the share of rollouts right, and of groups mixed.
 
-    The share right is the mean score, if scores are others than 0 and 1; the scores of a mixed group differ.
+    The share right is the mean score, if scores are others than 0 and 1. The scores of a mixed group
+    differ.
     """
     found: dict[str, float] = {}
     mixed_V = np.nanmin(scores_V_G, axis=1) < np.nanmax(scores_V_G, axis=1)

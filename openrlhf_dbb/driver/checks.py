@@ -106,8 +106,8 @@ _WITH_ESTIMATOR = (
          f"http://...; or --preset none and --{_REWARD_MODEL}",
          lambda s, a: not (a.reward.model_name_or_path or a.reward.remote_url)),
     Rule(f"{_REWARD_MODEL} {_REWARD}", "the model is not asked; give one, the model with --preset none"),
-    Rule(f"{_REWARD_MODEL} estimator", "a model gives any real number, this estimator or its memory takes scores of 0 "
-         "to 1 only; use gaussian, or point with --point.memory gaussian",
+    Rule(f"{_REWARD_MODEL} estimator", "a model gives any real number, this estimator or its memory takes "
+         "scores of 0 to 1 only; use gaussian, or point with --point.memory gaussian",
          lambda s, a: a.reward.model_name_or_path
          and not s.built_estimator.support == s.built_estimator.belief.support == "real"),
     Rule(f"{_REWARD_MODEL} probe.fraction rollout.strategy", f"these need rewards at generation: give --{_REWARD}",

@@ -29,7 +29,7 @@ CLASSES = {
 }
 UNVERIFIED = "unverified"
 LEFT_OUT = ("never", "always", UNVERIFIED)
-_NOT_JUDGED = "its scores are not known to be two, such as 0 and 1 or -1 and 1: which prompts are solved is not known"
+_NOT_JUDGED = "its scores are not known to be two, such as 0 and 1: which prompts are solved is open"
 _SIMILAR = 20  # prompts
 _FEW = 8  # rollouts
 _EXAMPLES = 5
@@ -39,7 +39,7 @@ _BLOCK = 256  # prompts whose distances to all others are in memory at once
 def add_commands(add: Any) -> None:
     parser = add("prompts", prompts)
     add_run(parser)
-    text = "write the prompts that are never or always solved, or yield no score, for train --data.leave_out FILE"
+    text = "write the prompts never or always solved, or without a score, for train --data.leave_out FILE"
     parser.add_argument("--leave_out", metavar="FILE", type=Path, help=text)
     add_json(parser)
 
@@ -70,8 +70,9 @@ def write_list(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def show_classes(run: RunRecord, rows: list[dict[str, Any]], *, judged: bool) -> None:
-    """Print how many prompts each class has, and examples; without ``judged`` only those without a score."""
-    classes = {UNVERIFIED: f"no score at the last {SET_ASIDE} visits or more: look at label and verifier"}
+    """Print how many prompts each class has, and examples; not ``judged``: those without a score."""
+    silent = f"no score at the last {SET_ASIDE} visits or more: look at label and verifier"
+    classes = {UNVERIFIED: silent}
     counted = []
     if judged:
         classes = CLASSES | classes
@@ -82,19 +83,20 @@ def show_classes(run: RunRecord, rows: list[dict[str, Any]], *, judged: bool) ->
     print_facts([("run", f"{run.name}, step {run.last_step}"), *counted])
     examples = {name: [row for row in rows if row["why"] == name][:_EXAMPLES] for name in CLASSES}
     print_prompts(examples, ("prompt_id", "visits", "rollouts", "rate", "low", "high", "similar", "last"))
-    silent = [row for row in rows if row["why"] == UNVERIFIED][:_EXAMPLES]
-    print_prompts({UNVERIFIED: silent}, ("prompt_id", "visits"))
+    examples = {UNVERIFIED: [row for row in rows if row["why"] == UNVERIFIED][:_EXAMPLES]}
+    print_prompts(examples, ("prompt_id", "visits"))
 
 
 def unverified(store: PosteriorStore, run: RunRecord) -> list[dict[str, Any]]:
-    """Return the prompts whose last visits yielded no score, most visits first; ``visits`` counts these."""
+    """Return the prompts whose last visits, counted by ``visits``, yielded no score; most first."""
     visits = unverified_visits(store, run)
-    found = [prompt_id for prompt_id, number in visits.items() if number >= SET_ASIDE]
-    found.sort(key=lambda prompt_id: -visits[prompt_id])
-    rows = []
-    for prompt_id, (text, label) in zip(found, whole_prompts(store, np.array(found, dtype=np.int64)), strict=True):
-        row = {"prompt": text, "label": label, "why": UNVERIFIED, "prompt_id": prompt_id, "visits": visits[prompt_id]}
-        rows.append(row)
+    ids = [prompt_id for prompt_id, number in visits.items() if number >= SET_ASIDE]
+    ids.sort(key=lambda prompt_id: -visits[prompt_id])
+    texts = whole_prompts(store, np.array(ids, dtype=np.int64))
+    rows: list[dict[str, Any]] = []
+    for prompt_id, (text, label) in zip(ids, texts, strict=True):
+        about = {"prompt": text, "label": label, "why": UNVERIFIED}
+        rows.append(about | {"prompt_id": prompt_id, "visits": visits[prompt_id]})
     return rows
 
 

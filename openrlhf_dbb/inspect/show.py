@@ -121,7 +121,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
 
 
 def _reward(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> str:
-    """Return the share of right rollouts in words, or the mean score if scores are not right or wrong."""
+    """Return in words the share of right rollouts, or the mean score if scores are others."""
     if not totals["rollouts"]:
         return "none of the full reward"
     mean, scores = totals["successes"] / totals["rollouts"], verdicts(store, run)

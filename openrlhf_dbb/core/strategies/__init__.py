@@ -40,7 +40,7 @@ class Predictive:
     prompt_ids: NDArray[np.int64]  # ascending
     alpha: NDArray[np.float64]  # > 0
     beta: NDArray[np.float64]  # > 0
-    unverified: NDArray[np.bool_] | None = None  # whether the last visits yielded no score; None: of no prompt
+    unverified: NDArray[np.bool_] | None = None  # its last visits yielded no score; None: of none
 
 
 class Drawn(NamedTuple):

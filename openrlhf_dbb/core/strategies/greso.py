@@ -51,7 +51,7 @@ class GresoSampler(Sampler):
         self.p_easy = self.p_hard = 0.5  # as published
         # Groups in a row of zero variance: z if they succeeded, -z if they failed. Other prompts are not in it.
         self._streak: dict[int, int] = {}
-        self._unverified: dict[int, int] = {}  # groups in a row without any score, where there are any
+        self._unverified: dict[int, int] = {}  # groups in a row without any score
         self._passes = self._idle_passes = 0
         self._random = np.random.default_rng(facts.seed)
         # Groups generated in each round of the step, and the easy and hard ones among them.

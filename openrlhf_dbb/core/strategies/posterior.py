@@ -23,8 +23,8 @@ class PosteriorSampling(RolloutStrategy):
     """Each batch's prompts are drawn by the expected variance of a reward, E[p (1 - p)].
 
     The estimator forecasts each prompt's success probability p as a Beta just before the batch. One systematic draw
-    gives a batch of different prompts. docs/methods.md has the probabilities and the importance weights. A prompt whose
-    last three visits yielded no score is drawn at the floor only.
+    gives a batch of different prompts. docs/methods.md has the probabilities and the importance weights.
+    A prompt whose last three visits yielded no score is drawn at the floor only.
 
     Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952); with this posterior our own.
     """
@@ -72,7 +72,7 @@ class PosteriorSampler(Sampler):
         value = expected_variance(predictive.alpha, predictive.beta) ** strategy.power
         even = pi_even = np.full(prompts, batch / prompts)
         if predictive.unverified is not None and predictive.unverified.any():
-            # Nothing is learned from a prompt without scores: it keeps its share of the floor alone.
+            # Nothing is learned from a prompt without scores: it keeps its share of the floor.
             value[predictive.unverified] = 0
             pi_even = inclusion((~predictive.unverified).astype(np.float64), batch, strategy.floor)
         forecast = inclusion(value, batch, strategy.floor)
