@@ -150,7 +150,7 @@ class Bench:
         rewards = np.arange(size) % 2
         with peak_growth() as mebibytes:
             start = time.perf_counter()
-            with Posteriors.create(url, "run", prompts, labels) as posteriors:
+            with Posteriors.create(url, "run", prompts, labels, estimator="dbb") as posteriors:
                 created = time.perf_counter()
                 posteriors.observe(1, prompts, labels, rewards)
                 posteriors.settle()

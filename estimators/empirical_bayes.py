@@ -66,6 +66,8 @@ def group_moments(successes: Floats, rollouts: Floats, counted: Floats | None = 
 def fit_beta(moments: Floats, weight: float = WEIGHT) -> Floats:
     """Return (a, b) of the Beta behind some groups; ``weight``: a + b if they do not tell it."""
     groups, total, squares, inverse = moments
+    if not groups:
+        return np.array([weight / 2, weight / 2])
     mean = min(max(total / groups, _MEAN_LIMIT), 1 - _MEAN_LIMIT)
     noise = inverse / groups
     if groups > 1 and noise < 1:

@@ -29,7 +29,7 @@ strategy = strategies.get(options.strategy)()
 sampler = strategy.sampler(strategies.RunFacts(GROUPS, ROLLOUTS))
 
 name = f"demo-{time.time_ns()}"
-with Posteriors.create("sqlite:///any_trainer.db", name, texts, labels, parameters={"discount": 0.5}) as posteriors:
+with Posteriors.create("sqlite:///any_trainer.db", name, texts, labels, estimator="dbb") as posteriors:
     place = {number: texts.index(text) for (text, _), number in posteriors.prompt_ids.items()}
     for step in range(1, STEPS + 1):
         prompts, extras = np.arange(PROMPTS), StepExtras()

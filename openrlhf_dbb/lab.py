@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from openrlhf_dbb import estimators, options
 from openrlhf_dbb.core.posteriors import rewards_of
+from openrlhf_dbb.core.scale import own_estimator as own_estimator
 from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import Estimate, RewardEstimator, standardized
@@ -25,7 +26,7 @@ from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
 from openrlhf_dbb.estimators.registry import parameter_fields
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.storage import RunRecord, open_store
-from openrlhf_dbb.storage.read import ProbeLog, StepLog, read_log, read_probes, whole_prompts
+from openrlhf_dbb.storage.read import ProbeLog, StepLog, kept_scores, read_log, read_probes, whole_prompts
 from openrlhf_dbb.storage.records import Integers
 from openrlhf_dbb.terminal import json_text, print_table
 
@@ -96,18 +97,15 @@ def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
         record = options.chosen(store, ref)
         log, probes = read_log(store, record), read_probes(store, record)
         texts = [text for text, _ in whole_prompts(store, np.unique(log.prompt_id))]
+        kept = kept_scores(store, record)
+    if not set(kept.ends) <= {0, 1}:
+        raise UsageError(
+            f"scores of run {record.name!r} go from {kept.ends[0]:g} to {kept.ends[1]:g}; only rewards "
+            "0 and 1 can be replayed; choose another run"
+        )
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
     return record, visits(log, probes, texts)
-
-
-def own_estimator(record: RunRecord) -> RewardEstimator | None:
-    """Return the run's estimator; None if it is not installed or not imported here."""
-    try:
-        estimators.check_stored(record.estimator)
-        return estimators.build(record.estimator, **record.parameters)
-    except ValueError:
-        return None
 
 
 def unreplayable(log: StepLog) -> NDArray[np.bool_]:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.storage.engine import StoreError, chunks, retried, table
-from openrlhf_dbb.storage.records import TOTALS, Floats, Integers, RunRecord, SharedState
+from openrlhf_dbb.storage.records import TOTALS, UNVERIFIED, Floats, Integers, RunRecord, SharedState
 from openrlhf_dbb.storage.run import newest_shared
+from openrlhf_dbb.storage.schema import VIEWS
 from openrlhf_dbb.storage.store import PosteriorStore
 
 Rows = list[dict[str, Any]]
@@ -170,6 +171,22 @@ def shared_state(store: PosteriorStore, run: RunRecord) -> SharedState:
         return newest_shared(connection, run)
 
 
+def unverified_visits(store: PosteriorStore, run: RunRecord) -> dict[int, int]:
+    """Return by prompt id how many visits without any score it has had since its last score."""
+    query = "SELECT step, shared FROM dbb_step WHERE run_id = :run AND shared LIKE :name"
+    steps = store.query(query, run=run.run_id, name=f'%"{UNVERIFIED}"%')
+    if not steps:
+        return {}
+    query = "SELECT prompt_id, step FROM dbb_posterior WHERE run_id = :run"
+    scored = {row.prompt_id: row.step for row in store.query(query, run=run.run_id)}
+    visits: dict[int, int] = {}
+    for row in steps:
+        for prompt_id in map(int, json.loads(row.shared)[UNVERIFIED]):
+            if row.step > scored.get(prompt_id, 0):
+                visits[prompt_id] = visits.get(prompt_id, 0) + 1
+    return visits
+
+
 def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) -> Iterator[tuple[int, str, str, int]]:
     """Yield prompt_id, prompt, label and the prompt's full length, lowest id first; texts are cut to ``length``."""
     query = f"""SELECT prompt_id, substr(prompt, 1, :length), substr(label, 1, :length), length(prompt)
@@ -252,11 +269,47 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
     return _rows(store, query, run=run.run_id, prompt=prompt_id)
 
 
-def prompt_rates(store: PosteriorStore, run: RunRecord) -> dict[str, NDArray[Any]]:
-    """Return the columns of the view ``prompt_rates`` of a run, (P,) each, ascending by prompt_id."""
+@dataclass(frozen=True)
+class KeptScores:
+    """The scores of a run's kept rollouts."""
+
+    different: int  # how many different ones there are
+    ends: tuple[float, ...]  # the lowest and the highest; empty if no score is kept
+
+
+def kept_scores(store: PosteriorStore, run: RunRecord) -> KeptScores:
+    """Return what the kept rollouts tell of the scores of a run."""
+    query = """SELECT count(DISTINCT score) AS different, min(score) AS lowest, max(score) AS highest
+               FROM dbb_rollout WHERE run_id = :run"""
+    [row] = store.query(query, run=run.run_id)
+    return KeptScores(row.different, (row.lowest, row.highest) if row.different else ())
+
+
+# The number of right rollouts of a group; a sum of decimals has rounding errors.
+_RIGHT = "(successes - :wrong * rollouts) / (:right - :wrong)"
+
+
+def all_fit(store: PosteriorStore, run: RunRecord, wrong: float, right: float) -> bool:
+    """Return whether every group's sum is one of rollouts that have these two scores."""
+    query = f"""SELECT counted FROM
+                (SELECT rollouts, {_RIGHT} AS counted FROM dbb_history WHERE run_id = :run) of_visit
+                WHERE counted < -1e-6 OR counted > rollouts + 1e-6
+                   OR abs(counted - round(counted)) > 1e-6 LIMIT 1"""
+    return not store.query(query, run=run.run_id, wrong=wrong, right=right)
+
+
+def prompt_rates(store: PosteriorStore, run: RunRecord, wrong: float, right: float) -> dict[str, NDArray[Any]]:
+    """Return the columns of the view ``prompt_rates`` of a run, (P,) each, ascending by prompt_id.
+
+    ``wrong`` and ``right`` are the scores of a rollout; ``successes`` counts the right ones.
+    """
     kinds = dict.fromkeys(("prompt_id", "visits", "rollouts", "flips"), "<i8")
     kinds |= dict.fromkeys(("successes", "best", "last"), "<f8")
-    return _columns(store, kinds, "FROM prompt_rates WHERE run_id = :run ORDER BY prompt_id", run=run.run_id)
+    counted = f"""SELECT run_id, step, prompt_id, rollouts, round({_RIGHT}) AS successes
+                  FROM dbb_history WHERE run_id = :run"""
+    rates = VIEWS["prompt_rates"].replace("FROM dbb_history", f"FROM ({counted}) counted")
+    where = f"FROM ({rates}) rates ORDER BY prompt_id"
+    return _columns(store, kinds, where, run=run.run_id, wrong=wrong, right=right)
 
 
 def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int) -> tuple[Rows, Rows]:

@@ -23,6 +23,9 @@ Integers = NDArray[np.int64]
 SharedState = dict[str, Floats]
 """Run-wide vectors of an estimator, by name."""
 
+UNVERIFIED = "unverified"
+"""Name beside a step's run-wide vectors, for the ids of its prompts without any verified rollout."""
+
 _KINDS: dict[Any, Any] = {Integers: np.int64, Floats: np.float64, Floats | None: np.float64}
 
 _decode = msgspec.json.Decoder(list[float | None]).decode
@@ -152,7 +155,8 @@ class StepRows:
     state: Floats  # (P, F) the posterior after the step
     previous_state: Floats  # (P, F) the posterior before it; rows of NaN where there was none
     previous_step: Integers  # (P,) as PosteriorTable.step
-    shared: SharedState = field(default_factory=dict)  # after the step, finite; empty: none, or unchanged
+    # After the step, finite; empty: none, or unchanged. UNVERIFIED is of this step alone.
+    shared: SharedState = field(default_factory=dict)
     probes: ProbeRows | None = None
     usage: Usage | None = None  # None if not counted
     kept: RolloutRows | None = None

@@ -292,6 +292,7 @@ class Run:
 def newest_shared(connection: Connection, run: RunRecord) -> records.SharedState:
     """Return a run's run-wide state: that of its last step with one, else of its start."""
     stored = json.loads(connection.scalar(text(_SHARED), {"run": run.run_id}) or "{}")
+    stored.pop(records.UNVERIFIED, None)
     return {name: np.array(values, dtype=np.float64) for name, values in stored.items()}
 
 

@@ -81,7 +81,7 @@ def test_rloo_of_a_single_rollout():
 
 def test_rloo_leaves_out_the_score_that_the_posterior_has_seen_on_any_visit(open_new):
     prompts, labels = ["1+1="] * 4, ["2"] * 4
-    with Posteriors.create(open_new("sqlite"), "run", prompts[:1], labels[:1]) as posteriors:
+    with Posteriors.create(open_new("sqlite"), "run", prompts[:1], labels[:1], estimator="dbb") as posteriors:
         first = posteriors.observe(1, prompts, labels, [0.5, 1, 0, -0.5], scores=[1, 1, 0, 0], form="rloo")
         second = posteriors.observe(2, prompts[:2], labels[:2], [1, 0], form="rloo")
     # alpha, beta = 2.5, 2.5: without a success 1.5 / 4, without a failure 2.5 / 4

@@ -287,6 +287,8 @@ MEDIAN = f"{__name__}:Median"
         (["--rollout.strategy", "posterior", "--estimator", "point", "--point.memory", "gaussian"],
          "posterior: it draws prompts by a forecast, and gaussian makes none; use --estimator point with"),
         ([*OWN, "--reward.model_name_or_path", "m"], "--reward.model_name_or_path m with --estimator dbb: a model"),
+        ([*OWN, "--reward.model_name_or_path", "m", "--estimator", "point"],
+         "--reward.model_name_or_path m with --estimator point: a model"),
         (["--eval.steps", "0"], "--eval.steps 0: too low; give 1 or more, or -1 for never"),
         (["--train.max_rollouts", "511"], f"--train.max_rollouts 511 with --rollout.batch_size 64 with {GROUP} 8: l"),
         (["--train.batch_size", "24"], f"{GROUP} 8 with --train.batch_size 24: a step's rollouts are no multiple"),

@@ -19,6 +19,7 @@ from openrlhf_dbb.actors import generation  # noqa: E402
 from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutGenerator, rollouts_of  # noqa: E402
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
+from openrlhf_dbb.errors import RunError  # noqa: E402
 from openrlhf_dbb.evaluation.engines import Finished, Request  # noqa: E402
 
 BATCH, GROUP = 2, 2
@@ -226,7 +227,7 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
             assert predictive() == "predictive"
             return Drawn(next(order), inclusion=0.5, weight=2.0)
 
-        def observe(self, drawn, mixed):
+        def observe(self, drawn, mixed):  # not of groups without any score
             observed.append((drawn.prompt_id, mixed))
 
     order, observed = iter([2, 0, 2, 1, 1, 0]), []
@@ -237,6 +238,17 @@ def test_a_strategy_that_draws_decides_on_the_prompts_and_their_weights(generato
     assert draw(made) == ("", 1, True)  # a pass is as many prompts as there are
     assert draw(made) == ("32", 1, False)
     assert observed == [(2, True), (0, False), (2, True), (1, True)]
+
+
+@pytest.mark.parametrize("sampler", [None, Mixed])
+def test_a_verifier_that_is_down_for_three_batches_ends_the_training(generator, sampler):
+    """Batches of two groups: the score of 4 begins the count anew, and 10 is the sixth without one."""
+    labels = ["??", "??", "??", "1?", *["??"] * 6]
+    made = generator(labels, sampler and sampler())
+    with pytest.raises(RunError, match="no rollout of the last 6 prompts could be verified"):
+        for _ in range(9):
+            made.generate_samples()
+    assert made.generated == 10 * GROUP
 
 
 def test_rejected_groups_are_replaced_until_the_pass_ends(generator):

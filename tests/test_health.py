@@ -27,6 +27,7 @@ from openrlhf_dbb.platform import machine
         ([(64, 32, 40)], {"cut"}),
         ([(76, 60, 0, 4)], set()),
         ([(75, 60, 0, 5)], {"missing"}),
+        ([(0, 0, 6, 8)], {"missing", "cut"}),  # nothing could be verified
     ],
 )
 def test_steps_that_teach_little_are_named(outcomes, kinds):
@@ -48,13 +49,14 @@ def test_another_method_is_advised_where_the_advantages_of_a_step_do_not_sum_to_
     args = {"algo": SimpleNamespace(advantage=SimpleNamespace(estimator=form)),
             "eval": SimpleNamespace(n_samples_per_prompt=1), "rollout": SimpleNamespace(max_new_tokens=24)}  # fmt: skip
     run = SimpleNamespace(
-        _posteriors=SimpleNamespace(estimator=estimators.build(estimator)),
+        _posteriors=SimpleNamespace(estimator=estimators.build(estimator), unverified=[("what?", "1")]),
         _held_out=None,
         args=SimpleNamespace(**args),
         progress=Progress(outcomes=[StepOutcome(512, 0, 0)]),
         _sampler=SimpleNamespace(note="drawn evenly"),
     )
     said = PosteriorTrainer.warnings(run)
+    assert "1 prompts yielded no score, such as 'what?'" in said["unverified"]
     assert ("--method centered" in said["rare"], "drawn evenly" in said.values()) == (advised, True)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from openrlhf_dbb import Posteriors, lab
 from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.probe_error import squared_errors
 from openrlhf_dbb.lab import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation, rerun, thinned
@@ -188,6 +189,15 @@ def test_a_class_of_the_working_folder_is_a_candidate_and_the_advice_names_it_so
     assert candidates(store, capsys, "--estimators", "my_mean:Mine")[0][-1] == "use next: --estimator my_mean:Mine"
     assert main(["lab", "replay", "--store.url", store.url, "--estimators", "no:Mine"]) == 2
     assert capsys.readouterr().err.startswith("error: estimator 'no:Mine' cannot be imported: ModuleNotFoundError: No")
+
+
+def test_scores_of_minus_1_and_1_are_not_replayed_though_their_sums_could_be_successes(tmp_path, capsys):
+    url = f"sqlite:///{tmp_path}/runs.db"
+    texts = StepExtras(responses=Responses(["a", "b", "c", "d"]))
+    with Posteriors.create(url, "signs", ["p"], ["1"], estimator="gaussian") as posteriors:
+        posteriors.observe(1, ["p"] * 4, ["1"] * 4, [1, 1, -1, 1], extras=texts)
+    assert main(["lab", "replay", "--store.url", url]) == 2
+    assert "scores of run 'signs' go from -1 to 1; only rewards 0 and 1" in capsys.readouterr().err
 
 
 def test_the_replay_of_a_run_gives_what_it_stored_and_forecasts_read_the_prompts_texts(tmp_path):

@@ -12,14 +12,15 @@ import pytest
 from filler import check
 
 from openrlhf_dbb import Posteriors, lab
+from openrlhf_dbb.core.posteriors import MemorySupportError
 from openrlhf_dbb.core.step import Responses, StepExtras
-from openrlhf_dbb.estimators import FORMS, build
+from openrlhf_dbb.estimators import FORMS, available, build
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
 from openrlhf_dbb.storage import StoreError, open_store
 
 PROMPTS, LABELS = ["1+1=", "2+2=", "3+3="], ["2", "4", "6"]
 DATA = PROMPTS, LABELS
-HALF = {"discount": 0.5}
+HALF = {"estimator": "dbb", "parameters": {"discount": 0.5}}
 
 
 def group(prompt, rewards):
@@ -52,7 +53,7 @@ def forecast(posteriors):
 
 
 def test_two_steps_by_hand(url):
-    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
+    with Posteriors.create(url, "demo", *DATA, **HALF) as posteriors:
         first = posteriors.observe(1, *group(0, [1, 1, 1, 1]))
         # alpha, beta = 0.5 + 4, 0.5: all rollouts succeed, and each still gets sqrt(beta / alpha)
         assert first.mean.tolist() == [0.9] * 4 and first.variance == pytest.approx([0.09] * 4)
@@ -70,7 +71,7 @@ def test_two_steps_by_hand(url):
 
 
 def test_rewards_are_optimized_and_scores_estimated_from(new_url):
-    with Posteriors.create(new_url("sqlite"), "demo", *DATA, parameters=HALF) as posteriors:
+    with Posteriors.create(new_url("sqlite"), "demo", *DATA, **HALF) as posteriors:
         # alpha, beta = 0.5 + 1, 0.5 + 1; the second rollout has a length penalty, the third one's reward is missing
         scored = posteriors.observe(1, *group(0, [1, -0.5, None]), scores=[1, 0, 1], form="dr_grpo")
     assert scored.advantages.tolist() == [0.5, -1.0, 0.0]
@@ -80,11 +81,11 @@ def test_rewards_are_optimized_and_scores_estimated_from(new_url):
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_warm_start_begins_with_another_runs_posteriors(url, new_url, kind, elsewhere):
     source = new_url(kind) if elsewhere else url
-    with Posteriors.create(source, "old", *DATA, parameters=HALF) as old:
+    with Posteriors.create(source, "old", *DATA, **HALF) as old:
         old.observe(1, *group(0, [1, 1, 1, 1]))
         old.finish()
     options = {"warm_start": "old", "warm_start_weight": 0.5} | ({"warm_start_store": source} if elsewhere else {})
-    with Posteriors.create(url, "new", *DATA, parameters=HALF, **options) as new:
+    with Posteriors.create(url, "new", *DATA, **HALF, **options) as new:
         assert (new.warm_start.matched, new.warm_start.unmatched) == (1, 2)
         # 0.5 * 0.5 * 4.5 + 2, 0.5 * 0.5 * 0.5
         assert new.observe(1, *group(0, [1, 1])).mean == pytest.approx([3.125 / 3.25] * 2)
@@ -92,7 +93,7 @@ def test_a_warm_start_begins_with_another_runs_posteriors(url, new_url, kind, el
 
 def test_spo_begins_as_its_public_code_with_a_warm_start(new_url):
     url, prior = new_url("sqlite"), {"discount": 1.0, "prior_alpha": 0.5, "prior_beta": 0.5}
-    with Posteriors.create(url, "offline", *DATA, parameters=prior) as offline:
+    with Posteriors.create(url, "offline", *DATA, estimator="dbb", parameters=prior) as offline:
         offline.observe(1, *group(0, [1, 1, 1, 0, 0, 0, 0, 0]))
     with Posteriors.create(
         url, "spo", *DATA, estimator="spo", warm_start="offline", warm_start_weight=8 / 9
@@ -161,8 +162,7 @@ BAD = [
     ((2, *group(0, [1])), "step 2 of run 'demo' is not the next one, 1"),
     ((1, ["1+1="], ["2"], [1, 0]), r"rewards has shape \(2,\); pass one value for each of the 1 rollouts"),
     ((1, ["who?"], ["2"], [1]), "prompt 'who[?]' with label '2' is not in the data set"),
-    ((1, *group(0, [None, math.nan])), "none of the 2 rollouts of the step could be verified; fix the verifier"),
-    ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as dbb needs; with partial_credit"),
+    ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as memory 'dbb' needs"),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "prompts hold None, which is not a str"),
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
@@ -180,11 +180,70 @@ BAD = [
 def test_bad_input_is_one_error_and_changes_nothing(new_url, arguments, message):
     url = new_url("sqlite")
     options = arguments[4] if len(arguments) > 4 else {}
-    with Posteriors.create(url, "demo", *DATA, parameters=HALF) as posteriors:
+    with Posteriors.create(url, "demo", *DATA, **HALF) as posteriors:
         with pytest.raises(ValueError, match=message):
             posteriors.observe(*arguments[:4], **options)
         assert posteriors.observe(1, *group(0, [1, 1, 1, 1])).mean.tolist() == [0.9] * 4
     assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5)]
+
+
+def unseen_steps(posteriors, steps):
+    """Each of these steps visits the first prompt, without a score, and the second one."""
+    for step in steps:
+        posteriors.observe(step, *[[*a, *b] for a, b in zip(group(0, [None] * 2), group(1, [1, 0]), strict=True)])
+
+
+def test_a_prompt_without_any_score_is_counted_resumed_rolled_back_and_forgiven(url):
+    first = [(PROMPTS[0], LABELS[0])]
+    with Posteriors.create(url, "demo", *DATA) as posteriors:
+        unseen_steps(posteriors, (1, 2))
+        assert posteriors.unverified == [] and not posteriors.predictive().unverified.any()
+    with Posteriors.resume(url, "demo", *DATA) as posteriors:
+        unseen_steps(posteriors, [3])
+        assert posteriors.unverified == first
+        place = posteriors.predictive().prompt_ids.tolist().index(posteriors.prompt_ids[first[0]])
+        assert np.flatnonzero(posteriors.predictive().unverified).tolist() == [place]
+        assert posteriors.observe(4, *group(0, [None] * 2)).metrics["estimator/unverified"] == 1
+        posteriors.roll_back(2)
+        assert posteriors.unverified == []
+        unseen_steps(posteriors, (3, 4))
+        assert posteriors.unverified == first
+        posteriors.observe(5, *group(0, [1, None]))
+        assert posteriors.unverified == []
+        unseen_steps(posteriors, (6, 7))
+    with Posteriors.resume(url, "demo", *DATA) as posteriors:
+        assert posteriors.unverified == []
+        unseen_steps(posteriors, [8])
+        assert posteriors.unverified == first
+        # another run does not begin with these counts
+        with Posteriors.create(url, "new", *DATA, warm_start="demo") as new:
+            assert new.unverified == [] and "unverified" not in new.run.load_shared()
+    with open_store(url) as store:
+        assert check(store) == []
+
+
+@pytest.mark.parametrize("estimator", available())
+def test_a_step_without_any_score_is_a_step_that_teaches_nothing(new_url, estimator):
+    options = {"estimator": estimator}
+    url = new_url("sqlite")
+    with (
+        Posteriors.create(url, "demo", *DATA, **options) as posteriors,
+        Posteriors.create(url, "other", *DATA, **options) as other,
+    ):
+        scored = posteriors.observe(1, *group(0, [None, math.nan, None]))
+        assert scored.advantages.tolist() == [0, 0, 0] and scored.metrics["estimator/missing"] == 1
+        found, wanted = (each.observe(each.step + 1, *batch(GROUPS)) for each in (posteriors, other))
+        np.testing.assert_allclose(found.mean, wanted.mean, rtol=1e-12)
+    assert [row[0] for row in history(url)] == [2, 2, 2]
+
+
+def test_one_rollout_a_prompt_is_refused_where_it_can_have_no_advantage(new_url):
+    with Posteriors.create(new_url("sqlite"), "demo", *DATA) as posteriors:
+        with pytest.raises(ValueError, match=r"more than 1 rollout, .*'point' needs 2 .*estimator=\"auto\""):
+            posteriors.observe(1, *DATA, [1, 0, 1])
+        # a group that is large enough gives the step an advantage
+        posteriors.observe(1, ["1+1=", "1+1=", "2+2="], ["2", "2", "4"], [1, 0, 1])
+        assert posteriors.step == 1
 
 
 def test_rewards_whose_sum_is_not_finite_change_nothing(url):
@@ -201,7 +260,7 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url):
         ({"prompts": [], "labels": []}, "there are no prompts"),
         ({"labels": [2, 4, 6]}, "labels hold 2, which is not a str"),
         ({"estimator": DiscountedBetaBernoulli}, "is no estimator; give a name, or an object"),
-        ({"parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
+        ({"estimator": "dbb", "parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
         ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),
         ({"run_name": 5}, "the run's name 5 is empty, not printable"),
         ({"if_exists": "x"}, "if_exists = 'x' is none of error, new"),
@@ -217,7 +276,7 @@ def test_a_run_that_cannot_begin_is_one_error_and_leaves_none(new_url, arguments
     url = new_url("sqlite")
     for name, columns in (("demo", DATA), ("other", (["other"], [""]))):
         with Posteriors.create(url, name, *columns) as run:
-            run.observe(1, columns[0][:1], columns[1][:1], [1])
+            run.observe(1, columns[0][:1] * 2, columns[1][:1] * 2, [1, 0])
     with pytest.raises((ValueError, StoreError), match=message):
         Posteriors.create(**{"store": url, "run_name": "new", "prompts": PROMPTS, "labels": LABELS} | arguments)
     with open_store(url) as store:
@@ -285,14 +344,54 @@ def test_a_group_scored_alone_is_remembered_and_its_advantages_do_not_see_that(u
         assert again.step == 4
 
 
-def test_a_run_that_scores_groups_alone_remembers_scores_and_not_what_its_memory_cannot_take(new_url):
-    """dbb with discount 0.5 and Beta(1, 1): a score of 0.5 and penalties are unseen, and end nothing."""
-    with Posteriors.create(new_url("sqlite"), "grpo", *DATA, estimator="point", parameters={"memory": "dbb"}) as grpo:
-        scored = grpo.observe(1, *group(0, [1, 0.5, -2, 7]), scores=[1, 0.5, 0, 1], form="dr_grpo")
-        assert scored.advantages == pytest.approx(np.array([1, 0.5, -2, 7]) - 6.5 / 4)
-        grpo.observe(2, *group(1, [0.25, 0.5]))
-        # 0.5 * (0.5 + 2), 0.5 * (0.5 + 1); the second prompt keeps the prior, half of it at its next visit
-        assert forecast(grpo).tolist() == [[1.25, 0.5, 0.5], [0.75, 0.5, 0.5]]
+def test_a_memory_of_verdicts_sees_scores_and_one_of_real_rewards_the_rewards(new_url):
+    """With discount 0.5 and a prior of 0.5: the penalties of the third and fourth rollout change the second memory."""
+    for memory, expected in (("dbb", 2.5 / 5), ("gaussian", (0.5 + 1 - 1 + 3.5) / 5)):
+        of_point = {"estimator": "point", "parameters": {"memory": memory}}
+        with Posteriors.create(new_url("sqlite"), "grpo", *DATA, **of_point) as grpo:
+            scored = grpo.observe(1, *group(0, [1, 0, -1, 3.5]), scores=[1, 0, 0, 1], form="dr_grpo")
+            assert scored.advantages == pytest.approx(np.array([1, 0, -1, 3.5]) - 3.5 / 4)
+            state = grpo._state
+            mean = state["mean"] if memory == "gaussian" else state["alpha"] / (state["alpha"] + state["beta"])
+            assert mean[0] == pytest.approx(expected)
+
+
+# Of each estimator: its parameters, the scores of a step that it refuses, and what to do then.
+DBB, REAL = {"memory": "dbb"}, 'parameters={"memory": "gaussian"} '
+MEMORIES = [
+    ("point", {}, [1, 1, 1, 1.2], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
+    ("point", {}, [0, 0.9, 0.9, 0.9], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
+    ("point", {}, [-1, 1, -1, 1], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
+    ("point", DBB, [None, 2, 1, 0], f"memory 'dbb' .*{REAL}.*--point.memory gaussian"),
+    ("laplace", {}, [1, 0.5, 1, 1], f"memory 'auto' .*{REAL}.*--laplace.memory gaussian"),
+    ("laplace", {"memory": "gaussian"}, [1, 0, 1, 2], f"estimator 'laplace' .*estimator=\"point\", {REAL}"),
+    ("dbb", {}, [1, 0.5, 1, 1], "memory 'dbb' .*--dbb.partial_credit.*--estimator gaussian"),
+    ("dbb", {"partial_credit": True}, [1, 0.5, 1.2, 1], r"not in \[0, 1\].*memory 'dbb' .*--estimator gaussian"),
+    ("auto", {}, [1, 0, 1, -1], "memory 'auto' .*--estimator gaussian"),
+    ("ema", {}, [1, 0, 1, -1], "memory 'ema' .*--estimator gaussian"),
+    ("spo", {}, [1, 0, 1, -1], "memory 'spo' .*--estimator gaussian"),
+    ("empirical_bayes", {}, [1, 0, 1, -1], "memory 'empirical_bayes' .*--estimator gaussian"),
+]
+
+
+@pytest.mark.parametrize(("estimator", "parameters", "scores", "cure"), MEMORIES)
+def test_a_step_with_a_score_that_the_memory_does_not_take_is_refused_and_changes_nothing(
+    new_url, estimator, parameters, scores, cure
+):
+    options = {"estimator": estimator, "parameters": parameters}
+    good = group(1, [1, 0, 1, 1])
+    both = [[*first, *second] for first, second in zip(good, group(0, scores), strict=True)]
+    with (
+        Posteriors.create(new_url("sqlite"), "other", *DATA, **options) as other,
+        Posteriors.create(new_url("sqlite"), "demo", *DATA, **options) as posteriors,
+    ):
+        with pytest.raises(MemorySupportError, match=rf"score -?\d.*prompt '1\+1='.*{cure}"):
+            posteriors.observe(1, *both)
+        wanted = other.observe(1, *good)
+        found = posteriors.observe(1, *good)
+        assert found.mean.tolist() == wanted.mean.tolist()
+        for field, values in other._state.items():
+            np.testing.assert_array_equal(posteriors._state[field], values)
 
 
 @pytest.mark.parametrize(
@@ -313,9 +412,23 @@ def test_a_run_of_another_estimator_seeds_a_warm_start_by_its_visits(url, source
         assert forecast(new)[:, :2].tolist() == expected[:, :2].tolist()
 
 
+@pytest.mark.parametrize("scores", [[0, 0.9, 0.9, 0.9], [-1, 1, -1, 1], [2, 1, 0, 1], [0.5, 0.5, 0, 0]])
+@pytest.mark.parametrize("target", ["auto", "point", "dbb"])
+def test_a_warm_start_that_would_see_part_of_a_run_is_refused(new_url, scores, target):
+    """Of groups of 0 and 0.9 those of 0 alone would be replayed; a group of -1 and 1 would be all wrong."""
+    url, texts = new_url("sqlite"), StepExtras(responses=Responses(["a", "b", "c", "d"]))
+    with Posteriors.create(url, "old", *DATA, estimator="gaussian") as old:
+        old.observe(1, *group(0, scores), extras=texts)
+        old.observe(2, *group(1, [0, 0, 0, 0]), extras=texts)
+    with pytest.raises(MemorySupportError, match=r"run 'old' has scores .*point.memory gaussian"):
+        Posteriors.create(url, "new", *DATA, estimator=target, warm_start="old")
+    with Posteriors.create(url, "new", *DATA, estimator="gaussian", warm_start="old") as new:
+        assert new.warm_start.matched == 2
+
+
 def test_an_estimator_that_keeps_nothing_of_a_prompt_takes_its_prior_from_another_run(new_url):
     url = new_url("sqlite")
-    with Posteriors.create(url, "old", *DATA) as old:
+    with Posteriors.create(url, "old", *DATA, estimator="dbb") as old:
         old.observe(1, *batch([[1, 1], [0, 1], [0, 0]]))
     with Posteriors.create(url, "new", *DATA, estimator="empirical_bayes", warm_start="old") as new:
         # groups, and their sums of S/N, (S/N)^2 and 1/N
@@ -325,7 +438,7 @@ def test_an_estimator_that_keeps_nothing_of_a_prompt_takes_its_prior_from_anothe
 LOOP = """
 import sys
 from openrlhf_dbb import Posteriors
-with Posteriors.create(sys.argv[1], "run", ["p", "q"], ["", ""]) as run:
+with Posteriors.create(sys.argv[1], "run", ["p", "q"], ["", ""], estimator="dbb") as run:
     for step in range(1, 1_000_000):
         run.observe(step, ["p", "p", "q"], [""] * 3, [step % 2, 1, 0])
         print(step, flush=True)
@@ -396,7 +509,7 @@ def test_metrics_by_source_and_of_the_hardest(new_url):
     data = [f"{number} =" for number in range(10)], ["1"] * 10
     rates = [[at, 9.0] for at in range(10)]  # the harder the lower the number
     url = new_url("sqlite")
-    Posteriors.create(url, "demo", *data, pass_rates=rates).close()
+    Posteriors.create(url, "demo", *data, estimator="dbb", pass_rates=rates).close()
     with Posteriors.resume(url, "demo", *data, sources=["low"] * 5 + ["high"] * 5) as posteriors:
         texts = [data[0][at] for at in (0, 0, 3, 3, 9, 9)]
         metrics = posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
@@ -405,6 +518,16 @@ def test_metrics_by_source_and_of_the_hardest(new_url):
         "source/low/groups": 2, "source/low/right": 0.25, "source/low/mixed": 0.5, "source/high/groups": 1,
         "source/high/right": 1, "source/high/mixed": 0, "hardest/10": 0.5, "hardest/25": 0.5, "hardest/50": 0.25,
     }  # fmt: skip
-    with Posteriors.create(new_url("sqlite"), "even", *data) as unknown:  # all alike: none is among the hardest half
+    # all alike: none is among the hardest half
+    with Posteriors.create(new_url("sqlite"), "even", *data, estimator="dbb") as unknown:
         metrics = unknown.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
     assert not [name for name in metrics if name.startswith(("source/", "hardest/"))]
+
+
+def test_of_scores_of_minus_1_and_1_a_source_counts_groups_that_differ_as_mixed(new_url):
+    url = new_url("sqlite")
+    Posteriors.create(url, "real", *DATA, estimator="gaussian").close()
+    with Posteriors.resume(url, "real", *DATA, sources=["all"] * 3) as posteriors:
+        texts, labels = PROMPTS[:2] * 2, LABELS[:2] * 2
+        metrics = posteriors.observe(1, texts, labels, [-1, 1, 1, 1]).metrics
+    assert (metrics["source/all/right"], metrics["source/all/mixed"]) == (0.5, 0.5)

@@ -44,9 +44,9 @@ def test_a_reward_may_be_a_number_or_hold_one(one):
 def check(tmp_path):
     """Function: try a file with this source on some prompts and labels."""
 
-    def run(source, prompts=("5 or 7?",), labels=("6",)):
+    def run(source, prompts=("5 or 7?",), labels=("6",), estimator="dbb"):
         (tmp_path / "mine.py").write_text(source)
-        return reward_file.check(str(tmp_path / "mine.py"), prompts, labels, estimators.build("dbb"))
+        return reward_file.check(str(tmp_path / "mine.py"), prompts, labels, estimators.build(estimator))
 
     return run
 
@@ -60,7 +60,7 @@ def check(tmp_path):
         (returning("1 / 0"), "reward_func of mine.py failed: ZeroDivisionError: division by zero (mine.py, line 3)"),
         (returning("sys.exit('no\\nkey')"), "reward_func of mine.py failed: SystemExit: no key (mine.py, line 3)"),
         (returning("{'rewards': None}"), "reward_func of mine.py returned None for all responses that were tried"),
-        (returning("{'rewards': [0.5]}"), "reward_func of mine.py returned the score 0.5, and --estimator dbb needs 0"),
+        (returning("{'rewards': [0.5]}"), "score 0.5 of reward_func of mine.py is not 0 or 1, as memory 'dbb' needs"),
     ],
 )
 def test_a_broken_file_is_refused_in_one_line(check, tmp_path, source, problem):
@@ -68,6 +68,11 @@ def test_a_broken_file_is_refused_in_one_line(check, tmp_path, source, problem):
         check(source)
     assert str(refused.value).startswith(problem.replace("{}", f"{tmp_path}/mine.py", 1))
     assert "\n" not in str(refused.value)
+
+
+def test_a_score_that_the_memory_beside_an_estimator_does_not_take_is_refused(check):
+    with pytest.raises(UsageError, match=r"score -1 of reward_func of mine.py.*memory 'auto'.*--point.memory gaussian"):
+        check(returning("{'rewards': [-1]}"), estimator="point")
 
 
 def test_a_function_that_hangs_is_refused_also_with_a_child_that_stays(check, monkeypatch):

@@ -20,7 +20,9 @@ def ran(capsys, *command):
 def trained(url, groups, **options):
     """A run with a step for each dict of rewards by prompt; the label of prompt p is P."""
     prompts = sorted({prompt for step in groups for prompt in step})
-    with Posteriors.create(url, "run", prompts, [text.upper() for text in prompts]) as posteriors:
+    labels_P = [text.upper() for text in prompts]
+    estimator = options.get("estimator", "dbb")
+    with Posteriors.create(url, "run", prompts, labels_P, estimator=estimator) as posteriors:
         for step, rewards in enumerate(groups, 1):
             rows = [(prompt, reward) for prompt, of in rewards.items() for reward in of]
             texts = [f"{prompt} {reward}" for prompt, reward in rows]
@@ -76,12 +78,12 @@ def test_prompts_of_every_class_with_counts_intervals_and_a_list_to_leave_out(ur
     file = tmp_path / "out.jsonl"
     code, out = ran(capsys, "prompts", "run", "--leave_out", file, "--store.url", url)
     assert code == 0
-    counts = [line.split(":")[1].strip() for line in out.splitlines()[1:5]]
-    assert counts == ["1"] * 4 and re.search(r"^never$", out, re.MULTILINE)
+    counts = [line.split(":")[1].strip() for line in out.splitlines()[1:6]]
+    assert counts == ["1", "1", "1", "1", "0"] and re.search(r"^never$", out, re.MULTILINE)
     told = json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])["prompts"]
     found = {row["prompt"]: row for row in told}
     whys = {name: row["why"] for name, row in found.items()}
-    assert whys == {"wrong + label": "never", "easy + 1": "always", "flip + 3": "flipping", "lost + 2": "forgotten"}
+    assert whys == {"wrong + label": "never", "easy + 1": "always", "flip + 3": "flipping", "lost + 2": "lost"}
     # of 24 and 16 rollouts: 1 - 0.025^(1/24), 0.025^(1/16)
     assert found["wrong + label"]["high"] == pytest.approx(1 - 0.025 ** (1 / 24))
     assert found["easy + 1"]["low"] == pytest.approx(0.025 ** (1 / 16))
@@ -113,15 +115,48 @@ def test_prompts_of_a_run_without_steps_and_of_a_single_prompt(store, fill, caps
         if step:
             fill.step(run, step, fill.prompts(store, 1), [0])
         code, out = ran(capsys, "prompts", "--store.url", store.url)
-        assert code == 0 and [line[11:13] for line in out.splitlines()[1:]] == ["0:"] * 4
-        assert out.startswith(f"run:       run, {words}\n")
+        assert code == 0 and len(re.findall(r"^\w+: +0: ", out, re.MULTILINE)) == 5
+        assert re.match(rf"run: +run, {words}\n", out)
 
 
-def test_prompts_refuses_scores_that_are_neither_right_nor_wrong(url, capsys, tmp_path):
-    with Posteriors.create(url, "run", ["p"], ["P"], estimator="gaussian") as posteriors:
-        posteriors.observe(1, ["p"] * 2, ["P"] * 2, [3, 1])
+@pytest.mark.parametrize(("wrong", "right"), [(-1, 1), (0, 2), (0.1, 0.7), (-1, 0)])
+def test_prompts_are_judged_by_the_two_scores_that_a_run_has(url, capsys, tmp_path, wrong, right):
+    """A prompt with half right sums to 0 where scores are -1 and 1; of the others one is never, one always right."""
+    groups = {"half": [wrong, right] * 8, "hard": [wrong] * 16, "easy": [right] * 16}
+    groups |= {f"{number}": [right] * 14 + [wrong] * 2 for number in range(20)}
+    flip = {"flip": [right] * 8, "half": [right] * 8}
+    trained(url, [groups | flip, groups | {"flip": [wrong] * 8}, groups | flip], estimator="gaussian", keep=100)
+    file = tmp_path / "out.jsonl"
+    assert ran(capsys, "prompts", "--leave_out", file, "--store.url", url)[0] == 0
+    left_out = {json.loads(line)["prompt"]: json.loads(line)["why"] for line in file.read_text().splitlines()}
+    assert left_out == {"hard": "never", "easy": "always"}
+    told = json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])
+    assert told["scores"] == [wrong, right]
+    rows = {row["prompt"]: row for row in told["prompts"]}
+    assert (rows["flip"]["why"], rows["flip"]["flips"], rows["flip"]["successes"]) == ("flipping", 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "keep"),
+    [([3, 1, 2, 2], 100), ([0, 1, 1.2, 0], 100), ([-1, 1, -1, 1], 0), ([0, 1, 0, 1], 0)],
+    ids=["any", "a bonus", "nobody knows", "nor of 0 and 1 without a kept one"],
+)
+def test_prompts_are_not_judged_by_other_scores_or_unknown_ones(url, capsys, tmp_path, rewards, keep):
+    trained(url, [{"p": rewards}], estimator="gaussian", keep=keep)
     code, out = ran(capsys, "prompts", "--store.url", url)
-    assert code == 2 and "scores of run 'run' are not in [0, 1]" in out
+    assert code == 0 and "not judged" in out and "never" not in out
+    code, out = ran(capsys, "prompts", "--leave_out", tmp_path / "out.jsonl", "--store.url", url)
+    assert code == 2 and "scores are not known to be two" in out and not (tmp_path / "out.jsonl").exists()
+
+
+def test_prompts_lists_those_that_yield_no_score_and_leaves_them_out(url, capsys, tmp_path):
+    trained(url, [{"mute": [None] * 4, "late": [None] * 4, "p": [1, 0, 0, 1]}] * 4 + [{"late": [1, None, 0, 1]}])
+    code, out = ran(capsys, "prompts", "--leave_out", tmp_path / "out.jsonl", "--store.url", url)
+    assert code == 0 and re.search(r"^unverified: +1: no score at the last 3 visits", out, re.MULTILINE)
+    left_out = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert left_out == [{"prompt": "mute", "label": "MUTE", "why": "unverified"}]
+    [row] = json.loads(ran(capsys, "prompts", "--json", "--store.url", url)[1])["prompts"]
+    assert (row["prompt"], row["visits"]) == ("mute", 4)
 
 
 # ---- import

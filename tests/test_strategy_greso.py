@@ -31,7 +31,22 @@ def show(sampler, groups, prompt_id=0):
 @pytest.mark.parametrize(
     ("groups", "probability"),
     # 0.25^4 = 0.0039 is below the floor; all wrong, then all correct: one in a row; nothing is known of "?"
-    [("", 1), ("e", 0.5), ("hhh", 0.25**3), ("hhhh", 0.01), ("hhhe", 0.5), ("eeh", 0.25), ("eM", 1), ("e?", 0.5)],
+    # before its third visit in a row without a score; then it is at the floor until there is one
+    [
+        ("", 1),
+        ("e", 0.5),
+        ("hhh", 0.25**3),
+        ("hhhh", 0.01),
+        ("hhhe", 0.5),
+        ("eeh", 0.25),
+        ("eM", 1),
+        ("e?", 0.5),
+        ("??", 1),
+        ("???", 0.01),
+        ("e???", 0.01),
+        ("?m??", 1),
+        ("????e", 0.5),
+    ],
 )
 def test_a_prompt_is_generated_for_with_p_to_the_power_of_its_streak(groups, probability):
     sampler = greso(p=(0.5, 0.25))
@@ -40,6 +55,18 @@ def test_a_prompt_is_generated_for_with_p_to_the_power_of_its_streak(groups, pro
     assert abs(generated / 4000 - probability) < 0.04  # five standard deviations
     assert sampler.probability(0) == probability  # which draws do not change
     assert sampler.probability(1) == 1  # never seen
+
+
+def test_a_checkpoint_of_an_older_release_counts_visits_without_a_score_anew():
+    before, after = greso(), greso()
+    show(before, "h???")
+    state = before.state()
+    after.load(state)
+    assert after.probability(0) == before.probability(0) == 0.01
+    del state["_unverified"]
+    older = greso()
+    older.load(state)
+    assert older.probability(0) == 0.5
 
 
 def test_only_groups_that_vary_are_trained_on():

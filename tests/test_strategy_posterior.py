@@ -1,5 +1,6 @@
 """Prompts drawn by the posterior: probabilities, draws, weights and group sizes, by hand and on average."""
 
+import dataclasses
 import pickle
 
 import numpy as np
@@ -43,6 +44,20 @@ def test_inclusion_probabilities(value, batch, floor, expected):
     found = inclusion(np.array(value, dtype=float), batch, floor)
     np.testing.assert_allclose(found, expected, atol=1e-9)
     assert found.sum() == pytest.approx(batch)
+
+
+@pytest.mark.parametrize("evenly", [False, True])
+def test_a_prompt_without_any_score_is_drawn_at_the_floor(evenly):
+    """Of four prompts the first would vary most; two of them are drawn, a fifth of the draws at the floor."""
+    expected = predictive((1, 1), (1, 9), (1, 9), (1, 9))
+    expected = dataclasses.replace(expected, unverified=np.array([True, False, False, False]))
+    sampler = PosteriorSampling(floor=0.2).sampler(FACTS)
+    sampler._evenly = evenly
+    inclusions = {}
+    for _ in range(60):
+        drawn = sampler.next_prompt(lambda: expected)
+        inclusions[drawn.prompt_id] = drawn.inclusion
+    assert inclusions == pytest.approx({10: 0.1, 20: 19 / 30, 30: 19 / 30, 40: 19 / 30})
 
 
 def test_a_systematic_draw_has_its_size_no_prompt_twice_and_each_with_its_probability():
@@ -146,7 +161,7 @@ def test_unequal_weights_make_mixed_groups_worth_less(outcomes, weight_power, li
 )
 def test_posteriors_weigh_advantages_and_store_the_probabilities(form, expected, store):
     columns = ["a", "a", "b"], ["1", "1", "2"]
-    with Posteriors.create(store, "run", *columns, parameters={"discount": 0.5}) as posteriors:
+    with Posteriors.create(store, "run", *columns, estimator="dbb", parameters={"discount": 0.5}) as posteriors:
         extras = StepExtras(inclusion=[0.25, 0.25, 1.0], weights=[2.0, 2.0, 0.5])
         scored = posteriors.observe(1, *columns, [1, 0, 1], form=form, extras=extras)
         posteriors.settle()

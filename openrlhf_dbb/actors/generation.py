@@ -15,8 +15,10 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from openrlhf_dbb.core.step import Floats, Key
 from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler, varies
+from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.evaluation.engines import Finished, Request
 
+_DEAD_BATCHES = 3  # in a row without any score, before the run is given up
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
 
 _ENDED: Iterator[Any] = iter(())  # in place of the data loader's, if the pass was over before the checkpoint
@@ -127,6 +129,7 @@ class RolloutGenerator(SamplesGenerator):
         # A strategy that judges hears of every group at once, since it may replace it.
         self._prompts_a_call = 1 if judges else PROMPTS_A_CALL
         self.generated = 0  # training rollouts so far
+        self._unscored = 0  # groups in a row without any score
         self._max_rollouts = max_rollouts
         self.version: Any = None  # in async training, the steps that the engines' policy has seen
         size = self.args.rollout.batch_size
@@ -168,7 +171,7 @@ class RolloutGenerator(SamplesGenerator):
         taken, left = self._kept[:size], self._kept[size:]
         for group in taken:
             scores_N = scores(group.rollouts)
-            if group.drawn is not None and scores_N is not None:
+            if group.drawn is not None and scores_N is not None and not np.isnan(scores_N).all():
                 self.sampler.observe(group.drawn, varies(scores_N))
         self.sampler.end_step()
         # Surplus groups wait if more is generated at a time, else they are set aside.
@@ -231,6 +234,7 @@ class RolloutGenerator(SamplesGenerator):
                 group = replace(sent[place], rollouts=rollouts, read=tuple(each.get("read") for each in answers))
                 scores_N, decision = scores(group.rollouts), Decision.TRAIN
                 if scores_N is not None:
+                    self._check_verifier(scores_N)
                     decision = self.sampler.judge(group.prompt_id, scores_N)
                 if decision is Decision.TRAIN:
                     kept[place] = group
@@ -241,6 +245,15 @@ class RolloutGenerator(SamplesGenerator):
                     pending |= self._send(self._draw(1), sent, **generate_kwargs)
         self._kept += [kept[place] for place in sorted(kept)]
         return len(sent)
+
+    def _check_verifier(self, scores_N: Floats) -> None:
+        """Raise RunError if no group of several batches in a row has a score: the verifier is down."""
+        self._unscored = self._unscored + 1 if np.isnan(scores_N).all() else 0
+        if self._unscored >= _DEAD_BATCHES * self.args.rollout.batch_size:
+            raise RunError(
+                f"no rollout of the last {self._unscored} prompts could be verified, which is "
+                f"{_DEAD_BATCHES} batches: look at the verifier, then go on with --resume"
+            )
 
     def _send(self, drawn: list[Group], sent: list[Group], **options: Any) -> dict[Any, list[int]]:
         """Ask the engines for groups, which count as generated now; return the calls, each with its places in sent."""

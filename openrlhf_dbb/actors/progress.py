@@ -87,10 +87,11 @@ class Progress:
                 f"{_percent(missing / (rollouts + missing))} of the last {rollouts + missing} rollouts could not be "
                 "verified, and nothing is learned from them: look at the verifier"
             )
-        if cut > rollouts / 2:
+        generated = rollouts + missing
+        if cut > generated / 2:
             lines["cut"] = (
-                f"{cut / rollouts:.0%} of the last {rollouts} responses were cut at the limit of {max_new_tokens} "
-                "tokens: raise --rollout.max_new_tokens, or ask for shorter answers in the prompt"
+                f"{cut / generated:.0%} of the last {generated} responses were cut at the limit of "
+                f"{max_new_tokens} tokens: raise --rollout.max_new_tokens, or ask for shorter answers in the prompt"
             )
         return lines
 

@@ -1,6 +1,7 @@
 """OpenRLHF's trainer with a posterior store behind it: start, resume, step, checkpoint, evaluation."""
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -19,7 +20,7 @@ from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import DIFFERENCE, GENERATING, TRAINING, Progress, StepOutcome
-from openrlhf_dbb.core import checkpoints, strategies
+from openrlhf_dbb.core import SET_ASIDE, checkpoints, strategies
 from openrlhf_dbb.core.best_model import CARD, Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Probes, probed_prompts
@@ -113,8 +114,17 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         """Return what is wrong with the training so far, by kind; may be called while :meth:`fit` runs."""
         form, estimator = FORMS.get(self.args.algo.advantage.estimator), self._posteriors.estimator
         prompts_asked = len(self._held_out.dataset) if self._held_out else 0
-        note = self._sampler.note
-        return ({note: note} if note else {}) | self.progress.troubles(
+        lines: dict[str, str] = {}
+        note, unverified = self._sampler.note, self._posteriors.unverified
+        if note:
+            lines[note] = note
+        if unverified:
+            lines["unverified"] = (
+                f"the last {SET_ASIDE} visits or more to {len(unverified)} prompts yielded no score, "
+                f"such as {unverified[0][0]!r:.80}; the command prompts lists them: look at their "
+                "labels and at the verifier"
+            )
+        return lines | self.progress.troubles(
             held_out_samples=prompts_asked * self.args.eval.n_samples_per_prompt,
             max_new_tokens=self.args.rollout.max_new_tokens,
             punishes_failures=bool(estimator.state_fields) and not estimator.shared_fields and not form.sums_to_zero,
@@ -206,9 +216,11 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.enter("waiting for the store")  # visible only if it takes long
         self._posteriors.settle()
         status["timing/store_wait"] = time.monotonic() - began
-        judged = [r for r in generation.rollouts_of(batch.trained) if r.scores is not None and not r.scores.isnan()]
+        judged = [r for r in generation.rollouts_of(batch.trained) if r.scores is not None]
         if judged:  # upstream's mean counts a missing reward as 0
-            status["rollout/reward_mean"] = torch.cat([r.rewards for r in judged]).double().mean().item()
+            known = [r.rewards for r in judged if not r.scores.isnan()]
+            mean = torch.cat(known).double().mean().item() if known else math.nan
+            status["rollout/reward_mean"] = mean
         progress = self.progress
         if not progress.outcomes:  # later steps of an async training differ by their lag
             progress.difference = status.get(DIFFERENCE, 0.0)

@@ -17,13 +17,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
+from openrlhf_dbb.core import SET_ASIDE
 from openrlhf_dbb.core import step as steps
+from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError
+from openrlhf_dbb.core.memory import refusal
+from openrlhf_dbb.core.scale import supports_run
 from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras, keys_of, numbers, whole
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.secrets import without_secrets
-from openrlhf_dbb.storage.read import read_log, whole_prompts
+from openrlhf_dbb.storage.read import read_log, unverified_visits, whole_prompts
+from openrlhf_dbb.storage.records import UNVERIFIED
 
 _NO_EXTRAS = StepExtras()
 
@@ -79,7 +84,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         prompts: Sequence[str],
         labels: Sequence[str],
         *,
-        estimator: str | RewardEstimator = "dbb",
+        estimator: str | RewardEstimator = "point",
         parameters: Mapping[str, Any] | None = None,
         if_exists: Literal["error", "new"] = "error",
         warm_start: str | None = None,
@@ -218,15 +223,17 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         Args:
             prompts, labels: (R,) of each rollout; the run must have been opened with them.
             rewards: (R,) the optimized values. None or NaN marks a rollout that could not be verified; it is left out
-                of its group and gets advantage 0.
+                of its group and gets advantage 0. A prompt without any score in a step keeps its
+                posterior; after three such visits in a row it is one of :attr:`unverified`.
             scores: (R,) the verifier's scores before length penalties and the like; by default the rewards. Estimators
                 of binary correctness see the scores, estimators of real rewards see the rewards.
             form: of :mod:`openrlhf_dbb.estimators.forms`, by name.
 
         Raises:
+            MemorySupportError: the memory does not take a score, such as 0.5. Nothing has changed.
             ValueError: the step is not the next one, a column has another length or a value of another kind, a sum is
-                not finite, a prompt or the form is unknown, the estimator cannot serve the form or a score, or no
-                rollout was verified. Nothing has changed then.
+                not finite, a prompt or the form is unknown, or the estimator cannot serve the form
+                or has too few rollouts of every prompt. Nothing has changed then.
         """
         self.settle()
         step = whole("step", step)
@@ -235,6 +242,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(f"{following}; to do a step again, roll back first")
         rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
+        self._check_size(groups)
         probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
         advantage_form = FORMS.build(str(form))
         if advantage_form.leave_one_out and not self.estimator.can_leave_one_out():
@@ -248,8 +256,15 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         usage, metrics = steps.usage(rollouts, groups, scored), steps.metrics(step, rollouts, groups, scored)
         metrics |= {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
         shares_V = changed.successes, changed.rollouts
+        missed = self._ids[groups.prompts_P[~groups.verified_P]]
+        unverified = self._without_score(missed, groups)
+        if unverified:
+            metrics["estimator/unverified"] = float(len(_set_aside(unverified)))
+        if len(missed):
+            changed.shared[UNVERIFIED] = missed.astype(np.float64)
         if self._sources is not None:
-            metrics |= steps.by_source(self._sources[groups.prompts_V], *shares_V)
+            scores_V_G = groups.matrix(rollouts.scores)
+            metrics |= steps.by_source(self._sources[groups.prompts_V], *shares_V, scores_V_G)
         if expected is not None:
             alpha, beta = expected
             metrics |= steps.of_hardest(alpha / (alpha + beta), groups.prompts_V, *shares_V)
@@ -267,6 +282,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(f"step {step} is refused: an advantage is not finite; use smaller rewards and weights")
         with self._state_lock:
             self._state = state
+            self._unverified = unverified
         self._visited_at[groups.prompts_V] = step
         self.step: int = step
         self._writing = self._writer.submit(self.run.record_step, step, rows)
@@ -276,9 +292,19 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         """Return what the estimator expects of every prompt's next visit. Another thread may call this method."""
         with self._state_lock:
             expected = self._belief.predictive(self._state)
+            unverified = _set_aside(self._unverified)
         if expected is None:
             raise ValueError(f"estimator {self.estimator.name!r} predicts no visit; use auto or dbb")
-        return Predictive(self._ids, *expected)
+        return Predictive(self._ids, *expected, np.isin(self._ids, unverified))
+
+    @property
+    def unverified(self) -> list[Key]:
+        """Text and label of the prompts whose last three visits, or more, yielded no score."""
+        with self._state_lock:
+            unverified = set(_set_aside(self._unverified))
+        if not unverified:
+            return []
+        return [key for key, prompt_id in self.prompt_ids.items() if prompt_id in unverified]
 
     def record_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Begin to store the numbers of what the trainer logged of an observed step, by name (view ``steps``)."""
@@ -322,6 +348,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         initial = self._belief.initial_state(len(self._ids))
         shared = initial | self.run.load_shared()
         self._visited_at = table.step
+        self._unverified = unverified_visits(self.store, self.run.record)
         self.step = self.run.record.last_step
         self._state = {
             field: np.where(table.step >= 0, table.state[:, i], initial[field])
@@ -336,6 +363,25 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             text, label = error.args[0]
             raise ValueError(f"prompt {text!r:.80} with label {label!r:.80} is not in the data set") from None
 
+    def _without_score(self, missed: Positions, groups: Groups) -> dict[int, int]:
+        """Return by prompt id how many visits in a row, up to this step's, yielded no score."""
+        visits = dict(self._unverified)
+        for prompt_id in self._ids[groups.prompts_V].tolist():
+            visits.pop(prompt_id, None)
+        for prompt_id in missed.tolist():
+            visits[prompt_id] = visits.get(prompt_id, 0) + 1
+        return visits
+
+    def _check_size(self, groups: Groups) -> None:
+        """Raise ValueError if no group is large enough for an advantage."""
+        largest, needed = int(groups.slot_R.max()) + 1, self.estimator.min_rollouts
+        if largest < needed:
+            raise ValueError(
+                f"no prompt of the step has more than {largest} rollout, and estimator "
+                f"{self.estimator.name!r} needs {needed} of a prompt for an advantage; give more, or "
+                'begin the run with estimator="auto"'
+            )
+
     def _update(
         self, state: State, step: int, rollouts: Rollouts, groups: Groups, form: Form
     ) -> tuple[estimators.Estimate, storage.StepRows]:
@@ -349,23 +395,16 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
         versions_R = rollouts.policy_versions
+        scored_by = self.estimator
+        own_state = state if belief is scored_by else {}
         try:
-            if belief is self.estimator:
-                estimate = belief.observe_at(state, at_V, seen_by(belief), leave_one_out=form.leave_one_out)
-            else:
-                # A memory beside the scores must not end a training: what it cannot take, such as a 7, is unseen.
-                seen_V_G = seen_by(belief)
-                seen_V_G = np.where(belief.supports(seen_V_G), seen_V_G, np.nan)
-                some_V = ~np.isnan(seen_V_G).all(axis=1)
-                belief.observe_at(state, at_V[some_V], seen_V_G[some_V])
-                estimate = self.estimator.observe_at(
-                    {}, at_V, seen_by(self.estimator), leave_one_out=form.leave_one_out
-                )
+            estimate = scored_by.observe_at(own_state, at_V, seen_by(scored_by), leave_one_out=form.leave_one_out)
+            if belief is not scored_by:
+                # All of a group or nothing: the scores that it takes are no sample of the others.
+                belief.observe_at(state, at_V, seen_by(belief))
         except RewardSupportError as error:
-            raise ValueError(
-                f"score {error.value:g} of prompt {self._texts[at_V[error.row]]!r:.80} is not {error.allowed}, as "
-                f"{self.estimator.name} needs; with partial_credit dbb accepts scores in [0, 1], gaussian accepts any"
-            ) from error
+            prompt = self._texts[at_V[error.row]]
+            raise refusal(scored_by, error, f"prompt {prompt!r:.80}") from error
         rows = storage.StepRows(
             prompt_ids=self._ids[at_V],
             rollouts=np.sum(~np.isnan(scores_V_G), axis=1),
@@ -387,6 +426,11 @@ def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, c
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
+
+
+def _set_aside(visits: Mapping[int, int]) -> list[int]:
+    """Return the ids of the prompts that strategies set aside, by their visits without a score."""
+    return [prompt_id for prompt_id, number in visits.items() if number >= SET_ASIDE]
 
 
 def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:
@@ -458,16 +502,23 @@ def _of_state(belief: RewardEstimator, state: State, prompt_ids: Positions, seen
 
 
 def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: RewardEstimator) -> storage.Replayed:
-    """Return what ``belief`` would know after all visits of a run. Rewards that it does not support are left out."""
+    """Return what ``belief`` would know after all visits of a run.
+
+    Raise MemorySupportError if the run has scores that ``belief`` does not take.
+    """
     log = read_log(store, run)
+    if not supports_run(store, run, belief):
+        raise MemorySupportError(
+            f"run {run.name!r} has scores that memory {belief.name!r} does not take, so that its "
+            "visits cannot be replayed; begin without a warm start, or remember real rewards: "
+            'estimator "gaussian", or "point" with parameters={"memory": "gaussian"} '
+            "(--point.memory gaussian)"
+        )
     prompt_ids, prompt_V = np.unique(log.prompt_id, return_inverse=True)
     state = belief.initial_state(len(prompt_ids))
     if belief.reads_texts:
         state["features"] = text_features([text for text, _ in whole_prompts(store, prompt_ids)])
     rewards_V_G = rewards_of(log.rollouts, log.successes)
-    rewards_V_G = np.where(belief.supports(rewards_V_G), rewards_V_G, np.nan)
-    some_V = np.asarray(~np.isnan(rewards_V_G).all(axis=1))
     for rows in np.split(np.arange(len(log.step)), np.flatnonzero(np.diff(log.step)) + 1):
-        rows = rows[some_V[rows]]
         belief.observe_at(state, prompt_V[rows], rewards_V_G[rows])
-    return _of_state(belief, state, prompt_ids, np.unique(prompt_V[some_V]))
+    return _of_state(belief, state, prompt_ids, np.arange(len(prompt_ids)))

@@ -116,8 +116,6 @@ class Rollouts(StepExtras):
         scores_R = rewards_R if scores is None else column("scores", scores, size)
         # Without a reward a rollout gets no advantage, and without a score no posterior can learn from it.
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
-        if missing_R.all():
-            raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
         columns = {"tokens": np.zeros(size), "trained": np.ones(size)}
         for each in fields(StepExtras):
             if each.metadata and given[each.name] is not None:
@@ -401,10 +399,16 @@ def measure(
     return measured, errors
 
 
-def by_source(sources_V: NDArray[np.str_], successes_V: Floats, rollouts_V: Positions) -> dict[str, float]:
-    """Return the groups of each source in a step, the share of their rollouts that are right, and the share mixed."""
+def by_source(
+    sources_V: NDArray[np.str_], successes_V: Floats, rollouts_V: Positions, scores_V_G: Floats
+) -> dict[str, float]:
+    """Return of each source the groups of a step, the share of rollouts right, and of groups mixed.
+
+    The share right is the mean score, if scores are others than 0 and 1. The scores of a mixed group
+    differ.
+    """
     found: dict[str, float] = {}
-    mixed_V = (successes_V > 0) & (successes_V < rollouts_V)
+    mixed_V = np.nanmin(scores_V_G, axis=1) < np.nanmax(scores_V_G, axis=1)
     for source in np.unique(sources_V):
         among = sources_V == source
         right, mixed = successes_V[among].sum() / rollouts_V[among].sum(), mixed_V[among].mean()

@@ -106,9 +106,10 @@ _WITH_ESTIMATOR = (
          f"http://...; or --preset none and --{_REWARD_MODEL}",
          lambda s, a: not (a.reward.model_name_or_path or a.reward.remote_url)),
     Rule(f"{_REWARD_MODEL} {_REWARD}", "the model is not asked; give one, the model with --preset none"),
-    Rule(f"{_REWARD_MODEL} estimator", "a model gives any real number, this estimator takes scores of 0 to 1 only; "
-         "use gaussian or point",
-         lambda s, a: a.reward.model_name_or_path and s.built_estimator.support != "real"),
+    Rule(f"{_REWARD_MODEL} estimator", "a model gives any real number, this estimator or its memory takes "
+         "scores of 0 to 1 only; use gaussian, or point with --point.memory gaussian",
+         lambda s, a: a.reward.model_name_or_path
+         and not s.built_estimator.support == s.built_estimator.belief.support == "real"),
     Rule(f"{_REWARD_MODEL} probe.fraction rollout.strategy", f"these need rewards at generation: give --{_REWARD}",
          lambda s, a: a.reward.model_name_or_path and (s.strategy.needs_scores or a.probe.fraction)),
     Rule("eval.steps", _NEVER, lambda s, a: a.eval.steps < 1 and a.eval.steps != -1),

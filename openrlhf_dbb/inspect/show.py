@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from openrlhf_dbb.core.scale import verdicts
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.secrets import without_passwords, without_secrets
@@ -85,13 +86,12 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     """Return the facts about a run as texts by name, safe to print."""
     totals = read.progress(store, run)
     last = totals["last_step_at"]
-    success = f"{100 * totals['successes'] / totals['rollouts']:.1f} %" if totals["rollouts"] else "none"
     texts = {
         "run": f"{run.name} (number {run.run_id})",
         "held-out accuracy": _held_out(held_out_numbers(store, run)),
         "status": f"{status(run)}, step {run.last_step}",
         "started": run.created_at[:19] + ("" if last is None else f"; last step {age(last)} ago"),
-        "training": f"{success} of the full reward, {totals['rollouts']} rollouts in {totals['visits']} visits",
+        "training": f"{_reward(store, run, totals)}, {totals['rollouts']} rollouts in {totals['visits']} visits",
         **usage_in_words(store, run, totals),
         "posterior mean": "none yet"
         if totals["mean"] is None
@@ -118,6 +118,17 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     if state(run) == "stale" and run.method:  # another trainer has its own way to go on
         texts["to go on"] = f"the same training command with --resume {shlex.quote(run.name)}"
     return {name: safe(value) for name, value in texts.items() if value}
+
+
+def _reward(store: PosteriorStore, run: RunRecord, totals: Mapping[str, Any]) -> str:
+    """Return in words the share of right rollouts, or the mean score if scores are others."""
+    if not totals["rollouts"]:
+        return "none of the full reward"
+    mean, scores = totals["successes"] / totals["rollouts"], verdicts(store, run)
+    if scores is None:
+        return f"mean score {mean:.4g}"
+    wrong, right = scores
+    return f"{100 * (mean - wrong) / (right - wrong):.1f} % of the full reward"
 
 
 def _held_out(numbers: Mapping[str, Any] | None) -> str:
@@ -153,7 +164,10 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     print_facts([("run", run.name), ("prompt", f"{prompt['prompt_id']}: {text}"), ("label", label)])
     if visits:
         columns = [name for name in visits[0] if name != "lag" or any(row["lag"] for row in visits)]
-        print_table(columns, [[row[name] for name in columns] for row in visits])
+        heads = list(columns)
+        if verdicts(store, run) != (0, 1):
+            heads[columns.index("successes")] = "sum of scores"
+        print_table(heads, [[row[name] for name in columns] for row in visits])
     else:
         print("not visited in this run; its posterior comes from the warm start")
 

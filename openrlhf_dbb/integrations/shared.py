@@ -72,7 +72,7 @@ def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
 class Settings:
     """What an integration adds to its trainer's own settings, by the same names everywhere; see docs/trl.md."""
 
-    estimator: str | RewardEstimator = "dbb"
+    estimator: str | RewardEstimator = "point"
     parameters: Mapping[str, Any] | None = None
     form: str | None = None
     strategy: str = "plain"

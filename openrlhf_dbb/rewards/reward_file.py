@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from openrlhf_dbb.core.memory import refusal
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.estimators import RewardEstimator, RewardSupportError
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool, serve
@@ -88,11 +89,9 @@ def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: R
         raise UsageError(f"{source} returned None for all responses that were tried")
     try:
         estimator.check(np.array([tried["scores"]]))
+        estimator.belief.check(np.array([tried["scores"]]))
     except RewardSupportError as error:
-        raise UsageError(
-            f"{source} returned the score {error.value:g}, and --estimator {estimator.name} needs {error.allowed}; "
-            "change it, or give --estimator gaussian, point, or dbb with --dbb.partial_credit"
-        ) from error
+        raise UsageError(str(refusal(estimator, error, source))) from error
     share, asked = tried["paid"] / tried["prompts"], tried["prompts"]
     warning = (
         f"{name}, given the prompt itself as the response, scores {share:.0%} of {asked} sampled prompts as right: the "

@@ -40,6 +40,7 @@ class Predictive:
     prompt_ids: NDArray[np.int64]  # ascending
     alpha: NDArray[np.float64]  # > 0
     beta: NDArray[np.float64]  # > 0
+    unverified: NDArray[np.bool_] | None = None  # its last visits yielded no score; None: of none
 
 
 class Drawn(NamedTuple):
@@ -108,7 +109,8 @@ class Sampler:
     def load(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
         for name in self.kept:
-            setattr(self, name, copy.deepcopy(state[name]))
+            if name in state:  # a checkpoint of an older release may lack one
+                setattr(self, name, copy.deepcopy(state[name]))
 
 
 @dataclass(frozen=True)

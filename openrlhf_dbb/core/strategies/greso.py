@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from openrlhf_dbb.core import SET_ASIDE
 from openrlhf_dbb.core.strategies import Decision, RolloutStrategy, RunFacts, Sampler, parameter, register, varies
 from openrlhf_dbb.errors import RunError
 
@@ -40,7 +41,7 @@ class Greso(RolloutStrategy):
 
 
 class GresoSampler(Sampler):
-    kept: ClassVar[tuple[str, ...]] = ("p_easy", "p_hard", "_streak", "_passes", "_random")
+    kept: ClassVar[tuple[str, ...]] = ("p_easy", "p_hard", "_streak", "_unverified", "_passes", "_random")
 
     def __init__(self, strategy: Greso, facts: RunFacts) -> None:
         super().__init__(facts)
@@ -50,6 +51,7 @@ class GresoSampler(Sampler):
         self.p_easy = self.p_hard = 0.5  # as published
         # Groups in a row of zero variance: z if they succeeded, -z if they failed. Other prompts are not in it.
         self._streak: dict[int, int] = {}
+        self._unverified: dict[int, int] = {}  # groups in a row without any score
         self._passes = self._idle_passes = 0
         self._random = np.random.default_rng(facts.seed)
         # Groups generated in each round of the step, and the easy and hard ones among them.
@@ -58,6 +60,8 @@ class GresoSampler(Sampler):
 
     def probability(self, prompt_id: int) -> float:
         """Return the probability that a drawn prompt is generated for."""
+        if self._unverified.get(prompt_id, 0) >= SET_ASIDE:
+            return self._floor
         streak = self._streak.get(prompt_id, 0)
         base = self.p_easy if streak > 0 else self.p_hard
         return max(float(base ** abs(streak)), self._floor)
@@ -78,7 +82,9 @@ class GresoSampler(Sampler):
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
         self._idle_passes = 0
         if np.isnan(scores_N).all():
+            self._unverified[prompt_id] = self._unverified.get(prompt_id, 0) + 1
             return Decision.DISCARD  # a group without any score is neither trained on nor counted
+        self._unverified.pop(prompt_id, None)
         if varies(scores_N):
             self._rounds[-1]["groups"] += 1
             self._streak.pop(prompt_id, None)

@@ -24,6 +24,7 @@ class PosteriorSampling(RolloutStrategy):
 
     The estimator forecasts each prompt's success probability p as a Beta just before the batch. One systematic draw
     gives a batch of different prompts. docs/methods.md has the probabilities and the importance weights.
+    A prompt whose last three visits yielded no score is drawn at the floor only.
 
     Source: importance sampling with unequal probabilities (Horvitz and Thompson 1952); with this posterior our own.
     """
@@ -69,8 +70,13 @@ class PosteriorSampler(Sampler):
         if batch > prompts:
             raise RunError(f"a batch of {batch} prompts, but only {prompts} prompts differ; lower the batch size")
         value = expected_variance(predictive.alpha, predictive.beta) ** strategy.power
-        forecast, even = inclusion(value, batch, strategy.floor), np.full(prompts, batch / prompts)
-        pi = even if self._evenly else forecast
+        even = pi_even = np.full(prompts, batch / prompts)
+        if predictive.unverified is not None and predictive.unverified.any():
+            # Nothing is learned from a prompt without scores: it keeps its share of the floor.
+            value[predictive.unverified] = 0
+            pi_even = inclusion((~predictive.unverified).astype(np.float64), batch, strategy.floor)
+        forecast = inclusion(value, batch, strategy.floor)
+        pi = pi_even if self._evenly else forecast
         drawn = systematic(pi, self._random)
         as_even, as_forecast = even[drawn] / pi[drawn], forecast[drawn] / pi[drawn]
         weights = as_even**strategy.weight_power
