@@ -267,7 +267,7 @@ def _table_of_wandb(file: Path, table: Mapping[str, Any]) -> dict[str, dict[str,
     for number, values in enumerate(table["data"], 1):
         if len(values) != len(table["columns"]):
             raise UsageError(
-                f"{file}, row {number} has {len(values)} values for {len(table['columns'])} columns; write the table again"
+                f"{file}, row {number} has {len(values)} values for {len(table['columns'])} columns; write it again"
             )
         rows[f"row {number}"] = dict(zip(table["columns"], values, strict=True))
     return rows
