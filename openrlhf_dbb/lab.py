@@ -36,9 +36,9 @@ CRITERIA = {"probes": "mean squared error against the probes", "mse": "mean squa
 DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))  # tried by default
 
 # On pretrained models no estimator was shown better than GRPO's group mean (docs/history.md).
-_TELLS = "a replay tells which estimator is nearest to the success rates, not which one trains a better model"
+_TELLS = "a replay tells which estimator is nearest to the success rates, not which one trains better"
 _WITH_PROBES = f"{_TELLS}: only trainings tell that"
-_WITHOUT_PROBES = f"{_TELLS}; with --probe.fraction 0.1 a training measures the rates, and a replay names one to try"
+_WITHOUT_PROBES = f"{_TELLS}; to name one to try, it needs a training with --probe.fraction 0.1"
 
 _KNOBS = ("discount", "smoothing")
 
@@ -122,7 +122,7 @@ def unreplayable(log: StepLog) -> NDArray[np.bool_]:
 
 
 def visits(log: StepLog, probes: ProbeLog | None = None) -> Visits:
-    """Return visits from a run's log; raise UsageError if a group's sum is not of rewards 0 and 1."""
+    """Return visits from a run's log; raise UsageError if a sum is not of rewards 0 and 1."""
     rollouts, successes, wrong = log.rollouts, log.successes, unreplayable(log)
     if wrong.any():
         at = int(wrong.argmax())
@@ -154,7 +154,7 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Floats:
     """Feed the visits to ``estimator``, from its prior, in recorded order.
 
     Return (2, V): the mean that the visit's rollouts would have been scored with; the share of it that is S/N, NaN
-    where there is none. Without the texts of the prompts: only forecasts, which score nothing, read them.
+    where there is none. No texts of prompts are needed: only forecasts read them.
     """
     # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
     when = visits.step if estimator.shared_fields else visits.earlier
@@ -262,7 +262,7 @@ def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
     # Visits of one prompt depend on each other, so prompts are resampled, not visits.
     for _ in range(1000):
         times_P = np.bincount(rng.integers(prompts, size=prompts), minlength=prompts)
-        # Not by @: its threads wait for each other, for a minute where other processes have the cores.
+        # Not by @, whose threads wait for each other where other processes have the cores.
         sums_C = np.einsum("p,pc->c", times_P.astype(np.float64), sums_P_C)
         draws.append(sums_C / (times_P @ visits_P))
     mean_C = sums_P_C.sum(axis=0) / visits_P.sum()
@@ -271,7 +271,7 @@ def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
 
 
 def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
-    """Return lines with the best candidate and how sure that is; what to use next only if there are probes."""
+    """Return lines with the best candidate and how sure that is; what to use next only with probes."""
     if not visits.earlier.any():
         return [
             "Every prompt was visited once, so discounts cannot be compared: on a first visit a discount only weakens",

@@ -48,10 +48,10 @@ def template_of(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def without_shared(texts: Sequence[str], width: int = 60) -> dict[str, str]:
-    """Return each text without what texts like it share, so that its first ``width`` characters tell it apart.
+    """Return each text without what texts like it share; its first ``width`` characters tell it apart.
 
-    Texts are alike that begin with the same ``width // 2`` characters; "..." stands for the start and the end that
-    they share.
+    Texts are alike that begin with the same ``width // 2`` characters; "..." stands for the start
+    and the end that they share.
 
     Example:
         >>> asked = "State the final answer to the following arithmetic problem: "

@@ -19,8 +19,9 @@ from openrlhf_dbb.storage.store import PosteriorStore
 
 Rows = list[dict[str, Any]]
 
-# SQL of a rollout ``r`` and its step ``s``: NULL if nobody knows the advantages that were trained with.
-ADVANTAGE = "CASE WHEN s.generated IS NULL OR s.informative IS NOT NULL THEN r.advantage END AS advantage"
+# SQL of a rollout ``r`` and its step ``s``: NULL if nobody knows what the step was trained with.
+ADVANTAGE = """
+    CASE WHEN s.generated IS NULL OR s.informative IS NOT NULL THEN r.advantage END AS advantage"""
 
 TRAINING = "training"
 """Name of the evaluations that are made during training."""

@@ -153,7 +153,7 @@ def test_command(open_new, fill, capsys):
     assert out.startswith(f"run walk: {size}; trained with dbb 0.5\n")
     assert "criterion: mean squared error against the probes" in out
     advice, rows = candidates(store, capsys)
-    assert advice[-1].startswith("use next: --estimator ") and "not which one trains a better model" in advice[-2]
+    assert advice[-1].startswith("use next: --estimator ") and "not which one trains better" in advice[-2]
     assert f"{len(rows)} candidates" in out
     share, p = successes_T_P[:, ::4] / 8, probed_T_P / 100
     # p (1 - p) / 99 is the noise of a probe's 100 samples.

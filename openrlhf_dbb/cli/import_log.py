@@ -24,7 +24,8 @@ from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.options import add_store
 from openrlhf_dbb.terminal import shown
 
-# The names in TRL's tables, verl's dumps, our own tables and others; the first that the log has is taken.
+# The names in TRL's tables, verl's dumps, our own tables and others; the first that the log has
+# is taken.
 COLUMNS = {
     "prompt": ("prompt", "input", "question"),
     "label": ("label", "gts", "ground_truth", "answer", "solution"),
@@ -67,10 +68,11 @@ class Rollout:
 
 def add_commands(add: Any) -> None:
     parser = add("import", import_log, opens_store=False)
-    parser.add_argument("log", metavar="LOG", nargs="+", type=Path, help=f"files ({', '.join(FILES)}), or folders")
+    text = f"files ({', '.join(FILES)}), or folders"
+    parser.add_argument("log", metavar="LOG", nargs="+", type=Path, help=text)
     parser.add_argument("--run_name", required=True, metavar="NAME", help="name of the new run")
     for name, columns in COLUMNS.items():
-        text = f"column of the {name} (default: the first of {', '.join(columns)}); dots reach into nested columns"
+        text = f"column of the {name} (default: the first of {', '.join(columns)}); a.b is a field"
         parser.add_argument(f"--{name}_key", metavar="COLUMN", help=text)
     add_store(parser)
 
@@ -84,20 +86,30 @@ def import_log(arguments: argparse.Namespace) -> None:
     of_names = _steps_of_names(files) if columns["step"] is None else {}
     _refuse_copies(files, of_names)
     rollouts = [_rollout(row, columns, of_names.get(row.file)) for row in rows]
-    taken = [f"{name} from {column}" for name, column in columns.items() if column is not None]
-    missing = [f"no {name}" for name, column in columns.items() if column is None and name != "step"]
-    print(f"columns: {shown(', '.join(taken + missing), None)}")
-    source = "the file names" if columns["step"] is None else f"column {shown(columns['step'], None)}"
+    _print_columns(columns)
+    source = "the file names" if columns["step"] is None else f"column {columns['step']}"
     numbers = [rollout.step for rollout in rollouts]
-    print(f"steps from {source}: {min(numbers)} to {max(numbers)}")
+    print(shown(f"steps from {source}: {min(numbers)} to {max(numbers)}", None))
     _store(arguments, columns, rollouts)
+
+
+def _print_columns(columns: Columns) -> None:
+    taken = []
+    missing = []
+    for name, column in columns.items():
+        if column is not None:
+            taken.append(f"{name} from {column}")
+        elif name != "step":
+            missing.append(f"no {name}")
+    print(shown(f"columns: {', '.join(taken + missing)}", None))
 
 
 def _store(arguments: argparse.Namespace, columns: Columns, rollouts: list[Rollout]) -> None:
     """Make a finished run of the rollouts; no run is left if one is refused."""
     rewarded = {rollout.step for rollout in rollouts if rollout.reward is not None}
-    # Stable: the rollouts of a step stay in their order. A step of which nothing was verified teaches nothing.
-    used = sorted((rollout for rollout in rollouts if rollout.step in rewarded), key=_step_of)
+    # A step of which nothing was verified teaches nothing.
+    used = [rollout for rollout in rollouts if rollout.step in rewarded]
+    used.sort(key=_step_of)  # the rollouts of a step stay in their order
     if not used:
         raise UsageError(f"{arguments.log[0]} has no rows with a reward; name a log of rollouts")
     has_advantages = _has_advantages(used)
@@ -119,12 +131,14 @@ def _store(arguments: argparse.Namespace, columns: Columns, rollouts: list[Rollo
             try:
                 for number, (step, group) in enumerate(groupby(used, key=_step_of), 1):
                     _observe(posteriors, number, list(group), has_advantages)
-                    posteriors.record_metrics(number, {"import/step": step})  # a log may have every tenth step only
+                    # A log may have every tenth step only.
+                    posteriors.record_metrics(number, {"import/step": step})
                 posteriors.finish()
             except BaseException:
                 posteriors.store.delete_run(posteriors.run.record)
                 raise
-            counted = f"{posteriors.step} steps, {len(posteriors.prompt_ids)} prompts, {len(used)} rollouts"
+            prompts = len(posteriors.prompt_ids)
+            counted = f"{posteriors.step} steps, {prompts} prompts, {len(used)} rollouts"
     except ValueError as error:
         raise UsageError(f"the log cannot be imported: {error}") from error
     advantages = "the log's own advantages" if has_advantages else "its advantages are not known"
@@ -132,7 +146,8 @@ def _store(arguments: argparse.Namespace, columns: Columns, rollouts: list[Rollo
     missing = [rollout.place for rollout in rollouts if rollout.reward is None]
     if missing:
         left_out = len({rollout.step for rollout in rollouts} - rewarded)
-        print(f"{len(missing)} rows have no reward, first {shown(missing[0], None)}; {left_out} steps left out")
+        counted = f"{len(missing)} rows have no reward, first {missing[0]}"
+        print(shown(f"{counted}; {left_out} steps left out", None))
 
 
 def _step_of(rollout: Rollout) -> int:
@@ -141,8 +156,8 @@ def _step_of(rollout: Rollout) -> int:
 
 def _observe(posteriors: Posteriors, number: int, group: list[Rollout], has_advantages: bool) -> None:
     advantages = None
-    if has_advantages:
-        advantages = [rollout.advantage or 0.0 for rollout in group]  # one without a reward may have none
+    if has_advantages:  # a rollout without a reward may have none
+        advantages = [rollout.advantage or 0.0 for rollout in group]
     posteriors.observe(
         number,
         [rollout.prompt for rollout in group],
@@ -161,8 +176,8 @@ def _has_advantages(rollouts: Sequence[Rollout]) -> bool:
     for rollout in rollouts:
         if rollout.advantage is None and rollout.reward is not None:
             raise UsageError(
-                f"{rollout.place} has a reward and no advantage, and other rows have one; give a column that all "
-                "rows have as --advantage_key"
+                f"{rollout.place} has a reward and no advantage, and other rows have one; "
+                "give a column that all rows have as --advantage_key"
             )
     return True
 
@@ -180,7 +195,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     seen = set()
     for file in files:
         if file.resolve() in seen:
-            raise UsageError(f"{file} is named twice, and its rollouts would count twice; name each file once")
+            raise UsageError(f"{file} is named twice and would count twice; name each file once")
         seen.add(file.resolve())
     return files
 
@@ -197,7 +212,7 @@ def _refuse_copies(files: Sequence[Path], step_of_name: Mapping[Path, int]) -> N
             digest = hashlib.file_digest(opened, "blake2b").digest()
         first = seen.setdefault((digest, step_of_name.get(file)), file)
         if first != file and file.stat().st_size:
-            raise UsageError(f"{file} is a copy of {first}, and its rollouts would count twice; name one of them")
+            raise UsageError(f"{file} is a copy of {first} and would count twice; name one of them")
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -224,10 +239,12 @@ def _steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
     if len({re.sub(r"\d+", "0", name) for name in names}) == 1:
         place = _place_of_step(numbers)
     if place is None:
-        several = f"{names[0]} .. {names[-1]} do" if len(files) > 1 else f"{names[0]} does"
+        several = f"{names[0]} does"
+        if len(files) > 1:
+            several = f"{names[0]} .. {names[-1]} do"
         raise UsageError(
-            f"no column has the step, and {several} not tell it by one number; give --step_key, or file names as "
-            "step_1.jsonl"
+            f"no column has the step, and {several} not tell it by one number; "
+            "give --step_key, or file names as step_1.jsonl"
         )
     return {file: int(found[place][1]) for file, found in zip(files, numbers, strict=True)}
 
@@ -266,9 +283,8 @@ def _table_of_wandb(file: Path, table: Mapping[str, Any]) -> dict[str, dict[str,
     rows = {}
     for number, values in enumerate(table["data"], 1):
         if len(values) != len(table["columns"]):
-            raise UsageError(
-                f"{file}, row {number} has {len(values)} values for {len(table['columns'])} columns; write it again"
-            )
+            counts = f"{len(values)} values for {len(table['columns'])} columns"
+            raise UsageError(f"{file}, row {number} has {counts}; write the table again")
         rows[f"row {number}"] = dict(zip(table["columns"], values, strict=True))
     return rows
 
@@ -280,7 +296,7 @@ def _columns(rows: Sequence[Row], arguments: argparse.Namespace) -> Columns:
     for name, known in COLUMNS.items():
         given = getattr(arguments, f"{name}_key")
         wanted = known if given is None else (given,)
-        present = [key for key in wanted if key in names or any(_value(row.fields, key) is not None for row in rows)]
+        present = [key for key in wanted if key in names or _is_nested(rows, key)]
         columns[name] = present[0] if present else None
         if not present and (given is not None or name in _NEEDED):
             raise UsageError(
@@ -290,6 +306,10 @@ def _columns(rows: Sequence[Row], arguments: argparse.Namespace) -> Columns:
     return columns
 
 
+def _is_nested(rows: Sequence[Row], key: str) -> bool:
+    return "." in key and any(_value(row.fields, key) is not None for row in rows)
+
+
 def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
     """Return a row as a rollout; raise UsageError that names the row if a value is wrong."""
     values: dict[str, Any] = {}
@@ -297,13 +317,15 @@ def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
         values[name] = None if column is None else _value(row.fields, column)
     reward_column = str(columns["reward"])
     if reward_column not in row.fields and reward_column.partition(".")[0] not in row.fields:
-        raise UsageError(f"{row.place} has no column {reward_column}, and other rows have it; write null where none is")
+        problem = f"{row.place} has no column {reward_column}, and other rows have it"
+        raise UsageError(f"{problem}; write null where there is no reward")
     step = _step(row, values["step"]) if step_of_name is None else step_of_name
     try:
         prompt = text_of(values["prompt"] or "")
         label = label_of(values["label"])
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{row.place}: {columns['prompt']} {values['prompt']!r:.40} is no prompt: {error}") from None
+        found = f"{columns['prompt']} {values['prompt']!r:.40}, label {values['label']!r:.40}"
+        raise UsageError(f"{row.place}: {found} cannot be read: {error}") from None
     if not prompt.strip():
         raise UsageError(f"{row.place} has no prompt; drop the row")
     return Rollout(
@@ -320,7 +342,7 @@ def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
 def _step(row: Row, value: Any) -> int:
     number = _number(row, "step", value)
     if number is None or number < 0 or number != int(number):
-        raise UsageError(f"{row.place}: step {value!r:.40} is not a whole number, 0 or more; correct it")
+        raise UsageError(f"{row.place}: step {value!r:.40} is not a whole number, 0 or more")
     return int(number)
 
 
@@ -333,10 +355,13 @@ def _number(row: Row, column: str, value: Any) -> float | None:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        field = "; dots name a field of it, as in --reward_key reward.correct" if isinstance(value, dict) else ""
-        raise UsageError(f"{row.place}: {column} {value!r:.40} is not a number{field}") from None
+        advice = "write a number, or null where there is none"
+        if isinstance(value, dict):
+            advice = "name a field of it, as in --reward_key reward.correct"
+        raise UsageError(f"{row.place}: {column} {value!r:.40} is not a number; {advice}") from None
     if math.isinf(number):
-        raise UsageError(f"{row.place}: {column} {value!r:.40} is not finite; write null where it is not known")
+        advice = "write null where it is not known"
+        raise UsageError(f"{row.place}: {column} {value!r:.40} is not finite; {advice}")
     return None if math.isnan(number) else number
 
 
@@ -344,5 +369,8 @@ def _response(value: Any) -> str:
     """Return a response, or the messages of one as in TRL's tables, as text."""
     if not isinstance(value, list):
         return str(value or "")
-    texts = [str(message.get("content") or "") if isinstance(message, dict) else str(message) for message in value]
+    texts = []
+    for message in value:
+        content = message.get("content") if isinstance(message, dict) else message
+        texts.append(str(content or ""))
     return "\n".join(texts)
