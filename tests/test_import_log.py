@@ -224,6 +224,10 @@ REFUSED = {
     "g.jsonl": ('{"prompt": "p", "reward": {"a": 1}, "step": 1}', "not a number; .* --reward_key reward.correct"),
     "h.jsonl": ('{"prompt": "", "reward": 1, "step": 1}', "line 1 has no prompt"),
     "i.jsonl": ('{"prompt": "p", "reward": 1, "step": 1}\n{"prompt": "p", "step": 1}', "line 2 has no column reward"),
+    "k.jsonl": (
+        '{"prompt": "p", "label": "1", "reward": 1, "step": 1}\n{"prompt": "p", "reward": 1, "step": 1}',
+        "line 2: label '', but the same prompt has '1' in .*line 1",
+    ),
     "j.json": ('[{"columns": ["prompt", "reward", "step"], "data": [["p", 1]]}]', "row 1 has 2 values for 3 columns"),
 }
 

@@ -86,11 +86,24 @@ def import_log(arguments: argparse.Namespace) -> None:
     of_names = _steps_of_names(files) if columns["step"] is None else {}
     _refuse_copies(files, of_names)
     rollouts = [_rollout(row, columns, of_names.get(row.file)) for row in rows]
+    _refuse_other_labels(rollouts)
     _print_columns(columns)
     source = "the file names" if columns["step"] is None else f"column {columns['step']}"
     numbers = [rollout.step for rollout in rollouts]
     print(shown(f"steps from {source}: {min(numbers)} to {max(numbers)}", None))
     _store(arguments, columns, rollouts)
+
+
+def _refuse_other_labels(rollouts: Sequence[Rollout]) -> None:
+    """Raise UsageError if a prompt has two labels: its rollouts would be of two posteriors."""
+    first: dict[str, Rollout] = {}
+    for rollout in rollouts:
+        other = first.setdefault(rollout.prompt, rollout)
+        if other.label.strip() != rollout.label.strip():
+            raise UsageError(
+                f"{rollout.place}: label {rollout.label!r:.40}, but the same prompt has "
+                f"{other.label!r:.40} in {other.place}; correct one, or give another --label_key"
+            )
 
 
 def _print_columns(columns: Columns) -> None:

@@ -105,7 +105,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     parent = run.parent
     estimator = f"{run.estimator} version {run.estimator_version}, {parameters(run)}".removesuffix(", ")
     if run.method == IMPORTED:
-        estimator = f"not known; the run was read from a log, which {parameters(run)} remembers"
+        estimator = f"not known, the run was read from a log; {parameters(run)}"
     texts |= {
         "checkpoint": "none yet" if totals["checkpoint"] is None else f"step {totals['checkpoint']}",
         "method": run.method or "the trainer's own",
