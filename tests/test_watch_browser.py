@@ -267,7 +267,8 @@ def test_a_log_without_advantages_claims_none(browser, store, written, tmp_path)
     page = written(store)
     browser.open(f"{page}#view=usage")
     assert "does not tell the advantages" in text(browser, "#usage-note")
-    assert texts(browser, "#usage-numbers dd") == []
+    # mixed groups, rollouts for one, rollouts, skipped; nothing of what was trained on
+    assert texts(browser, "#usage-numbers dd") == ["1 of 2", "4", "4", "0"]
     assert browser("document.querySelector('#usage-parts').hidden")
     browser.open(f"{page}#view=rollouts")
     assert all("advantage not known" in verdict for verdict in texts(browser, ".card .verdict"))

@@ -247,7 +247,7 @@ def _steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
     """
     folder = os.path.commonpath([file.absolute().parent for file in files])
     names = [str(file.absolute().relative_to(folder)) for file in files]
-    numbers = [_NUMBER.findall(name) for name in names]
+    numbers = [_numbers(name) for name in names]
     place = None
     if len({re.sub(r"\d+", "0", name) for name in names}) == 1:
         place = _place_of_step(numbers)
@@ -259,15 +259,17 @@ def _steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
             f"no column has the step, and {several} not tell it by one number; "
             "give --step_key, or file names as step_1.jsonl"
         )
-    return {file: int(found[place][1]) for file, found in zip(files, numbers, strict=True)}
+    return {file: found[place][1] for file, found in zip(files, numbers, strict=True)}
 
 
-def _place_of_step(numbers: Sequence[Sequence[tuple[str, str]]]) -> int | None:
-    """Return which number of the names is the step; None if that is not plain.
+def _numbers(name: str) -> list[tuple[str, int]]:
+    """Return the numbers of a name, each with the word in front of it."""
+    return [(word.lower(), int(digits)) for word, digits in _NUMBER.findall(name)]
 
-    ``numbers`` has the numbers of each name, each with the word in front of it.
-    """
-    words = [word.lower() for word, _ in numbers[0]]
+
+def _place_of_step(numbers: Sequence[Sequence[tuple[str, int]]]) -> int | None:
+    """Return which number of the names is the step; None if that is not plain."""
+    words = [word for word, _ in numbers[0]]
     others = [place for place, word in enumerate(words) if word not in _PROCESSES]
     named = [place for place in others if words[place] in ("step", "steps")]
     varying = others
