@@ -73,11 +73,11 @@ def _command(arguments: argparse.Namespace) -> None:
     trained = "an estimator unknown here" if own is None else label(own)
     if run.method == IMPORTED:
         trained = "an estimator that its log does not tell"
-    about = (
+    heading = (
         f"run {run.name}: {len(visits.step)} visits of {visits.prompts} prompts, {visits.rollouts.mean():.3g} rollouts "
         f"a visit, {np.sum(~np.isnan(visits.probes_3_V[0]))} visits with probes; trained with {trained}"
     )
-    print(safe(about))
+    print(safe(heading))
     shown = [ranking.candidates[at] for at in ranking.best_of_each()]
     shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]  # those that cannot be ranked
     print()

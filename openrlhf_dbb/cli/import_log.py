@@ -15,6 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from openrlhf_dbb.core import IMPORTED
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Responses, StepExtras
@@ -175,7 +177,7 @@ def _observe(posteriors: Posteriors, number: int, group: list[Rollout], has_adva
         number,
         [rollout.prompt for rollout in group],
         [rollout.label for rollout in group],
-        [rollout.reward for rollout in group],
+        np.array([rollout.reward for rollout in group], dtype=np.float64),  # None becomes NaN
         form=None,
         advantages=advantages,
         extras=StepExtras(responses=Responses([rollout.response for rollout in group])),
