@@ -79,7 +79,9 @@ class RewardEstimator(ABC):
     reads: ClassVar[Literal["after", "before"]] = "after"
     min_rollouts: ClassVar[int] = 1  # the smallest group that can yield an advantage
     wide_clip: ClassVar[bool] = False  # methods widen the clip range, as the paper does for DBB
-    reads_texts: ClassVar[bool] = False  # the methods read state["features"], if the caller gives them
+    reads_texts: ClassVar[bool] = (
+        False  # predictive reads state["features"], if the caller gives them; no estimate does
+    )
     state_fields: ClassVar[tuple[str, ...]] = ()  # names of the numbers to keep for each prompt, stored in this order
     shared_fields: ClassVar[tuple[str, ...]] = ()  # names of the vectors to keep for the whole run
     support: ClassVar[Support] = "real"  # rewards that observe accepts

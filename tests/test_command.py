@@ -15,6 +15,9 @@ from scipy import stats
 from sqlalchemy import text
 
 from openrlhf_dbb.cli.main import COMMANDS, main
+from openrlhf_dbb.inspect.show import usage_in_words
+from openrlhf_dbb.storage import StoreError
+from openrlhf_dbb.storage.read import progress
 from openrlhf_dbb.terminal import shown
 
 ROOT = Path(__file__).parents[1]
@@ -168,6 +171,36 @@ def test_show_and_history_tell_questions_of_one_template_apart(store, fill, caps
     lines = printed(capsys, store, "show")[1]
     assert [line.split("  ")[-1] for line in lines[-3:]] == ["9 + 1?", "8 + 1?", "7 + 1?"]
     assert f"{ids[1]} (8 + 1?, label 9), " in refused(capsys, "history", "adds two", "--store.url", store.url)
+
+
+def test_tables_of_prompts_show_where_the_texts_differ(store, fill, capsys):
+    asked = "State the final answer to the following arithmetic problem and nothing else: {} = ?"
+    others = [
+        "请计算下面这个算式的结果,并且只写出最后的答案,不要写出任何别的文字,也不要解释你的计算过程和任何一个中间步骤,谢谢:"
+        + end
+        for end in ("七加二", "八加二")
+    ]
+    prompts = [asked.format(sum) for sum in ("-12 + 9", "-13 + 9", "14 + 9")] + [*others, "Who?"]
+    ids = store.register_prompts(prompts, [""] * 6)
+    fill.step(fill.run(store), 1, ids, [0, 1, 2, 3, 4, 4])
+    lines = printed(capsys, store, "show")[1]
+    assert [line.split("  ")[-1] for line in lines[-5:]] == [
+        "...八加二", "Who?", "...七加二", "...14 + 9 = ?", "...-13 + 9 = ?",
+    ]  # fmt: skip
+    assert f"{ids[0]} (...-12 + 9 = ?, label )" in refused(capsys, "history", "arithmetic", "--store.url", store.url)
+    # JSON has the whole texts.
+    assert as_json(capsys, store, "show")["hardest"][0]["prompt"] == prompts[0]
+
+
+def test_times_have_a_zone_and_a_run_that_is_deleted_meanwhile_is_named(store, fill, capsys):
+    run = fill.run(store)
+    fill.step(run, 1, fill.prompts(store, 2), [0, 1])
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ; last step ", facts(capsys, store, "show")["started"])
+    totals = progress(store, run.record)
+    run.finish()
+    store.delete_run(run.record)
+    with pytest.raises(StoreError, match="run 'run' has been deleted"):
+        usage_in_words(store, run.record, totals)
 
 
 # ---- history

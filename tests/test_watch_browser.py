@@ -257,6 +257,23 @@ def test_where_the_rollouts_went(browser, sixty, written):
     ]  # fmt: skip
 
 
+def test_a_log_without_advantages_claims_none(browser, store, written, tmp_path):
+    log = tmp_path / "log.jsonl"
+    rows = [
+        {"step": 1, "prompt": prompt, "reward": reward} for prompt, reward in (("p", 1), ("p", 1), ("q", 0), ("q", 1))
+    ]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["import", str(log), "--run_name", "log", "--store.url", store.url]) == 0
+    page = written(store)
+    browser.open(f"{page}#view=usage")
+    assert "does not tell the advantages" in text(browser, "#usage-note")
+    # mixed groups, rollouts for one, rollouts, skipped; nothing of what was trained on
+    assert texts(browser, "#usage-numbers dd") == ["1 of 2", "4", "4", "0"]
+    assert browser("document.querySelector('#usage-parts').hidden")
+    browser.open(f"{page}#view=rollouts")
+    assert all("advantage not known" in verdict for verdict in texts(browser, ".card .verdict"))
+
+
 def test_three_runs_over_each_other_and_two_of_them_compared_by_numbers_that_are_not_smoothed(
     browser, store, fill, write, written
 ):

@@ -11,4 +11,6 @@ best_model   the best model by evaluation
 KEEP = 64  # default number of rollouts of a step that are stored with their texts
 NO_ANSWER = "no answer"  # how the text begins that a verifier gives where it could read none
 SET_ASIDE = 3  # visits in a row without any score, after which strategies set a prompt aside
+# Method of a run that was read from a log. Its estimator made no advantage; it only remembers.
+IMPORTED = "import"
 ALL = "all"  # the value that users give to store all

@@ -25,7 +25,7 @@ from openrlhf_dbb.platform.ray_start import busyness
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
 from openrlhf_dbb.storage.engine import parse_url
-from openrlhf_dbb.terminal import shown
+from openrlhf_dbb.terminal import safe, shown, without_shared
 from openrlhf_dbb.watch.serve import PORT
 
 _TOLD = 8  # visits of the prompt that the summary tells of
@@ -64,7 +64,7 @@ def _run(prepared: Prepared, run: storage.RunRecord) -> list[str]:
     lines = [f"data       {chosen.report} ({args.data.prompt_dataset})", f"budget     {budget}"]
     if warm is not None:
         lines.append(
-            f"warm start {warm.matched} prompts from {warm.source.name}, weight {args.warm_start_weight:g}; "
+            f"warm start {warm.matched} prompts from {safe(warm.source.name)}, weight {args.warm_start_weight:g}; "
             f"{warm.unmatched} start from the prior"
         )
     if args.probe.fraction:
@@ -197,7 +197,9 @@ def _questions(prompts: Sequence[Any]) -> list[str]:
     texts = [prompt if isinstance(prompt, str) else str(prompt[-1]["content"]) for prompt in prompts]
     lines = [[line for line in text.splitlines() if line.strip()] for text in texts]
     shared = set.intersection(*map(set, lines))
-    return [([line for line in own if line not in shared] or own)[-1] for own in lines]
+    questions = [([line for line in own if line not in shared] or own)[-1] for own in lines]
+    shortened = without_shared(questions)
+    return [shortened[question] for question in questions]
 
 
 def _text(value: Any) -> str:

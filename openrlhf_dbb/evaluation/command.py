@@ -23,7 +23,7 @@ from openrlhf_dbb.evaluation.metrics import measures, percent, stored_rows
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
 from openrlhf_dbb.options import add_store, add_trust, number, require_stack
 from openrlhf_dbb.platform import cpu, cuda
-from openrlhf_dbb.terminal import print_table
+from openrlhf_dbb.terminal import print_table, safe
 
 _SAMPLED, _ENGINES, _OUTPUT = "what is sampled", "engines", "output"  # headings of the help
 _SIZE, _SHARE = number(int, 1), number(float, 0, 1, above=True)
@@ -209,7 +209,7 @@ def print_summary(evaluation: Evaluation) -> None:
             rows.append((f"average {group}".strip(), prompts, *map(percent, means), "", "", "", ""))
     header = ("", "prompts", f"Acc@{n} %", f"Best@{n} %", f"maj@{n} %", "equal", "tokens", "truncated", "missing")
     over = "one run" if runs == 1 else f"mean and standard deviation over {runs} runs"
-    print(f"evaluation {evaluation.name}: {evaluation.settings['model']}, {n} samples per prompt, {over}")
+    print(safe(f"evaluation {evaluation.name}: {evaluation.settings['model']}, {n} samples per prompt, {over}"))
     print_table(header, rows)
 
 
@@ -220,4 +220,4 @@ def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:
         rows = [stored_rows(measured, store) for measured in evaluation.results.values()]
         config = {name: value for name, value in evaluation.settings.items() if name != "model"}
         store.record_evaluation(evaluation.name, rows, model=evaluation.settings["model"], config=config, run=trained)
-        print(f"stored with run {trained.name} in {store.location} (views evaluations, evaluation_results)")
+        print(safe(f"stored with run {trained.name} in {store.location} (views evaluations, evaluation_results)"))

@@ -14,7 +14,7 @@ from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import results
 from openrlhf_dbb.evaluation.metrics import accuracy, holm, p_value, percent, stratified_t
 from openrlhf_dbb.evaluation.results import Evaluation
-from openrlhf_dbb.terminal import json_text, print_table, shown
+from openrlhf_dbb.terminal import json_text, print_table, safe, shown
 
 _EXPLAINED = """\
 accuracy (Acc@N) in %, mean and standard deviation over runs; missing samples are left out, not wrong
@@ -153,6 +153,6 @@ def _print_pair(pair: tuple[str, str], tested: Sequence[dict[str, Any]]) -> None
         )
         for row in tested
     ]
-    print(" - ".join(pair))
+    print(safe(" - ".join(pair)))
     print_table(("", "prompts", *pair, "difference", "95 % interval", "p", "p (Holm)", "better", "worse"), rows)
     print()
