@@ -103,7 +103,6 @@ class Steps:
         else:
             start = ("warm_start", "warm_start_weight", "warm_start_store")
             options = about | {option: getattr(settings, option) for option in start}
-            options["config"] = json.loads(json.dumps(about.get("config", {}), default=str))  # a trainer's own objects
             self.posteriors = Posteriors.create(settings.store, name, prompts, labels, estimator=estimator, **options)
         if self.posteriors.estimator != estimator:
             self.posteriors.close()
