@@ -189,6 +189,7 @@ def choose_prompts(prepared: Prepared) -> None:
     args, loaded = prepared.settings.openrlhf_args(), prepared.loaded
     with upstream.quiet():
         prepared.prompts = choose(loaded[TRAINING], args, LightBackend(args), prepared.tokenizer, loaded.get(HELD_OUT))
+    prepared.notes += [f"warning: {warning}" for warning in prepared.prompts.warnings]
 
 
 def complete(prepared: Prepared) -> None:
