@@ -79,6 +79,11 @@ def find(settings: Settings) -> storage.RunRecord | None:
     if args.warm_start is not None:
         with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
             source.find_run(args.warm_start)
+    database = parse_url(args.store.url).path
+    if resume is not None and database and not Path(database).exists():
+        problem = f"--resume {resume}".rstrip() + f": there is no database {database}"
+        advice = "name the run's with --store.url, or start in the folder where the run was started"
+        raise UsageError(f"{problem}; {advice}")
     with _open_store(settings) as store:
         if resume:
             record = store.find_run(resume)
@@ -341,18 +346,22 @@ def _check_same(record: storage.RunRecord, now: dict[str, Any], settings: Settin
     stored = record.config
     begins = (*_KEPT, f"{settings.strategy.name}.", f"{settings.built_estimator.name}.")
     kept = [*_SUBJECT, *(flag for flag in now if flag in stored and flag.startswith(begins))]
-    same_rows = record.dataset_digest == dataset_digest(prompts.texts, prompts.labels)
     ranks = (math.prod(flags.get(flag, 1) for flag in _RANKS) for flags in (stored, now))
     for what, before, after in (
         *((f"--{flag}", stored.get(flag), now[flag]) for flag in kept),
-        ("prompts and labels", "these" if same_rows else "of other content or order", "these"),
         (" x ".join(f"--{flag}" for flag in _RANKS), *ranks),
     ):
         if before != after:
             raise UsageError(
                 f"--resume {record.name}: it was trained with {what} {before!r}, not {after!r}; "
-                f"give the same one, or {_new_run(record)}"
+                f"repeat its command with --resume {record.name} ({stored.get('command', 'unknown')}), "
+                f"or {_new_run(record)}"
             )
+    if record.dataset_digest != dataset_digest(prompts.texts, prompts.labels):
+        raise UsageError(
+            f"--resume {record.name}: it was trained with other prompts and labels, or with these in "
+            f"another order; give the same data, or {_new_run(record)}"
+        )
 
 
 def _new_run(record: storage.RunRecord) -> str:
