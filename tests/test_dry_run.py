@@ -113,7 +113,7 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
     ],
 )  # fmt: skip
 def test_a_start_is_refused_in_one_line(dry_run, own, tmp_path, argv, line):
-    (tmp_path / "own.toml").write_text('data.input_template = "Q: "')
+    (tmp_path / "own.toml").write_text('[flags]\ndata.input_template = "Q: "')
     (tmp_path / "none.py").write_text("def reward_func(queries, prompts, labels): ...\n")
     Posteriors.create("runs.db", "mine", ["1+1="], ["2"]).close()
     with Posteriors.create("runs.db", "done", ["1+1="], ["2"]) as done:
