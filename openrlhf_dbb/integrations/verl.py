@@ -23,8 +23,9 @@ import torch
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
+from openrlhf_dbb.core.texts import label_text, prompt_text
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.shared import Settings, label_of, text_of
+from openrlhf_dbb.integrations.shared import Settings
 
 shared.check_release("verl")
 
@@ -43,7 +44,11 @@ def read(config: DictConfig) -> Settings:
     """Return our settings, ``algorithm.posterior``."""
     given: Any = config.algorithm.get(NAME) or {}
     settings = Settings(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
-    _, strategy = settings.built
+    estimator, strategy = settings.built
+    rollouts = config.actor_rollout_ref.rollout.n
+    if rollouts < estimator.min_rollouts and not config.trainer.get("val_only", False):
+        problem = f"actor_rollout_ref.rollout.n={rollouts} is too few for {estimator.name!r}"
+        raise ValueError(f"{problem}; give {estimator.min_rollouts} or more, or use 'auto'")
     filtering, sampler = config.algorithm.get("filter_groups"), config.trainer.v1.sampler
     filters = filtering is not None and filtering.get("enable", False)
     # A group that verl asks for later would be drawn by a belief that has not seen its batch.
@@ -255,7 +260,7 @@ def keys_of(dataset: Any) -> list[Key]:
 
 
 def _key(raw_prompt: Any, reward_model: Mapping[str, Any] | None) -> Key:
-    return text_of(raw_prompt), label_of((reward_model or {}).get("ground_truth"))
+    return prompt_text(raw_prompt), label_text((reward_model or {}).get("ground_truth"))
 
 
 def _objects(data: Any, name: str) -> list[Any]:
