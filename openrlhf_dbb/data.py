@@ -135,11 +135,7 @@ def _read(name: str, args: SimpleNamespace, backend: Any, flag: str) -> Any:
 
     data = args.data
     source = f"--{flag} {name}"
-    flags = ["input_key", "label_key"]
-    if flag == TRAINING:
-        flags += ["pass_rate_key", "group_key"]
-    keys = {key_flag: getattr(data, key_flag) for key_flag in flags}
-    keys = {key_flag: key for key_flag, key in keys.items() if key is not None}
+    keys = _keys(data, flag)
     if tasks.is_spec(name):
         return Dataset.from_list(_problems(name, source, data, keys))
     is_file = kind_of(Path(name)) != "" and Path(name).suffix != ".parquet"
@@ -147,17 +143,23 @@ def _read(name: str, args: SimpleNamespace, backend: Any, flag: str) -> Any:
         table = _from_file(name, source, data.max_samples)
     else:
         table = _from_dataset(name, source, args, backend, flag, list(keys.values()))
-    columns = _columns(table, keys, source)
-    added = _checked(table, columns, data, source)
+    added = _checked(table, _columns(table, keys, source), data, source)
     if table.rows is None:
         for extra in sorted(table.names & {data.image_key, "datasource"}):
             added[extra] = [record.get(extra) for record in table.records]
         return Dataset.from_dict(added)
     rows = table.rows
     for key, column in added.items():
-        if key not in table.names or column != columns.get(key):
-            rows = rows.remove_columns(table.names & {key}).add_column(key, column)
+        rows = rows.remove_columns(table.names & {key}).add_column(key, column)
     return rows
+
+
+def _keys(data: SimpleNamespace, flag: str) -> dict[str, str]:
+    """Return the columns that the flags name, by flag."""
+    keys = {"input_key": data.input_key, "label_key": data.label_key}
+    if flag == TRAINING:
+        keys |= {"pass_rate_key": data.pass_rate_key, "group_key": data.group_key}
+    return {key_flag: key for key_flag, key in keys.items() if key is not None}
 
 
 def _problems(name: str, source: str, data: SimpleNamespace, keys: Mapping[str, str]) -> list[Any]:
@@ -192,7 +194,8 @@ def _from_dataset(
     if "," in name:
         raise UsageError(f"{source}: a comma parts data sets; rename the folder")
     if Path(name).is_file() and Path(name).suffix not in (".parquet", *_OTHERS):
-        raise UsageError(f"{source}: files of this kind are not read; give {', '.join(FILES)} or .jsonl.gz")
+        known = ", ".join(FILES)
+        raise UsageError(f"{source}: files of this kind are not read; give {known}, or .jsonl.gz")
     blend = upstream.load("openrlhf.datasets.utils", "blending_datasets")
     split = args.eval.split if flag == HELD_OUT else args.data.prompt_split
     rows = blend(
@@ -215,7 +218,7 @@ def _columns(table: _Table, keys: Mapping[str, str], source: str) -> dict[str, l
     for key_flag, key in keys.items():
         columns[key] = [_value(record, key) for record in table.records]
         if table.names and all(value is None for value in columns[key]):
-            there = listed_names(table.names)
+            there = listed_names(sorted(table.names))
             raise UsageError(f"{source} has no column {key!r} (--data.{key_flag}); it has {there}")
     return columns
 
@@ -223,33 +226,45 @@ def _columns(table: _Table, keys: Mapping[str, str], source: str) -> dict[str, l
 def _checked(
     table: _Table, columns: Mapping[str, list[Any]], data: SimpleNamespace, source: str
 ) -> dict[str, list[Any]]:
-    """Return the columns that a training reads, as it reads them; refuse rows that it cannot use."""
-    prompts = [_plain_prompt(prompt) for prompt in columns[data.input_key]]
+    """Return the columns as a training reads them; refuse rows that it cannot use."""
+    read = columns[data.input_key]
+    prompts = [_plain_prompt(prompt) for prompt in read]
     labels = columns[data.label_key] if data.label_key is not None else ["-"] * len(prompts)
-    kinds = [type(prompt) for prompt in prompts if prompt and isinstance(prompt, (str, list))]
-    bad = {}
-    for place, prompt, label in zip(table.places, prompts, labels, strict=True):
-        fault = _prompt_fault(prompt, kinds[0] if kinds else None) or label_fault(label)
-        if fault:
-            bad[place] = fault
+    bad = _faults(table.places, prompts, labels)
     added: dict[str, list[Any]] = {}
     if data.group_key in columns:
         added[_SOURCE] = [str(value) for value in columns[data.group_key]]
     if data.pass_rate_key in columns:
-        added[_RATE] = [_pass_rate(value, data.pass_rate_attempts) for value in columns[data.pass_rate_key]]
-        for place, rate in zip(table.places, added[_RATE], strict=True):
+        values = columns[data.pass_rate_key]
+        rates = [_pass_rate(value, data.pass_rate_attempts) for value in values]
+        for place, rate in zip(table.places, rates, strict=True):
             if isinstance(rate, str):
                 bad[place] = rate
+        added[_RATE] = rates
     _refuse(bad, len(table.places), source)
-    added[data.input_key] = prompts
+    if prompts != read or table.rows is None or data.input_key not in table.names:
+        added[data.input_key] = prompts
     if data.label_key is not None:
         added[data.label_key] = [label_text(label) for label in labels]
     return added
 
 
+def _faults(places: list[str], prompts: list[Any], labels: list[Any]) -> dict[str, str]:
+    """Return the places of the rows that cannot be used, and why."""
+    kind = None
+    bad = {}
+    for place, prompt, label in zip(places, prompts, labels, strict=True):
+        fault = _prompt_fault(prompt, kind) or label_fault(label)
+        if fault:
+            bad[place] = fault
+        if kind is None and prompt and isinstance(prompt, (str, list)):
+            kind = type(prompt)
+    return bad
+
+
 def listed_names(names: Iterable[str]) -> str:
-    """Return names of columns for a message, in order; one with blanks around it is quoted."""
-    return ", ".join(name if name == name.strip() and name else repr(name) for name in sorted(names))
+    """Return names of columns for a message; one with blanks around it is quoted."""
+    return ", ".join(name if name and name == name.strip() else repr(name) for name in names)
 
 
 def kind_of(path: Path) -> str:
@@ -271,7 +286,7 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
     A text file may be packed by gzip. A file of another kind is read like JSON.
 
     Raises:
-        UsageError: the file or a row is broken, or the file is not UTF-8; the message names ``source``.
+        UsageError: the file or a row is broken, or is not UTF-8; the message names ``source``.
     """
     kind = kind_of(path)
     rows: Any
@@ -294,7 +309,7 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file in UTF-8, which may be packed by gzip; ValueError for another one."""
+    """Return the text of a file in UTF-8, perhaps packed by gzip; ValueError for another one."""
     content = path.read_bytes()
     if content.startswith(b"\x1f\x8b"):
         content = gzip.decompress(content)
@@ -362,19 +377,23 @@ def _plain_prompt(prompt: Any) -> Any:
 
 
 def _prompt_fault(prompt: Any, kind: type | None) -> str | None:
-    """Return why a prompt cannot be used: all are texts, or all are messages."""
+    """Return why a prompt cannot be used; ``kind``: all are texts, or all are messages."""
     if not prompt or (isinstance(prompt, str) and not prompt.strip()):
         return "no prompt"
     if not isinstance(prompt, (str, list)) or not isinstance(prompt, kind or object):
         found = type(prompt).__name__
         return f"its prompt is a {found}; all have to be texts, or all lists of messages"
-    if isinstance(prompt, str):
-        return None
-    for number, message in enumerate(prompt, 1):
-        values = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else [None]
-        if not all(isinstance(value, str) for value in values):
-            return f"its message {number} has no texts as role and content (an image is <image> in the text)"
-    last = prompt[-1]["role"]
+    return None if isinstance(prompt, str) else _messages_fault(prompt)
+
+
+def _messages_fault(messages: list[Any]) -> str | None:
+    """Return why a model cannot answer messages."""
+    for number, message in enumerate(messages, 1):
+        fields = message if isinstance(message, dict) else {}
+        if not all(isinstance(fields.get(key), str) for key in ("role", "content")):
+            problem = f"its message {number} has no texts as role and content"
+            return f"{problem} (an image is <image> in the text)"
+    last = messages[-1]["role"]
     if last not in ("user", "tool"):
         return f"its last message is of role {last}; end with the user's"
     return None
@@ -453,61 +472,35 @@ def choose(
 ) -> Prompts:
     """Choose the rows of the loaded data set that are trained on.
 
-    Rows with an earlier row's prompt are dropped with ``--data.drop_duplicates``; too long and empty
-    prompts always; prompts of the loaded held-out data if the training data are tasks, whose two seeds
-    may give the same problem.
+    Rows with an earlier row's prompt are dropped with ``--data.drop_duplicates``; too long and
+    empty prompts always; prompts of the loaded held-out data if the training data are tasks, whose
+    two seeds may give the same problem.
 
     Raises:
         UsageError: fewer prompts are left than one rollout batch has, or messages have no template.
     """
     data = args.data
     source = f"--{TRAINING} {data.prompt_dataset}"
-    prompts = [prompt_text(prompt) for prompt in loaded[data.input_key][:]]
     if isinstance(loaded[0][data.input_key], list) and not data.apply_chat_template:
         problem = "the prompts are messages; give --data.apply_chat_template, and a model with one"
         raise UsageError(f"{source}: {problem}")
-    first: dict[str, int] = {}
-    for row, prompt in enumerate(prompts):
-        first.setdefault(prompt, row)
-    kept = list(first.values()) if data.drop_duplicates else list(range(len(prompts)))
-    tested = set()
-    if held_out is not None:
-        tested = {prompt_text(prompt) for prompt in held_out[data.input_key][:]}
-    untested = [row for row in kept if prompts[row] not in tested]
-    made = any(tasks.is_spec(name) for name in _names(data.prompt_dataset))
-    rows = untested if made else kept
-    seen = _as_the_model_sees(loaded.select(rows), args, backend, tokenizer, source)
-    limit = int(data.max_len - (args.rollout.max_new_tokens or 1))  # OpenRLHF cuts from the left
-    lengths = [len(tokens) for tokens in tokenizer(seen.prompts, add_special_tokens=False)["input_ids"]]
-    labels = [str(label) for label in seen.labels]
-    unwanted = _left_out(data.leave_out, list(zip(seen.prompts, labels, strict=True)))
-    fits = [i for i, n in enumerate(lengths) if 0 < n <= limit and i not in unwanted]
-    too_long = sum(length > limit for length in lengths)
-    counts = (
-        (len(prompts) - len(kept), "duplicates dropped"),
-        (
-            len(kept) - len(first),
-            "duplicates kept, which share a posterior (--data.drop_duplicates drops them)",
-        ),
-        (len(kept) - len(untested), f"in --{HELD_OUT} {'dropped' if made else 'too'}"),
-        (too_long, f"of more than {limit} tokens dropped (--data.max_len {data.max_len})"),
-        (lengths.count(0), "without a token dropped"),
-        (len(unwanted), "left out by --data.leave_out"),
-    )
-    notes = [f"{count} {what}" for count, what in counts if count]
-    if not any(labels[i] for i in fits):
-        notes.append("no labels: a reward function gets empty ones (--data.label_key names their column)")
-    report = "; ".join([f"{len(fits)} of {len(prompts)} prompts", *notes])
-    if len(fits) < args.rollout.batch_size:
-        advice = _more_prompts(args, len(fits), too_long, lengths)
-        raise UsageError(f"{source} leaves {report}: {advice}")
+    prompts = [prompt_text(prompt) for prompt in loaded[data.input_key][:]]
     warnings = _label_warnings(held_out, data)
-    if not made and len(untested) < len(kept):
-        both = f"{len(kept) - len(untested)} of {len(kept)} prompts of {source}"
-        warnings.append(f"{both} are in --{HELD_OUT}, too: its accuracy is of prompts trained on")
-    if too_long > len(lengths) / 10:
-        dropped = f"{too_long} of {len(lengths)} prompts of {source} have more than {limit} tokens"
-        warnings.append(f"{dropped} and are dropped: {_longer(args)}")
+    rows, notes = _distinct(prompts, held_out, args, warnings)
+    seen = _as_the_model_sees(loaded.select(rows), args, backend, tokenizer, source)
+    labels = [str(label) for label in seen.labels]
+    fits, dropped, advice = _fitting(seen.prompts, labels, args, tokenizer)
+    notes += dropped
+    if not any(labels[i] for i in fits):
+        empty = "a reward function gets empty ones (--data.label_key names their column)"
+        notes.append(f"no labels: {empty}")
+    report = "; ".join([f"{len(fits)} of {len(prompts)} prompts", *notes])
+    needed = args.rollout.batch_size
+    if len(fits) < needed:
+        problem = f"{source} leaves {report}: below --rollout.batch_size {needed}"
+        raise UsageError(f"{problem}; {advice or 'lower it, or give more prompts'}")
+    if advice:
+        warnings.append(f"{source}: {advice}")
     used = loaded.select([rows[i] for i in fits])
     rates = used[_RATE][:] if _RATE in used.column_names else None
     if rates is not None:
@@ -523,7 +516,48 @@ def choose(
     )
 
 
-def _as_the_model_sees(rows: Any, args: SimpleNamespace, backend: Any, tokenizer: Any, source: str) -> Any:
+def _distinct(
+    prompts: list[str], held_out: Any, args: SimpleNamespace, warnings: list[str]
+) -> tuple[list[int], list[str]]:
+    """Return the rows without duplicates and, of tasks, held-out problems; and their counts.
+
+    Prompts of a data set that are held out, too, stay, and are a warning.
+    """
+    first: dict[str, int] = {}
+    for row, prompt in enumerate(prompts):
+        first.setdefault(prompt, row)
+    kept = list(first.values()) if args.data.drop_duplicates else list(range(len(prompts)))
+    tested = set()
+    if held_out is not None:
+        tested = {prompt_text(prompt) for prompt in held_out[args.data.input_key][:]}
+    untested = [row for row in kept if prompts[row] not in tested]
+    both = len(kept) - len(untested)
+    made = any(tasks.is_spec(name) for name in _names(args.data.prompt_dataset))
+    if both and not made:
+        problem = f"{both} of {len(kept)} prompts of --{TRAINING} {args.data.prompt_dataset}"
+        warnings.append(f"{problem} are in --{HELD_OUT}, too: they are no held-out prompts")
+    notes = _counted(
+        (len(prompts) - len(kept), "duplicates dropped"),
+        (
+            len(kept) - len(first),
+            "duplicates kept, which share a posterior (--data.drop_duplicates drops them)",
+        ),
+        (both, f"in --{HELD_OUT} {'dropped' if made else 'too'}"),
+    )
+    return untested if made else kept, notes
+
+
+def _counted(*counts: tuple[int, str]) -> list[str]:
+    return [f"{count} {what}" for count, what in counts if count]
+
+
+def _as_the_model_sees(
+    rows: Any,
+    args: SimpleNamespace,
+    backend: Any,
+    tokenizer: Any,
+    source: str,
+) -> Any:
     """Return OpenRLHF's data set of the prompts, with their template applied."""
     from jinja2 import TemplateError
     from openrlhf.datasets import PromptDataset, prompts_dataset
@@ -538,20 +572,34 @@ def _as_the_model_sees(rows: Any, args: SimpleNamespace, backend: Any, tokenizer
         ) from error
 
 
-def _more_prompts(args: SimpleNamespace, used: int, too_long: int, lengths: Sequence[int]) -> str:
-    """Return what to do if fewer prompts are left than a batch has."""
-    needed = args.rollout.batch_size
-    if lengths and not any(lengths):
-        return f"the tokenizer of {args.actor.model_name_or_path} knows none of their characters"
-    if too_long and used + too_long >= needed:
-        return f"below --rollout.batch_size {needed}; {_longer(args)}"
-    return f"below --rollout.batch_size {needed}; lower it, or give more prompts"
+def _fitting(
+    texts: Sequence[str], labels: list[str], args: SimpleNamespace, tokenizer: Any
+) -> tuple[list[int], list[str], str]:
+    """Return the places of the prompts that are used, counts of the others, and advice.
 
-
-def _longer(args: SimpleNamespace) -> str:
+    The advice is empty unless many prompts are too long, or none has a token.
+    """
+    longest = args.data.max_len
     response = args.rollout.max_new_tokens
-    room = f", which has to hold --rollout.max_new_tokens {response}, too" if response else ""
-    return f"raise --data.max_len {args.data.max_len}{room}"
+    limit = int(longest - (response or 1))  # OpenRLHF would cut longer ones from the left
+    tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    lengths = [len(ids) for ids in tokens]
+    too_long = sum(length > limit for length in lengths)
+    unwanted = _left_out(args.data.leave_out, list(zip(texts, labels, strict=True)))
+    fits = [i for i, n in enumerate(lengths) if 0 < n <= limit and i not in unwanted]
+    notes = _counted(
+        (too_long, f"of more than {limit} tokens dropped (--data.max_len {longest})"),
+        (lengths.count(0), "without a token dropped"),
+        (len(unwanted), "left out by --data.leave_out"),
+    )
+    advice = ""
+    if lengths and not any(lengths):
+        advice = f"the tokenizer of {args.actor.model_name_or_path} knows none of their characters"
+    elif too_long > len(lengths) / 10:
+        advice = f"{too_long} prompts have more than {limit} tokens; raise --data.max_len {longest}"
+        if response:
+            advice += f", which also has to hold --rollout.max_new_tokens {response}"
+    return fits, notes, advice
 
 
 def _label_warnings(held_out: Any, data: SimpleNamespace) -> list[str]:

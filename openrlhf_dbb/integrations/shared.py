@@ -22,7 +22,16 @@ from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 
-__all__ = ["SAVED", "Settings", "Steps", "check_release", "check_same_data", "label_of", "run_exists", "text_of"]
+__all__ = [
+    "SAVED",
+    "Settings",
+    "Steps",
+    "check_release",
+    "check_same_data",
+    "label_of",
+    "run_exists",
+    "text_of",
+]
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
@@ -46,12 +55,17 @@ def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
         return any(run.name == name for run in opened.runs())
 
 
-def check_same_data(record: storage.RunRecord, prompts: Sequence[str], labels: Sequence[str]) -> None:
-    """Raise ValueError if a run was begun with other prompts and labels, or with these in another order."""
+def check_same_data(
+    record: storage.RunRecord,
+    prompts: Sequence[str],
+    labels: Sequence[str],
+) -> None:
+    """Raise ValueError if a run was begun with other data, or with these in another order."""
     if record.dataset_digest != dataset_digest(prompts, labels):
         raise ValueError(
-            f"run {record.name!r} was begun with other prompts and labels, or with these in another order; give "
-            f"the data set that it was begun with, or begin another run with warm_start={record.name!r}"
+            f"run {record.name!r} was begun with other prompts and labels, or with these in another "
+            "order; give the data set that it was begun with, or begin another run with "
+            f"warm_start={record.name!r}"
         )
 
 
