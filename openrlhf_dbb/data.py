@@ -168,8 +168,8 @@ def _problems(name: str, source: str, data: SimpleNamespace, keys: Mapping[str, 
         problem = "a program makes it, without pass rates"
         raise UsageError(f"{source}: {problem}; leave --data.pass_rate_key out")
     rows = []
-    for problem in tasks.problems(name, data.task_instruction):
-        row = {data.input_key: problem["prompt"], data.label_key: problem["label"]}
+    for made in tasks.problems(name, data.task_instruction):
+        row = {data.input_key: made["prompt"], data.label_key: made["label"]}
         if "group_key" in keys:
             row[_SOURCE] = name.partition("?")[0]
         rows.append(row)
@@ -491,7 +491,7 @@ def choose(
     labels = [str(label) for label in seen.labels]
     fits, dropped, advice = _fitting(seen.prompts, labels, args, tokenizer)
     notes += dropped
-    if not any(labels[i] for i in fits):
+    if not any(labels):
         empty = "a reward function gets empty ones (--data.label_key names their column)"
         notes.append(f"no labels: {empty}")
     report = "; ".join([f"{len(fits)} of {len(prompts)} prompts", *notes])
@@ -500,7 +500,7 @@ def choose(
         problem = f"{source} leaves {report}: below --rollout.batch_size {needed}"
         raise UsageError(f"{problem}; {advice or 'lower it, or give more prompts'}")
     if advice:
-        warnings.append(f"{source}: {advice}")
+        warnings.append(f"--{TRAINING}: {advice}")
     used = loaded.select([rows[i] for i in fits])
     rates = used[_RATE][:] if _RATE in used.column_names else None
     if rates is not None:
@@ -534,8 +534,8 @@ def _distinct(
     both = len(kept) - len(untested)
     made = any(tasks.is_spec(name) for name in _names(args.data.prompt_dataset))
     if both and not made:
-        problem = f"{both} of {len(kept)} prompts of --{TRAINING} {args.data.prompt_dataset}"
-        warnings.append(f"{problem} are in --{HELD_OUT}, too: they are no held-out prompts")
+        problem = f"--{TRAINING}: {both} of {len(kept)} prompts are in --{HELD_OUT}, too"
+        warnings.append(f"{problem}, so that they are not held out; drop them from one of the two")
     notes = _counted(
         (len(prompts) - len(kept), "duplicates dropped"),
         (
@@ -594,7 +594,8 @@ def _fitting(
     )
     advice = ""
     if lengths and not any(lengths):
-        advice = f"the tokenizer of {args.actor.model_name_or_path} knows none of their characters"
+        model = args.actor.model_name_or_path
+        advice = f"the tokenizer of {model} makes no token of any; put its files into the folder"
     elif too_long > len(lengths) / 10:
         advice = f"{too_long} prompts have more than {limit} tokens; raise --data.max_len {longest}"
         if response:
@@ -608,4 +609,8 @@ def _label_warnings(held_out: Any, data: SimpleNamespace) -> list[str]:
         return []
     labels = [tasks.answer(label) for label in held_out[data.label_key][:]]
     bad = contradictions(held_out[data.input_key][:], labels)
-    return [f"--{HELD_OUT}: {unusable(bad, len(labels))}"] if bad else []
+    if not bad:
+        return []
+    place, reason = next(iter(bad.items()))
+    problem = f"--{HELD_OUT}: {len(bad)} of {len(labels)} rows have another label of an earlier prompt"
+    return [f"{problem}, {place}: {reason}; fix or drop them"]

@@ -240,7 +240,7 @@ def test_long_prompts_and_those_without_a_token_are_dropped(choose):
         UsageError, match=r"1 of 2 prompts; .*: below --rollout.batch_size 2; 1 prompts .* raise --data.max_len 32"
     ):
         choose(row("a"), row(long))
-    with pytest.raises(UsageError, match=r"the tokenizer of some/model knows none of their characters"):
+    with pytest.raises(UsageError, match=r"the tokenizer of some/model makes no token of any; put its files"):
         choose(row("\u200b"), row("\u200b\u200b"))
 
 

@@ -335,7 +335,7 @@ def chosen(folder, training, held_out):
 def test_prompts_that_are_held_out_too_are_a_warning(tmp_path):
     training = [("a", "1"), ("b", "2"), ("c", "3")]
     [warning] = chosen(tmp_path, training, [("b", "2"), ("c", "3"), ("d", "4")]).warnings
-    assert "2 of 3 prompts" in warning and "are in --eval.dataset, too" in warning
+    assert "2 of 3 prompts are in --eval.dataset, too" in warning
     assert chosen(tmp_path, training, [("d", "4"), ("d", "4")]).warnings == []
 
 

@@ -340,6 +340,17 @@ def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
         started(config)
 
 
+@pytest.mark.parametrize("rows", [DATA[::-1], DATA[:-1], [*DATA, row_of("9+9=", "18")]])
+def test_a_resume_with_other_data_is_refused(tmp_path, monkeypatch, rows):
+    config = posterior_config(tmp_path)
+    started(config).posteriors.close()
+    monkeypatch.setitem(globals(), "DATA", rows)
+    with pytest.raises(ValueError, match="other prompts and labels, or with these in another order"):
+        started(config)
+    monkeypatch.undo()
+    started(config).posteriors.close()
+
+
 @pytest.mark.parametrize(("error", "status"), [(None, "finished"), (RuntimeError("out of memory"), "running")])
 def test_the_end_of_fit_finishes_the_run(tmp_path, monkeypatch, error, status):
     made = started(posterior_config(tmp_path))
