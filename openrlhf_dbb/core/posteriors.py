@@ -106,8 +106,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 cannot hold is stored as text.
 
         Raises:
-            ValueError: the estimator is unknown, a parameter is out of range, or a prompt has two
-                labels.
+            ValueError: the estimator is unknown, a parameter is out of range, or a prompt has two labels.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
         keys = keys_of(prompts, labels)

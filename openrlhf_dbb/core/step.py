@@ -134,7 +134,7 @@ class Rollouts:
             scores=np.where(missing_R, np.nan, scores_R),
             tokens=_token_counts(extras.tokens, size),
             trained=_flags("trained", extras.trained, size),
-            skipped=extras.skipped,
+            skipped=whole("skipped", extras.skipped),
             probes=extras.probes,
             responses=_checked_responses(extras.responses, size),
             policy_versions=_within("policy_versions", extras.policy_versions, size, 0, step - 1),
@@ -423,7 +423,7 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
         zero_variance=int(zero_variance_R.sum()),
         informative=int(informative_R.sum()),
         rescued=int((informative_R & zero_variance_R).sum()),
-        skipped=whole("skipped", rollouts.skipped),
+        skipped=rollouts.skipped,
         groups=len(groups.prompts_P),
     )
 
