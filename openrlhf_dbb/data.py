@@ -1,11 +1,13 @@
 """Loads the training prompts and the held-out prompts, and chooses the prompts that a run trains on."""
 
 import codecs
+import contextlib
 import csv
 import gzip
 import io
 import json
 import math
+import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,7 +118,7 @@ def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
 
 def _names(listed: str) -> list[str]:
     """Return the data sets of a flag's value; a file with a comma in its path is one."""
-    if Path(listed).exists():
+    if os.path.exists(listed):
         return [listed]
     return [name.strip() for name in listed.split(",")]
 
@@ -139,7 +141,7 @@ def _read(name: str, args: SimpleNamespace, backend: Any, flag: str) -> Any:
     if tasks.is_spec(name):
         return Dataset.from_list(_problems(name, source, data, keys))
     is_file = kind_of(Path(name)) != "" and Path(name).suffix != ".parquet"
-    if is_file or ("," in name and Path(name).is_file()):
+    if is_file or ("," in name and os.path.isfile(name)):
         table = _from_file(name, source, data.max_samples)
     else:
         table = _from_dataset(name, source, args, backend, flag, list(keys.values()))
@@ -193,7 +195,7 @@ def _from_dataset(
     """Read Parquet files, folders and data sets of the hub as OpenRLHF does."""
     if "," in name:
         raise UsageError(f"{source}: a comma parts data sets; rename the folder")
-    if Path(name).is_file() and Path(name).suffix not in (".parquet", *_OTHERS):
+    if os.path.isfile(name) and Path(name).suffix not in (".parquet", *_OTHERS):
         known = ", ".join(FILES)
         raise UsageError(f"{source}: files of this kind are not read; give {known}, or .jsonl.gz")
     blend = upstream.load("openrlhf.datasets.utils", "blending_datasets")
@@ -216,7 +218,7 @@ def _columns(table: _Table, keys: Mapping[str, str], source: str) -> dict[str, l
     """Return the values of the columns by their keys; refuse a column that is not there."""
     columns = {}
     for key_flag, key in keys.items():
-        columns[key] = [_value(record, key) for record in table.records]
+        columns[key] = [_decoded(_value(record, key)) for record in table.records]
         if table.names and all(value is None for value in columns[key]):
             there = listed_names(sorted(table.names))
             raise UsageError(f"{source} has no column {key!r} (--data.{key_flag}); it has {there}")
@@ -227,8 +229,7 @@ def _checked(
     table: _Table, columns: Mapping[str, list[Any]], data: SimpleNamespace, source: str
 ) -> dict[str, list[Any]]:
     """Return the columns as a training reads them; refuse rows that it cannot use."""
-    read = columns[data.input_key]
-    prompts = [_plain_prompt(prompt) for prompt in read]
+    prompts = [_plain_prompt(prompt) for prompt in columns[data.input_key]]
     labels = columns[data.label_key] if data.label_key is not None else ["-"] * len(prompts)
     bad = _faults(table.places, prompts, labels)
     added: dict[str, list[Any]] = {}
@@ -242,8 +243,7 @@ def _checked(
                 bad[place] = rate
         added[_RATE] = rates
     _refuse(bad, len(table.places), source)
-    if prompts != read or table.rows is None or data.input_key not in table.names:
-        added[data.input_key] = prompts
+    added[data.input_key] = prompts
     if data.label_key is not None:
         added[data.label_key] = [label_text(label) for label in labels]
     return added
@@ -350,6 +350,14 @@ def _json_rows(text: str, most: int | None) -> dict[str, Any]:
     return rows
 
 
+def _decoded(value: Any) -> Any:
+    """Return bytes as text: Spark and Impala write texts into binary columns."""
+    if isinstance(value, bytes):
+        with contextlib.suppress(UnicodeDecodeError):  # refused with its row
+            return value.decode("utf-8")
+    return value
+
+
 def _value(record: Any, key: str) -> Any:
     """Return the value of a column, at the top or by dots below it; None without one."""
     if isinstance(record, dict) and key in record:
@@ -360,12 +368,7 @@ def _value(record: Any, key: str) -> Any:
 
 
 def _plain_prompt(prompt: Any) -> Any:
-    """Return a prompt as the chat template takes it: bytes and parts of messages become texts."""
-    if isinstance(prompt, bytes):
-        try:
-            return prompt_text(prompt)
-        except ValueError:
-            return prompt  # refused with its row
+    """Return a prompt as the chat template takes it: text parts of a message become one text."""
     if not isinstance(prompt, list):
         return prompt
     messages = []

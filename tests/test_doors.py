@@ -169,6 +169,16 @@ def test_missing_values_of_pandas_are_no_label():
     assert label_text(pandas.NA) == label_text(pandas.NaT) == ""
 
 
+def test_binary_columns_of_prompts_rates_and_sources_are_texts(tmp_path):
+    columns = {"prompt": [b"a", b"b"], "label": [b"1", b"2"], "rate": [b"1/2", b"3/4"], "of": [b"x", b"y"]}
+    parquet.write_table(pa.table(columns), tmp_path / "data.parquet")
+    args = arguments(tmp_path / "data.parquet", input_key="prompt", pass_rate_key="rate", group_key="of")
+    loaded = data.load(args, strategy(args), data.TRAINING)
+    chosen = data.choose(loaded, args, strategy(args), Words())
+    assert (chosen.texts, chosen.labels, chosen.sources) == (["a", "b"], ["1", "2"], ["x", "y"])
+    assert chosen.pass_rates == [[1, 2], [3, 4]]
+
+
 @every_door
 def test_bytes_that_are_no_text_are_refused(door, tmp_path):
     with pytest.raises((Refused, ValueError), match=r"label is the bytes b'\\xff', which are not UTF-8"):

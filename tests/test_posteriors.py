@@ -210,6 +210,7 @@ def column_kinds():
         "bfloat16": (PROMPTS, torch.tensor(plain, dtype=torch.bfloat16)),
         "with gradients": (PROMPTS, torch.tensor(plain, requires_grad=True)),
         "list of tensors": (PROMPTS, list(torch.tensor(plain, dtype=torch.bfloat16))),
+        "masked": (PROMPTS, np.ma.array([1.0, 0.0, 9.0], mask=[False, False, True])),
         "view": (dict.fromkeys(PROMPTS).keys(), dict(enumerate(plain)).values()),
         "generator": ((prompt for prompt in PROMPTS), iter([True, False, None])),
         "series": (filtered, pandas.Series([1, 0, None], dtype="Float64")),
@@ -233,7 +234,7 @@ class Kind(Enum):
     MINE = "mine"
 
 
-@dataclass
+@dataclass(slots=True)
 class Part:
     path: Path = Path("a/b")
     token: str = "hf_1"

@@ -392,6 +392,11 @@ def test_a_prompt_with_two_labels_is_refused(tmp_path, monkeypatch):
         ValueError, match=r"1 of 3 rows .* row 3: its label is '3', but the same prompt in row 1 has '2'"
     ):
         started(posterior_config(tmp_path))
+    shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}]
+    animals = [{"raw_prompt": shown, "reward_model": {"ground_truth": label}} for label in ("cat", "dog")]
+    monkeypatch.setitem(globals(), "DATA", animals)  # their images differ
+    with started(posterior_config(tmp_path)).posteriors as posteriors:
+        assert {label for _, label in posteriors.prompt_ids} == {"cat", "dog"}
 
 
 def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):

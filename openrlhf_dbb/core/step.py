@@ -179,7 +179,7 @@ def numbers(name: str, values: Any) -> Floats:
 
     Lists, tensors of torch on any device, columns of pandas, and iterators of numbers are read.
     """
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+    if type(values) is np.ndarray and values.dtype.kind in "biuf":
         array = values.astype(np.float64)
     else:
         listed = _as_floats(name, values, "")

@@ -5,8 +5,9 @@
 
 import json
 import math
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from enum import Enum
 from itertools import islice
@@ -65,13 +66,13 @@ def content_text(content: Any) -> Any:
         return content
     texts = []
     for part in content:
-        fields = {}
+        known = {}
         if isinstance(part, Mapping):
-            fields = {key: value for key, value in part.items() if value is not None}
-        is_text = fields.keys() == {"type", "text"} and fields["type"] == "text"
-        if not is_text or not isinstance(fields["text"], str):
+            known = {key: value for key, value in part.items() if value is not None}
+        is_text = known.keys() == {"type", "text"} and known["type"] == "text"
+        if not is_text or not isinstance(known["text"], str):
             return content
-        texts.append(fields["text"])
+        texts.append(known["text"])
     return "".join(texts)
 
 
@@ -192,6 +193,8 @@ def as_json(value: Any) -> Any:
         return sorted((as_json(entry) for entry in value), key=str)
     if hasattr(value, "tolist"):  # numpy, torch
         return as_json(value.tolist())
-    if isinstance(value, SimpleNamespace) or (is_dataclass(value) and not isinstance(value, type)):
+    if isinstance(value, (SimpleNamespace, Namespace)):
         return as_json(vars(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: as_json(getattr(value, part.name)) for part in fields(value)}
     return str(value)

@@ -23,7 +23,7 @@ import torch
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
-from openrlhf_dbb.core.texts import label_text, prompt_text
+from openrlhf_dbb.core.texts import content_text, contradictions, label_text, prompt_text
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import Settings
 
@@ -222,14 +222,19 @@ class WithPosteriors(PPOTrainer):
         trainer, data, rollouts = self.config.trainer, self.config.data, self.config.actor_rollout_ref.rollout.n
         name, files = settings.run_name or str(trainer.experiment_name), data.train_files
         resumes = trainer.resume_mode != "disable" and shared.run_exists(settings.store, name)
+        keys = keys_of(self.train_dataset)
+        prompts = [prompt for prompt, _ in keys]
+        labels = [label for _, label in keys]
+        repeats = len(contradictions(prompts, labels)) > 0
         self._steps = shared.Steps(
             settings,
             name,
             resumes,
-            keys_of(self.train_dataset),
+            keys,
             RunFacts(data.train_batch_size, rollouts, data.get("seed") or 0),
             model=str(self.config.actor_rollout_ref.model.path),
             dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
+            many_labels=repeats and has_images(self.train_dataset),
             method=f"verl {trainer.v1.trainer_mode}",
             config=OmegaConf.to_container(self.config, resolve=True),
         )
@@ -257,6 +262,15 @@ def keys_of(dataset: Any) -> list[Key]:
     """Return text and label of the rows of verl's training data set, in its order."""
     rows = map(dataset.__getitem__, range(len(dataset)))
     return [_key(row["raw_prompt"], row.get("reward_model")) for row in rows]
+
+
+def has_images(dataset: Any) -> bool:
+    """Return whether a message has a part that is no text, by which equal texts may differ."""
+    for row in map(dataset.__getitem__, range(len(dataset))):
+        messages = [] if isinstance(row["raw_prompt"], str) else row["raw_prompt"]
+        if any(isinstance(content_text(message["content"]), list) for message in messages):
+            return True
+    return False
 
 
 def _key(raw_prompt: Any, reward_model: Mapping[str, Any] | None) -> Key:
