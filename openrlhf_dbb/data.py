@@ -615,5 +615,6 @@ def _label_warnings(held_out: Any, data: SimpleNamespace) -> list[str]:
     if not bad:
         return []
     place, reason = next(iter(bad.items()))
-    problem = f"--{HELD_OUT}: {len(bad)} of {len(labels)} rows have another label of an earlier prompt"
+    rows = f"{len(bad)} of {len(labels)} rows"
+    problem = f"--{HELD_OUT}: {rows} have another label than an earlier row of their prompt"
     return [f"{problem}, {place}: {reason}; fix or drop them"]

@@ -53,7 +53,8 @@ _ANY = (
          lambda s, a: a.ckpt.save_adapter and not a.ds.lora.rank),
     Rule("ds.use_universal_ckpt", "a run resumes from its own checkpoints only; leave it out"),
     Rule("logger.logging_steps", "too low; give 1 or more", lambda s, a: a.logger.logging_steps < 1),
-    Rule("data.input_template data.apply_chat_template", "a prompt gets one of them; leave one out"),
+    Rule("data.input_template data.apply_chat_template",
+         "a prompt gets one of them; leave one out"),
     # Python takes 0 as a queue without an end.
     Rule("train.async_queue_size", "too low; give 1 or more", lambda s, a: a.train.async_queue_size < 1),
     Rule("vllm.num_engines", "missing; name the number of engines that generate", lambda s, a: not a.vllm.num_engines),

@@ -352,15 +352,15 @@ def _check_same(record: storage.RunRecord, now: dict[str, Any], settings: Settin
         (" x ".join(f"--{flag}" for flag in _RANKS), *ranks),
     ):
         if before != after:
+            command = stored.get("command", "unknown")
             raise UsageError(
                 f"--resume {record.name}: it was trained with {what} {before!r}, not {after!r}; "
-                f"repeat its command with --resume {record.name} ({stored.get('command', 'unknown')}), "
-                f"or {_new_run(record)}"
+                f"repeat its command with --resume {record.name} ({command}), or {_new_run(record)}"
             )
     if record.dataset_digest != dataset_digest(prompts.texts, prompts.labels):
         raise UsageError(
-            f"--resume {record.name}: it was trained with other prompts and labels, or with these in "
-            f"another order; give the same data, or {_new_run(record)}"
+            f"--resume {record.name}: it was trained with other prompts and labels, or with these "
+            f"in another order; give the same data, or {_new_run(record)}"
         )
 
 

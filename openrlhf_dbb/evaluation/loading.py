@@ -157,7 +157,8 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     label = benchmark.choices or (benchmark.answer,)
     for column in filter(None, (benchmark.question, *label, benchmark.options, benchmark.id)):
         if names and column not in names:
-            raise _error(benchmark, f"{column!r} is not a column of {where}; it has {data.listed_names(names)}")
+            there = data.listed_names(names)
+            raise _error(benchmark, f"{column!r} is not a column of {where}; it has {there}")
     return table
 
 
