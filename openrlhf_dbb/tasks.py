@@ -48,6 +48,20 @@ def problems(spec: str, instruction: str = INSTRUCTION) -> list[dict[str, str]]:
     return [{"prompt": f"{question}\n{instruction}".rstrip(), "label": label} for question, label in made]
 
 
+def answer(label: str) -> str:
+    """Return the answer in a task's label, which also says how the problem is made again.
+
+    Other labels are their own answers.
+    """
+    if not label.startswith('{"answer": '):
+        return label
+    try:
+        about = json.loads(label)
+    except ValueError:
+        return label
+    return str(about["answer"]) if about.keys() >= {"task", "index"} else label
+
+
 def examples(names: list[str] | None) -> list[tuple[str, str | None, str]]:
     """Return name, answer and first question of tasks (None: all); raise as :func:`problems`."""
     return [(name, json.loads(label)["answer"], question) for name, question, label in _ask("tasks", names=names)]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,6 +39,7 @@ def arguments(*files, reward="reward.py", **options):
         data=SimpleNamespace(**(flags | options)),
         eval=SimpleNamespace(dataset=str(files[0]), split="train"),
         reward=SimpleNamespace(remote_url=[str(reward)]),
+        actor=SimpleNamespace(model_name_or_path="some/model"),
         rollout=SimpleNamespace(batch_size=2, max_new_tokens=8),
         train=SimpleNamespace(seed=1),
         use_ms=False,
@@ -102,9 +104,10 @@ NUMBERS = ["5", "5.0", "-3.0", "2.50", "1e-5", "12345678901234567890123", "1E+40
 
 
 def test_labels_are_the_text_of_the_file_and_other_columns_may_hold_anything(load, tmp_path):
-    metas = ["1", "[]", "null", "1", "1", "1", "1"]
+    metas = enumerate(["1", "[]", "null", "1", "1", "1", "1"])
     lines = [
-        f'{{"input": "{meta}", "label": {label}, "meta": {meta}}}' for label, meta in zip(NUMBERS, metas, strict=True)
+        f'{{"input": "{at}", "label": {label}, "meta": {meta}}}'
+        for label, (at, meta) in zip(NUMBERS, metas, strict=True)
     ]
     assert load(*lines, drop_duplicates=True)["label"][:] == NUMBERS
     texts = [*NUMBERS, "007", "TRUE", "None", "NA", '"a, ""b"""']
@@ -153,11 +156,13 @@ def test_several_files_are_one_data_set_and_only_the_samples_that_are_used_are_c
     assert set(check(*files, prompt_probs="0.5,0.5", drop_duplicates=True)["label"][:]) == {"0", "3"}
 
 
-def test_one_prompt_with_different_labels_is_refused_unless_the_first_one_counts(load):
+@pytest.mark.parametrize("drop", [False, True])
+def test_one_prompt_with_different_labels_is_refused(load, drop):
     rows = [row("a", "4"), row("b"), row("a", " 4"), row("a", "5"), row("c"), row("c")]
     with pytest.raises(UsageError, match=r"1 of 6 rows .*: row 4: its label is '5', but the same prompt in row 1 has"):
-        load(*rows)
-    assert len(load(*rows, drop_duplicates=True)) == 6
+        load(*rows, drop_duplicates=drop)
+    del rows[3]
+    assert load(*rows, drop_duplicates=drop)["label"][:] == ["4", "1", " 4", "1", "1"]
 
 
 def test_a_missing_column_or_label_key_is_named(load):
@@ -191,7 +196,6 @@ def test_duplicates_are_counted_and_dropped_on_request_and_labels_may_be_missing
     assert (kept.texts, kept.labels) == (["a", "b", "a", "a", "c"], [""] * 5)
     assert kept.report.startswith("5 of 5 prompts; 2 duplicates kept")
     assert "; no labels: a reward function gets empty ones" in kept.report
-    rows[3] = row("a", "2")
     dropped = choose(*rows, drop_duplicates=True)
     assert (dropped.texts, dropped.labels, dropped.rows) == (["a", "b", "c"], ["1", "1", "1"], [0, 1, 4])
     assert dropped.report == "3 of 5 prompts; 2 duplicates dropped"
@@ -225,9 +229,19 @@ def test_long_prompts_and_those_without_a_token_are_dropped(choose):
     long = " ".join(["w"] * 25)  # 25 tokens; a prompt may have 32 - 8 = 24
     kept = choose(row("a"), row(long), row("\u200b"), row("b"))
     assert kept.texts == ["a", "b"]
-    assert kept.report == "2 of 4 prompts; 1 of more than 24 tokens dropped; 1 without a token dropped"
-    with pytest.raises(UsageError, match=r"leaves 1 of 2 prompts; .*: below --rollout.batch_size 2"):
+    assert kept.report == (
+        "2 of 4 prompts; 1 of more than 24 tokens dropped (--data.max_len 32); 1 without a token dropped"
+    )
+    [warning] = kept.warnings
+    assert re.search(r"1 prompts have more than 24 tokens; raise --data.max_len 32", warning)
+    many = [row(f"{at}") for at in range(10)]
+    assert choose(*many, row(long)).warnings == []  # fewer than a tenth
+    with pytest.raises(
+        UsageError, match=r"1 of 2 prompts; .*: below --rollout.batch_size 2; 1 prompts .* raise --data.max_len 32"
+    ):
         choose(row("a"), row(long))
+    with pytest.raises(UsageError, match=r"the tokenizer of some/model makes no token of any; put its files"):
+        choose(row("\u200b"), row("\u200b\u200b"))
 
 
 def test_the_schema_of_dapo_math_17k(choose):
@@ -246,7 +260,7 @@ def test_the_schema_of_dapo_math_17k(choose):
 
 def test_messages_that_a_model_cannot_answer_are_refused_with_their_row(load):
     fine = [said("system", ""), said("user", "a"), said("assistant", "b"), said("user", "c")]
-    last, parts = fine[:3], [said("user", [{"type": "text", "text": "a"}])]
+    last, parts = fine[:3], [said("user", [{"type": "image"}, {"type": "text", "text": "a"}])]
     with pytest.raises(UsageError) as refused:
         load(row(fine), row(last), row(["a"]), row(parts))
     assert "3 of 4 rows cannot be used: line 2: its last message is of role assistant; end" in str(refused.value)

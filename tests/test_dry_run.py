@@ -98,7 +98,13 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
         (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
         (["--reward.remote_url", "none.py"],
          'reward_func of none.py returned None; return {"rewards": [one number or None for each response]}'),
-        (["--resume", "nobody"], "there is no run 'nobody'"),
+        (["--preset", "own.toml"], "--data.input_template 'Q: ': it has no {} where the prompt goes; put it in"),
+        (["--data.input_template", "{{}}"], "--data.input_template '{{}}': it has no {} where the prompt goes"),
+        (["--data.input_template", "{} {x}"], "--data.input_template '{} {x}': KeyError('x'); only {} may stand in it"),
+        (["--data.input_template", "{}", "--data.apply_chat_template"], "a prompt gets one of them; leave one out"),
+        (["--resume", "nobody"], "--resume nobody: there is no database FOLDER/openrlhf_dbb.db; name the run's with"),
+        (["--resume"], "--resume: there is no database FOLDER/openrlhf_dbb.db"),
+        (["--resume", "nobody", "--store.url", "runs.db"], "there is no run 'nobody' in FOLDER/runs.db"),
         (["--resume", "done", "--store.url", "runs.db"],
          "--resume done: that run finished at step 0; start a new run, with --warm_start done"),
         (["--warm_start", "x", "--warm_start_url", "runs.db"], "there is no run 'x'"),
@@ -107,11 +113,13 @@ def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path)
     ],
 )  # fmt: skip
 def test_a_start_is_refused_in_one_line(dry_run, own, tmp_path, argv, line):
+    (tmp_path / "own.toml").write_text('[flags]\ndata.input_template = "Q: "')
     (tmp_path / "none.py").write_text("def reward_func(queries, prompts, labels): ...\n")
     Posteriors.create("runs.db", "mine", ["1+1="], ["2"]).close()
     with Posteriors.create("runs.db", "done", ["1+1="], ["2"]) as done:
         done.finish()
     [said] = dry_run(*own, *argv)
+    assert not Path("openrlhf_dbb.db").exists()
     assert said.startswith("error: ") and line.replace("FOLDER", str(tmp_path)) in said and "hunter2" not in said
 
 
@@ -217,6 +225,8 @@ def test_a_run_is_resumed_only_with_what_it_was_trained_with(dry_run, own, argv,
     assert said.startswith("error: --resume mine: ")
     assert line in said
     assert said.endswith("start a new run, with --warm_start mine from its posteriors")
+    if "--data.max_samples" not in argv:
+        assert "repeat its command with --resume mine (openrlhf-dbb train " in said
 
 
 @pytest.mark.parametrize("checkpoint", [None, "global_step1"])

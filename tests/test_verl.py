@@ -64,6 +64,7 @@ def posterior_config(folder, *overrides, estimator="point"):
         f"+algorithm.posterior.estimator={estimator}",
         f"+algorithm.posterior.store=sqlite:///{folder}/openrlhf_dbb.db",
         "trainer.experiment_name=demo",
+        "actor_rollout_ref.rollout.n=4",
         f"trainer.default_local_dir={folder}/checkpoints",
         *overrides,
     )
@@ -339,6 +340,17 @@ def test_a_resume_goes_back_to_the_checkpoints_step(tmp_path):
         started(config)
 
 
+@pytest.mark.parametrize("rows", [DATA[::-1], DATA[:-1], [*DATA, row_of("9+9=", "18")]])
+def test_a_resume_with_other_data_is_refused(tmp_path, monkeypatch, rows):
+    config = posterior_config(tmp_path)
+    started(config).posteriors.close()
+    monkeypatch.setitem(globals(), "DATA", rows)
+    with pytest.raises(ValueError, match="other prompts and labels, or with these in another order"):
+        started(config)
+    monkeypatch.undo()
+    started(config).posteriors.close()
+
+
 @pytest.mark.parametrize(("error", "status"), [(None, "finished"), (RuntimeError("out of memory"), "running")])
 def test_the_end_of_fit_finishes_the_run(tmp_path, monkeypatch, error, status):
     made = started(posterior_config(tmp_path))
@@ -357,12 +369,34 @@ def test_validation_alone_opens_no_run(tmp_path):
 
 
 def test_a_sampler_whose_groups_cannot_be_observed_in_their_step_is_refused():
+    posterior = ["algorithm.adv_estimator=posterior", "actor_rollout_ref.rollout.n=4"]
     filtering = ["algorithm.filter_groups.enable=True", "trainer.v1.sampler.custom_sampler.path=mine.py"]
     with pytest.raises(ValueError, match=r"cannot observe what a sampler of yours drops; use False"):
-        read(compose_config("algorithm.adv_estimator=posterior", *filtering))
+        read(compose_config(*posterior, *filtering))
     with pytest.raises(ValueError, match=r"'posterior' draws whole batches: use trainer.v1.trainer_mode=sync without"):
-        read(compose_config("algorithm.adv_estimator=posterior", *DRAWS, "algorithm.filter_groups.enable=True"))
-    assert read(compose_config("algorithm.adv_estimator=posterior")) == Settings()
+        read(compose_config(*posterior, *DRAWS, "algorithm.filter_groups.enable=True"))
+    assert read(compose_config(*posterior)) == Settings()
+
+
+def test_fewer_rollouts_than_the_estimator_needs_are_refused():
+    point = ["algorithm.adv_estimator=posterior", "+algorithm.posterior.estimator=point"]
+    with pytest.raises(ValueError, match=r"rollout.n=1 is too few for 'point'; give 2 or more, or use 'auto'"):
+        read(compose_config(*point))
+    assert read(compose_config(*point, "trainer.val_only=True")).estimator == "point"
+    assert read(compose_config(*point, "actor_rollout_ref.rollout.n=2")).estimator == "point"
+
+
+def test_a_prompt_with_two_labels_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "DATA", [row_of("1+1=", "2"), row_of("2+2=", 4.0), row_of("1+1=", "3")])
+    with pytest.raises(
+        ValueError, match=r"1 of 3 rows .* row 3: its label is '3', but the same prompt in row 1 has '2'"
+    ):
+        started(posterior_config(tmp_path))
+    shown = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}]
+    animals = [{"raw_prompt": shown, "reward_model": {"ground_truth": label}} for label in ("cat", "dog")]
+    monkeypatch.setitem(globals(), "DATA", animals)  # their images differ
+    with started(posterior_config(tmp_path)).posteriors as posteriors:
+        assert {label for _, label in posteriors.prompt_ids} == {"cat", "dog"}
 
 
 def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):

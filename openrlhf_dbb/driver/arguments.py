@@ -217,8 +217,21 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     command = shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
     settings = Settings(values, origin, command, preset)
     _ = settings.built_estimator, settings.strategy  # checks them
+    _check_template(values["data.input_template"])  # OpenRLHF drops one without {}
     args = upstream.finish_arguments(argparse.Namespace(**values), group_baseline=settings.estimator == NO_ESTIMATOR)
     return dataclasses.replace(settings, values={flag: attrgetter(flag)(args) for flag in settings.values})
+
+
+def _check_template(template: str | None) -> None:
+    """Raise UsageError if a template has no place for the prompt, or another one beside it."""
+    prompt = "the prompt"
+    try:
+        if not template or prompt in template.format(prompt):
+            return
+        problem = "it has no {} where the prompt goes; put it in"
+    except (IndexError, KeyError, ValueError, AttributeError) as error:
+        problem = f"{error!r}; only {{}} may stand in it, and other braces are doubled"
+    raise UsageError(f"--data.input_template {template!r:.80}: {problem}")
 
 
 def _words(flags: Mapping[str, Any]) -> Iterator[str]:

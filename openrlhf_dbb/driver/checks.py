@@ -53,6 +53,8 @@ _ANY = (
          lambda s, a: a.ckpt.save_adapter and not a.ds.lora.rank),
     Rule("ds.use_universal_ckpt", "a run resumes from its own checkpoints only; leave it out"),
     Rule("logger.logging_steps", "too low; give 1 or more", lambda s, a: a.logger.logging_steps < 1),
+    Rule("data.input_template data.apply_chat_template",
+         "a prompt gets one of them; leave one out"),
     # Python takes 0 as a queue without an end.
     Rule("train.async_queue_size", "too low; give 1 or more", lambda s, a: a.train.async_queue_size < 1),
     Rule("vllm.num_engines", "missing; name the number of engines that generate", lambda s, a: not a.vllm.num_engines),
@@ -116,8 +118,6 @@ _WITH_ESTIMATOR = (
     Rule("ckpt.save_steps", _NEVER, lambda s, a: a.ckpt.save_steps < 1 and a.ckpt.save_steps != -1),
     # Otherwise the rollouts of a group are equal.
     Rule("rollout.temperature", "too low; give more than 0", lambda s, a: a.rollout.temperature <= 0),
-    Rule("data.input_template", "it has no {{}} where the prompt goes; put it in",  # OpenRLHF has emptied it
-         lambda s, a: s.given("data.input_template") and a.data.input_template is None),
     Rule("rollout.vllm_generate_batch_size rollout.batch_size", "steps would be short of rollouts; give as many",
          lambda s, a: a.rollout.vllm_generate_batch_size < a.rollout.batch_size),
     Rule(f"train.max_rollouts {_STEP}", "less than one step; give more",

@@ -79,6 +79,11 @@ def find(settings: Settings) -> storage.RunRecord | None:
     if args.warm_start is not None:
         with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
             source.find_run(args.warm_start)
+    database = parse_url(args.store.url).path
+    if resume is not None and database and not Path(database).exists():
+        problem = f"--resume {resume}".rstrip() + f": there is no database {database}"
+        advice = "name the run's with --store.url, or start in the folder where the run was started"
+        raise UsageError(f"{problem}; {advice}")
     with _open_store(settings) as store:
         if resume:
             record = store.find_run(resume)
@@ -189,6 +194,7 @@ def choose_prompts(prepared: Prepared) -> None:
     args, loaded = prepared.settings.openrlhf_args(), prepared.loaded
     with upstream.quiet():
         prepared.prompts = choose(loaded[TRAINING], args, LightBackend(args), prepared.tokenizer, loaded.get(HELD_OUT))
+    prepared.notes += [f"warning: {warning}" for warning in prepared.prompts.warnings]
 
 
 def complete(prepared: Prepared) -> None:
@@ -354,9 +360,10 @@ def _check_same(record: storage.RunRecord, now: dict[str, Any], settings: Settin
 
 def _check_equal(record: storage.RunRecord, name: str, before: object, after: object) -> None:
     if before != after:
+        command = record.config.get("command", "unknown")
         raise UsageError(
             f"--resume {record.name}: it was trained with {name} {before!r}, not {after!r}; "
-            f"give the same one, or {_new_run(record)}"
+            f"repeat its command with --resume {record.name} ({command}), or {_new_run(record)}"
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from openrlhf_dbb import data, tasks
 from openrlhf_dbb.core import best_model
+from openrlhf_dbb.core.texts import label_text, prompt_text
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.rewards.answers import ALPHABET
@@ -80,7 +81,7 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> BenchmarkPrompts:
         ids.append(row_id)
         # Piece by piece: a question may itself contain "{options}".
         texts.append("".join(parts.get(piece, piece) for piece in pieces))
-        labels.append(label.strip())
+        labels.append(label if benchmark.file and label.strip() else label.strip())
     if not ids:
         raise _error(benchmark, "the data set has no rows")
     is_math = benchmark.verifier.startswith("math")
@@ -156,7 +157,8 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     label = benchmark.choices or (benchmark.answer,)
     for column in filter(None, (benchmark.question, *label, benchmark.options, benchmark.id)):
         if names and column not in names:
-            raise _error(benchmark, f"{column!r} is not a column of {where}; it has {', '.join(names)}")
+            there = data.listed_names(names)
+            raise _error(benchmark, f"{column!r} is not a column of {where}; it has {there}")
     return table
 
 
@@ -172,7 +174,9 @@ def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -
     elif label is None:
         raise ValueError(f"has no label (column {benchmark.answer!r})")
     elif not benchmark.options:
-        return "", data.label_text(label)
+        if isinstance(label, (bool, dict)):
+            raise ValueError(data.label_fault(label))
+        return "", label_text(label)
     elif str(label) not in ALPHABET[: len(options)]:
         raise ValueError(f"has {len(options)} options, but the label {label!r}")
     listed = (f"({letter}) {option}" for letter, option in zip(ALPHABET, options, strict=False))
@@ -181,6 +185,8 @@ def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -
 
 def _text(benchmark: Benchmark, row: dict[str, Any], column: str) -> str:
     text = row.get(column)
+    if isinstance(text, bytes):
+        text = prompt_text(text)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"has no text in column {column!r}: {text!r}")
     return text if benchmark.file else text.strip()

@@ -15,10 +15,14 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
+from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
 from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
+from openrlhf_dbb.core.texts import label_text as label_of
+from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
+
+__all__ = ["SAVED", "Settings", "Steps", "check_release", "check_same_data", "label_of", "run_exists", "text_of"]
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
@@ -37,35 +41,18 @@ def check_release(distribution: str) -> None:
         raise ImportError(f"{distribution} {installed} is installed; pip install '{distribution}{allowed}'")
 
 
-def text_of(prompt: Any) -> str:
-    """Return a prompt as one text: a single user message as its text, other messages as JSON; ValueError for images."""
-    # The chat template is not applied: some templates insert the date, so that every day would have new prompts.
-    if isinstance(prompt, str):
-        return prompt
-    messages = [{key: value for key, value in dict(message).items() if value is not None} for message in prompt]
-    match messages:
-        case [{"role": "user", "content": str(content), **other}] if not other:
-            return content
-    try:
-        return json.dumps(messages, ensure_ascii=False, sort_keys=True)
-    except TypeError as error:
-        raise ValueError(f"a prompt's messages are no text, by which posteriors tell prompts apart ({error})") from None
-
-
-def label_of(label: Any) -> str:
-    """Return a label as text: text as it is, "" for None, other values as JSON."""
-    if label is None or isinstance(label, str):
-        return label or ""
-    return json.dumps(label, ensure_ascii=False, sort_keys=True, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)  # Parquet gives numpy's arrays and numbers
-
-
 def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
     with nullcontext(store) if isinstance(store, storage.PosteriorStore) else storage.open_store(store) as opened:
         return any(run.name == name for run in opened.runs())
+
+
+def check_same_data(record: storage.RunRecord, prompts: Sequence[str], labels: Sequence[str]) -> None:
+    """Raise ValueError if a run was begun with other prompts and labels, or with these in another order."""
+    if record.dataset_digest != dataset_digest(prompts, labels):
+        raise ValueError(
+            f"run {record.name!r} was begun with other prompts and labels, or with these in another order; give "
+            f"the data set that it was begun with, or begin another run with warm_start={record.name!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -116,7 +103,6 @@ class Steps:
         else:
             start = ("warm_start", "warm_start_weight", "warm_start_store")
             options = about | {option: getattr(settings, option) for option in start}
-            options["config"] = json.loads(json.dumps(about.get("config", {}), default=str))  # a trainer's own objects
             self.posteriors = Posteriors.create(settings.store, name, prompts, labels, estimator=estimator, **options)
         if self.posteriors.estimator != estimator:
             self.posteriors.close()

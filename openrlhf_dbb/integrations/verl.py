@@ -23,8 +23,9 @@ import torch
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
+from openrlhf_dbb.core.texts import content_text, contradictions, label_text, prompt_text
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.shared import Settings, label_of, text_of
+from openrlhf_dbb.integrations.shared import Settings
 
 shared.check_release("verl")
 
@@ -43,7 +44,11 @@ def read(config: DictConfig) -> Settings:
     """Return our settings, ``algorithm.posterior``."""
     given: Any = config.algorithm.get(NAME) or {}
     settings = Settings(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
-    _, strategy = settings.built
+    estimator, strategy = settings.built
+    rollouts = config.actor_rollout_ref.rollout.n
+    if rollouts < estimator.min_rollouts and not config.trainer.get("val_only", False):
+        problem = f"actor_rollout_ref.rollout.n={rollouts} is too few for {estimator.name!r}"
+        raise ValueError(f"{problem}; give {estimator.min_rollouts} or more, or use 'auto'")
     filtering, sampler = config.algorithm.get("filter_groups"), config.trainer.v1.sampler
     filters = filtering is not None and filtering.get("enable", False)
     # A group that verl asks for later would be drawn by a belief that has not seen its batch.
@@ -217,14 +222,19 @@ class WithPosteriors(PPOTrainer):
         trainer, data, rollouts = self.config.trainer, self.config.data, self.config.actor_rollout_ref.rollout.n
         name, files = settings.run_name or str(trainer.experiment_name), data.train_files
         resumes = trainer.resume_mode != "disable" and shared.run_exists(settings.store, name)
+        keys = keys_of(self.train_dataset)
+        prompts = [prompt for prompt, _ in keys]
+        labels = [label for _, label in keys]
+        repeats = len(contradictions(prompts, labels)) > 0
         self._steps = shared.Steps(
             settings,
             name,
             resumes,
-            keys_of(self.train_dataset),
+            keys,
             RunFacts(data.train_batch_size, rollouts, data.get("seed") or 0),
             model=str(self.config.actor_rollout_ref.model.path),
             dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
+            many_labels=repeats and has_images(self.train_dataset),
             method=f"verl {trainer.v1.trainer_mode}",
             config=OmegaConf.to_container(self.config, resolve=True),
         )
@@ -254,8 +264,17 @@ def keys_of(dataset: Any) -> list[Key]:
     return [_key(row["raw_prompt"], row.get("reward_model")) for row in rows]
 
 
+def has_images(dataset: Any) -> bool:
+    """Return whether a message has a part that is no text, by which equal texts may differ."""
+    for row in map(dataset.__getitem__, range(len(dataset))):
+        messages = [] if isinstance(row["raw_prompt"], str) else row["raw_prompt"]
+        if any(isinstance(content_text(message["content"]), list) for message in messages):
+            return True
+    return False
+
+
 def _key(raw_prompt: Any, reward_model: Mapping[str, Any] | None) -> Key:
-    return text_of(raw_prompt), label_of((reward_model or {}).get("ground_truth"))
+    return prompt_text(raw_prompt), label_text((reward_model or {}).get("ground_truth"))
 
 
 def _objects(data: Any, name: str) -> list[Any]:

@@ -1,0 +1,200 @@
+"""The one text of a prompt and of a label, by which every door finds the same posterior.
+
+``train``, TRL, verl, ``import`` and ``evaluate`` read rows of any kind with these functions.
+"""
+
+import json
+import math
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from decimal import Decimal
+from enum import Enum
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+
+def prompt_text(prompt: Any) -> str:
+    """Return a prompt as one text: a single user message as its text, other messages as JSON.
+
+    Raises:
+        ValueError: the prompt is neither a text nor messages, or a message holds an image.
+    """
+    # The chat template is not applied: some templates insert the date, and so make new prompts
+    # every day.
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, (bytes, bytearray)):
+        return _decoded(prompt, "prompt")
+    if isinstance(prompt, Mapping) or not hasattr(prompt, "__iter__"):
+        found = f"{prompt!r:.80}, a {type(prompt).__name__}"
+        raise ValueError(f"a prompt is {found}; give a text, or a list of messages")
+    messages = [_plain_message(message) for message in prompt]
+    if len(messages) == 1 and messages[0].keys() == {"role", "content"}:
+        content = messages[0]["content"]
+        if messages[0]["role"] == "user" and isinstance(content, str):
+            return content
+    try:
+        return json.dumps(messages, ensure_ascii=False, sort_keys=True)
+    except TypeError as error:
+        problem = "a prompt's messages are no text, by which posteriors tell prompts apart"
+        raise ValueError(f"{problem} ({error})") from None
+
+
+def _plain_message(message: Any) -> dict[str, Any]:
+    """Return a message without what a table filled with None; text parts are one text."""
+    if not isinstance(message, Mapping):
+        problem = f"a prompt's message is {message!r:.80}"
+        raise ValueError(f"{problem}; give a dictionary with role and content")
+    plain = {key: value for key, value in message.items() if value is not None}
+    if "content" in plain:
+        plain["content"] = content_text(plain["content"])
+    return plain
+
+
+def content_text(content: Any) -> Any:
+    """Return a message's content: parts that are all texts as one text; anything else as it is.
+
+    Example:
+        >>> content_text([{"type": "text", "text": "1 + 1"}, {"type": "text", "text": " = ?"}])
+        '1 + 1 = ?'
+    """
+    if not isinstance(content, (list, tuple, np.ndarray)) or len(content) == 0:
+        return content
+    texts = []
+    for part in content:
+        known = {}
+        if isinstance(part, Mapping):
+            known = {key: value for key, value in part.items() if value is not None}
+        is_text = known.keys() == {"type", "text"} and known["type"] == "text"
+        if not is_text or not isinstance(known["text"], str):
+            return content
+        texts.append(known["text"])
+    return "".join(texts)
+
+
+def label_text(label: Any) -> str:
+    """Return a label as text: "" if it is missing; lists, dictionaries and booleans as JSON.
+
+    A float is its shortest decimal, without ".0", as a column of integers with gaps holds floats.
+    A Decimal keeps its zeros. Bytes are UTF-8. A text stays as it is.
+
+    Raises:
+        ValueError: the label's bytes are not UTF-8.
+
+    Example:
+        >>> [label_text(label) for label in (7.0, 1e-5, Decimal("2.50"), b"12", True, ["7"], None)]
+        ['7', '0.00001', '2.50', '12', 'true', '["7"]', '']
+    """
+    if isinstance(label, str):
+        return label
+    if is_missing(label):
+        return ""
+    if isinstance(label, (bytes, bytearray)):
+        return _decoded(label, "label")
+    if isinstance(label, Decimal):
+        return f"{label:f}"
+    scalar = _python_scalar(label)
+    if isinstance(scalar, (float, np.floating)):
+        return f"{Decimal(str(scalar)):f}".removesuffix(".0")
+    if isinstance(scalar, (bool, list, tuple, Mapping)):
+        return json.dumps(scalar, ensure_ascii=False, sort_keys=True, default=_plain)
+    return label_text(scalar) if isinstance(scalar, (str, bytes)) else str(scalar)
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is None, NaN, or the missing value of pandas."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    number = _python_scalar(value)
+    if isinstance(number, Decimal):
+        return number.is_nan()
+    return isinstance(number, (float, np.floating)) and math.isnan(number)
+
+
+def _python_scalar(value: Any) -> Any:
+    """Return a number of numpy or torch as Python's, and an array as a list."""
+    shape = getattr(value, "shape", None)
+    if shape is None or not hasattr(value, "tolist") or isinstance(value, np.datetime64):
+        return value
+    plain = value.tolist()
+    if isinstance(plain, float) and not str(value.dtype).endswith("float64"):
+        return np.float32(plain)  # its shortest decimal is 0.1, and not 0.10000000149011612
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()  # Parquet gives numpy's arrays and numbers
+    return label_text(value)
+
+
+def _decoded(value: bytes | bytearray, name: str) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"a {name} is the bytes {bytes(value)!r:.80}, which are not UTF-8 ({error}); write text"
+        ) from None
+
+
+def contradictions(prompts: Sequence[Any], labels: Sequence[str]) -> dict[str, str]:
+    """Return the rows ("row 4") whose prompt an earlier row has with another label, and why.
+
+    A posterior belongs to one prompt with one label. Blanks around a label make no other label.
+    """
+    first: dict[str, tuple[int, str]] = {}
+    bad = {}
+    for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True), 1):
+        answer = label.strip()
+        earlier, other = first.setdefault(prompt_text(prompt), (number, answer))
+        if other != answer:
+            here = f"its label is {answer!r:.80}"
+            bad[f"row {number}"] = f"{here}, but the same prompt in row {earlier} has {other!r:.80}"
+    return bad
+
+
+def refuse_contradictions(prompts: Sequence[Any], labels: Sequence[str]) -> None:
+    """Raise ValueError if a prompt has two labels."""
+    bad = contradictions(prompts, labels)
+    if bad:
+        raise ValueError(unusable(bad, len(prompts)))
+
+
+def unusable(bad: Mapping[str, str], total: int) -> str:
+    """Return a sentence on rows that cannot be used; ``bad`` has the reason of each."""
+    shown = [f"{place}: {reason}" for place, reason in islice(bad.items(), 5)]
+    if len(bad) > 5:
+        shown.append("...")
+    return f"{len(bad)} of {total} rows cannot be used: {'; '.join(shown)}; fix or drop them"
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON can hold it: infinities, NaN and objects become text.
+
+    Example:
+        >>> as_json({"clip": math.inf, "betas": (0.9, np.float32(0.5)), 7: Decimal("0.5")})
+        {'clip': 'inf', 'betas': [0.9, 0.5], '7': '0.5'}
+    """
+    if isinstance(value, Enum):
+        return as_json(value.value)
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): as_json(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(entry) for entry in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((as_json(entry) for entry in value), key=str)
+    if hasattr(value, "tolist"):  # numpy, torch
+        return as_json(value.tolist())
+    if isinstance(value, (SimpleNamespace, Namespace)):
+        return as_json(vars(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: as_json(getattr(value, part.name)) for part in fields(value)}
+    return str(value)

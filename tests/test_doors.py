@@ -1,0 +1,354 @@
+"""The same data through every door: train, TRL, verl, import and evaluate read and refuse them alike."""
+
+import gzip
+import json
+import math
+import sys
+from datetime import date
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from test_data import Words, arguments, strategy
+
+from openrlhf_dbb import Posteriors, data
+from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.core.texts import label_text, prompt_text
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.evaluation import loading
+from openrlhf_dbb.evaluation.benchmarks import Benchmark
+from openrlhf_dbb.storage import open_store
+
+
+class Refused(Exception):
+    """What a door says instead of taking data."""
+
+
+def by_train(file, **options):
+    args = arguments(file, **{"input_key": "prompt"} | options)
+    try:
+        loaded = data.load(args, strategy(args), data.TRAINING)
+        chosen = data.choose(loaded, args, strategy(args), Words())
+    except UsageError as error:
+        raise Refused(str(error)) from None
+    return set(zip(chosen.texts, chosen.labels, strict=True))
+
+
+def by_evaluate(file):
+    benchmark = Benchmark("own", "own", file=str(file), question="prompt", verifier="exact_match")
+    try:
+        loaded = loading.load(benchmark)
+    except UsageError as error:
+        raise Refused(str(error)) from None
+    return set(zip(loaded.texts, loaded.labels, strict=True))
+
+
+def by_import(file, capsys):
+    url = f"sqlite:///{file}.db"
+    code = main(["import", str(file), "--run_name", "log", "--store.url", url, "--step_key", "step"])
+    said = capsys.readouterr().err
+    if code:
+        raise Refused(said)
+    with open_store(url) as store:
+        return {(row[0], row[1]) for row in store.query("SELECT prompt, label FROM prompts")}
+
+
+def by_verl(file):
+    integration = pytest.importorskip("openrlhf_dbb.integrations.verl", reason="needs verl")
+    columns = parquet.read_table(file).to_pydict()
+    rows = zip(columns["prompt"], columns["label"], strict=True)
+    return set(
+        integration.keys_of([{"raw_prompt": prompt, "reward_model": {"ground_truth": label}} for prompt, label in rows])
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a model that has learnt nothing."""
+    from openrlhf_dbb.tiny import build_model, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    build_model(0).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def by_trl(file, model):
+    from datasets import Dataset
+
+    with pytest.MonkeyPatch.context() as without_vllm:
+        without_vllm.setitem(sys.modules, "vllm", None)  # as where it is not installed
+        pytest.importorskip("trl", reason="needs TRL")
+        from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer
+
+    def reward(completions, **columns):
+        return [0.0] * len(completions)
+
+    args = PosteriorGRPOConfig(
+        output_dir=str(file) + ".out",
+        per_device_train_batch_size=4,
+        num_generations=2,
+        remove_unused_columns=False,
+        report_to=[],
+        max_grad_norm=math.inf,
+        use_cpu=True,
+    )
+    options = {"label_column": "label", "store": f"sqlite:///{file}.trl.db", "estimator": "point"}
+    try:
+        trainer = PosteriorGRPOTrainer(
+            model, reward, args=args, train_dataset=Dataset.from_parquet(str(file)), **options
+        )
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    with trainer.posteriors as posteriors:
+        assert posteriors.run.record.config["max_grad_norm"] == "inf"
+        return set(posteriors.prompt_ids)
+
+
+@pytest.fixture
+def door(request, capsys, model):
+    """Function: the prompts and labels of a Parquet file by the door of the test."""
+    by_name = {
+        "train": by_train,
+        "evaluate": by_evaluate,
+        "import": lambda file: by_import(file, capsys),
+        "TRL": lambda file: by_trl(file, model),
+        "verl": by_verl,
+    }
+    return by_name[request.param]
+
+
+every_door = pytest.mark.parametrize("door", ["train", "evaluate", "import", "TRL", "verl"], indirect=True)
+
+
+def table(folder, prompts, labels):
+    """A Parquet file with these columns, and the step and rewards of a log."""
+    rows = {"prompt": prompts, "label": labels, "step": [1] * len(prompts), "reward": [1.0, 0.0] * (len(prompts) // 2)}
+    file = folder / "data.parquet"
+    parquet.write_table(pa.table(rows), file)
+    return file
+
+
+COLUMNS = [
+    ([7, 12], ["7", "12"]),
+    ([7.0, 1e-5], ["7", "0.00001"]),
+    ([Decimal("2.50"), Decimal("7.00")], ["2.50", "7.00"]),
+    ([b"12", "ä".encode()], ["12", "ä"]),
+    (["007", " 2.50 "], ["007", " 2.50 "]),
+    ([date(2026, 11, 28)] * 2, ["2026-11-28"] * 2),
+]
+
+
+@every_door
+@pytest.mark.parametrize(("labels", "texts"), COLUMNS, ids=lambda column: str(column[0]))
+def test_a_label_is_the_same_text(door, tmp_path, labels, texts):
+    assert door(table(tmp_path, ["a", "b"], labels)) == set(zip("ab", texts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        (7, "7"), (7.0, "7"), ("7", "7"), (0.00001, "0.00001"), (-3.25, "-3.25"), (1e22, "1" + 22 * "0"),
+        (np.int64(7), "7"), (np.float64(7), "7"), (np.float32(0.1), "0.1"), (np.bool_(True), "true"),
+        (torch.tensor(7), "7"), (torch.tensor(7.0), "7"), (torch.tensor(0.1), "0.1"),
+        (torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True), "0.5"),
+        (True, "true"), (["7", 1.5], '["7", 1.5]'), ({"b": None, "a": np.arange(2)}, '{"a": [0, 1], "b": null}'),
+        (None, ""), (math.nan, ""), (np.float32("nan"), ""), (Decimal("NaN"), ""), (Decimal("1E+2"), "100"),
+        (b"12", "12"), (np.bytes_(b"12"), "12"), (np.str_("x"), "x"), (" 7 ", " 7 "),
+    ],
+)  # fmt: skip
+def test_the_text_of_a_label(label, text):
+    assert label_text(label) == text
+
+
+def test_missing_values_of_pandas_are_no_label():
+    pandas = pytest.importorskip("pandas")
+    assert label_text(pandas.NA) == label_text(pandas.NaT) == ""
+
+
+def test_binary_columns_of_prompts_rates_and_sources_are_texts(tmp_path):
+    columns = {"prompt": [b"a", b"b"], "label": [b"1", b"2"], "rate": [b"1/2", b"3/4"], "of": [b"x", b"y"]}
+    parquet.write_table(pa.table(columns), tmp_path / "data.parquet")
+    args = arguments(tmp_path / "data.parquet", input_key="prompt", pass_rate_key="rate", group_key="of")
+    loaded = data.load(args, strategy(args), data.TRAINING)
+    chosen = data.choose(loaded, args, strategy(args), Words())
+    assert (chosen.texts, chosen.labels, chosen.sources) == (["a", "b"], ["1", "2"], ["x", "y"])
+    assert chosen.pass_rates == [[1, 2], [3, 4]]
+
+
+@every_door
+def test_bytes_that_are_no_text_are_refused(door, tmp_path):
+    with pytest.raises((Refused, ValueError), match=r"label is the bytes b'\\xff', which are not UTF-8"):
+        door(table(tmp_path, ["a", "b"], [b"12", b"\xff"]))
+
+
+@every_door
+@pytest.mark.parametrize("label", [["7"], {"x": 1}, True], ids=repr)
+def test_a_label_that_no_verifier_can_use_is_refused_by_train_and_stored_as_json_elsewhere(
+    door, tmp_path, label, request
+):
+    file = table(tmp_path, ["a", "b"], [label, label])
+    name = request.node.callspec.params["door"]
+    if name == "train" or (name == "evaluate" and not isinstance(label, list)):
+        with pytest.raises(Refused, match=f"its label is a {type(label).__name__}; write it as text"):
+            door(file)
+    else:
+        first_entry = name == "evaluate"  # as the benchmarks of the hub have it
+        text = label[0] if first_entry else json.dumps(label)
+        assert door(file) == {("a", text), ("b", text)}
+
+
+def said(content, **other):
+    return [{"role": "user", "content": content, **other}]
+
+
+PARTS = [{"type": "text", "text": "1 +"}, {"type": "text", "text": " 1"}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ("1 + 1", "1 + 1"),
+        (b"1 + 1", "1 + 1"),
+        (said("1 + 1"), "1 + 1"),
+        (said("1 + 1", name=None), "1 + 1"),
+        (said(PARTS), "1 + 1"),
+        (said([{**PARTS[0], "image": None}, PARTS[1]]), "1 + 1"),
+        (np.array(said(np.array(PARTS))), "1 + 1"),
+        (said("a", name="x"), '[{"content": "a", "name": "x", "role": "user"}]'),
+        (
+            [{"role": "system", "content": "é"}, *said(PARTS)],
+            '[{"content": "é", "role": "system"}, {"content": "1 + 1", "role": "user"}]',
+        ),
+    ],
+    ids=lambda case: str(case)[:40],
+)
+def test_the_text_of_a_prompt(prompt, text):
+    assert prompt_text(prompt) == text
+
+
+@pytest.mark.parametrize("prompt", [None, 7, math.nan, {"role": "user"}, ["a"], said([{"image": b"x"}]), b"\xff"])
+def test_what_is_no_prompt_is_refused(prompt):
+    with pytest.raises(ValueError, match=r"^a prompt"):
+        prompt_text(prompt)
+
+
+@every_door
+def test_text_parts_of_a_message_are_its_text(door, tmp_path, request):
+    file = table(tmp_path, [said(PARTS), said([PARTS[0]])], ["2", "1"])
+    name = request.node.callspec.params["door"]
+    if name == "train":
+        with pytest.raises(Refused, match=r"the prompts are messages; give --data.apply_chat_template"):
+            door(file)
+        expected = {("1 + 1 Answer:", "2"), ("1 + Answer:", "1")}
+        assert by_train(file, apply_chat_template=True) == expected
+    elif name == "evaluate":
+        with pytest.raises(Refused, match="has no text in column 'prompt'"):
+            door(file)
+    else:
+        assert door(file) == {("1 + 1", "2"), ("1 +", "1")}
+
+
+@pytest.mark.parametrize("door", ["train", "import", "TRL"], indirect=True)
+def test_a_prompt_with_two_labels_is_refused_and_blanks_make_no_other_label(door, tmp_path):
+    file = table(tmp_path, ["a", "b", "a", "a"], ["1", "2", " 1", "3"])
+    with pytest.raises(Refused, match=r"1 of 4 rows .* row 4: its label is '3', but the same prompt in row 1 has '1'"):
+        door(file)
+    assert len(door(table(tmp_path, ["a", "b", "a", "b"], ["1", "2", " 1", "2"]))) == 3
+
+
+def test_equal_pairs_are_one_prompt_of_an_own_loop_too(tmp_path):
+    with Posteriors.create(f"{tmp_path}/a.db", "own", ["a", "b", "a"], ["1", "2", "1"]) as posteriors:
+        assert set(posteriors.prompt_ids) == {("a", "1"), ("b", "2")}
+
+
+# ---- Files
+
+LOG = [{"prompt": prompt, "label": "7.0", "step": 1, "reward": reward} for prompt, reward in (("a", 1), ("b", 0))]
+LINES = "".join(json.dumps(row) + "\n" for row in LOG)
+TABLE = "prompt,label,step,reward\na,7.0,1,1\nb,7.0,1,0\n"
+FILES = {
+    "a.jsonl.gz": gzip.compress(LINES.encode()),
+    "A.JSONL": LINES.encode(),
+    "a.JSON.GZ": gzip.compress(json.dumps(LOG).encode()),
+    "a.ndjson": LINES.encode(),
+    "a.tsv": TABLE.replace(",", "\t").encode(),
+    "A.CSV": TABLE.encode(),
+    "a.csv.gz": gzip.compress(TABLE.encode()),
+    "a,b.jsonl": LINES.encode(),
+    "packed.jsonl": gzip.compress(LINES.encode()),  # whatever its name says
+}
+BROKEN = {
+    "utf16.csv": (TABLE.encode("utf-16"), "it is in UTF-16; convert it: iconv -f UTF-16 -t UTF-8"),
+    "latin.csv": (TABLE.replace("a,", "é,").encode("latin-1"), "can't decode byte 0xe9 .* convert it to UTF-8"),
+    "zstd.jsonl": (b"(\xb5/\xfd123", "it is packed by zstd; unpack it"),
+    "cut.jsonl.gz": (gzip.compress(LINES.encode())[:-9], "end-of-stream|ended before"),
+}
+readers = pytest.mark.parametrize("door", ["train", "evaluate", "import"], indirect=True)
+
+
+@readers
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_read_whatever_its_suffix_and_packing(door, tmp_path, name):
+    (tmp_path / name).write_bytes(FILES[name])
+    assert door(tmp_path / name) == {("a", "7.0"), ("b", "7.0")}
+
+
+@readers
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_file_that_cannot_be_read_says_why(door, tmp_path, name):
+    content, reason = BROKEN[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(Refused, match=reason):
+        door(tmp_path / name)
+
+
+@readers
+def test_a_long_field_of_a_csv_file_is_read(door, tmp_path):
+    long = "1+" * 100_000
+    (tmp_path / "a.csv").write_text(TABLE.replace("\nb", f"\n{long}"))
+    assert door(tmp_path / "a.csv") == {("a", "7.0"), (long, "7.0")}
+
+
+@pytest.mark.parametrize("door", ["train", "evaluate"], indirect=True)
+def test_names_of_columns_with_blanks_are_quoted(door, tmp_path):
+    (tmp_path / "a.csv").write_text("prompt , label\na,1\n")
+    with pytest.raises(Refused, match=r"it has ' label', 'prompt '|it has 'prompt ', ' label'"):
+        door(tmp_path / "a.csv")
+
+
+def test_files_of_other_kinds_and_folders_with_commas_are_named(tmp_path):
+    (tmp_path / "notes.txt").write_text(LINES)
+    with pytest.raises(Refused, match=r"notes.txt: files of this kind are not read; give .json, .jsonl"):
+        by_train(tmp_path / "notes.txt")
+    (tmp_path / "a,b").mkdir()
+    with pytest.raises(Refused, match="a comma parts data sets; rename the folder"):
+        by_train(tmp_path / "a,b")
+
+
+# ---- Training and held-out prompts
+
+
+def chosen(folder, training, held_out):
+    for name, rows in (("train", training), ("held", held_out)):
+        lines = [json.dumps({"input": prompt, "label": label}) for prompt, label in rows]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    args = arguments(folder / "train.jsonl")
+    args.eval.dataset = str(folder / "held.jsonl")
+    loaded = [data.load(args, strategy(args), flag) for flag in (data.TRAINING, data.HELD_OUT)]
+    return data.choose(loaded[0], args, strategy(args), Words(), loaded[1])
+
+
+def test_prompts_that_are_held_out_too_are_a_warning(tmp_path):
+    training = [("a", "1"), ("b", "2"), ("c", "3")]
+    [warning] = chosen(tmp_path, training, [("b", "2"), ("c", "3"), ("d", "4")]).warnings
+    assert "2 of 3 prompts are in --eval.dataset, too" in warning
+    assert chosen(tmp_path, training, [("d", "4"), ("d", "4")]).warnings == []
+
+
+def test_a_held_out_prompt_with_two_labels_is_a_warning(tmp_path):
+    [warning] = chosen(tmp_path, [("a", "1"), ("b", "2")], [("d", "4"), ("d", "5")]).warnings
+    assert "row 2: its label is '5', but the same prompt in row 1 has '4'" in warning
