@@ -160,7 +160,8 @@ def _keys(data: SimpleNamespace, flag: str) -> dict[str, str]:
     """Return the columns that the flags name, by flag."""
     keys = {"input_key": data.input_key, "label_key": data.label_key}
     if flag == TRAINING:
-        keys |= {"pass_rate_key": data.pass_rate_key, "group_key": data.group_key}
+        keys["pass_rate_key"] = data.pass_rate_key
+        keys["group_key"] = data.group_key
     return {key_flag: key for key_flag, key in keys.items() if key is not None}
 
 
