@@ -255,7 +255,9 @@ def test_text_parts_of_a_message_are_its_text(door, tmp_path, request):
 @pytest.mark.parametrize("door", ["train", "import", "TRL"], indirect=True)
 def test_a_prompt_with_two_labels_is_refused_and_blanks_make_no_other_label(door, tmp_path):
     file = table(tmp_path, ["a", "b", "a", "a"], ["1", "2", " 1", "3"])
-    with pytest.raises(Refused, match=r"1 of 4 rows .* row 4: its label is '3', but the same prompt in row 1 has '1'"):
+    with pytest.raises(
+        Refused, match=r"1 of 4 rows .* row 4: its label is '3', but the same prompt in .*row 1 has '1'"
+    ):
         door(file)
     assert len(door(table(tmp_path, ["a", "b", "a", "b"], ["1", "2", " 1", "2"]))) == 3
 

@@ -226,7 +226,7 @@ REFUSED = {
     "i.jsonl": ('{"prompt": "p", "reward": 1, "step": 1}\n{"prompt": "p", "step": 1}', "line 2 has no column reward"),
     "k.jsonl": (
         '{"prompt": "p", "label": "1", "reward": 1, "step": 1}\n{"prompt": "p", "reward": 1, "step": 1}',
-        "line 2: label '', but the same prompt has '1' in .*line 1",
+        "line 2: its label is '', but the same prompt in .*line 1 has '1'",
     ),
     "j.json": ('[{"columns": ["prompt", "reward", "step"], "data": [["p", 1]]}]', "row 1 has 2 values for 3 columns"),
 }

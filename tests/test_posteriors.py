@@ -280,7 +280,7 @@ def column_kinds():
 @pytest.mark.parametrize("columns", column_kinds())
 def test_columns_of_an_own_loop_are_read(url, columns):
     prompts, rewards = column_kinds()[columns]
-    with Posteriors.create(url, "demo", prompts, iter(LABELS)) as posteriors:
+    with Posteriors.create(url, "demo", prompts, iter(LABELS), estimator="auto") as posteriors:
         assert set(posteriors.prompt_ids) == set(zip(*DATA, strict=True))
         prompts, rewards = column_kinds()[columns]
         scored = posteriors.observe(1, prompts, tuple(LABELS), rewards)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.core import IMPORTED
+from openrlhf_dbb.core import IMPORTED, texts
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.data import FILES, _value, records
@@ -98,14 +98,11 @@ def import_log(arguments: argparse.Namespace) -> None:
 
 def _refuse_other_labels(rollouts: Sequence[Rollout]) -> None:
     """Raise UsageError if a prompt has two labels: its rollouts would be of two posteriors."""
-    first: dict[str, Rollout] = {}
-    for rollout in rollouts:
-        other = first.setdefault(rollout.prompt, rollout)
-        if other.label.strip() != rollout.label.strip():
-            raise UsageError(
-                f"{rollout.place}: label {rollout.label!r:.40}, but the same prompt has "
-                f"{other.label!r:.40} in {other.place}; correct one, or give another --label_key"
-            )
+    prompts = [rollout.prompt for rollout in rollouts]
+    labels = [rollout.label for rollout in rollouts]
+    bad = texts.contradictions(prompts, labels, [rollout.place for rollout in rollouts])
+    if bad:
+        raise UsageError(f"{texts.unusable(bad, len(rollouts))}, or give another --label_key")
 
 
 def _print_columns(columns: Columns) -> None:

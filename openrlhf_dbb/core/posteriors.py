@@ -256,7 +256,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(f"{following}; to do a step again, roll back first")
         rollouts = Rollouts.checked(step, prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
-        self._check_size(groups)
+        if form is not None:  # else the advantages are the trainer's own, of whatever size of groups
+            self._check_size(groups)
         probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
         advantage_form = Form() if form is None else FORMS.build(str(form))
         if form is not None and advantages is not None:

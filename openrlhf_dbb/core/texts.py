@@ -6,7 +6,7 @@
 import json
 import math
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from enum import Enum
@@ -141,19 +141,24 @@ def _decoded(value: bytes | bytearray, name: str) -> str:
         ) from None
 
 
-def contradictions(prompts: Sequence[Any], labels: Sequence[str]) -> dict[str, str]:
-    """Return the rows ("row 4") whose prompt an earlier row has with another label, and why.
+def contradictions(
+    prompts: Sequence[Any], labels: Sequence[str], places: Iterable[str] | None = None
+) -> dict[str, str]:
+    """Return the rows whose prompt an earlier row has with another label, by place, and why.
 
     A posterior belongs to one prompt with one label. Blanks around a label make no other label.
+    ``places`` names the rows; by default they are "row 1", "row 2" and so on.
     """
-    first: dict[str, tuple[int, str]] = {}
+    if places is None:
+        places = (f"row {number}" for number in range(1, len(labels) + 1))
+    first: dict[str, tuple[str, str]] = {}
     bad = {}
-    for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True), 1):
+    for place, prompt, label in zip(places, prompts, labels, strict=True):
         answer = label.strip()
-        earlier, other = first.setdefault(prompt_text(prompt), (number, answer))
+        earlier, other = first.setdefault(prompt_text(prompt), (place, answer))
         if other != answer:
             here = f"its label is {answer!r:.80}"
-            bad[f"row {number}"] = f"{here}, but the same prompt in row {earlier} has {other!r:.80}"
+            bad[place] = f"{here}, but the same prompt in {earlier} has {other!r:.80}"
     return bad
 
 
