@@ -16,9 +16,10 @@ import numpy as np
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
-from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
+from openrlhf_dbb.integrations import exact_json
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
@@ -68,6 +69,19 @@ def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
         return any(run.name == name for run in opened.runs())
 
 
+def refuse_taken(store: storage.PosteriorStore | str | None, name: str, way_out: str) -> None:
+    """Raise StoreError if a run has this name; ``way_out`` names the trainer's arguments."""
+    with nullcontext(store) if isinstance(store, storage.PosteriorStore) else storage.open_store(store) as opened:
+        if opened.is_taken(name):
+            raise storage.StoreError(f"there is a run named {name!r} in {opened.location}; {way_out}")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Raise ValueError for a setting that is neither a text nor None."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} = {value!r:.80} is no text; give a name")
+
+
 @dataclass(frozen=True)
 class Settings:
     """What an integration adds to its trainer's own settings, by the same names everywhere; see docs/trl.md."""
@@ -84,6 +98,34 @@ class Settings:
     warm_start_store: storage.PosteriorStore | str | None = None
     take_over: bool = False
     keep_rollouts: int | None = KEEP
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a value of another kind, or out of its range."""
+        for name in ("form", "run_name", "warm_start"):
+            check_text(name, getattr(self, name))
+        for name in ("parameters", "strategy_parameters"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Mapping):
+                raise ValueError(f"{name} = {value!r:.80} is no dictionary; give names with values")
+        for name in ("store", "warm_start_store"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, (str, storage.PosteriorStore)):
+                raise ValueError(
+                    f"{name} = {value!r:.80} is no store; give sqlite:///FILE, postgresql://..., or an open store"
+                )
+        if not isinstance(self.strategy, str):
+            raise ValueError(
+                f"strategy = {self.strategy!r:.80} is no name; give one of {', '.join(STRATEGIES.available())}"
+            )
+        if not isinstance(self.take_over, bool):
+            raise ValueError(f"take_over = {self.take_over!r:.80}; give True or False")
+        if self.keep_rollouts is not None:
+            whole("keep_rollouts", self.keep_rollouts)
+        weight = self.warm_start_weight
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= 1:
+            raise ValueError(
+                f"warm_start_weight = {weight!r:.80} is not in (0, 1]; 1 takes the other run's counts whole"
+            )
 
     @cached_property
     def built(self) -> tuple[RewardEstimator, RolloutStrategy]:
@@ -109,25 +151,47 @@ class Steps:
 
         ``keys`` are text and label of each row of the data set. ``about`` is of :meth:`Posteriors.create`.
         """
-        (estimator, self._strategy), self._keys, self._facts = settings.built, keys, facts
+        estimator, strategy = settings.built
+        self._strategy = strategy
+        self._keys = keys
+        self._facts = facts
+        self._start_over()
+        exact_json.dumps(self._sampler.state(), self._state_name())  # refused now rather than at a checkpoint
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if resume:
             self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)
-        else:
-            start = ("warm_start", "warm_start_weight", "warm_start_store")
-            options = about | {option: getattr(settings, option) for option in start}
-            options["config"] = json.loads(json.dumps(about.get("config", {}), default=str))  # a trainer's own objects
-            self.posteriors = Posteriors.create(settings.store, name, prompts, labels, estimator=estimator, **options)
-        if self.posteriors.estimator != estimator:
-            self.posteriors.close()
             begun = self.posteriors.estimator
-            raise ValueError(f"run {name!r} was begun with {begun}, not {estimator}: use that, or warm_start={name!r}")
-        self._row_of = {self.posteriors.prompt_ids[key]: row for row, key in reversed([*enumerate(keys)])}
-        self._start_over()
+            if begun != estimator:
+                self.posteriors.run.release()
+                self.posteriors.close()
+                raise ValueError(
+                    f"run {name!r} was begun with {begun}, not {estimator}: use that, or warm_start={name!r}"
+                )
+        else:
+            config = json.loads(json.dumps(about.pop("config", {}), default=str))  # a trainer's own objects
+            self.posteriors = Posteriors.create(
+                settings.store,
+                name,
+                prompts,
+                labels,
+                estimator=estimator,
+                warm_start=settings.warm_start,
+                warm_start_weight=settings.warm_start_weight,
+                warm_start_store=settings.warm_start_store,
+                config=config,
+                **about,
+            )
+        self._row_of: dict[int, int] = {}  # of a prompt's id the first row of the data set
+        for row, key in enumerate(keys):
+            self._row_of.setdefault(self.posteriors.prompt_ids[key], row)
 
     def _start_over(self) -> None:
-        self._sampler, self._left = self._strategy.sampler(self._facts), len(self._keys)
+        self._sampler = self._strategy.sampler(self._facts)
+        self._left = len(self._keys)
         self._drawn: dict[Key, Drawn] = {}
+
+    def _state_name(self) -> str:
+        return f"the state of strategy {self._strategy.name!r}"
 
     def draw(self) -> list[int]:
         """Draw the next step's prompts; return their rows in the data set."""
@@ -153,8 +217,11 @@ class Steps:
         prompts, labels = zip(*keys_R, strict=True)
         if self._drawn:
             drawn_R = [self._drawn[key] for key in keys_R]
-            inclusion, weights = [drawn.inclusion for drawn in drawn_R], [drawn.weight for drawn in drawn_R]
-            extras = dataclasses.replace(extras, inclusion=inclusion, weights=weights)
+            extras = dataclasses.replace(
+                extras,
+                inclusion=[drawn.inclusion for drawn in drawn_R],
+                weights=[drawn.weight for drawn in drawn_R],
+            )
         step = self.posteriors.step + 1
         scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
         for key, drawn in self._drawn.items():
@@ -175,17 +242,24 @@ class Steps:
         """Write what a resume needs into a checkpoint's folder, once every step up to here is durable."""
         folder.mkdir(parents=True, exist_ok=True)
         self.posteriors.checkpoint(self.posteriors.step, folder.name)
-        saved = {"run": self.posteriors.run.record.uuid, "step": self.posteriors.step, "tag": folder.name}
-        drawn = {"strategy": self._sampler.state(), "left": self._left}
-        (folder / SAVED).write_text(json.dumps(saved | drawn, default=lambda random: random.bit_generator.state))
+        saved = {
+            "run": self.posteriors.run.record.uuid,
+            "step": self.posteriors.step,
+            "tag": folder.name,
+            "strategy": self._sampler.state(),
+            "left": self._left,
+        }
+        (folder / SAVED).write_text(exact_json.dumps(saved, self._state_name()))
 
     def saved_in(self, folder: Path) -> dict[str, Any]:
         """Return what :meth:`save` has written; refuse a checkpoint of another run, or of steps that were undone."""
         record = self.posteriors.run.record
         begin = f"begin another run with the checkpoint as its model and warm_start={record.name!r}"
         try:
-            saved: dict[str, Any] = json.loads((folder / SAVED).read_text(), object_hook=_decoded)
-            run, step, tag = str(saved["run"]), int(saved["step"]), str(saved["tag"])
+            saved: dict[str, Any] = exact_json.loads((folder / SAVED).read_text())
+            run = str(saved["run"])
+            step = int(saved["step"])
+            tag = str(saved["tag"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"checkpoint {folder} was not saved with posteriors ({error}): {begin}") from None
         if run != record.uuid:
@@ -197,7 +271,8 @@ class Steps:
 
     def go_back(self, checkpoint: Path | None, folder: Path) -> None:
         """Go back to a checkpoint, bit for bit; without one start over, unless there are some outside ``folder``."""
-        record, recorded = self.posteriors.run.record, self.posteriors.store.checkpoints(self.posteriors.run.record)
+        record = self.posteriors.run.record
+        recorded = self.posteriors.store.checkpoints(record)
         if checkpoint is None and len(recorded) > 1:  # a kill may have cut the only one short
             tags = ", ".join(tag for _, tag in recorded)
             raise ValueError(
@@ -213,11 +288,3 @@ class Steps:
         self._sampler.load(saved["strategy"])
         self._left = saved["left"]
         self.posteriors.roll_back(int(saved["step"]))
-
-
-def _decoded(values: dict[str, Any]) -> Any:
-    if "bit_generator" not in values:
-        return values
-    random = np.random.default_rng()
-    random.bit_generator.state = values
-    return random
