@@ -203,13 +203,13 @@ class RewardEstimator(ABC):
         columns = [state[field][prompts] for field in self.state_fields]
         return np.array(columns, dtype=np.float64).reshape(len(columns), len(prompts)).T
 
-    def supports(self, rewards_P_G: Floats) -> NDArray[np.bool_]:
-        """Return which rewards the estimator accepts, (P, G); False for a missing one."""
+    def supports(self, rewards: Floats) -> NDArray[np.bool_]:
+        """Return which rewards the estimator accepts, an array of their shape; False for a missing one."""
         if self.support == "binary":
-            return np.asarray((rewards_P_G == 0) | (rewards_P_G == 1))
+            return np.asarray((rewards == 0) | (rewards == 1))
         if self.support == "unit":
-            return np.asarray((rewards_P_G >= 0) & (rewards_P_G <= 1))
-        return np.isfinite(rewards_P_G)
+            return np.asarray((rewards >= 0) & (rewards <= 1))
+        return np.isfinite(rewards)
 
     def check(self, rewards_P_G: Floats) -> None:
         """Raise what :meth:`observe` would raise for these rewards."""

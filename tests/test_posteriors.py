@@ -12,6 +12,7 @@ import pytest
 from filler import check
 
 from openrlhf_dbb import Posteriors, lab
+from openrlhf_dbb.core.posteriors import MemorySupportError
 from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.estimators import FORMS, build
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
@@ -162,7 +163,7 @@ BAD = [
     ((1, ["1+1="], ["2"], [1, 0]), r"rewards has shape \(2,\); pass one value for each of the 1 rollouts"),
     ((1, ["who?"], ["2"], [1]), "prompt 'who[?]' with label '2' is not in the data set"),
     ((1, *group(0, [None, math.nan])), "none of the 2 rollouts of the step could be verified; fix the verifier"),
-    ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as dbb needs; with partial_credit"),
+    ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as memory 'dbb' needs"),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "prompts hold None, which is not a str"),
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
@@ -285,14 +286,54 @@ def test_a_group_scored_alone_is_remembered_and_its_advantages_do_not_see_that(u
         assert again.step == 4
 
 
-def test_a_run_that_scores_groups_alone_remembers_scores_and_not_what_its_memory_cannot_take(new_url):
-    """dbb with discount 0.5 and Beta(1, 1): a score of 0.5 and penalties are unseen, and end nothing."""
-    with Posteriors.create(new_url("sqlite"), "grpo", *DATA, estimator="point", parameters={"memory": "dbb"}) as grpo:
-        scored = grpo.observe(1, *group(0, [1, 0.5, -2, 7]), scores=[1, 0.5, 0, 1], form="dr_grpo")
-        assert scored.advantages == pytest.approx(np.array([1, 0.5, -2, 7]) - 6.5 / 4)
-        grpo.observe(2, *group(1, [0.25, 0.5]))
-        # 0.5 * (0.5 + 2), 0.5 * (0.5 + 1); the second prompt keeps the prior, half of it at its next visit
-        assert forecast(grpo).tolist() == [[1.25, 0.5, 0.5], [0.75, 0.5, 0.5]]
+def test_a_memory_of_verdicts_sees_scores_and_one_of_real_rewards_the_rewards(new_url):
+    """With discount 0.5 and a prior of 0.5: the penalties of the third and fourth rollout change the second memory."""
+    for memory, expected in (("dbb", 2.5 / 5), ("gaussian", (0.5 + 1 - 1 + 3.5) / 5)):
+        of_point = {"estimator": "point", "parameters": {"memory": memory}}
+        with Posteriors.create(new_url("sqlite"), "grpo", *DATA, **of_point) as grpo:
+            scored = grpo.observe(1, *group(0, [1, 0, -1, 3.5]), scores=[1, 0, 0, 1], form="dr_grpo")
+            assert scored.advantages == pytest.approx(np.array([1, 0, -1, 3.5]) - 3.5 / 4)
+            state = grpo._state
+            mean = state["mean"] if memory == "gaussian" else state["alpha"] / (state["alpha"] + state["beta"])
+            assert mean[0] == pytest.approx(expected)
+
+
+# Of each estimator: its parameters, the scores of a step that it refuses, and what to do then.
+DBB, REAL = {"memory": "dbb"}, 'parameters={"memory": "gaussian"} '
+MEMORIES = [
+    ("point", {}, [1, 1, 1, 1.2], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
+    ("point", {}, [0, 0.9, 0.9, 0.9], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
+    ("point", {}, [-1, 1, -1, 1], f"memory 'auto' .*{REAL}.*--point.memory gaussian"),
+    ("point", DBB, [None, 2, 1, 0], f"memory 'dbb' .*{REAL}.*--point.memory gaussian"),
+    ("laplace", {}, [1, 0.5, 1, 1], f"memory 'auto' .*{REAL}.*--laplace.memory gaussian"),
+    ("laplace", {"memory": "gaussian"}, [1, 0, 1, 2], f"estimator 'laplace' .*estimator=\"point\", {REAL}"),
+    ("dbb", {}, [1, 0.5, 1, 1], "memory 'dbb' .*--dbb.partial_credit.*--estimator gaussian"),
+    ("dbb", {"partial_credit": True}, [1, 0.5, 1.2, 1], r"not in \[0, 1\].*memory 'dbb' .*--estimator gaussian"),
+    ("auto", {}, [1, 0, 1, -1], "memory 'auto' .*--estimator gaussian"),
+    ("ema", {}, [1, 0, 1, -1], "memory 'ema' .*--estimator gaussian"),
+    ("spo", {}, [1, 0, 1, -1], "memory 'spo' .*--estimator gaussian"),
+    ("empirical_bayes", {}, [1, 0, 1, -1], "memory 'empirical_bayes' .*--estimator gaussian"),
+]
+
+
+@pytest.mark.parametrize(("estimator", "parameters", "scores", "cure"), MEMORIES)
+def test_a_step_with_a_score_that_the_memory_does_not_take_is_refused_and_changes_nothing(
+    new_url, estimator, parameters, scores, cure
+):
+    options = {"estimator": estimator, "parameters": parameters}
+    good = group(1, [1, 0, 1, 1])
+    both = [[*first, *second] for first, second in zip(good, group(0, scores), strict=True)]
+    with (
+        Posteriors.create(new_url("sqlite"), "other", *DATA, **options) as other,
+        Posteriors.create(new_url("sqlite"), "demo", *DATA, **options) as posteriors,
+    ):
+        with pytest.raises(MemorySupportError, match=rf"score -?\d.*prompt '1\+1='.*{cure}"):
+            posteriors.observe(1, *both)
+        wanted = other.observe(1, *good)
+        found = posteriors.observe(1, *good)
+        assert found.mean.tolist() == wanted.mean.tolist()
+        for field, values in other._state.items():
+            np.testing.assert_array_equal(posteriors._state[field], values)
 
 
 @pytest.mark.parametrize(

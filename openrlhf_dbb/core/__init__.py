@@ -1,6 +1,7 @@
 """One training step without torch, Ray and OpenRLHF.
 
 posteriors   rewards of a step go in, advantages come out, everything is stored; what a run begins with
+memory       the refusal of scores that a run's memory does not take
 step         the rollouts of a step: columns, groups, advantages; whose texts are stored, which prompts are probed
 strategies/  which prompts are generated for, and which groups are trained on
 checkpoints  which model checkpoints are complete, and the newest one to resume from

@@ -18,6 +18,8 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import step as steps
+from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError
+from openrlhf_dbb.core.memory import refusal
 from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras, keys_of, numbers, whole
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
@@ -224,9 +226,10 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             form: of :mod:`openrlhf_dbb.estimators.forms`, by name.
 
         Raises:
+            MemorySupportError: the memory does not take a score, such as 0.5. Nothing has changed then.
             ValueError: the step is not the next one, a column has another length or a value of another kind, a sum is
-                not finite, a prompt or the form is unknown, the estimator cannot serve the form or a score, or no
-                rollout was verified. Nothing has changed then.
+                not finite, a prompt or the form is unknown, the estimator cannot serve the form, or no rollout was
+                verified. Nothing has changed then.
         """
         self.settle()
         step = whole("step", step)
@@ -349,23 +352,16 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
         scores_V_G = groups.matrix(rollouts.scores)
         versions_R = rollouts.policy_versions
+        scored_by = self.estimator
+        own_state = state if belief is scored_by else {}
         try:
-            if belief is self.estimator:
-                estimate = belief.observe_at(state, at_V, seen_by(belief), leave_one_out=form.leave_one_out)
-            else:
-                # A memory beside the scores must not end a training: what it cannot take, such as a 7, is unseen.
-                seen_V_G = seen_by(belief)
-                seen_V_G = np.where(belief.supports(seen_V_G), seen_V_G, np.nan)
-                some_V = ~np.isnan(seen_V_G).all(axis=1)
-                belief.observe_at(state, at_V[some_V], seen_V_G[some_V])
-                estimate = self.estimator.observe_at(
-                    {}, at_V, seen_by(self.estimator), leave_one_out=form.leave_one_out
-                )
+            estimate = scored_by.observe_at(own_state, at_V, seen_by(scored_by), leave_one_out=form.leave_one_out)
+            if belief is not scored_by:
+                # All of a group or nothing: the scores that a memory takes are no sample of the others.
+                belief.observe_at(state, at_V, seen_by(belief))
         except RewardSupportError as error:
-            raise ValueError(
-                f"score {error.value:g} of prompt {self._texts[at_V[error.row]]!r:.80} is not {error.allowed}, as "
-                f"{self.estimator.name} needs; with partial_credit dbb accepts scores in [0, 1], gaussian accepts any"
-            ) from error
+            prompt = self._texts[at_V[error.row]]
+            raise refusal(scored_by, error, f"prompt {prompt!r:.80}") from error
         rows = storage.StepRows(
             prompt_ids=self._ids[at_V],
             rollouts=np.sum(~np.isnan(scores_V_G), axis=1),
