@@ -18,8 +18,12 @@ from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
 from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
+from openrlhf_dbb.core.texts import label_text as label_of
+from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 from openrlhf_dbb.integrations import exact_json
+
+__all__ = ["SAVED", "Settings", "Steps", "check_release", "label_of", "run_exists", "text_of"]
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
@@ -36,32 +40,6 @@ def check_release(distribution: str) -> None:
     allowed, installed = ALLOWED[distribution], importlib.metadata.version(distribution)
     if installed not in SpecifierSet(allowed):
         raise ImportError(f"{distribution} {installed} is installed; pip install '{distribution}{allowed}'")
-
-
-def text_of(prompt: Any) -> str:
-    """Return a prompt as one text: a single user message as its text, other messages as JSON; ValueError for images."""
-    # The chat template is not applied: some templates insert the date, so that every day would have new prompts.
-    if isinstance(prompt, str):
-        return prompt
-    messages = [{key: value for key, value in dict(message).items() if value is not None} for message in prompt]
-    match messages:
-        case [{"role": "user", "content": str(content), **other}] if not other:
-            return content
-    try:
-        return json.dumps(messages, ensure_ascii=False, sort_keys=True)
-    except TypeError as error:
-        raise ValueError(f"a prompt's messages are no text, by which posteriors tell prompts apart ({error})") from None
-
-
-def label_of(label: Any) -> str:
-    """Return a label as text: text as it is, "" for None, other values as JSON."""
-    if label is None or isinstance(label, str):
-        return label or ""
-    return json.dumps(label, ensure_ascii=False, sort_keys=True, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)  # Parquet gives numpy's arrays and numbers
 
 
 def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:

@@ -1,0 +1,129 @@
+"""The one text of a prompt and of a label, by which every door finds the same posterior.
+
+``train``, TRL, verl, ``import`` and ``evaluate`` read rows of any kind with these functions.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+
+def prompt_text(prompt: Any) -> str:
+    """Return a prompt as one text: a text as it is, a single user message as its text, other messages as JSON.
+
+    Raises:
+        ValueError: the prompt is neither a text nor messages, or its messages hold what is no JSON, such as an image.
+    """
+    # The chat template is not applied: some templates insert the date, so that every day would have new prompts.
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, (bytes, bytearray)):
+        return _decoded(prompt, "prompt")
+    if isinstance(prompt, Mapping) or not hasattr(prompt, "__iter__"):
+        raise ValueError(f"a prompt is {prompt!r:.80}, a {type(prompt).__name__}; give a text, or a list of messages")
+    messages = [_plain_message(message) for message in prompt]
+    if len(messages) == 1:
+        content = messages[0].get("content")
+        if messages[0].keys() == {"role", "content"} and messages[0]["role"] == "user" and isinstance(content, str):
+            return content
+    try:
+        return json.dumps(messages, ensure_ascii=False, sort_keys=True)
+    except TypeError as error:
+        raise ValueError(f"a prompt's messages are no text, by which posteriors tell prompts apart ({error})") from None
+
+
+def _plain_message(message: Any) -> dict[str, Any]:
+    """Return a message without the fields that a table filled with None, and with its content as text if it is text."""
+    if not isinstance(message, Mapping):
+        raise ValueError(f"a prompt's message is {message!r:.80}; give a dictionary with role and content")
+    plain = {key: value for key, value in message.items() if value is not None}
+    if "content" in plain:
+        plain["content"] = content_text(plain["content"])
+    return plain
+
+
+def content_text(content: Any) -> Any:
+    """Return a message's content: parts that are all texts as one text; anything else as it is.
+
+    Example:
+        >>> content_text([{"type": "text", "text": "1 + 1"}, {"type": "text", "text": " = ?"}])
+        '1 + 1 = ?'
+    """
+    if not isinstance(content, (list, tuple, np.ndarray)) or len(content) == 0:
+        return content
+    texts = []
+    for part in content:
+        fields = {}
+        if isinstance(part, Mapping):
+            fields = {key: value for key, value in part.items() if value is not None}
+        if fields.keys() != {"type", "text"} or fields["type"] != "text" or not isinstance(fields["text"], str):
+            return content
+        texts.append(fields["text"])
+    return "".join(texts)
+
+
+def label_text(label: Any) -> str:
+    """Return a label as text: a text as it is, "" if it is missing, lists, dictionaries and booleans as JSON.
+
+    A float is its shortest decimal, without ".0", since a column of integers with gaps holds floats. A Decimal keeps
+    its zeros. Bytes are UTF-8.
+
+    Raises:
+        ValueError: the label's bytes are not UTF-8.
+
+    Example:
+        >>> [label_text(label) for label in (7.0, 1e-5, Decimal("2.50"), b"12", "007", True, ["7"], None)]
+        ['7', '0.00001', '2.50', '12', '007', 'true', '["7"]', '']
+    """
+    if isinstance(label, str):
+        return label
+    if is_missing(label):
+        return ""
+    if isinstance(label, (bytes, bytearray)):
+        return _decoded(label, "label")
+    if isinstance(label, Decimal):
+        return f"{label:f}"
+    scalar = _python_scalar(label)
+    if isinstance(scalar, (float, np.floating)):
+        return f"{Decimal(str(scalar)):f}".removesuffix(".0")
+    if isinstance(scalar, (bool, list, tuple, Mapping)):
+        return json.dumps(scalar, ensure_ascii=False, sort_keys=True, default=_plain)
+    return label_text(scalar) if isinstance(scalar, (str, bytes)) else str(scalar)
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a value is None, NaN, or the missing value of pandas."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    number = _python_scalar(value)
+    if isinstance(number, Decimal):
+        return number.is_nan()
+    return isinstance(number, (float, np.floating)) and math.isnan(number)
+
+
+def _python_scalar(value: Any) -> Any:
+    """Return a number of numpy or torch, or an array without axes, as Python's; an array as a list."""
+    shape = getattr(value, "shape", None)
+    if shape is None or not hasattr(value, "tolist") or isinstance(value, np.datetime64):
+        return value
+    plain = value.tolist()
+    if isinstance(plain, float) and not str(value.dtype).endswith("float64"):
+        return np.float32(plain)  # as short as its precision allows: 0.1, and not 0.10000000149011612
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()  # Parquet gives numpy's arrays and numbers
+    return label_text(value)
+
+
+def _decoded(value: bytes | bytearray, name: str) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"a {name} is the bytes {bytes(value)!r:.80}, which are not UTF-8 ({error}); write text") from None
