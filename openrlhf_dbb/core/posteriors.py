@@ -22,6 +22,7 @@ from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError
 from openrlhf_dbb.core.memory import refusal
 from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras, keys_of, numbers, whole
 from openrlhf_dbb.core.strategies import Predictive
+from openrlhf_dbb.core.texts import refuse_contradictions
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.secrets import without_secrets
@@ -106,10 +107,11 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 ``config`` that are named as a key, token or password are masked.
 
         Raises:
-            ValueError: the estimator is unknown, or a parameter is out of range.
+            ValueError: the estimator is unknown, a parameter is out of range, or a prompt has two labels.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
         keys_of(prompts, labels)  # checks them
+        refuse_contradictions(prompts, labels)
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
         known_P_2 = None if pass_rates is None else known_pass_rates(pass_rates, len(prompts))

@@ -5,8 +5,9 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -126,4 +127,38 @@ def _decoded(value: bytes | bytearray, name: str) -> str:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"a {name} is the bytes {bytes(value)!r:.80}, which are not UTF-8 ({error}); write text") from None
+        raise ValueError(
+            f"a {name} is the bytes {bytes(value)!r:.80}, which are not UTF-8 ({error}); write text"
+        ) from None
+
+
+def contradictions(prompts: Sequence[Any], labels: Sequence[str]) -> dict[str, str]:
+    """Return the rows ("row 4") whose prompt an earlier row has with another label, each with the reason.
+
+    A posterior belongs to one prompt with one label. Labels that differ in blanks around them are equal.
+    """
+    first: dict[str, tuple[int, str]] = {}
+    bad = {}
+    for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True), 1):
+        answer = label.strip()
+        earlier, other = first.setdefault(prompt_text(prompt), (number, answer))
+        if other != answer:
+            bad[f"row {number}"] = (
+                f"its label is {answer!r:.80}, but the same prompt in row {earlier} has {other!r:.80}"
+            )
+    return bad
+
+
+def refuse_contradictions(prompts: Sequence[Any], labels: Sequence[str]) -> None:
+    """Raise ValueError if a prompt has two labels."""
+    bad = contradictions(prompts, labels)
+    if bad:
+        raise ValueError(unusable(bad, len(prompts)))
+
+
+def unusable(bad: Mapping[str, str], total: int) -> str:
+    """Return a sentence on rows that cannot be used; ``bad`` has the reason of each."""
+    shown = [f"{place}: {reason}" for place, reason in islice(bad.items(), 5)]
+    if len(bad) > 5:
+        shown.append("...")
+    return f"{len(bad)} of {total} rows cannot be used: {'; '.join(shown)}; fix or drop them"

@@ -15,7 +15,7 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.posteriors import Posteriors, as_estimator
+from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
 from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.core.texts import label_text as label_of
@@ -23,7 +23,7 @@ from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 from openrlhf_dbb.integrations import exact_json
 
-__all__ = ["SAVED", "Settings", "Steps", "check_release", "label_of", "run_exists", "text_of"]
+__all__ = ["SAVED", "Settings", "Steps", "check_release", "check_same_data", "label_of", "run_exists", "text_of"]
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
@@ -47,17 +47,13 @@ def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
         return any(run.name == name for run in opened.runs())
 
 
-def refuse_taken(store: storage.PosteriorStore | str | None, name: str, way_out: str) -> None:
-    """Raise StoreError if a run has this name; ``way_out`` names the trainer's arguments."""
-    with nullcontext(store) if isinstance(store, storage.PosteriorStore) else storage.open_store(store) as opened:
-        if opened.is_taken(name):
-            raise storage.StoreError(f"there is a run named {name!r} in {opened.location}; {way_out}")
-
-
-def check_text(name: str, value: Any) -> None:
-    """Raise ValueError for a setting that is neither a text nor None."""
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"{name} = {value!r:.80} is no text; give a name")
+def check_same_data(record: storage.RunRecord, prompts: Sequence[str], labels: Sequence[str]) -> None:
+    """Raise ValueError if a run was begun with other prompts and labels, or with these in another order."""
+    if record.dataset_digest != dataset_digest(prompts, labels):
+        raise ValueError(
+            f"run {record.name!r} was begun with other prompts and labels, or with these in another order; give "
+            f"the data set that it was begun with, or begin another run with warm_start={record.name!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -266,3 +262,16 @@ class Steps:
         self._sampler.load(saved["strategy"])
         self._left = saved["left"]
         self.posteriors.roll_back(int(saved["step"]))
+
+
+def refuse_taken(store: storage.PosteriorStore | str | None, name: str, way_out: str) -> None:
+    """Raise StoreError if a run has this name; ``way_out`` names the trainer's arguments."""
+    with nullcontext(store) if isinstance(store, storage.PosteriorStore) else storage.open_store(store) as opened:
+        if opened.is_taken(name):
+            raise storage.StoreError(f"there is a run named {name!r} in {opened.location}; {way_out}")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Raise ValueError for a setting that is neither a text nor None."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} = {value!r:.80} is no text; give a name")
