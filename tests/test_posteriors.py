@@ -5,6 +5,9 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -165,13 +168,23 @@ BAD = [
     ((1, *group(0, [None, math.nan])), "none of the 2 rollouts of the step could be verified; fix the verifier"),
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as memory 'dbb' needs"),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
-    ((1, [None], ["2"], [1]), "prompts hold None, which is not a str"),
+    ((1, [None], ["2"], [1]), "row 1 of prompts is None, which is not a str"),
     ((1, "1", ["2"], [1]), "prompts = '1' is not a list"),
-    ((*PAIR, {"scores": ["1", "0"]}), "scores = .* holds other values than finite numbers"),
-    ((*PAIR, {"scores": [math.inf, 0]}), "scores = .* holds other values than finite numbers"),
-    ((*PAIR, {"extras": StepExtras(tokens=[-1, 2])}), "tokens holds -1; give numbers from 0"),
-    ((*PAIR, {"extras": StepExtras(weights=[math.nan, 1])}), "weights holds nan"),
-    ((*PAIR, {"extras": StepExtras(responses=Responses(["a", 1]))}), "response texts hold 1"),
+    ((*PAIR, {"scores": ["1", "0"]}), "row 1 of scores is '1'; give finite numbers"),
+    ((*PAIR, {"scores": [0, math.inf]}), "row 2 of scores is inf; give finite numbers"),
+    ((*PAIR, {"extras": StepExtras(tokens=[-1, 2])}), r"row 1 of tokens is -1; give numbers in \[0"),
+    ((*PAIR, {"extras": StepExtras(tokens=[1, 0.5])}), "row 2 of tokens is 0.5; give whole numbers"),
+    ((*PAIR, {"extras": StepExtras(weights=[math.nan, 1])}), "row 1 of weights is nan"),
+    ((*PAIR, {"extras": StepExtras(weights=[1, 0])}), r"row 2 of weights is 0; give numbers in \(0, inf\)"),
+    ((*PAIR, {"extras": StepExtras(inclusion=[0, 1])}), r"row 1 of inclusion is 0; give numbers in \(0, 1\]"),
+    ((*PAIR, {"extras": StepExtras(inclusion=[1, 1.5])}), "row 2 of inclusion is 1.5"),
+    (
+        (*PAIR, {"extras": StepExtras(policy_versions=[0, 1])}),
+        r"row 2 of policy_versions is 1; give numbers in \[0, 0\]",
+    ),
+    ((*PAIR, {"extras": StepExtras(trained=[True, 0.5])}), "row 2 of trained is 0.5; give True or False"),
+    ((*PAIR, {"extras": StepExtras(skipped=-1)}), "skipped is -1; give a whole number"),
+    ((*PAIR, {"extras": StepExtras(responses=Responses(["a", 1]))}), "row 2 of response texts is 1"),
     ((*PAIR, {"extras": StepExtras(read=["a"])}), "there are 2 prompts and 1 texts that were read"),
     ((*PAIR, {"extras": StepExtras(responses=Responses(["", ""], keep=-1))}), "keep is -1; give a whole number from 0"),
 ]
@@ -188,6 +201,59 @@ def test_bad_input_is_one_error_and_changes_nothing(new_url, arguments, message)
     assert history(url) == [(1, "1+1=", 4, 4.0, 4.5, 0.5)]
 
 
+def column_kinds():
+    """Columns of an own loop that hold the prompts of DATA, labels and the rewards 1, 0, missing."""
+    torch = pytest.importorskip("torch")
+    pandas = pytest.importorskip("pandas")
+    plain = [1.0, 0.0, math.nan]
+    filtered = pandas.Series(["-", *PROMPTS])[1:]  # its index begins with 1
+    return {
+        "bfloat16": (PROMPTS, torch.tensor(plain, dtype=torch.bfloat16)),
+        "with gradients": (PROMPTS, torch.tensor(plain, requires_grad=True)),
+        "list of tensors": (PROMPTS, list(torch.tensor(plain, dtype=torch.bfloat16))),
+        "view": (dict.fromkeys(PROMPTS).keys(), dict(enumerate(plain)).values()),
+        "generator": ((prompt for prompt in PROMPTS), iter([True, False, None])),
+        "series": (filtered, pandas.Series([1, 0, None], dtype="Float64")),
+        "missing values of pandas": (np.array(PROMPTS), [1, Decimal(0), pandas.NA]),
+    }
+
+
+@pytest.mark.parametrize("columns", column_kinds())
+def test_columns_of_an_own_loop_are_read(url, columns):
+    prompts, rewards = column_kinds()[columns]
+    with Posteriors.create(url, "demo", prompts, iter(LABELS)) as posteriors:
+        assert set(posteriors.prompt_ids) == set(zip(*DATA, strict=True))
+        prompts, rewards = column_kinds()[columns]
+        scored = posteriors.observe(1, prompts, tuple(LABELS), rewards)
+        posteriors.settle()
+    assert scored.advantages[2] == 0
+    assert [row[2:4] for row in history(url)] == [(1, 1.0), (1, 0.0)]
+
+
+class Kind(Enum):
+    MINE = "mine"
+
+
+@dataclass
+class Part:
+    path: Path = Path("a/b")
+    token: str = "hf_1"
+    rate: float = math.nan
+
+
+def test_a_configuration_that_json_cannot_hold_is_stored_as_text(url):
+    config = {
+        "max_grad_norm": math.inf, "low": -np.float64("inf"), "nested": [{"nan": np.float32("nan")}, (1,)],
+        "kind": Kind.MINE, "part": Part(), "flags": {True}, 3: np.int64(4), "any": Decimal("0.5"),
+    }  # fmt: skip
+    stored = {
+        "max_grad_norm": "inf", "low": "-inf", "nested": [{"nan": "nan"}, [1]], "kind": "mine",
+        "part": {"path": "a/b", "token": "***", "rate": "nan"}, "flags": [True], "3": 4, "any": "0.5",
+    }  # fmt: skip
+    with Posteriors.create(url, "demo", *DATA, config=config) as posteriors:
+        assert posteriors.run.record.config == stored
+
+
 def test_rewards_whose_sum_is_not_finite_change_nothing(url):
     with Posteriors.create(url, "demo", *DATA, estimator="gaussian") as posteriors:
         with pytest.raises(ValueError, match=r"step 1 is refused: .* prompt 1 is .*inf.* must be finite"):
@@ -200,7 +266,9 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url):
     ("arguments", "message"),
     [
         ({"prompts": [], "labels": []}, "there are no prompts"),
-        ({"labels": [2, 4, 6]}, "labels hold 2, which is not a str"),
+        ({"labels": [2, 4, 6]}, "row 1 of labels is 2, which is not a str"),
+        ({"prompts": {"a", "b", "c"}}, "is not a list; pass a list of str"),
+        ({"prompts": ["a", "b", "a"]}, "1 of 3 rows .* row 3: its label is '6', but the same prompt in row 1 has '2'"),
         ({"estimator": DiscountedBetaBernoulli}, "is no estimator; give a name, or an object"),
         ({"parameters": {"discount": "x"}}, r"dbb.discount = 'x' is not in"),
         ({"warm_start": "demo", "warm_start_weight": "1"}, r"weight is '1'; it must be in \(0, 1\]"),

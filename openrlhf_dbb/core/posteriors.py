@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError
 from openrlhf_dbb.core.memory import refusal
 from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras, keys_of, numbers, whole
 from openrlhf_dbb.core.strategies import Predictive
-from openrlhf_dbb.core.texts import refuse_contradictions
+from openrlhf_dbb.core.texts import as_json, refuse_contradictions
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.secrets import without_secrets
@@ -79,8 +79,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         cls,
         store: storage.PosteriorStore | str | None,
         run_name: str,
-        prompts: Sequence[str],
-        labels: Sequence[str],
+        prompts: Iterable[str],
+        labels: Iterable[str],
         *,
         estimator: str | RewardEstimator = "dbb",
         parameters: Mapping[str, Any] | None = None,
@@ -104,13 +104,16 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN
                 where unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
             model, dataset, reward, method, config: stored with the run; passwords, queries of URLs, and entries of
-                ``config`` that are named as a key, token or password are masked.
+                ``config`` that are named as a key, token or password are masked. What JSON
+                cannot hold is stored as text.
 
         Raises:
             ValueError: the estimator is unknown, a parameter is out of range, or a prompt has two labels.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
-        keys_of(prompts, labels)  # checks them
+        keys = keys_of(prompts, labels)
+        prompts = [prompt for prompt, _ in keys]
+        labels = [label for _, label in keys]
         refuse_contradictions(prompts, labels)
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
@@ -137,7 +140,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 dataset=without_secrets(dataset),
                 dataset_digest=dataset_digest(prompts, labels),
                 reward=without_secrets(reward),
-                config=without_secrets(dict(config or {})),
+                config=without_secrets(as_json(without_secrets(dict(config or {})))),
                 method=method,
             )
             undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began
@@ -158,8 +161,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         cls,
         store: storage.PosteriorStore | str | None,
         run_name: str,
-        prompts: Sequence[str],
-        labels: Sequence[str],
+        prompts: Iterable[str],
+        labels: Iterable[str],
         *,
         step: int | None = None,
         take_over: bool = False,
@@ -178,7 +181,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             ValueError: the run's estimator is not installed or not imported, or its state is of another version.
             storage.StoreError: the run does not exist, has finished, has an owner, or has not reached ``step``.
         """
-        keys_of(prompts, labels)  # checks them
+        keys = keys_of(prompts, labels)
+        prompts = [prompt for prompt, _ in keys]
+        labels = [label for _, label in keys]
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
@@ -207,8 +212,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     def observe(
         self,
         step: int,
-        prompts: Sequence[str],
-        labels: Sequence[str],
+        prompts: Iterable[str],
+        labels: Iterable[str],
         rewards: ArrayLike,
         *,
         scores: ArrayLike | None = None,
@@ -238,7 +243,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         if step != self.step + 1:
             following = f"step {step} of run {self.run.record.name!r} is not the next one, {self.step + 1}"
             raise ValueError(f"{following}; to do a step again, roll back first")
-        rollouts = Rollouts.checked(prompts, labels, rewards, scores, extras)
+        rollouts = Rollouts.checked(step, prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
         advantage_form = FORMS.build(str(form))

@@ -8,8 +8,10 @@ rollouts of the largest group; Q probed prompts with M samples each; K rollouts 
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP, NO_ANSWER
+from openrlhf_dbb.core.texts import is_missing
 from openrlhf_dbb.estimators import Estimate, Form
 from openrlhf_dbb.estimators.probe_error import squared_errors
 from openrlhf_dbb.estimators.simple import PointEstimator
@@ -61,16 +64,12 @@ class Probes:
     scores_Q_M: Floats
 
 
-# The intervals that the numbers of a column are checked to be in.
-_COUNT, _SHARE, _POSITIVE = ({"within": (0, highest)} for highest in (2**62, 1, np.inf))
-
-
 @dataclass(frozen=True)
 class StepExtras:
     """Holds the optional facts about a step; prompts, labels and rewards are passed beside it.
 
     Attributes:
-        tokens: (R,) length of each response, for the token counts.
+        tokens: (R,) length of each response, >= 0, for the token counts.
         trained: (R,) False for a rollout that updates the posterior but is not trained on; None: all are trained on.
         skipped: how often a prompt was drawn without generating for it; only counted.
         probes: probes of the step's prompts.
@@ -82,76 +81,138 @@ class StepExtras:
         read: (R,) what the verifier read as the answer, or "no answer" and why; None where it does not tell.
     """
 
-    tokens: Column = field(default=None, metadata=_COUNT)
-    trained: Column = field(default=None, metadata=_SHARE)
+    tokens: Column = None
+    trained: Column = None
     skipped: int = 0
     probes: Probes | None = None
     responses: Responses | None = None
-    policy_versions: Column = field(default=None, metadata=_POSITIVE)
-    inclusion: Column = field(default=None, metadata=_SHARE)
-    weights: Column = field(default=None, metadata=_POSITIVE)
-    read: Sequence[str | None] | None = None
+    policy_versions: Column = None
+    inclusion: Column = None
+    weights: Column = None
+    read: Iterable[str | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollouts(StepExtras):
-    """The rollouts of a step. The columns of the extras are arrays (R,) or None; tokens and trained are int64, bool."""
+class Rollouts:
+    """The rollouts of a step as checked arrays; fields without a comment are of the extras."""
 
     prompts: list[Key]
     rewards: Floats  # (R,) the optimized values; NaN where missing
     scores: Floats  # (R,) the verifier's before penalties; NaN where missing
+    tokens: Positions  # (R,)
+    trained: NDArray[np.bool_]  # (R,)
+    skipped: int
+    probes: Probes | None
+    responses: Responses | None
+    policy_versions: Floats | None
+    inclusion: Floats | None
+    weights: Floats | None
+    read: list[str | None] | None
 
     @classmethod
     def checked(
-        cls, prompts: Sequence[str], labels: Sequence[str], rewards: Column, scores: Column, extras: StepExtras
+        cls,
+        step: int,
+        prompts: Iterable[str],
+        labels: Iterable[str],
+        rewards: Column,
+        scores: Column,
+        extras: StepExtras,
     ) -> "Rollouts":
         """Return the arguments of :meth:`openrlhf_dbb.Posteriors.observe` as arrays; raise its ValueError."""
-        keys, size = keys_of(prompts, labels), len(prompts)
-        given = vars(extras)
-        if extras.responses is not None and not callable(extras.responses.texts):
-            keys_of(prompts, extras.responses.texts, "response texts")
-        if extras.read is not None:
-            keys_of(prompts, [text or "" for text in extras.read], "texts that were read")
+        keys = keys_of(prompts, labels)
+        size = len(keys)
         rewards_R = column("rewards", rewards, size)
         scores_R = rewards_R if scores is None else column("scores", scores, size)
         # Without a reward a rollout gets no advantage, and without a score no posterior can learn from it.
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
         if missing_R.all():
             raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
-        columns = {"tokens": np.zeros(size), "trained": np.ones(size)}
-        for each in fields(StepExtras):
-            if each.metadata and given[each.name] is not None:
-                columns[each.name] = column(each.name, given[each.name], size, each.metadata["within"])
-        columns |= {"tokens": columns["tokens"].astype(np.int64), "trained": columns["trained"].astype(np.bool_)}
-        columns |= {"rewards": np.where(missing_R, np.nan, rewards_R), "scores": np.where(missing_R, np.nan, scores_R)}
-        return cls(**given | columns, prompts=keys)
+        return cls(
+            prompts=keys,
+            rewards=np.where(missing_R, np.nan, rewards_R),
+            scores=np.where(missing_R, np.nan, scores_R),
+            tokens=_token_counts(extras.tokens, size),
+            trained=_flags("trained", extras.trained, size),
+            skipped=whole("skipped", extras.skipped),
+            probes=extras.probes,
+            responses=_checked_responses(extras.responses, size),
+            policy_versions=_within("policy_versions", extras.policy_versions, size, 0, step - 1),
+            inclusion=_within("inclusion", extras.inclusion, size, 0, 1, above=True),
+            weights=_within("weights", extras.weights, size, 0, np.inf, above=True),
+            read=_checked_read(extras.read, size),
+        )
 
 
-def keys_of(prompts: Sequence[str], labels: Sequence[str], name: str = "labels") -> list[Key]:
+_NO_LISTS = str, bytes, Mapping, set, frozenset  # a set has no order
+
+
+def keys_of(prompts: Iterable[str], labels: Iterable[str]) -> list[Key]:
     """Return prompts with their labels; raise ValueError if their numbers differ, or are 0, or one is not a str."""
-    for of, texts in (("prompts", prompts), (name, labels)):
-        if isinstance(texts, str) or not hasattr(texts, "__len__"):
-            raise ValueError(f"{of} = {texts!r:.80} is not a list; pass a list of str")
-        if others := [text for text in texts if not isinstance(text, str)]:
-            raise ValueError(f"{of} hold {others[0]!r:.80}, which is not a str; pass texts")
-    if len(prompts) != len(labels):
-        raise ValueError(f"there are {len(prompts)} prompts and {len(labels)} {name}; pass one for each prompt")
-    if not len(prompts):
+    prompts = texts_of("prompts", prompts)
+    labels = texts_of("labels", labels)
+    _same_number("labels", len(labels), len(prompts))
+    if not prompts:
         raise ValueError("there are no prompts; pass all that will be trained on, with their labels")
     return list(zip(prompts, labels, strict=True))
 
 
+def texts_of(name: str, values: Iterable[str]) -> list[str]:
+    """Return the texts of a list, a column, a view or a generator; ValueError if one is no str."""
+    if isinstance(values, _NO_LISTS) or not hasattr(values, "__iter__"):
+        raise ValueError(f"{name} = {values!r:.80} is not a list; pass a list of str")
+    texts = list(values)
+    for row, text in enumerate(texts, 1):
+        if not isinstance(text, str):
+            raise ValueError(f"row {row} of {name} is {text!r:.80}, which is not a str; pass texts")
+    return texts
+
+
+def _same_number(name: str, number: int, prompts: int) -> None:
+    if number != prompts:
+        counts = f"{prompts} prompts and {number} {name}"
+        raise ValueError(f"there are {counts}; pass one for each prompt")
+
+
 def numbers(name: str, values: Any) -> Floats:
-    """Return finite numbers as an array, NaN for None; raise ValueError for anything else."""
-    try:
-        array = np.array(values, dtype=np.float64)  # None becomes NaN, and "1" would become 1
-        refused = np.asarray(values).dtype.kind in "US" or np.isinf(array).any()
-    except (TypeError, ValueError, OverflowError):
-        refused = True
-    if refused:
-        found = " ".join(repr(values).split())
-        raise ValueError(f"{name} = {found:.200} holds other values than finite numbers, NaN and None; pass numbers")
+    """Return finite numbers as an array, NaN for None and NaN; raise ValueError for anything else.
+
+    Lists, tensors of torch on any device, columns of pandas, and iterators of numbers are read.
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        array = values.astype(np.float64)
+    else:
+        listed = _as_floats(name, values, "")
+        try:
+            array = np.array(listed, dtype=np.float64)
+        except ValueError:
+            problem = f"the rows of {name} have different lengths"
+            raise ValueError(f"{problem}; give rows of one length") from None
+    infinite = np.argwhere(np.isinf(array))
+    if len(infinite):
+        _as_floats(name, array.tolist(), "")  # raises
     return array
+
+
+def _as_floats(name: str, values: Any, place: str) -> Any:
+    """Return a number as a float, NaN for a missing one, and other values as lists of these."""
+    if hasattr(values, "tolist"):  # numpy, torch, pandas
+        values = values.tolist()
+    elif hasattr(values, "to_numpy"):  # a table of pandas
+        values = values.to_numpy().tolist()
+    if isinstance(values, Iterable) and not isinstance(values, _NO_LISTS):
+        rows = enumerate(values, 1)
+        return [_as_floats(name, value, place or f"row {row} of ") for row, value in rows]
+    if is_missing(values):
+        return np.nan
+    try:
+        number = float(values) if isinstance(values, (Real, Decimal)) else np.inf
+    except OverflowError:
+        number = np.inf
+    if np.isinf(number):
+        allowed = "finite numbers, and None or NaN where one is missing"
+        raise ValueError(f"{place}{name} is {values!r:.80}; give {allowed}")
+    return number
 
 
 def whole(name: str, value: Any) -> int:
@@ -165,14 +226,74 @@ def whole(name: str, value: Any) -> int:
     return number
 
 
-def column(name: str, values: Any, size: int, within: tuple[float, float] | None = None) -> Floats:
-    """Return a column of numbers; those of an interval are never missing."""
+def column(name: str, values: Any, size: int) -> Floats:
+    """Return a column of finite numbers (size,), NaN where missing; ValueError for another one."""
     values_R = numbers(name, values)
     if values_R.shape != (size,):
         raise ValueError(f"{name} has shape {values_R.shape}; pass one value for each of the {size} rollouts")
-    if within and len(wrong := values_R[~((values_R >= within[0]) & (values_R <= within[1]))]):
-        raise ValueError(f"{name} holds {wrong[0]:g}; give numbers from {within[0]:g} to {within[1]:g}")
     return values_R
+
+
+def _within(
+    name: str,
+    values: Any,
+    size: int,
+    lowest: float,
+    highest: float,
+    *,
+    above: bool = False,
+) -> Floats | None:
+    """Return a column of numbers from ``lowest`` to ``highest``; above ``lowest`` if ``above``."""
+    if values is None:
+        return None
+    values_R = column(name, values, size)
+    good_R = (values_R > lowest) if above else (values_R >= lowest)
+    good_R &= values_R <= highest
+    start = "(" if above else "["
+    end = ")" if highest == np.inf else "]"
+    _refuse_rows(name, values_R, ~good_R, f"numbers in {start}{lowest:g}, {highest:g}{end}")
+    return values_R
+
+
+def _token_counts(values: Any, size: int) -> Positions:
+    values_R = _within("tokens", values, size, 0, 2**62)
+    if values_R is None:
+        return np.zeros(size, dtype=np.int64)
+    _refuse_rows("tokens", values_R, values_R != np.floor(values_R), "whole numbers")
+    return values_R.astype(np.int64)
+
+
+def _flags(name: str, values: Any, size: int) -> NDArray[np.bool_]:
+    """Return a column of True and False; all are True without one."""
+    if values is None:
+        return np.ones(size, dtype=np.bool_)
+    values_R = column(name, values, size)
+    _refuse_rows(name, values_R, (values_R != 0) & (values_R != 1), "True or False")
+    return values_R.astype(np.bool_)
+
+
+def _refuse_rows(name: str, values_R: Floats, wrong_R: NDArray[np.bool_], allowed: str) -> None:
+    """Raise ValueError that names the first wrong row, its value and what is allowed."""
+    if wrong_R.any():
+        row = int(wrong_R.argmax())
+        raise ValueError(f"row {row + 1} of {name} is {values_R[row]:g}; give {allowed}")
+
+
+def _checked_responses(responses: Responses | None, size: int) -> Responses | None:
+    if responses is None or callable(responses.texts):
+        return responses
+    texts = texts_of("response texts", responses.texts)
+    _same_number("response texts", len(texts), size)
+    return replace(responses, texts=texts)
+
+
+def _checked_read(read: Iterable[str | None] | None, size: int) -> list[str | None] | None:
+    if read is None:
+        return None
+    listed = list(read)
+    texts_of("texts that were read", [text or "" for text in listed])
+    _same_number("texts that were read", len(listed), size)
+    return listed
 
 
 @dataclass(frozen=True)
@@ -302,7 +423,7 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
         zero_variance=int(zero_variance_R.sum()),
         informative=int(informative_R.sum()),
         rescued=int((informative_R & zero_variance_R).sum()),
-        skipped=whole("skipped", rollouts.skipped),
+        skipped=rollouts.skipped,
         groups=len(groups.prompts_P),
     )
 

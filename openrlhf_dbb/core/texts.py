@@ -6,41 +6,48 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from decimal import Decimal
+from enum import Enum
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 
 def prompt_text(prompt: Any) -> str:
-    """Return a prompt as one text: a text as it is, a single user message as its text, other messages as JSON.
+    """Return a prompt as one text: a single user message as its text, other messages as JSON.
 
     Raises:
-        ValueError: the prompt is neither a text nor messages, or its messages hold what is no JSON, such as an image.
+        ValueError: the prompt is neither a text nor messages, or a message holds an image.
     """
-    # The chat template is not applied: some templates insert the date, so that every day would have new prompts.
+    # The chat template is not applied: some templates insert the date, and so make new prompts
+    # every day.
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, (bytes, bytearray)):
         return _decoded(prompt, "prompt")
     if isinstance(prompt, Mapping) or not hasattr(prompt, "__iter__"):
-        raise ValueError(f"a prompt is {prompt!r:.80}, a {type(prompt).__name__}; give a text, or a list of messages")
+        found = f"{prompt!r:.80}, a {type(prompt).__name__}"
+        raise ValueError(f"a prompt is {found}; give a text, or a list of messages")
     messages = [_plain_message(message) for message in prompt]
-    if len(messages) == 1:
-        content = messages[0].get("content")
-        if messages[0].keys() == {"role", "content"} and messages[0]["role"] == "user" and isinstance(content, str):
+    if len(messages) == 1 and messages[0].keys() == {"role", "content"}:
+        content = messages[0]["content"]
+        if messages[0]["role"] == "user" and isinstance(content, str):
             return content
     try:
         return json.dumps(messages, ensure_ascii=False, sort_keys=True)
     except TypeError as error:
-        raise ValueError(f"a prompt's messages are no text, by which posteriors tell prompts apart ({error})") from None
+        problem = "a prompt's messages are no text, by which posteriors tell prompts apart"
+        raise ValueError(f"{problem} ({error})") from None
 
 
 def _plain_message(message: Any) -> dict[str, Any]:
-    """Return a message without the fields that a table filled with None, and with its content as text if it is text."""
+    """Return a message without what a table filled with None; text parts are one text."""
     if not isinstance(message, Mapping):
-        raise ValueError(f"a prompt's message is {message!r:.80}; give a dictionary with role and content")
+        problem = f"a prompt's message is {message!r:.80}"
+        raise ValueError(f"{problem}; give a dictionary with role and content")
     plain = {key: value for key, value in message.items() if value is not None}
     if "content" in plain:
         plain["content"] = content_text(plain["content"])
@@ -61,24 +68,25 @@ def content_text(content: Any) -> Any:
         fields = {}
         if isinstance(part, Mapping):
             fields = {key: value for key, value in part.items() if value is not None}
-        if fields.keys() != {"type", "text"} or fields["type"] != "text" or not isinstance(fields["text"], str):
+        is_text = fields.keys() == {"type", "text"} and fields["type"] == "text"
+        if not is_text or not isinstance(fields["text"], str):
             return content
         texts.append(fields["text"])
     return "".join(texts)
 
 
 def label_text(label: Any) -> str:
-    """Return a label as text: a text as it is, "" if it is missing, lists, dictionaries and booleans as JSON.
+    """Return a label as text: "" if it is missing; lists, dictionaries and booleans as JSON.
 
-    A float is its shortest decimal, without ".0", since a column of integers with gaps holds floats. A Decimal keeps
-    its zeros. Bytes are UTF-8.
+    A float is its shortest decimal, without ".0", as a column of integers with gaps holds floats.
+    A Decimal keeps its zeros. Bytes are UTF-8. A text stays as it is.
 
     Raises:
         ValueError: the label's bytes are not UTF-8.
 
     Example:
-        >>> [label_text(label) for label in (7.0, 1e-5, Decimal("2.50"), b"12", "007", True, ["7"], None)]
-        ['7', '0.00001', '2.50', '12', '007', 'true', '["7"]', '']
+        >>> [label_text(label) for label in (7.0, 1e-5, Decimal("2.50"), b"12", True, ["7"], None)]
+        ['7', '0.00001', '2.50', '12', 'true', '["7"]', '']
     """
     if isinstance(label, str):
         return label
@@ -107,13 +115,13 @@ def is_missing(value: Any) -> bool:
 
 
 def _python_scalar(value: Any) -> Any:
-    """Return a number of numpy or torch, or an array without axes, as Python's; an array as a list."""
+    """Return a number of numpy or torch as Python's, and an array as a list."""
     shape = getattr(value, "shape", None)
     if shape is None or not hasattr(value, "tolist") or isinstance(value, np.datetime64):
         return value
     plain = value.tolist()
     if isinstance(plain, float) and not str(value.dtype).endswith("float64"):
-        return np.float32(plain)  # as short as its precision allows: 0.1, and not 0.10000000149011612
+        return np.float32(plain)  # its shortest decimal is 0.1, and not 0.10000000149011612
     return plain
 
 
@@ -133,9 +141,9 @@ def _decoded(value: bytes | bytearray, name: str) -> str:
 
 
 def contradictions(prompts: Sequence[Any], labels: Sequence[str]) -> dict[str, str]:
-    """Return the rows ("row 4") whose prompt an earlier row has with another label, each with the reason.
+    """Return the rows ("row 4") whose prompt an earlier row has with another label, and why.
 
-    A posterior belongs to one prompt with one label. Labels that differ in blanks around them are equal.
+    A posterior belongs to one prompt with one label. Blanks around a label make no other label.
     """
     first: dict[str, tuple[int, str]] = {}
     bad = {}
@@ -143,9 +151,8 @@ def contradictions(prompts: Sequence[Any], labels: Sequence[str]) -> dict[str, s
         answer = label.strip()
         earlier, other = first.setdefault(prompt_text(prompt), (number, answer))
         if other != answer:
-            bad[f"row {number}"] = (
-                f"its label is {answer!r:.80}, but the same prompt in row {earlier} has {other!r:.80}"
-            )
+            here = f"its label is {answer!r:.80}"
+            bad[f"row {number}"] = f"{here}, but the same prompt in row {earlier} has {other!r:.80}"
     return bad
 
 
@@ -162,3 +169,29 @@ def unusable(bad: Mapping[str, str], total: int) -> str:
     if len(bad) > 5:
         shown.append("...")
     return f"{len(bad)} of {total} rows cannot be used: {'; '.join(shown)}; fix or drop them"
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON can hold it: infinities, NaN and objects become text.
+
+    Example:
+        >>> as_json({"clip": math.inf, "betas": (0.9, np.float32(0.5)), 7: Decimal("0.5")})
+        {'clip': 'inf', 'betas': [0.9, 0.5], '7': '0.5'}
+    """
+    if isinstance(value, Enum):
+        return as_json(value.value)
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): as_json(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(entry) for entry in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((as_json(entry) for entry in value), key=str)
+    if hasattr(value, "tolist"):  # numpy, torch
+        return as_json(value.tolist())
+    if isinstance(value, SimpleNamespace) or (is_dataclass(value) and not isinstance(value, type)):
+        return as_json(vars(value))
+    return str(value)

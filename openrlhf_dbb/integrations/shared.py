@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.metadata
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -142,7 +141,6 @@ class Steps:
                     f"run {name!r} was begun with {begun}, not {estimator}: use that, or warm_start={name!r}"
                 )
         else:
-            config = json.loads(json.dumps(about.pop("config", {}), default=str))  # a trainer's own objects
             self.posteriors = Posteriors.create(
                 settings.store,
                 name,
@@ -152,7 +150,6 @@ class Steps:
                 warm_start=settings.warm_start,
                 warm_start_weight=settings.warm_start_weight,
                 warm_start_store=settings.warm_start_store,
-                config=config,
                 **about,
             )
         self._row_of: dict[int, int] = {}  # of a prompt's id the first row of the data set
