@@ -165,7 +165,6 @@ BAD = [
     ((2, *group(0, [1])), "step 2 of run 'demo' is not the next one, 1"),
     ((1, ["1+1="], ["2"], [1, 0]), r"rewards has shape \(2,\); pass one value for each of the 1 rollouts"),
     ((1, ["who?"], ["2"], [1]), "prompt 'who[?]' with label '2' is not in the data set"),
-    ((1, *group(0, [None, math.nan])), "none of the 2 rollouts of the step could be verified; fix the verifier"),
     ((1, *group(0, [0.5])), r"score 0.5 of prompt '1\+1=' is not 0 or 1, as memory 'dbb' needs"),
     (("1", *group(0, [1])), "step is '1'; give a whole number"),
     ((1, [None], ["2"], [1]), "row 1 of prompts is None, which is not a str"),

@@ -105,7 +105,7 @@ def watched(monkeypatch):
     def their_own(self, inputs):
         output = theirs(self, inputs)
         if self.model.training:
-            seen.append({"rewards": self._scored[0].double().numpy(), "theirs": output["advantages"].double().numpy()})
+            seen.append({"rewards": self._dbb.scored[0].double().numpy(), "theirs": output["advantages"].double().numpy()})
         return output
 
     def then_ours(self, inputs):

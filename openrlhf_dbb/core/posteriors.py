@@ -89,6 +89,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         warm_start_weight: float = 1.0,
         warm_start_store: storage.PosteriorStore | str | None = None,
         pass_rates: ArrayLike | None = None,
+        many_labels: bool = False,
         model: str = "",
         dataset: str = "",
         reward: str = "",
@@ -103,6 +104,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             warm_start_weight: in (0, 1], multiplies the imported counts.
             pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN
                 where unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
+            many_labels: a prompt may have several labels, which tell equal texts with different images
+                apart.
             model, dataset, reward, method, config: stored with the run; passwords, queries of URLs, and entries of
                 ``config`` that are named as a key, token or password are masked. What JSON
                 cannot hold is stored as text.
@@ -114,7 +117,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         keys = keys_of(prompts, labels)
         prompts = [prompt for prompt, _ in keys]
         labels = [label for _, label in keys]
-        refuse_contradictions(prompts, labels)
+        if not many_labels:
+            refuse_contradictions(prompts, labels)
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
         known_P_2 = None if pass_rates is None else known_pass_rates(pass_rates, len(prompts))

@@ -126,8 +126,6 @@ class Rollouts:
         scores_R = rewards_R if scores is None else column("scores", scores, size)
         # Without a reward a rollout gets no advantage, and without a score no posterior can learn from it.
         missing_R = np.isnan(rewards_R) | np.isnan(scores_R)
-        if missing_R.all():
-            raise ValueError(f"none of the {size} rollouts of the step could be verified; fix the verifier")
         return cls(
             prompts=keys,
             rewards=np.where(missing_R, np.nan, rewards_R),

@@ -17,6 +17,7 @@ from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
 from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
+from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
@@ -118,11 +119,24 @@ class Steps:
     """The steps of a run in a trainer: prompts, scores, checkpoints."""
 
     def __init__(
-        self, settings: Settings, name: str, resume: bool, keys: Sequence[Key], facts: RunFacts, **about: Any
+        self,
+        settings: Settings,
+        name: str,
+        resume: bool,
+        keys: Sequence[Key],
+        facts: RunFacts,
+        *,
+        passive: bool = False,
+        many_labels: bool = False,
+        **about: Any,
     ) -> None:
         """Create the run, or resume it with its estimator; refuse another one.
 
-        ``keys`` are text and label of each row of the data set. ``about`` is of :meth:`Posteriors.create`.
+        Args:
+            keys: text and label of each row of the data set.
+            passive: a name that is taken gets a number; several labels of a prompt, and other data
+                than the run's, are a warning.
+            many_labels, about: of :meth:`Posteriors.create`.
         """
         estimator, strategy = settings.built
         self._strategy = strategy
@@ -131,15 +145,18 @@ class Steps:
         self._start_over()
         exact_json.dumps(self._sampler.state(), self._state_name())  # refused now rather than at a checkpoint
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
+        if passive and not many_labels:
+            many_labels = True
+            for place, reason in list(contradictions(prompts, labels).items())[:1]:
+                _log.warning("a prompt with two labels has two posteriors; %s: %s", place, reason)
         if resume:
             self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)
-            begun = self.posteriors.estimator
-            if begun != estimator:
+            try:
+                self._check_resumed(estimator, prompts, labels, passive=passive)
+            except ValueError:
                 self.posteriors.run.release()
                 self.posteriors.close()
-                raise ValueError(
-                    f"run {name!r} was begun with {begun}, not {estimator}: use that, or warm_start={name!r}"
-                )
+                raise
         else:
             self.posteriors = Posteriors.create(
                 settings.store,
@@ -147,14 +164,37 @@ class Steps:
                 prompts,
                 labels,
                 estimator=estimator,
+                if_exists="new" if passive else "error",
                 warm_start=settings.warm_start,
                 warm_start_weight=settings.warm_start_weight,
                 warm_start_store=settings.warm_start_store,
+                many_labels=many_labels,
                 **about,
             )
         self._row_of: dict[int, int] = {}  # of a prompt's id the first row of the data set
         for row, key in enumerate(keys):
             self._row_of.setdefault(self.posteriors.prompt_ids[key], row)
+
+    def _check_resumed(
+        self,
+        estimator: RewardEstimator,
+        prompts: Sequence[str],
+        labels: Sequence[str],
+        *,
+        passive: bool,
+    ) -> None:
+        record = self.posteriors.run.record
+        begun = self.posteriors.estimator
+        if begun != estimator:
+            raise ValueError(
+                f"run {record.name!r} was begun with {begun}, not {estimator}: use that, or warm_start={record.name!r}"
+            )
+        try:
+            check_same_data(record, prompts, labels)
+        except ValueError as error:
+            if not passive:
+                raise
+            _log.warning("%s; prompts that are new begin with the prior", error)
 
     def _start_over(self) -> None:
         self._sampler = self._strategy.sampler(self._facts)
@@ -259,6 +299,12 @@ class Steps:
         self._sampler.load(saved["strategy"])
         self._left = saved["left"]
         self.posteriors.roll_back(int(saved["step"]))
+
+
+def stored_run(store: storage.PosteriorStore | str | None, name: str) -> storage.RunRecord | None:
+    """Return the run of this name; None if there is none."""
+    with nullcontext(store) if isinstance(store, storage.PosteriorStore) else storage.open_store(store) as opened:
+        return next((run for run in opened.runs() if run.name == name), None)
 
 
 def refuse_taken(store: storage.PosteriorStore | str | None, name: str, way_out: str) -> None:
