@@ -263,13 +263,12 @@ def test_a_subclass_trains_as_it_does_alone(model, tmp_path, alone, warnings, cl
         assert made.evaluate(benchmark="one")["eval_reward"] >= 0
 
 
-def test_a_trainer_that_scores_elsewhere_ends_the_memory_alone(model, tmp_path, warnings):
-    class Elsewhere(GRPOTrainer):
+def test_an_infinite_reward_ends_the_memory_alone(model, tmp_path, warnings):
+    class Infinite(GRPOTrainer):
         def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-            return rewards[:1].expand(len(inputs), -1) * float("inf")
+            return float("inf") + super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
-    made = remembered(trainer(model, tmp_path, cls=Elsewhere, max_steps=1), tmp_path)
+    made = remembered(trainer(model, tmp_path, cls=Infinite, max_steps=1), tmp_path)
     made.train()
     [line] = warnings()
     assert "remembering has ended: observing a batch failed" in line
@@ -317,8 +316,7 @@ def test_a_prompt_with_two_labels_is_remembered_once_a_label(model, tmp_path, wa
 
 
 def test_rows_of_one_prompt_that_differ_are_named(model, tmp_path, warnings):
-    columns = {"prompt": TEXTS[:2] * 2, "answer": ["0", "2", "0", "9"], "level": [1, 2, 1, 2], "images": None}
-    del columns["images"]
+    columns = {"prompt": TEXTS[:2] * 2, "answer": ["0", "2", "0", "9"], "level": [1, 2, 1, 2]}
     made = remembered(trainer(model, tmp_path, data=Dataset.from_dict(columns)), tmp_path, label_column=None)
     [said] = warnings()
     assert "they differ in answer;" in said and "label_column=" in said
@@ -448,9 +446,7 @@ def test_other_data_than_the_run_s_are_a_warning_and_refused_by_the_trainer_that
     made.posteriors.close()
     ours = {"store": store_of(tmp_path), "run_name": "run", "label_column": "answer", "estimator": "point"}
     with pytest.raises(ValueError, match="run 'run' was begun with other prompts"):
-        PosteriorGRPOTrainer(
-            model, correct, arguments(tmp_path, eval_strategy="no"), shuffled, resume=True, **ours
-        )
+        PosteriorGRPOTrainer(model, correct, arguments(tmp_path, eval_strategy="no"), shuffled, resume=True, **ours)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ class _Memory:
         self._logged: tuple[int, dict[str, float]] = (0, {})
         self._opened: shared.Steps | None = None
         self.advantages_R: Floats | None = None
-        self.scored: tuple[torch.Tensor, list[Any]] | None = None
+        self.scored: tuple[torch.Tensor, Any] | None = None
         self.samples: dict[Key, list[tuple[float, int, bool]]] = {}
         self.evaluated: tuple[int, dict[str, storage.EvaluationRows]] = (-1, {})
         model = getattr(self.trainer.model, "config", None)
