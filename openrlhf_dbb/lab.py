@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb import estimators, options
+from openrlhf_dbb.core import IMPORTED
 from openrlhf_dbb.core.posteriors import rewards_of
 from openrlhf_dbb.core.step import earlier_visits
 from openrlhf_dbb.errors import UsageError
@@ -23,17 +24,21 @@ from openrlhf_dbb.estimators import Estimate, RewardEstimator, standardized
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
 from openrlhf_dbb.estimators.registry import parameter_fields
-from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.storage import RunRecord, open_store
-from openrlhf_dbb.storage.read import ProbeLog, StepLog, read_log, read_probes, whole_prompts
+from openrlhf_dbb.storage.read import ProbeLog, StepLog, read_log, read_probes
 from openrlhf_dbb.storage.records import Integers
-from openrlhf_dbb.terminal import json_text, print_table
+from openrlhf_dbb.terminal import json_text, print_table, safe
 
 ESTIMATORS = ("point", "dbb", "ema", "laplace", "empirical_bayes", "auto")  # the paper's, and auto
 
 # Losses that rank estimators; the first that a log allows is used. The log alone needs groups of two.
 CRITERIA = {"probes": "mean squared error against the probes", "mse": "mean squared error estimated from the log"}
 DISCOUNTS = (0.02, *(round(0.05 * step, 2) for step in range(1, 21)))  # tried by default
+
+# On pretrained models no estimator was shown better than GRPO's group mean (docs/history.md).
+_TELLS = "a replay tells which estimator is nearest to the success rates, not which one trains a better model"
+_WITH_PROBES = f"{_TELLS}: only trainings tell that"
+_WITHOUT_PROBES = f"{_TELLS}; with --probe.fraction 0.1 a training measures the rates, and a replay names one to try"
 
 _KNOBS = ("discount", "smoothing")
 
@@ -66,16 +71,19 @@ def _command(arguments: argparse.Namespace) -> None:
         print(json_text({"run": run.name, "candidates": rows, "recommendation": advice}))
         return
     trained = "an estimator unknown here" if own is None else label(own)
-    print(
+    if run.method == IMPORTED:
+        trained = "an estimator that its log does not tell"
+    about = (
         f"run {run.name}: {len(visits.step)} visits of {visits.prompts} prompts, {visits.rollouts.mean():.3g} rollouts "
         f"a visit, {np.sum(~np.isnan(visits.probes_3_V[0]))} visits with probes; trained with {trained}"
     )
+    print(safe(about))
     shown = [ranking.candidates[at] for at in ranking.best_of_each()]
     shown += [outcome for outcome in outcomes if outcome.mean(ranking.criterion) is None]  # those that cannot be ranked
     print()
     print_table(("best of each", *_measures(shown[0])), [(each.label, *_measures(each).values()) for each in shown])
     print(f"{len(outcomes)} candidates; --json prints them all\n")
-    print("\n".join(advice))
+    print("\n".join(map(safe, advice)))
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,6 @@ class Visits(StepLog):
     rewards_V_G: Floats  # S ones, then N - S zeros, then NaN
     prompts: int  # P
     probes_3_V: Floats  # samples, successes and squares of each visit's probe; NaN without one of 2 or more samples
-    texts: Sequence[str] = ()  # (P,); empty if they are not known
 
 
 def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
@@ -95,10 +102,9 @@ def read(store_url: str | None, ref: str | None) -> tuple[RunRecord, Visits]:
     with open_store(store_url, create=False) as store:
         record = options.chosen(store, ref)
         log, probes = read_log(store, record), read_probes(store, record)
-        texts = [text for text, _ in whole_prompts(store, np.unique(log.prompt_id))]
     if not len(log.step):
         raise UsageError(f"run {record.name!r} has recorded no rollouts yet; train it first, or name another run")
-    return record, visits(log, probes, texts)
+    return record, visits(log, probes)
 
 
 def own_estimator(record: RunRecord) -> RewardEstimator | None:
@@ -115,8 +121,8 @@ def unreplayable(log: StepLog) -> NDArray[np.bool_]:
     return (log.successes != np.round(log.successes)) | (log.successes < 0) | (log.successes > log.rollouts)
 
 
-def visits(log: StepLog, probes: ProbeLog | None = None, texts: Sequence[str] = ()) -> Visits:
-    """Return visits from a run's log; ``texts`` are of the distinct prompts, by ascending id."""
+def visits(log: StepLog, probes: ProbeLog | None = None) -> Visits:
+    """Return visits from a run's log; raise UsageError if a group's sum is not of rewards 0 and 1."""
     rollouts, successes, wrong = log.rollouts, log.successes, unreplayable(log)
     if wrong.any():
         at = int(wrong.argmax())
@@ -141,7 +147,6 @@ def visits(log: StepLog, probes: ProbeLog | None = None, texts: Sequence[str] = 
         rewards_V_G=rewards_of(rollouts, successes),
         prompts=len(ids),
         probes_3_V=probes_3_V,
-        texts=texts,
     )
 
 
@@ -149,14 +154,12 @@ def rerun(estimator: RewardEstimator, visits: Visits) -> Floats:
     """Feed the visits to ``estimator``, from its prior, in recorded order.
 
     Return (2, V): the mean that the visit's rollouts would have been scored with; the share of it that is S/N, NaN
-    where there is none.
+    where there is none. Without the texts of the prompts: only forecasts, which score nothing, read them.
     """
     # Prompts that share no state may be taken visit by visit instead of step by step: same result, fewer calls.
     when = visits.step if estimator.shared_fields else visits.earlier
     order = np.argsort(when, kind="stable")
     state = estimator.initial_state(visits.prompts)
-    if estimator.reads_texts and visits.texts:
-        state["features"] = text_features(visits.texts)
     found_2_V = np.full((2, len(when)), np.nan)
     for rows in np.split(order, np.flatnonzero(np.diff(when[order])) + 1):
         members, rewards_P_G = visits.prompt[rows], visits.rewards_V_G[rows]
@@ -253,22 +256,26 @@ def rank(outcomes: Sequence[Outcome], visits: Visits) -> Ranking:
     _, row = np.unique(visits.prompt[counted], return_inverse=True)
     visits_P = np.bincount(row)
     sums_P_C = np.stack([np.bincount(row, loss[counted]) for loss in losses], axis=1)
-    rng, prompts, draws = np.random.default_rng(0), len(visits_P), []
+    rng = np.random.default_rng(0)
+    prompts = len(visits_P)
+    draws = []
     # Visits of one prompt depend on each other, so prompts are resampled, not visits.
     for _ in range(1000):
         times_P = np.bincount(rng.integers(prompts, size=prompts), minlength=prompts)
-        draws.append(times_P @ sums_P_C / (times_P @ visits_P))
+        # Not by @: its threads wait for each other, for a minute where other processes have the cores.
+        sums_C = np.einsum("p,pc->c", times_P.astype(np.float64), sums_P_C)
+        draws.append(sums_C / (times_P @ visits_P))
     mean_C = sums_P_C.sum(axis=0) / visits_P.sum()
     order = np.argsort(mean_C, kind="stable")
     return Ranking(criterion, [able[at] for at in order], mean_C[order], np.stack(draws)[:, order])
 
 
 def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
-    """Return lines with the estimator to use next, and how sure that is."""
+    """Return lines with the best candidate and how sure that is; what to use next only if there are probes."""
     if not visits.earlier.any():
         return [
             "Every prompt was visited once, so discounts cannot be compared: on a first visit a discount only weakens",
-            "the prior. Keep the estimator, and replay again after the second pass.",
+            "the prior; replay again after the second pass.",
         ]
     best = ranking.candidates[0]
     lines = [f"criterion: {CRITERIA[ranking.criterion]}", f"best: {best.label}"]
@@ -279,7 +286,9 @@ def recommendation(ranking: Ranking, visits: Visits) -> list[str]:
         lines.append(f"second: {second}; worse by {excess:.2g} (95 %: {low:.2g} to {high:.2g})")
         if low <= 0:
             lines.append(f"this log cannot tell {best.label} from {second}: there may be no difference")
-    return [*lines, f"use next: {flags(best.estimator)}"]
+    if ranking.criterion != "probes":
+        return [*lines, _WITHOUT_PROBES]
+    return [*lines, _WITH_PROBES, f"use next: {flags(best.estimator)}"]
 
 
 def _measures(outcome: Outcome) -> dict[str, Any]:

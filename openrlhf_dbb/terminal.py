@@ -9,6 +9,8 @@ from typing import Any
 from openrlhf_dbb.secrets import without_passwords
 
 _common_start = os.path.commonprefix
+_LONG_END = 20  # characters; a shorter end, such as " = ?", is shown
+_LONGEST_WORD = 30
 
 
 def shown(value: object, width: int | None = 60) -> str:
@@ -43,6 +45,48 @@ def template_of(texts: Sequence[str]) -> tuple[str, str]:
     start = re.sub(r"[^>\n]*\Z", "", _common_start(texts))
     end = re.sub(r"\A[^<\n]*", "", _common_start([text[len(start) :][::-1] for text in texts])[::-1])
     return start, end
+
+
+def without_shared(texts: Sequence[str], width: int = 60) -> dict[str, str]:
+    """Return each text without what texts like it share, so that its first ``width`` characters tell it apart.
+
+    Texts are alike that begin with the same ``width // 2`` characters; "..." stands for the start and the end that
+    they share.
+
+    Example:
+        >>> asked = "State the final answer to the following arithmetic problem: "
+        >>> list(without_shared([f"{asked}12 + 9", f"{asked}13 + 9"]).values())
+        ['...12 + 9', '...13 + 9']
+    """
+    distinct = list(dict.fromkeys(texts))
+    start, end = template_of(distinct)
+    alike: dict[str, dict[str, str]] = {}
+    for text in distinct:
+        question = text.removeprefix(start).removesuffix(end)
+        alike.setdefault(question[: width // 2], {})[text] = question
+    shortened = {}
+    for questions in alike.values():
+        shortened.update(_shortened(questions, width))
+    return shortened
+
+
+def _shortened(questions: dict[str, str], width: int) -> dict[str, str]:
+    longest = max(len(question) for question in questions.values())
+    if len(questions) < 2 or longest <= width:
+        return questions
+    start = _whole_words(_common_start(list(questions.values())))
+    rests = {text: question.removeprefix(start) for text, question in questions.items()}
+    end = _whole_words(_common_start([rest[::-1] for rest in rests.values()]))[::-1]
+    if len(end) < _LONG_END:
+        return {text: f"...{rest}" for text, rest in rests.items()}
+    return {text: f"...{rest.removesuffix(end)}..." for text, rest in rests.items()}
+
+
+def _whole_words(shared: str) -> str:
+    """Return a shared start without the piece of a word or a number that it may end with."""
+    words = max(shared.rfind(" "), shared.rfind("\n")) + 1
+    # Chinese, for example, has no spaces.
+    return shared[:words] if words > len(shared) - _LONGEST_WORD else shared
 
 
 def _escaped(character: str) -> str:

@@ -19,14 +19,15 @@ from openrlhf_dbb.storage.store import PosteriorStore
 
 Rows = list[dict[str, Any]]
 
+# SQL of a rollout ``r`` and its step ``s``: NULL if nobody knows the advantages that were trained with.
+ADVANTAGE = "CASE WHEN s.generated IS NULL OR s.informative IS NOT NULL THEN r.advantage END AS advantage"
+
 TRAINING = "training"
 """Name of the evaluations that are made during training."""
 
-COUNTED = f"{' + '.join(TOTALS)} IS NOT NULL"  # SQL condition: all counts of a step are known
-
 # The sum of big integers is a decimal on PostgreSQL.
 SUMS = ", ".join(
-    f"CAST(sum(CASE WHEN {COUNTED} THEN {count} END) AS BIGINT) AS {name}"
+    f"CAST(sum({count}) AS BIGINT) AS {name}"
     for name, count in {**{name: name for name in TOTALS}, "filtered": "generated - trained"}.items()
 )
 """SQL that sums over steps every count of :class:`openrlhf_dbb.storage.Usage`, and "filtered": not trained on."""
@@ -266,8 +267,9 @@ def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int)
                h.successes, h.alpha, h.beta, h.state, h.mean, h.variance
         FROM dbb_history h JOIN dbb_step s USING (run_id, step)
         WHERE h.run_id = :run AND h.step = :step AND h.prompt_id = :prompt"""
-    rollouts = """
-        SELECT sample, reward, score, read, baseline, scale, weight, advantage, text AS response FROM rollouts
+    rollouts = f"""
+        SELECT sample, reward, score, read, baseline, scale, weight, {ADVANTAGE}, text AS response
+        FROM rollouts r JOIN dbb_step s USING (run_id, step)
         WHERE run_id = :run AND step = :step AND prompt_id = :prompt ORDER BY sample"""
     found, kept = (_rows(store, query, run=run.run_id, step=step, prompt=prompt_id) for query in (group, rollouts))
     return found, kept

@@ -82,14 +82,17 @@ class PosteriorTable:
 
 @dataclass(frozen=True)
 class Usage:
-    """Counts the rollouts of one training step; the comments are those of the columns of ``dbb_step``."""
+    """Counts the rollouts of one training step; the comments are those of the columns of ``dbb_step``.
+
+    ``trained``, ``informative`` and ``rescued`` are None if nobody knows the advantages that were trained with.
+    """
 
     generated: int = field(metadata={"comment": "rollouts generated"})
     generated_tokens: int = field(metadata={"comment": "their response tokens"})
-    trained: int = field(metadata={"comment": "of these, rollouts trained on; the rest was filtered out"})
+    trained: int | None = field(metadata={"comment": "of these, rollouts trained on; the rest was filtered out"})
     zero_variance: int = field(metadata={"comment": "generated rollouts in zero-variance groups"})
-    informative: int = field(metadata={"comment": "trained rollouts of groups in which some advantage is not 0"})
-    rescued: int = field(metadata={"comment": "of these, rollouts in zero-variance groups"})
+    informative: int | None = field(metadata={"comment": "trained rollouts of groups in which some advantage is not 0"})
+    rescued: int | None = field(metadata={"comment": "of these, rollouts in zero-variance groups"})
     skipped: int = field(metadata={"comment": "times a prompt was drawn and skipped before generation"})
     groups: int = field(metadata={"comment": "prompts with generated rollouts"})
 

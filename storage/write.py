@@ -98,7 +98,9 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
     totals: dict[str, Any] = {"prompts": len(rows.prompt_ids), "rollouts": int(rows.rollouts.sum())}
     totals |= {"successes": float(rows.successes.sum()), "shared": records.shared_to_text(rows.shared)}
     totals |= {"form": rows.form, "digest": digest, "created_at": utc_now()}
-    totals |= {name: None if rows.usage is None else int(getattr(rows.usage, name)) for name in records.TOTALS}
+    for name in records.TOTALS:
+        count = None if rows.usage is None else getattr(rows.usage, name)
+        totals[name] = None if count is None else int(count)
     connection.execute(schema.step.insert(), of_step | totals)
     layout, previous = StateLayout(run.state_fields), rows.previous_state.copy()
     # A posterior that a step left is in the history; written twice, its text would double the cost of a step.

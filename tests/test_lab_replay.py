@@ -1,6 +1,8 @@
 """lab replay: estimators as text; losses worked out by hand, unbiased in simulation; the ranking; a real store."""
 
+import contextlib
 import json
+import sqlite3
 
 import numpy as np
 import pytest
@@ -122,11 +124,11 @@ def test_best_discount_is_near_the_best_in_hindsight(walk):
     assert true[0] < 1.02 * min(true)
 
 
-def test_a_recommendation_unless_the_log_is_too_short():
-    too_short, enough = "discounts cannot be compared", "--estimator dbb --dbb.discount 1"
-    for log, said in (({"passes": 1}, too_short), ({"walk": 0}, enough)):
+def test_without_probes_no_estimator_is_recommended():
+    for log, said in (({"passes": 1}, "discounts cannot be compared"), ({"walk": 0}, "--probe.fraction")):
         simulated_visits, _ = simulated(prompts=512, **log)
-        assert said in "\n".join(recommendation(ranked(simulated_visits), simulated_visits))
+        advice = "\n".join(recommendation(ranked(simulated_visits), simulated_visits))
+        assert said in advice and "use next" not in advice and "--estimator" not in advice
 
 
 def candidates(store, capsys, *arguments):
@@ -150,7 +152,8 @@ def test_command(open_new, fill, capsys):
     size = "48 visits of 16 prompts, 8 rollouts a visit, 12 visits with probes"
     assert out.startswith(f"run walk: {size}; trained with dbb 0.5\n")
     assert "criterion: mean squared error against the probes" in out
-    _, rows = candidates(store, capsys)
+    advice, rows = candidates(store, capsys)
+    assert advice[-1].startswith("use next: --estimator ") and "not which one trains a better model" in advice[-2]
     assert f"{len(rows)} candidates" in out
     share, p = successes_T_P[:, ::4] / 8, probed_T_P / 100
     # p (1 - p) / 99 is the noise of a probe's 100 samples.
@@ -160,6 +163,16 @@ def test_command(open_new, fill, capsys):
     size = np.sqrt((8 - right) / right)
     kept = right * np.minimum(size, 1) + (8 - right) * np.minimum(1 / size, 1)
     assert rows["point"]["thin: kept"] == pytest.approx(kept.sum() / (48 * 8))
+
+
+def test_the_texts_of_the_database_are_printed_escaped(open_new, fill, capsys):
+    store = open_new("sqlite")
+    fill.step(fill.run(store, "a"), 1, fill.prompts(store, 2), [1, 3])
+    with contextlib.closing(sqlite3.connect(store.location)) as foreign, foreign:
+        foreign.execute("UPDATE dbb_run SET name = name || char(27) || '[31m' || char(7)")
+    assert main(["lab", "replay", "--store.url", store.url]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x07" not in out and r"run a\x1b[31m\x07: 2 visits" in out
 
 
 def test_errors_are_one_line(store, fill, capsys):
@@ -184,7 +197,7 @@ def test_a_class_of_the_working_folder_is_a_candidate_and_the_advice_names_it_so
     (tmp_path / "my_mean.py").write_text(source)
     run, ids = fill.run(store, "walk"), fill.prompts(store, 2)
     for step in (1, 2):
-        fill.step(run, step, ids, [1, 3])
+        fill.step(run, step, ids, [1, 3], probes=fill.probes(ids, [9, 9], [2, 7]))
     assert candidates(store, capsys, "--estimators", "my_mean:Mine")[0][-1] == "use next: --estimator my_mean:Mine"
     assert main(["lab", "replay", "--store.url", store.url, "--estimators", "no:Mine"]) == 2
     assert capsys.readouterr().err.startswith("error: estimator 'no:Mine' cannot be imported: ModuleNotFoundError: No")
@@ -203,6 +216,7 @@ def test_the_replay_of_a_run_gives_what_it_stored_and_forecasts_read_the_prompts
             posteriors.observe(step, drawn, ["1"] * 20, [float("?" in prompt) for prompt in drawn])
     right, first = np.array([right for _, right in seen]), np.array(forecasts[60:80])
     assert np.all(first[right] > 0.75) and np.all(first[~right] < 0.25)
+    # The replay knows no texts: only the forecasts read them.
     run, visits_seen = lab.read(url, "texts")
     mean, _ = rerun(lab.own_estimator(run), visits_seen)
     np.testing.assert_allclose(mean, visits_seen.mean, rtol=1e-12)

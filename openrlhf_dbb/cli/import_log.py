@@ -1,28 +1,68 @@
-"""The command import makes a finished run of another trainer's log of rollouts."""
+"""The command import makes a finished run of another trainer's log of rollouts.
+
+Nothing is guessed in silence: it prints which columns it took, and where the steps come from. The
+advantages are the log's own, or none are known.
+"""
 
 import argparse
+import hashlib
 import math
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from openrlhf_dbb.core import IMPORTED
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Responses, StepExtras
-from openrlhf_dbb.data import FILES, records
+from openrlhf_dbb.data import FILES, _value, records
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.options import add_store
+from openrlhf_dbb.terminal import shown
 
-# The names in TRL's tables, verl's dumps, our own tables and others; the first that a row has is taken.
+# The names in TRL's tables, verl's dumps, our own tables and others; the first that the log has is taken.
 COLUMNS = {
     "prompt": ("prompt", "input", "question"),
     "label": ("label", "gts", "ground_truth", "answer", "solution"),
     "reward": ("score", "reward"),
     "step": ("step", "global_step"),
     "response": ("completion", "response", "output"),
+    "advantage": ("advantage", "advantages"),
 }
+_NEEDED = ("prompt", "reward")
+_NUMBER = re.compile(r"([^\W\d_]*)[\W_]*(\d+)")  # with the word in front of it
+# Processes write files side by side: their numbers are no steps.
+_PROCESSES = ("rank", "worker", "shard", "part", "process", "gpu", "node", "host")
+_WORDS = {"true": 1.0, "false": 0.0}
+
+Columns = Mapping[str, str | None]
+"""The column of each of ``COLUMNS``; None where the log has none."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a log as it is written."""
+
+    file: Path
+    place: str  # file and line, for messages
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A rollout of a log; reward and advantage are None where they are missing."""
+
+    place: str
+    step: int
+    prompt: str
+    label: str
+    reward: float | None
+    response: str
+    advantage: float | None
 
 
 def add_commands(add: Any) -> None:
@@ -30,88 +70,279 @@ def add_commands(add: Any) -> None:
     parser.add_argument("log", metavar="LOG", nargs="+", type=Path, help=f"files ({', '.join(FILES)}), or folders")
     parser.add_argument("--run_name", required=True, metavar="NAME", help="name of the new run")
     for name, columns in COLUMNS.items():
-        text = f"column of the {name} (default: the first of {', '.join(columns)})"
+        text = f"column of the {name} (default: the first of {', '.join(columns)}); dots reach into nested columns"
         parser.add_argument(f"--{name}_key", metavar="COLUMN", help=text)
     add_store(parser)
 
 
 def import_log(arguments: argparse.Namespace) -> None:
-    keys = {name: [given] if (given := getattr(arguments, f"{name}_key")) else known for name, known in COLUMNS.items()}
-    rows = [
-        _rollout(row, f"{file}, {place}", _number(file), keys)
-        for file in _files(arguments.log)
-        for place, row in _read(file).items()
-    ]
-    rewarded = {row["step"] for row in rows if row["reward"] is not None}
-    # Stable: the rollouts of a step stay in their order. A step of which nothing was verified teaches nothing.
-    rows = sorted((row for row in rows if row["step"] in rewarded), key=lambda row: row["step"])
+    files = _files(arguments.log)
+    rows = [row for file in files for row in _rows(file)]
     if not rows:
+        raise UsageError(f"{arguments.log[0]} has no rows; name a log of rollouts")
+    columns = _columns(rows, arguments)
+    of_names = _steps_of_names(files) if columns["step"] is None else {}
+    _refuse_copies(files, of_names)
+    rollouts = [_rollout(row, columns, of_names.get(row.file)) for row in rows]
+    taken = [f"{name} from {column}" for name, column in columns.items() if column is not None]
+    missing = [f"no {name}" for name, column in columns.items() if column is None and name != "step"]
+    print(f"columns: {shown(', '.join(taken + missing), None)}")
+    source = "the file names" if columns["step"] is None else f"column {shown(columns['step'], None)}"
+    numbers = [rollout.step for rollout in rollouts]
+    print(f"steps from {source}: {min(numbers)} to {max(numbers)}")
+    _store(arguments, columns, rollouts)
+
+
+def _store(arguments: argparse.Namespace, columns: Columns, rollouts: list[Rollout]) -> None:
+    """Make a finished run of the rollouts; no run is left if one is refused."""
+    rewarded = {rollout.step for rollout in rollouts if rollout.reward is not None}
+    # Stable: the rollouts of a step stay in their order. A step of which nothing was verified teaches nothing.
+    used = sorted((rollout for rollout in rollouts if rollout.step in rewarded), key=_step_of)
+    if not used:
         raise UsageError(f"{arguments.log[0]} has no rows with a reward; name a log of rollouts")
-    rewards = {row["reward"] for row in rows} - {None}
-    unit = min(rewards) >= 0 and max(rewards) <= 1
-    estimator, parameters = "dbb" if unit else "gaussian", {"partial_credit": True} if unit and rewards - {0, 1} else {}
-    prompts, labels = ([row[name] for row in rows] for name in ("prompt", "label"))
-    store, log = getattr(arguments, "store_url", None), list(map(str, arguments.log))
+    has_advantages = _has_advantages(used)
+    scores = {rollout.reward for rollout in used if rollout.reward is not None}
+    memory = "auto" if scores <= {0.0, 1.0} else "gaussian"
+    log = list(map(str, arguments.log))
     try:
         with Posteriors.create(
-            store, arguments.run_name, prompts, labels, estimator=estimator, parameters=parameters, method="import",
-            dataset=", ".join(log), config={"import": {"log": log, "columns": keys}},
-        ) as posteriors:  # fmt: skip
+            getattr(arguments, "store_url", None),
+            arguments.run_name,
+            [rollout.prompt for rollout in used],
+            [rollout.label for rollout in used],
+            estimator="point",
+            parameters={"memory": memory},
+            method=IMPORTED,
+            dataset=", ".join(log),
+            config={"import": {"log": log, "columns": dict(columns)}},
+        ) as posteriors:
             try:
-                for number, (step, group) in enumerate(groupby(rows, key=lambda row: row["step"]), 1):
-                    names = ("prompt", "label", "reward", "response")
-                    *columns, texts = zip(*([row[name] for name in names] for row in group), strict=True)
-                    posteriors.observe(number, *columns, extras=StepExtras(responses=Responses(texts)))
+                for number, (step, group) in enumerate(groupby(used, key=_step_of), 1):
+                    _observe(posteriors, number, list(group), has_advantages)
                     posteriors.record_metrics(number, {"import/step": step})  # a log may have every tenth step only
                 posteriors.finish()
             except BaseException:
                 posteriors.store.delete_run(posteriors.run.record)
                 raise
-            counted = f"{posteriors.step} steps, {len(posteriors.prompt_ids)} prompts, {len(rows)} rollouts"
-            print(f"run {arguments.run_name!r}: {counted}, estimator {estimator}")
+            counted = f"{posteriors.step} steps, {len(posteriors.prompt_ids)} prompts, {len(used)} rollouts"
     except ValueError as error:
         raise UsageError(f"the log cannot be imported: {error}") from error
+    advantages = "the log's own advantages" if has_advantages else "its advantages are not known"
+    print(f"run {arguments.run_name!r}: {counted}, memory {memory}; {advantages}")
+    missing = [rollout.place for rollout in rollouts if rollout.reward is None]
+    if missing:
+        left_out = len({rollout.step for rollout in rollouts} - rewarded)
+        print(f"{len(missing)} rows have no reward, first {shown(missing[0], None)}; {left_out} steps left out")
 
 
-def _files(paths: list[Path]) -> Iterator[Path]:
-    """Yield files, and those of a folder in the order of the numbers in their names."""
+def _step_of(rollout: Rollout) -> int:
+    return rollout.step
+
+
+def _observe(posteriors: Posteriors, number: int, group: list[Rollout], has_advantages: bool) -> None:
+    advantages = None
+    if has_advantages:
+        advantages = [rollout.advantage or 0.0 for rollout in group]  # one without a reward may have none
+    posteriors.observe(
+        number,
+        [rollout.prompt for rollout in group],
+        [rollout.label for rollout in group],
+        [rollout.reward for rollout in group],
+        form=None,
+        advantages=advantages,
+        extras=StepExtras(responses=Responses([rollout.response for rollout in group])),
+    )
+
+
+def _has_advantages(rollouts: Sequence[Rollout]) -> bool:
+    """Return whether the log has advantages; refuse one that has some."""
+    if all(rollout.advantage is None for rollout in rollouts):
+        return False
+    for rollout in rollouts:
+        if rollout.advantage is None and rollout.reward is not None:
+            raise UsageError(
+                f"{rollout.place} has a reward and no advantage, and other rows have one; give a column that all "
+                "rows have as --advantage_key"
+            )
+    return True
+
+
+# ---- files, and the steps in their names
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files, and those of the folders by name; refuse one that is named twice."""
+    files: list[Path] = []
     for path in paths:
         if not path.exists():
             raise UsageError(f"there is no {path}; name a log of rollouts or a folder of them")
-        inside = [file for file in path.iterdir() if file.suffix in FILES] if path.is_dir() else [path]
-        yield from sorted(inside, key=lambda file: (_number(file) or 0, file.name))
+        files += _files_in(path) if path.is_dir() else [path]
+    seen = set()
+    for file in files:
+        if file.resolve() in seen:
+            raise UsageError(f"{file} is named twice, and its rollouts would count twice; name each file once")
+        seen.add(file.resolve())
+    return files
 
 
-def _number(file: Path) -> int | None:
-    """Return the first whole number in a file's name, which is the step in the names of TRL, verl and W&B."""
-    found = re.search(r"\d+", file.name)
-    return int(found[0]) if found else None
+def _is_log(file: Path) -> bool:
+    return file.is_file() and file.name.lower().removesuffix(".gz").endswith(FILES)
 
 
-def _read(file: Path) -> dict[str, dict[str, Any]]:
+def _refuse_copies(files: Sequence[Path], step_of_name: Mapping[Path, int]) -> None:
+    """Raise UsageError if two files of the same steps hold the same."""
+    seen: dict[tuple[bytes, int | None], Path] = {}
+    for file in files:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "blake2b").digest()
+        first = seen.setdefault((digest, step_of_name.get(file)), file)
+        if first != file and file.stat().st_size:
+            raise UsageError(f"{file} is a copy of {first}, and its rollouts would count twice; name one of them")
+
+
+def _files_in(folder: Path) -> list[Path]:
+    files = sorted(file for file in folder.iterdir() if _is_log(file))
+    if files:
+        return files
+    inside = sorted({file.parent for file in folder.rglob("*") if _is_log(file)})
+    advice = "name a log of rollouts"
+    if inside:
+        advice = f"its folder {inside[0].relative_to(folder)} does; name the files, or that folder"
+    raise UsageError(f"folder {folder} itself holds no file of {', '.join(FILES)}; {advice}")
+
+
+def _steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
+    """Return the step that the name of each file tells.
+
+    Raises:
+        UsageError: there is not one number that is the step.
+    """
+    folder = os.path.commonpath([file.absolute().parent for file in files])
+    names = [str(file.absolute().relative_to(folder)) for file in files]
+    numbers = [_NUMBER.findall(name) for name in names]
+    place = None
+    if len({re.sub(r"\d+", "0", name) for name in names}) == 1:
+        place = _place_of_step(numbers)
+    if place is None:
+        several = f"{names[0]} .. {names[-1]} do" if len(files) > 1 else f"{names[0]} does"
+        raise UsageError(
+            f"no column has the step, and {several} not tell it by one number; give --step_key, or file names as "
+            "step_1.jsonl"
+        )
+    return {file: int(found[place][1]) for file, found in zip(files, numbers, strict=True)}
+
+
+def _place_of_step(numbers: Sequence[Sequence[tuple[str, str]]]) -> int | None:
+    """Return which number of the names is the step; None if that is not plain.
+
+    ``numbers`` has the numbers of each name, each with the word in front of it.
+    """
+    words = [word.lower() for word, _ in numbers[0]]
+    others = [place for place, word in enumerate(words) if word not in _PROCESSES]
+    named = [place for place in others if words[place] in ("step", "steps")]
+    varying = others
+    if len(numbers) > 1:
+        varying = [place for place in others if len({found[place][1] for found in numbers}) > 1]
+    if len(named) != 1:
+        return varying[0] if len(varying) == 1 else None
+    # Two files of one step are two processes' files, not for example two epochs'.
+    steps = {found[named[0]][1] for found in numbers}
+    is_plain = len(steps) == len(numbers) or set(varying) <= set(named)
+    return named[0] if is_plain else None
+
+
+# ---- rows
+
+
+def _rows(file: Path) -> list[Row]:
     rows = records(file, str(file))
     table = next(iter(rows.values()), {})
-    if not table.keys() >= {"columns", "data"}:
-        return rows
-    # A table of W&B.
-    return {f"row {at}": dict(zip(table["columns"], row, strict=True)) for at, row in enumerate(table["data"], 1)}
+    if table.keys() >= {"columns", "data"}:
+        rows = _table_of_wandb(file, table)
+    return [Row(file, f"{file}, {place}", fields) for place, fields in rows.items()]
 
 
-def _rollout(row: dict[str, Any], place: str, named: int | None, keys: dict[str, Any]) -> dict[str, Any]:
-    """Return prompt, label, reward (None where missing), step and response of a row; ``named``: the file's number."""
-    found = {name: next((key for key in columns if key in row), None) for name, columns in keys.items()}
-    for name in ("prompt", "reward", "step"):
-        if found[name] is None and (name != "step" or named is None):
-            raise UsageError(f"{place} has no column {' or '.join(keys[name])}; give --{name}_key of {', '.join(row)}")
-    value: dict[str, Any] = {name: row[key] if key else None for name, key in found.items()}
+def _table_of_wandb(file: Path, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    rows = {}
+    for number, values in enumerate(table["data"], 1):
+        if len(values) != len(table["columns"]):
+            raise UsageError(
+                f"{file}, row {number} has {len(values)} values for {len(table['columns'])} columns; write the table again"
+            )
+        rows[f"row {number}"] = dict(zip(table["columns"], values, strict=True))
+    return rows
+
+
+def _columns(rows: Sequence[Row], arguments: argparse.Namespace) -> Columns:
+    """Return the columns that are given, else the first known ones that some row has."""
+    names = {name: None for row in rows for name in row.fields}  # in their order
+    columns: dict[str, str | None] = {}
+    for name, known in COLUMNS.items():
+        given = getattr(arguments, f"{name}_key")
+        wanted = known if given is None else (given,)
+        present = [key for key in wanted if key in names or any(_value(row.fields, key) is not None for row in rows)]
+        columns[name] = present[0] if present else None
+        if not present and (given is not None or name in _NEEDED):
+            raise UsageError(
+                f"{rows[0].place} has no column {' or '.join(wanted)}, and no other row has; "
+                f"give --{name}_key of {', '.join(names)}"
+            )
+    return columns
+
+
+def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
+    """Return a row as a rollout; raise UsageError that names the row if a value is wrong."""
+    values: dict[str, Any] = {}
+    for name, column in columns.items():
+        values[name] = None if column is None else _value(row.fields, column)
+    reward_column = str(columns["reward"])
+    if reward_column not in row.fields and reward_column.partition(".")[0] not in row.fields:
+        raise UsageError(f"{row.place} has no column {reward_column}, and other rows have it; write null where none is")
+    step = _step(row, values["step"]) if step_of_name is None else step_of_name
     try:
-        reward = math.nan if value["reward"] in (None, "") else float(value["reward"])
-        step = named if found["step"] is None else int(float(value["step"]))
+        prompt = text_of(values["prompt"] or "")
+        label = label_of(values["label"])
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{row.place}: {columns['prompt']} {values['prompt']!r:.40} is no prompt: {error}") from None
+    if not prompt.strip():
+        raise UsageError(f"{row.place} has no prompt; drop the row")
+    return Rollout(
+        place=row.place,
+        step=step,
+        prompt=prompt,
+        label=label,
+        reward=_number(row, reward_column, values["reward"]),
+        response=_response(values["response"]),
+        advantage=_number(row, str(columns["advantage"]), values["advantage"]),
+    )
+
+
+def _step(row: Row, value: Any) -> int:
+    number = _number(row, "step", value)
+    if number is None or number < 0 or number != int(number):
+        raise UsageError(f"{row.place}: step {value!r:.40} is not a whole number, 0 or more; correct it")
+    return int(number)
+
+
+def _number(row: Row, column: str, value: Any) -> float | None:
+    """Return a finite number, 1 and 0 for true and false; None where it is missing."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str) and value.strip().lower() in _WORDS:
+        return _WORDS[value.strip().lower()]
+    try:
+        number = float(value)
     except (TypeError, ValueError):
-        raise UsageError(
-            f"{place}: reward {value['reward']!r:.40} or step {value['step']!r:.40} is not a number"
-        ) from None
-    texts = [value["response"] or ""]  # or messages, as in TRL's tables
-    texts = texts if isinstance(texts[0], str) else [str(message["content"]) for message in texts[0]]
-    texts_of = {"prompt": text_of(value["prompt"]), "label": label_of(value["label"]), "response": "\n".join(texts)}
-    return texts_of | {"reward": None if math.isnan(reward) else reward, "step": step}
+        field = "; dots name a field of it, as in --reward_key reward.correct" if isinstance(value, dict) else ""
+        raise UsageError(f"{row.place}: {column} {value!r:.40} is not a number{field}") from None
+    if math.isinf(number):
+        raise UsageError(f"{row.place}: {column} {value!r:.40} is not finite; write null where it is not known")
+    return None if math.isnan(number) else number
+
+
+def _response(value: Any) -> str:
+    """Return a response, or the messages of one as in TRL's tables, as text."""
+    if not isinstance(value, list):
+        return str(value or "")
+    texts = [str(message.get("content") or "") if isinstance(message, dict) else str(message) for message in value]
+    return "\n".join(texts)

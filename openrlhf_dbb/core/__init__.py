@@ -10,4 +10,5 @@ best_model   the best model by evaluation
 
 KEEP = 64  # default number of rollouts of a step that are stored with their texts
 NO_ANSWER = "no answer"  # how the text begins that a verifier gives where it could read none
+IMPORTED = "import"  # method of a run that was read from a log: its estimator made no advantage, it only remembers
 ALL = "all"  # the value that users give to store all

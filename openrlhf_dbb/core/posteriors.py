@@ -221,7 +221,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         rewards: ArrayLike,
         *,
         scores: ArrayLike | None = None,
-        form: str = "group_norm",
+        form: str | None = "group_norm",
+        advantages: ArrayLike | None = None,
         extras: StepExtras = _NO_EXTRAS,
     ) -> Scored:
         """Update the posteriors with a step's rollouts, begin to store the step, and return the advantages.
@@ -234,7 +235,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 of its group and gets advantage 0.
             scores: (R,) the verifier's scores before length penalties and the like; by default the rewards. Estimators
                 of binary correctness see the scores, estimators of real rewards see the rewards.
-            form: of :mod:`openrlhf_dbb.estimators.forms`, by name.
+            form: of :mod:`openrlhf_dbb.estimators.forms`, by name. None: the trainer had advantages of its own, and
+                this estimator only remembers.
+            advantages: (R,) these advantages, which are stored; only where ``form`` is None. None: nobody knows them.
 
         Raises:
             MemorySupportError: the memory does not take a score, such as 0.5. Nothing has changed then.
@@ -250,7 +253,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         rollouts = Rollouts.checked(step, prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
-        advantage_form = FORMS.build(str(form))
+        advantage_form = Form() if form is None else FORMS.build(str(form))
+        if form is not None and advantages is not None:
+            raise ValueError(f"form {form!r} makes advantages, and others are given; pass form=None with these")
         if advantage_form.leave_one_out and not self.estimator.can_leave_one_out():
             raise ValueError(f"form {form!r} needs means that {self.estimator.name!r} cannot tell; use dr_grpo")
 
@@ -259,6 +264,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         expected = self._belief.predictive(state)
         estimate, changed = self._update(state, step, rollouts, groups, advantage_form)
         scored = steps.score(rollouts, groups, estimate, advantage_form)
+        if form is None:
+            scored = steps.as_trained(scored, groups, advantages)
         usage, metrics = steps.usage(rollouts, groups, scored), steps.metrics(step, rollouts, groups, scored)
         metrics |= {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
         shares_V = changed.successes, changed.rollouts
@@ -273,11 +280,12 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             metrics |= errors
         kept = steps.kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored)
         try:
-            rows = dataclasses.replace(changed, form=str(form), usage=usage, probes=probes, kept=kept)
+            named = None if form is None else str(form)
+            rows = dataclasses.replace(changed, form=named, usage=usage, probes=probes, kept=kept)
             rows = rows.checked()
         except storage.StoreError as error:
             raise ValueError(f"step {step} is refused: {error}") from None
-        if not np.isfinite(scored.advantages).all():
+        if form is not None and not np.isfinite(scored.advantages).all():
             raise ValueError(f"step {step} is refused: an advantage is not finite; use smaller rewards and weights")
         with self._state_lock:
             self._state = state

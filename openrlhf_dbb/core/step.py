@@ -340,7 +340,7 @@ class Scored:
     """The advantages of a step's R rollouts; all arrays have shape (R,).
 
     Attributes:
-        advantages: 0 for a missing or filtered rollout.
+        advantages: 0 for a missing or filtered rollout; NaN if only the trainer knows them.
         mean, variance: the estimate of one reward that the rollout was scored with.
         zero_variance: 1.0 if all rewards of the rollout's group are equal.
         rescued: 1.0 if the group has zero variance and still yields an advantage.
@@ -391,12 +391,41 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
     )
 
 
+def as_trained(scored: Scored, groups: Groups, advantages: Column) -> Scored:
+    """Return a step with the trainer's own advantages (R,); NaN for each rollout if it is None.
+
+    Raises:
+        ValueError: there is not one finite advantage for each rollout.
+    """
+    size = len(scored.advantages)
+    unknown_R = np.full(size, np.nan)
+    if advantages is None:
+        return replace(
+            scored, advantages=unknown_R, rescued=unknown_R, baseline=unknown_R, scale=unknown_R, weight=unknown_R
+        )
+    advantages_R = column("advantages", advantages, size)
+    if np.isnan(advantages_R).any():
+        raise ValueError("a rollout has no advantage; pass one for each rollout, or advantages=None")
+    given_P = np.bincount(groups.group_R, advantages_R != 0) > 0
+    return replace(
+        scored,
+        advantages=advantages_R,
+        rescued=scored.zero_variance * given_P[groups.group_R],
+        baseline=unknown_R,
+        scale=unknown_R,
+        weight=np.ones(size),
+    )
+
+
 def metrics(step: int, rollouts: Rollouts, groups: Groups, scored: Scored) -> dict[str, float]:
     """Return what is logged of a step's rollouts, by name; see :class:`Scored`."""
     means = {"mean": scored.mean, "variance": scored.variance, "missing": np.isnan(rollouts.scores)}
     means["abs_advantage"] = abs(scored.advantages)
     if groups.slot_R.any():  # a single rollout always has zero variance
         means |= {"zero_variance": scored.zero_variance, "rescued": scored.rescued}
+    if np.isnan(scored.advantages).any():
+        means.pop("abs_advantage")
+        means.pop("rescued", None)
     trained_R = rollouts.trained
     none = not trained_R.any()
     found = {f"estimator/{name}": 0.0 if none else float(each_R[trained_R].mean()) for name, each_R in means.items()}
@@ -410,11 +439,11 @@ def metrics(step: int, rollouts: Rollouts, groups: Groups, scored: Scored) -> di
 
 
 def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
-    """Count where the rollouts of a step went."""
+    """Count where the rollouts of a step went; without advantages nobody knows what was trained on."""
     trained_R, zero_variance_R = rollouts.trained, scored.zero_variance > 0
     informative_P = np.bincount(groups.group_R, trained_R & (scored.advantages != 0)) > 0
     informative_R = trained_R & informative_P[groups.group_R]
-    return storage.Usage(
+    counted = storage.Usage(
         generated=len(trained_R),
         generated_tokens=int(rollouts.tokens.sum()),
         trained=int(trained_R.sum()),
@@ -424,6 +453,9 @@ def usage(rollouts: Rollouts, groups: Groups, scored: Scored) -> storage.Usage:
         skipped=rollouts.skipped,
         groups=len(groups.prompts_P),
     )
+    if np.isnan(scored.advantages).any():
+        return replace(counted, trained=None, informative=None, rescued=None)
+    return counted
 
 
 def rows_to_keep(prompts: Sequence[Key], step: int, keep: int | None) -> Positions:
@@ -468,7 +500,7 @@ def kept_rows(
         sample=groups.slot_R[rows_K],
         reward=rollouts.rewards[rows_K],
         score=rollouts.scores[rows_K],
-        advantage=scored.advantages[rows_K],
+        advantage=np.nan_to_num(scored.advantages[rows_K]),  # the column is never NULL
         baseline=scored.baseline[rows_K],
         scale=scored.scale[rows_K],
         weight=scored.weight[rows_K],

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from openrlhf_dbb.core import IMPORTED
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError, read
 from openrlhf_dbb.storage.owner import SILENT_S
-from openrlhf_dbb.terminal import json_text, print_facts, print_table, print_title, safe, shown, template_of
+from openrlhf_dbb.terminal import json_text, print_facts, print_table, print_title, safe, shown, without_shared
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
 _LONGEST = 200
@@ -71,13 +72,12 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 
 
 def print_prompts(parts: Mapping[str, list[dict[str, Any]]], columns: Sequence[str]) -> None:
-    """Print tables of prompts by title, texts without the template that all have in common."""
-    start, end = template_of(list({row["prompt"] for rows in parts.values() for row in rows}))
+    """Print tables of prompts by title, texts without what they have in common."""
+    shortened = without_shared([row["prompt"] for rows in parts.values() for row in rows])
     for title, rows in parts.items():
         if rows:
             print_title(title)
-            texts = [shown(row["prompt"].removeprefix(start).removesuffix(end)) for row in rows]
-            cells = [(*(row[name] for name in columns), text) for row, text in zip(rows, texts, strict=True)]
+            cells = [(*(row[name] for name in columns), shown(shortened[row["prompt"]])) for row in rows]
             print_table((*(name.replace("_", " ") for name in columns), "text"), cells)
 
 
@@ -90,7 +90,7 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
         "run": f"{run.name} (number {run.run_id})",
         "held-out accuracy": _held_out(held_out_numbers(store, run)),
         "status": f"{status(run)}, step {run.last_step}",
-        "started": run.created_at[:19] + ("" if last is None else f"; last step {age(last)} ago"),
+        "started": f"{run.created_at[:19]}Z" + ("" if last is None else f"; last step {age(last)} ago"),
         "training": f"{success} of the full reward, {totals['rollouts']} rollouts in {totals['visits']} visits",
         **usage_in_words(store, run, totals),
         "posterior mean": "none yet"
@@ -103,10 +103,13 @@ def facts(store: PosteriorStore, run: RunRecord) -> dict[str, str]:
     if totals["probes"]:
         texts["probes"] = f"{totals['samples']} rollouts of {totals['probes']} groups, never trained on"
     parent = run.parent
+    estimator = f"{run.estimator} version {run.estimator_version}, {parameters(run)}".removesuffix(", ")
+    if run.method == IMPORTED:
+        estimator = f"not known; the run was read from a log, which {parameters(run)} remembers"
     texts |= {
         "checkpoint": "none yet" if totals["checkpoint"] is None else f"step {totals['checkpoint']}",
         "method": run.method or "the trainer's own",
-        "estimator": f"{run.estimator} version {run.estimator_version}, {parameters(run)}".removesuffix(", "),
+        "estimator": estimator,
         "model": run.model,
         "data set": f"{run.dataset} ({run.dataset_digest})".removesuffix(" ()").strip(),
         "reward": run.reward,
@@ -132,11 +135,10 @@ def _one_prompt(store: PosteriorStore, run: RunRecord, ref: str) -> dict[str, An
     """Return prompt_id, prompt and label of the prompt with this id, or with this piece of text; refuse several."""
     matches = read.find_prompts(store, run, ref)
     if len(matches) > 1 and str(matches[0]["prompt_id"]) != ref:
-        start, end = template_of(list({row["prompt"] for row in matches}))
-        texts = [shown(row["prompt"].removeprefix(start).removesuffix(end), 30) for row in matches]
+        shortened = without_shared([row["prompt"] for row in matches], 30)
         named = ", ".join(
-            f"{row['prompt_id']} ({text}, label {shown(row['label'], 20)})"
-            for row, text in zip(matches, texts, strict=True)
+            f"{row['prompt_id']} ({shown(shortened[row['prompt']], 30)}, label {shown(row['label'], 20)})"
+            for row in matches
         )
         raise StoreError(f"{ref!r} is in several prompts: {named}; give the id of one")
     return matches[0]
@@ -172,6 +174,12 @@ def explain(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         print(json_text({"run": run.name, **prompt, **group, "rollouts": rollouts}))
         return
     form = FORMS.available().get(group["form"])
+    estimate = [
+        ("mean p", f"{group['mean']:.6g}"),
+        ("deviation", f"{group['variance'] ** 0.5:.6g}, the root of the variance {group['variance']:.6g}"),
+    ]
+    if run.method == IMPORTED:  # no advantage was made of these
+        estimate = []
     before = "nothing but the prior"
     if group["prev_step"] >= 0:
         since = f"since step {group['prev_step']}" if group["prev_step"] else "from the warm start"
@@ -185,14 +193,13 @@ def explain(store: PosteriorStore, arguments: argparse.Namespace) -> None:
             ("known before", before),
             ("rewards seen", f"{group['rollouts']}, sum {group['successes']:.6g}"),
             ("known after", _parameters(group)),
-            ("mean p", f"{group['mean']:.6g}"),
-            ("deviation", f"{group['variance'] ** 0.5:.6g}, the root of the variance {group['variance']:.6g}"),
+            *estimate,
         ]
     )
     if rollouts:
         names = ["sample", "reward", "score", "baseline", "scale", "weight", "advantage", "arithmetic"]
         names += ["read"] if any(row["read"] for row in rollouts) else []
-        rows = [row | {"arithmetic": _arithmetic(row)} for row in rollouts]
+        rows = [row | {"arithmetic": _arithmetic(row, group["form"])} for row in rollouts]
         print_table(names, [[row[name] for name in names] for row in rows])
     else:
         print("none of its rollouts is kept; train with a greater --rollouts.keep to see each advantage")
@@ -203,9 +210,13 @@ def _parameters(group: Mapping[str, Any], when: str = "") -> str:
     return "its state, with --json" if alpha is None else f"alpha {alpha:.6g}, beta {beta:.6g}"
 
 
-def _arithmetic(row: Mapping[str, Any]) -> str:
+def _arithmetic(row: Mapping[str, Any], form: str | None) -> str:
     if row["reward"] is None:
         return "could not be verified"
+    if row["advantage"] is None:
+        return "advantage not known"
+    if form is None and row["baseline"] is None:
+        return "the trainer's own advantage"
     if row["baseline"] is None:
         return "not trained on"
     if row["scale"] == 0:
@@ -234,7 +245,7 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         "step": run.last_step,
         "held_out": held_out_numbers(store, run),
         "method": run.method or None,
-        "estimator": run.estimator,
+        "estimator": None if run.method == IMPORTED else run.estimator,
         "parameters": run.parameters,
         "rollouts": totals["generated"],
         "tokens": totals["generated_tokens"],
@@ -289,15 +300,19 @@ def usage_in_words(store: PosteriorStore, run: RunRecord, totals: Mapping[str, A
     words = {"rollouts": ", ".join(f"{count} {what}" for what, count in counts.items() if count)}
     if mixed_groups(totals) is None:
         return words
-    query = f"""SELECT generated, zero_variance FROM dbb_step
-                WHERE run_id = :run AND generated > 0 AND {read.COUNTED} ORDER BY step"""
+    query = """SELECT generated, zero_variance FROM dbb_step
+                WHERE run_id = :run AND generated > 0 ORDER BY step"""
     steps = store.query(query, run=run.run_id)
+    if not steps:
+        raise StoreError(f"run {run.name!r} has been deleted meanwhile; openrlhf-dbb runs lists the others")
     quarter = -(-len(steps) // 4)
     whole, early, late = (
         f"{sum(step.zero_variance for step in part) / sum(step.generated for step in part):.0%}"
         for part in (steps, steps[:quarter], steps[-quarter:])
     )
-    given = f"{totals['rescued'] / max(totals['zero_variance'], 1):.0%} of these were given an advantage"
+    given = "which of these were given an advantage is not known"
+    if totals["rescued"] is not None:
+        given = f"{totals['rescued'] / max(totals['zero_variance'], 1):.0%} of these were given an advantage"
     equal = f"{whole} of {totals['groups']} had equal rewards (first quarter {early}, last {late})"
     words["groups"] = f"{equal}: plain GRPO learns nothing from these; {given}"
     return words
@@ -346,7 +361,9 @@ def seconds_since(moment: str) -> float:
 
 
 def method(run: RunRecord) -> str:
-    """Return method and estimator of a run, such as "dapo+dbb"."""
+    """Return method and estimator of a run, such as "dapo+dbb"; "import" for a run read from a log."""
+    if run.method == IMPORTED:
+        return run.method
     return f"{run.method}+{run.estimator}" if run.method else run.estimator
 
 

@@ -16,7 +16,7 @@ from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
 from openrlhf_dbb.inspect.show import facts, method, overview, seconds_since, state
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.read import prompt_history, prompt_texts, whole_prompts
+from openrlhf_dbb.storage.read import ADVANTAGE, prompt_history, prompt_texts, whole_prompts
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
 from openrlhf_dbb.watch import history
 from openrlhf_dbb.watch.history import Visits
@@ -50,9 +50,10 @@ _KEPT = """
     WHERE run_id = :run AND prompt_id = :prompt AND {of_steps} GROUP BY step"""
 _EVENTS = "SELECT created_at, kind, from_step, to_step FROM dbb_event WHERE run_id = :run ORDER BY event_id"
 _LATEST = "SELECT max(step) AS step FROM dbb_rollout WHERE run_id = :run"
-_ROLLOUTS = """
-    SELECT prompt_id, sample, reward, score, advantage, length, truncated, missing, log_prob, lag, read, text
-    FROM rollouts WHERE run_id = :run AND step = :step AND prompt_id = coalesce(:prompt, prompt_id)
+_ROLLOUTS = f"""
+    SELECT prompt_id, sample, reward, score, {ADVANTAGE}, length, truncated, missing, log_prob, lag, read, text
+    FROM rollouts r JOIN dbb_step s USING (run_id, step)
+    WHERE run_id = :run AND step = :step AND prompt_id = coalesce(:prompt, prompt_id)
     ORDER BY prompt_id, sample"""
 
 

@@ -41,7 +41,8 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
     curves, measured = _curves(store, run, width), held_out(store, run)
     totals = usage_totals(store, run)
     if totals["generated"] is not None:
-        totals |= {"unused_rollouts": unused_rollouts(store, run), "parts": _parts(totals)}
+        parts = None if totals["informative"] is None else _parts(totals)
+        totals |= {"unused_rollouts": unused_rollouts(store, run), "parts": parts}
     return {
         "width": width,
         "last": run.last_step,

@@ -26,7 +26,7 @@ function card(rollout) {
   const kind = kindOf(rollout), { mark, word } = KINDS[kind];
   const numbers = [isNumber(rollout.reward) ? `reward ${decimal(rollout.reward)}` : "no reward"];
   if (isNumber(rollout.score) && rollout.score !== rollout.reward) numbers.push(`score ${decimal(rollout.score)}`);
-  numbers.push(isNumber(rollout.advantage) ? `advantage ${signed(rollout.advantage)}` : "no advantage");
+  numbers.push(isNumber(rollout.advantage) ? `advantage ${signed(rollout.advantage)}` : "advantage not known");
   if (rollout.length) numbers.push(plural(rollout.length, "token"));
   if (isNumber(rollout.log_prob)) numbers.push(`log-prob ${decimal(rollout.log_prob)}`);
   if (rollout.lag) numbers.push(`lag ${decimal(rollout.lag)}`);

@@ -9,7 +9,7 @@ const PARTS = [
 // At one rollout a prompt, the rewards of a group cannot differ.
 const SINGLE_PARTS = PARTS.filter((part) => part.key !== "mixed").map((part) => part.key !== "given" ? part
   : { ...part, name: "with an advantage", meaning: "trained on; the advantage comes from the posterior." });
-const sliced = (part, all) => all ? ` (${percent(part / all)})` : "";
+const sliced = (part, all) => all && isNumber(part) ? ` (${percent(part / all)})` : "";
 
 function drawParts(host, parts, all) {
   const make = (part) => element("div", {}, swatch(part.className), element("dt"), element("dd", {}, part.meaning));
@@ -24,8 +24,10 @@ VIEWS.usage = {
     if (!answer) return 0;
     const { curves, totals, width } = answer, { step } = curves;
     const recorded = Boolean(totals) && step.length > 0;
-    for (const id of ["usage-numbers", "usage-chart", "usage-parts"]) byId(id).hidden = !recorded;
+    byId("usage-numbers").hidden = !recorded;
+    for (const id of ["usage-chart", "usage-parts"]) byId(id).hidden = !recorded || !totals.parts;
     setText(byId("usage-note"), !step.length ? "No step was recorded yet." : !totals ? "This run did not record where its rollouts went."
+      : !totals.parts ? "This run's log does not tell the advantages, so it is not known what was trained on."
       : (totals.single ? "One rollout a prompt: advantages come from the posterior, and zero variance is not defined."
         : "A group is mixed if some of its rollouts are right and some are wrong. The cost of a mixed group is "
         + "all generated rollouts (or tokens) divided by the number of mixed groups."));
@@ -33,7 +35,7 @@ VIEWS.usage = {
     drawNumbers(byId("usage-numbers"), [
       ["mixed groups", totals.single ? "-" : `${whole(totals.mixed_groups)} of ${whole(totals.groups)}`],
       ["zero-variance groups given an advantage",
-        totals.single ? "-" : `${whole(totals.rescued * totals.groups / totals.generated)} of ${whole(totals.groups - totals.mixed_groups)}`],
+        totals.single || !totals.parts ? "-" : `${whole(totals.rescued * totals.groups / totals.generated)} of ${whole(totals.groups - totals.mixed_groups)}`],
       ["rollouts per mixed group", decimal(totals.rollouts_per_mixed_group)],
       ["tokens per mixed group", whole(totals.tokens_per_mixed_group || null)],
       ["rollouts generated", whole(totals.generated)],
@@ -43,6 +45,7 @@ VIEWS.usage = {
       ["tokens generated", short(totals.generated_tokens || null)],
       ...(totals.unused_rollouts ? [["unused at the end", whole(totals.unused_rollouts)]] : []),
     ]);
+    if (!totals.parts) return answer.last;
     const counts = (totals.single ? SINGLE_PARTS : PARTS).map((part) => ({ ...part, count: totals.parts[part.key] }));
     drawParts(byId("usage-parts"), counts, totals.generated);
     const { middles, edges, axis } = stepBars(step, width), parts = counts.map((part) => ({ ...part, y: curves[part.key] }));
