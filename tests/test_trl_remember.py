@@ -146,6 +146,32 @@ def test_it_changes_no_number_and_no_random_state(model, tmp_path, alone, warnin
     assert "trainer_state.json" in saved and "posteriors.json" in saved
 
 
+def test_the_stored_advantages_are_trl_s(model, tmp_path):
+    """Also where a prompt stands twice in a batch, and whatever TRL divides by."""
+    data = Dataset.from_dict({"prompt": [TEXTS[0]] * 4, "answer": ["0"] * 4})
+
+    def every_third(completions, **_):
+        return [float(place % 3 == 0) for place in range(len(completions))]
+
+    plain = trainer(model, tmp_path, every_third, data=data, max_steps=1, scale_rewards="batch")
+    made = remembered(plain, tmp_path)
+    theirs = []
+    generated = GRPOTrainer._generate_and_score_completions
+
+    def watched(self, inputs):
+        output = generated(self, inputs)
+        theirs.extend(output["advantages"].tolist() if self.model.training else [])
+        return output
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GRPOTrainer, "_generate_and_score_completions", watched)
+        made.train()
+    stored = rows(tmp_path, "SELECT advantage FROM rollouts ORDER BY sample")
+    assert len(theirs) == 2 * ROLLOUTS and any(theirs)
+    assert sorted(value for (value,) in stored) == pytest.approx(sorted(theirs))
+    assert rows(tmp_path, "SELECT form, trained FROM dbb_step") == [(None, 2 * ROLLOUTS)]
+
+
 def remove_the_file(folder, monkeypatch):
     for file in Path(folder).glob("openrlhf_dbb.db*"):
         file.unlink()
@@ -460,6 +486,7 @@ def test_other_data_than_the_run_s_are_a_warning_and_refused_by_the_trainer_that
         ({"parameters": ["memory"]}, r"parameters = \['memory'\] is no dictionary"),
         ({"strategy": "posterior", "estimator": "dbb"}, "use PosteriorGRPOTrainer"),
         ({"form": "grpo"}, "grpo"),
+        ({"form": "rloo"}, "form = 'rloo' changes a training, and remember changes none; use PosteriorGRPO"),
         ({"keep_rollouts": -1}, "keep_rollouts is -1; give a whole number"),
         ({"keep_rollouts": 1.5}, "keep_rollouts is 1.5"),
         ({"warm_start_weight": 2}, r"warm_start_weight = 2 is not in \(0, 1\]"),
@@ -477,7 +504,7 @@ def test_a_wrong_call_is_refused_where_it_is_made(model, tmp_path, ours, message
         remembered(made, tmp_path, **ours)
     assert "\n" not in str(refused.value)
     assert type(made) is GRPOTrainer and not (tmp_path / "openrlhf_dbb.db").exists()
-    if "verif" not in str(ours) and "strategy" not in ours:  # before the model, of which there is none
+    if "verif" not in str(ours) and not {"strategy", "form"} & ours.keys():  # before the model, of which there is none
         with pytest.raises(ValueError, match=message):
             PosteriorGRPOTrainer("/nowhere", correct, arguments(tmp_path), DATA, **ours)
 

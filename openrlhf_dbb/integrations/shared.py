@@ -222,9 +222,18 @@ class Steps:
         return rows
 
     def observe(
-        self, keys_R: Sequence[Key], rewards_R: Floats, scores_R: Floats, form: str, extras: StepExtras
+        self,
+        keys_R: Sequence[Key],
+        rewards_R: Floats,
+        scores_R: Floats,
+        form: str | None,
+        extras: StepExtras,
+        advantages_R: Sequence[float] | None = None,
     ) -> Scored:
-        """Do the next step; return it with the advantages that are trained with, weighted and whitened."""
+        """Do the next step; return it with the advantages that are trained with, weighted and whitened.
+
+        Without a ``form`` these are ``advantages_R``, the trainer's own.
+        """
         prompts, labels = zip(*keys_R, strict=True)
         if self._drawn:
             drawn_R = [self._drawn[key] for key in keys_R]
@@ -234,7 +243,16 @@ class Steps:
                 weights=[drawn.weight for drawn in drawn_R],
             )
         step = self.posteriors.step + 1
-        scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
+        scored = self.posteriors.observe(
+            step,
+            prompts,
+            labels,
+            rewards_R,
+            scores=scores_R,
+            form=form,
+            advantages=advantages_R,
+            extras=extras,
+        )
         for key, drawn in self._drawn.items():
             scores_N = scores_R[[other == key for other in keys_R]]
             if not np.isnan(scores_N).all():
@@ -242,7 +260,7 @@ class Steps:
         self._sampler.end_step()
         scored.metrics.update(self._sampler.metrics())
         tokens_R = np.where(np.isnan(rewards_R), 0, np.asarray(extras.tokens)) * np.asarray(extras.trained)
-        if not (FORMS.get(form).whitened and tokens_R.any()):
+        if form is None or not (FORMS.get(form).whitened and tokens_R.any()):
             return scored
         mean = np.average(scored.advantages, weights=tokens_R)
         variance = np.average((scored.advantages - mean) ** 2, weights=tokens_R)

@@ -255,30 +255,38 @@ class _Memory:
     def observe(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> None:
         """Do one more step of the posteriors, with what TRL has generated and scored."""
 
-        def mine() -> list[tuple[Key, int, bool, bool]]:
+        def mine() -> list[tuple[Key, int, bool, bool, float]]:
             _, responses_B = self._just_scored()
             trained_B = output["completion_mask"].any(dim=1).tolist()  # TRL may have masked a response
-            rows_B = zip(inputs, responses_B, trained_B, strict=True)
-            return [(self._key(row), len(ids), self._is_cut(ids), some) for row, ids, some in rows_B]
+            rows_B = zip(inputs, responses_B, trained_B, output["advantages"].tolist(), strict=True)
+            return [
+                (self._key(row), len(ids), self._is_cut(ids), trained, advantage)
+                for row, ids, trained, advantage in rows_B
+            ]
 
-        keys_R, tokens_R, cut_R, trained_R = zip(*_gathered(mine), strict=True)
+        keys_R, tokens_R, cut_R, trained_R, theirs_R = zip(*_gathered(mine), strict=True)
         # TRL has just gathered the completions of this batch for its own log.
         texts_R = [_text(completion) for completion in self.trainer._logs["completion"]][-len(keys_R) :]
         responses = Responses(texts_R, truncated=cut_R, keep=self.settings.keep_rollouts)
         extras = StepExtras(tokens=tokens_R, trained=trained_R, responses=responses)
-        advantages_R, mean_R, metrics = _on_first(lambda: self._score(keys_R, extras))
+        advantages_R, mean_R, metrics = _on_first(lambda: self._score(keys_R, theirs_R, extras))
         self._fill_table(mean_R)
         for name, value in metrics.items():
             self.trainer._metrics["train"][name].append(value)
         self.advantages_R = np.array(advantages_R)
 
-    def _score(self, keys_R: Sequence[Key], extras: StepExtras) -> tuple[list[float], list[float], dict[str, float]]:
-        """Return advantages, the means that they were made with, and metrics; on the first process."""
+    def _score(
+        self, keys_R: Sequence[Key], theirs_R: Sequence[float], extras: StepExtras
+    ) -> tuple[list[float], list[float], dict[str, float]]:
+        """Return advantages, the means that they were made with, and metrics; on the first process.
+
+        ``theirs_R`` are TRL's own advantages.
+        """
         rewards_R_F, _ = self._just_scored()
         weights_F = _numpy(self.trainer.reward_weights)
         group = self.trainer.num_generations
         rewards_R, scores_R, scale = combine(rewards_R_F, weights_F, self._verifier, group)
-        scored = self._observed(keys_R, rewards_R, scores_R, extras)
+        scored = self._observed(keys_R, rewards_R, scores_R, theirs_R, extras)
         advantages_R = scored.advantages
         if self.trainer.scale_rewards == "none":
             advantages_R = advantages_R * scale
@@ -288,7 +296,14 @@ class _Memory:
             advantages_R = advantages_R / spread if spread > 0 else np.zeros(len(rewards_R))
         return advantages_R.tolist(), scored.mean.tolist(), scored.metrics
 
-    def _observed(self, keys_R: Sequence[Key], rewards_R: Floats, scores_R: Floats, extras: StepExtras) -> Scored:
+    def _observed(
+        self,
+        keys_R: Sequence[Key],
+        rewards_R: Floats,
+        scores_R: Floats,
+        theirs_R: Sequence[float],
+        extras: StepExtras,
+    ) -> Scored:
         return self.steps.observe(keys_R, rewards_R, scores_R, self._form, extras)
 
     def sample(self, inputs: list[dict[str, Any]]) -> None:
@@ -461,17 +476,25 @@ class _PassiveMemory(_Memory):
         else:
             _log.warning("run %r begins without what was before: %s", self.run.run.record.name, reason)
 
-    def _observed(self, keys_R: Sequence[Key], rewards_R: Floats, scores_R: Floats, extras: StepExtras) -> Scored:
+    def _observed(
+        self,
+        keys_R: Sequence[Key],
+        rewards_R: Floats,
+        scores_R: Floats,
+        theirs_R: Sequence[float],
+        extras: StepExtras,
+    ) -> Scored:
         """Do a step; a memory of right and wrong that meets other rewards in the first one begins again."""
+        step = (keys_R, rewards_R, scores_R, None, extras, theirs_R)
         try:
-            return super()._observed(keys_R, rewards_R, scores_R, extras)
+            return self.steps.observe(*step)
         except MemorySupportError as error:
             real = self.settings.with_real_memory()
             if self.run.step or real is self.settings:
                 raise
             _log.warning("the memory is of real rewards, since %s", error)
             self._begin_again(real)
-        return super()._observed(keys_R, rewards_R, scores_R, extras)
+        return self.steps.observe(*step)
 
     def _begin_again(self, settings: Settings) -> None:
         """Replace a run without steps."""
@@ -659,7 +682,7 @@ class _Remembering(_Hooks):
 def remember(trainer: GRPOTrainer, **ours: Any) -> None:
     """Let a ``GRPOTrainer`` keep posteriors of its prompts. It trains as before, whatever happens to the memory.
 
-    Call it before ``train()``. ``ours`` are of :class:`Settings`, without ``strategy``; the estimator is "point" by
+    Call it before ``train()``. ``ours`` are of :class:`Settings`, without ``strategy`` and ``form``; the estimator is "point" by
     default. Data that cannot be remembered, and a store that fails, end the memory with one warning.
 
     Raises:
@@ -675,10 +698,13 @@ def remember(trainer: GRPOTrainer, **ours: Any) -> None:
             raise ValueError(f"remember has no setting {name!r}{near}; give {', '.join(names)}")
     settings = Settings(**{"estimator": "point", **ours})
     _, strategy = settings.built
-    if not isinstance(strategy, Plain):
-        raise ValueError(
-            f"strategy {settings.strategy!r} changes a training, and remember changes none; use PosteriorGRPOTrainer"
-        )
+    changes = {"strategy": not isinstance(strategy, Plain), "form": settings.form is not None}
+    for name, is_change in changes.items():
+        if is_change:
+            value = getattr(settings, name)
+            raise ValueError(
+                f"{name} = {value!r} changes a training, and remember changes none; use PosteriorGRPOTrainer"
+            )
     memory = _PassiveMemory(cast(_Hooks, trainer), settings)
     if not memory.begins():
         return
