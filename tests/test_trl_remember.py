@@ -3,6 +3,7 @@
 # ruff: noqa: E402
 import logging
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -315,21 +316,23 @@ def messages_with_image():
 
 
 @pytest.mark.parametrize(
-    ("data", "changed", "line"),
+    ("data", "line"),
     [
-        (DATA.to_iterable_dataset(), {}, r"pass a datasets\.Dataset"),
-        (messages_with_image, {}, "an image|JSON"),
-        (lambda: [{"prompt": "1", "answer": b"\xff"}] * 4, {}, "not UTF-8"),
-        (lambda: [{"prompt": "1", "answer": "1", "image": None}] * 4, {}, "their images may differ"),
-        (lambda: [{"question": "1", "answer": "1"}] * 4, {}, "prompt"),
+        (DATA.to_iterable_dataset, r"pass a datasets\.Dataset"),
+        (messages_with_image, "no text, by which posteriors tell prompts apart"),
+        (lambda: [{"prompt": "1", "answer": b"\xff"}] * 4, "not UTF-8"),
+        (lambda: [{"prompt": "1", "answer": "1", "image": None}] * 4, "their images may differ"),
+        (lambda: [{"question": "1", "answer": "1"}] * 4, "prompt"),
     ],
     ids=["stream", "image", "bytes", "images", "no prompt"],
 )
-def test_data_that_cannot_be_remembered_are_a_warning(model, tmp_path, warnings, data, changed, line):
-    data = Dataset.from_list(data()) if callable(data) else data
-    made = remembered(trainer(model, tmp_path, data=data, **changed), tmp_path)
+def test_data_that_cannot_be_remembered_are_a_warning(model, tmp_path, warnings, data, line):
+    read = data()
+    if isinstance(read, list):
+        read = Dataset.from_list(read)
+    made = remembered(trainer(model, tmp_path, data=read), tmp_path)
     [said] = warnings()
-    assert said.startswith("this training is not remembered: ")
+    assert re.match(f"this training is not remembered: .*{line}", said)
     assert type(made) is GRPOTrainer
 
 
@@ -381,6 +384,18 @@ def test_a_reward_that_is_neither_0_nor_1(model, tmp_path, warnings, call):
     else:
         assert said.startswith("remembering has ended: ")
         assert ('"memory": "gaussian"' in parameters, status, last_step) == (False, "stale", 2)
+
+
+def test_a_verifier_with_other_scores_is_remembered_by_these(model, tmp_path):
+    """Of several functions the memory sees the one that was named, and not the others."""
+
+    def graded(completions, **_):
+        return [0.25 * (place % 4) for place in range(len(completions))]
+
+    made = remembered(trainer(model, tmp_path, [graded, short], max_steps=1), tmp_path, verifier="graded")
+    made.train()
+    means = [mean for (mean,) in rows(tmp_path, "SELECT mean FROM dbb_history ORDER BY mean")]
+    assert means == pytest.approx([0.125, 0.625])  # of 0 and 0.25, and of 0.5 and 0.75
 
 
 def test_a_memory_that_was_chosen_is_not_replaced(model, tmp_path, warnings):
@@ -520,3 +535,14 @@ def test_a_trainer_is_remembered_once(model, tmp_path):
     made = remembered(trainer(model, tmp_path), tmp_path)
     with pytest.raises(ValueError, match="has a run already; call remember once"):
         remember(made)
+    with pytest.raises(ValueError, match="needs a GRPOTrainer, not Dataset"):
+        remember(DATA)
+
+
+def test_a_run_to_resume_that_is_not_there_is_an_error_and_no_new_store(model, tmp_path):
+    made = trainer(model, tmp_path)
+    with pytest.raises(storage.StoreError, match="there is no store"):
+        remembered(made, tmp_path, resume=True)
+    assert type(made) is GRPOTrainer and not (tmp_path / "openrlhf_dbb.db").exists()
+    remembered(made, tmp_path, resume="auto")
+    assert made.posteriors.step == 0

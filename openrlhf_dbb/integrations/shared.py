@@ -319,17 +319,26 @@ class Steps:
         self.posteriors.roll_back(int(saved["step"]))
 
 
-def stored_run(store: storage.PosteriorStore | str | None, name: str) -> storage.RunRecord | None:
-    """Return the run of this name; None if there is none."""
-    with nullcontext(store) if isinstance(store, storage.PosteriorStore) else storage.open_store(store) as opened:
-        return next((run for run in opened.runs() if run.name == name), None)
+def stored_run(store: storage.PosteriorStore | str | None, name: str, *, create: bool) -> storage.RunRecord | None:
+    """Return the run of this name, None if there is none; without ``create`` the store must exist."""
+    with _open(store, create=create) as opened:
+        for run in opened.runs():
+            if run.name == name:
+                return run
+    return None
 
 
 def refuse_taken(store: storage.PosteriorStore | str | None, name: str, way_out: str) -> None:
     """Raise StoreError if a run has this name; ``way_out`` names the trainer's arguments."""
-    with nullcontext(store) if isinstance(store, storage.PosteriorStore) else storage.open_store(store) as opened:
+    with _open(store, create=True) as opened:
         if opened.is_taken(name):
             raise storage.StoreError(f"there is a run named {name!r} in {opened.location}; {way_out}")
+
+
+def _open(store: storage.PosteriorStore | str | None, *, create: bool) -> Any:
+    if isinstance(store, storage.PosteriorStore):
+        return nullcontext(store)
+    return storage.open_store(store, create=create)
 
 
 def check_text(name: str, value: Any) -> None:

@@ -426,7 +426,7 @@ class _PassiveMemory(_Memory):
         if not settings.resume:
             self._begin_new()
             return
-        record = shared.stored_run(settings.store, self._run_name)
+        record = shared.stored_run(settings.store, self._run_name, create=settings.resume == "auto")
         if record is not None and record.parameters.get("memory") == "gaussian":
             self.settings = settings.with_real_memory()  # as after its first step
         if settings.resume is True:
@@ -485,16 +485,28 @@ class _PassiveMemory(_Memory):
         extras: StepExtras,
     ) -> Scored:
         """Do a step; a memory of right and wrong that meets other rewards in the first one begins again."""
-        step = (keys_R, rewards_R, scores_R, None, extras, theirs_R)
         try:
-            return self.steps.observe(*step)
+            return self._remembered(keys_R, rewards_R, scores_R, theirs_R, extras)
         except MemorySupportError as error:
             real = self.settings.with_real_memory()
             if self.run.step or real is self.settings:
                 raise
             _log.warning("the memory is of real rewards, since %s", error)
             self._begin_again(real)
-        return self.steps.observe(*step)
+        return self._remembered(keys_R, rewards_R, scores_R, theirs_R, extras)
+
+    def _remembered(
+        self,
+        keys_R: Sequence[Key],
+        rewards_R: Floats,
+        scores_R: Floats,
+        theirs_R: Sequence[float],
+        extras: StepExtras,
+    ) -> Scored:
+        estimator, _ = self.settings.built
+        if self._verifier is not None and estimator.belief.support == "real":
+            rewards_R = scores_R  # such a memory sees the rewards, and the user has named the verifier
+        return self.steps.observe(keys_R, rewards_R, scores_R, None, extras, theirs_R)
 
     def _begin_again(self, settings: Settings) -> None:
         """Replace a run without steps."""
@@ -682,13 +694,16 @@ class _Remembering(_Hooks):
 def remember(trainer: GRPOTrainer, **ours: Any) -> None:
     """Let a ``GRPOTrainer`` keep posteriors of its prompts. It trains as before, whatever happens to the memory.
 
-    Call it before ``train()``. ``ours`` are of :class:`Settings`, without ``strategy`` and ``form``; the estimator is "point" by
-    default. Data that cannot be remembered, and a store that fails, end the memory with one warning.
+    Call it before ``train()``. ``ours`` are of :class:`Settings`, without ``strategy`` and ``form``; the
+    estimator is "point" by default. Data that cannot be remembered, and a store that fails, end the memory
+    with one warning.
 
     Raises:
         ValueError: a setting is unknown, wrong, or does not fit the trainer.
         storage.StoreError: the store cannot be opened, or the warm start or ``resume=True`` does not fit.
     """
+    if not isinstance(trainer, GRPOTrainer):
+        raise ValueError(f"remember needs a GRPOTrainer, not {type(trainer).__name__}")
     if isinstance(trainer, _Hooks):
         raise ValueError("this trainer has a run already; call remember once, for a trainer of TRL")
     names = [field.name for field in fields(Settings)]
@@ -739,9 +754,9 @@ def _differing_columns(dataset: Dataset, keys: list[Key]) -> list[str]:
     for name in dataset.column_names:
         if name == "prompt":
             continue
-        values = dataset.select_columns([name])
+        values = dataset.select_columns([name])[:][name]
         for rows in rows_of.values():
-            if len(rows) > 1 and len({repr(values[row][name]) for row in rows}) > 1:
+            if len(rows) > 1 and len({repr(values[row]) for row in rows}) > 1:
                 differ.append(name)
                 break
     return differ
