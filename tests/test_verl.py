@@ -266,7 +266,8 @@ def test_missing_and_masked_rollouts(queue, tmp_path):
     """The second rollout's reward is missing; the fourth has no token that is trained on."""
     metrics = {}
     batch = batch_of([(TEXTS[0], LABELS[0], [1.0, float("nan"), 0.0, 0.5])], masked=[3])
-    advantages = advantages_of(trainer(posterior_config(tmp_path, CENTERED)), batch, metrics)
+    config = posterior_config(tmp_path, CENTERED, "+algorithm.posterior.parameters.memory=gaussian")
+    advantages = advantages_of(trainer(config), batch, metrics)
     assert advantages.tolist() == [0.5, 0.0, -0.5, 0.0]
     assert metrics["estimator/missing"] == pytest.approx(1 / 3)  # of the three that are trained on
     assert query(tmp_path, "SELECT generated, trained FROM steps") == [(4, 3)]
