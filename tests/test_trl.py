@@ -92,7 +92,7 @@ def trainer(model, folder, reward=None, *, data=None, ours=None, held_out=None, 
         args=arguments(folder, **changed),
         train_dataset=prompts() if data is None else data,
         eval_dataset=held_out,
-        **{"store": f"sqlite:///{folder}/openrlhf_dbb.db", "run_name": "run"} | (ours or {}),
+        **{"store": f"sqlite:///{folder}/openrlhf_dbb.db", "run_name": "run", "estimator": "dbb"} | (ours or {}),
     )
 
 
@@ -208,9 +208,10 @@ def test_every_form_gives_what_it_gives_in_ones_own_loop(tmp_path, form):
     rewards = np.array([1, 0, 0, 1, 0, 0, np.nan, 0, 1, 1, 1, 0])
     extras = StepExtras(tokens=np.arange(1, 13), trained=np.arange(12) != 11)
     store, parameters = f"sqlite:///{tmp_path}/runs.db", {"discount": 0.3}
-    steps = shared.Steps(shared.Settings(store=store, parameters=parameters), "ours", False, keys, RunFacts(3, 4))
+    settings = shared.Settings("dbb", parameters, store=store)
+    steps = shared.Steps(settings, "ours", False, keys, RunFacts(3, 4))
     ours = steps.observe(keys, rewards, rewards, form, extras)
-    with Posteriors.create(store, "loop", *zip(*keys, strict=True), parameters=parameters) as loop:
+    with Posteriors.create(store, "loop", *zip(*keys, strict=True), estimator="dbb", parameters=parameters) as loop:
         assert loop.estimator == steps.posteriors.estimator
         expected = loop.observe(1, *zip(*keys, strict=True), rewards, form=form, extras=extras).advantages
     if FORMS.get(form).whitened:

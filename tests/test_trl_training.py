@@ -91,6 +91,7 @@ def odd(completions, **_):
 seen_rewards = []
 
 def made(name="dbb", **ours):
+    ours.setdefault("estimator", "dbb")
     return PosteriorGRPOTrainer(
         model=model, reward_funcs=odd, train_dataset=Dataset.from_dict({"prompt": [f"{n}+{n}=" for n in range(6)]}),
         store=f"sqlite:///{folder}/runs.db", run_name=name, **ours,

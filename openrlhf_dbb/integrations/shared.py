@@ -60,7 +60,7 @@ def check_same_data(record: storage.RunRecord, prompts: Sequence[str], labels: S
 class Settings:
     """What an integration adds to its trainer's own settings, by the same names everywhere; see docs/trl.md."""
 
-    estimator: str | RewardEstimator = "dbb"
+    estimator: str | RewardEstimator = "point"
     parameters: Mapping[str, Any] | None = None
     form: str | None = None
     strategy: str = "plain"
