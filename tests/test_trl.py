@@ -180,7 +180,7 @@ def test_a_run_is_what_ones_own_loop_makes_of_its_rewards(model, tmp_path, watch
     )  # fmt: skip
     made.train()
     keys, rollouts = list(zip(data["prompt"], data["answer"], strict=True)), made.num_generations
-    settings = shared.Settings(store=f"sqlite:///{other}/openrlhf_dbb.db", **ours)
+    settings = shared.Settings("dbb", store=f"sqlite:///{other}/openrlhf_dbb.db", **ours)
     loop = shared.Steps(settings, "run", False, keys, RunFacts(4, rollouts, 3))
     extras = StepExtras(tokens=[1] * 4 * rollouts, trained=[1] * 4 * rollouts)
     for (texts, scores, columns), batch in zip(reward.calls, watched, strict=True):

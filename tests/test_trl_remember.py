@@ -379,8 +379,8 @@ def test_a_reward_that_is_neither_0_nor_1(model, tmp_path, warnings, call):
     if call == 1:
         assert said.startswith("the memory is of real rewards, since ")
         assert ('"memory": "gaussian"' in parameters, status, last_step) == (True, "finished", STEPS)
-        again = remembered(trainer(model, tmp_path, run_name="x"), tmp_path, run_name="y", warm_start="run")
-        again.train()
+        again = trainer(model, tmp_path, short, max_steps=1)
+        remembered(again, tmp_path, run_name="y", warm_start="run", parameters={"memory": "gaussian"}).train()
     else:
         assert said.startswith("remembering has ended: ")
         assert ('"memory": "gaussian"' in parameters, status, last_step) == (False, "stale", 2)
