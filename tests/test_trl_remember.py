@@ -549,11 +549,11 @@ def test_a_run_to_resume_that_is_not_there_is_an_error_and_no_new_store(model, t
 
 
 def test_two_labels_of_one_prompt_are_refused_unless_images_differ(model, tmp_path):
-    columns = {"prompt": TEXTS[:1] * 4, "answer": ["0", "2", "0", "2"]}
+    columns = {"prompt": TEXTS[:1] * 4, "answer": ["0", "2", "4", "6"]}
     ours = {"store": store_of(tmp_path), "label_column": "answer", "estimator": "point"}
     asked = arguments(tmp_path, eval_strategy="no")
     with pytest.raises(ValueError, match="row 2: its label is '2', but the same prompt in row 1 has '0'"):
         PosteriorGRPOTrainer(model, correct, asked, Dataset.from_dict(columns), run_name="text", **ours)
     seen = Dataset.from_dict(columns | {"image": [None] * 4})
     made = PosteriorGRPOTrainer(model, correct, asked, seen, run_name="images", **ours)
-    assert len(made.posteriors.prompt_ids) == 2
+    assert len(made.posteriors.prompt_ids) == 4

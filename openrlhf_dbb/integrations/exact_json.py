@@ -6,6 +6,7 @@ No pickle, which could run code. A value that is not JSON's own is an object ``{
 import base64
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,14 @@ from openrlhf_dbb.core.strategies import Drawn
 _KIND, _VALUE = "python", "value"
 _OLD_GENERATOR = "bit_generator"  # the key by which older checkpoints tell a generator's state
 _PLAIN = (type(None), bool, int, float, str)
-_SEQUENCES = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_WORDS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset", Drawn: "Drawn"}
+_MAKERS: dict[str, Callable[[Any], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "Drawn": Drawn._make,
+    "dict": dict,
+}
 _KINDS = "numbers, texts, lists, tuples, sets, dictionaries, numpy's arrays and its random generators"
 
 
@@ -45,13 +53,12 @@ def _encoded(value: Any, name: str) -> Any:
         return [_encoded(part, name) for part in value]
     if kind is dict:
         return _encoded_dictionary(value, name)
-    if kind is Drawn:
-        return _of_kind("Drawn", [_encoded(part, name) for part in value])
-    for word, sequence in _SEQUENCES.items():
-        if kind is sequence:
-            return _of_kind(word, [_encoded(part, name) for part in value])
-    if kind is np.ndarray or isinstance(value, np.generic):
-        return _of_kind("array" if kind is np.ndarray else "scalar", _bytes_of(value, name))
+    if kind in _WORDS:
+        return _of_kind(_WORDS[kind], [_encoded(part, name) for part in value])
+    if kind is np.ndarray:
+        return _of_kind("array", _bytes_of(value, name))
+    if isinstance(value, np.generic):
+        return _of_kind("scalar", _bytes_of(value, name))
     if kind is np.random.Generator:
         return _of_kind("generator", _encoded(value.bit_generator.state, name))
     raise ValueError(f"{name} holds {value!r:.80}, a {kind.__name__}, which JSON cannot keep; use {_KINDS}")
@@ -86,16 +93,12 @@ def _decoded(values: dict[str, Any]) -> Any:
     if _KIND not in values:
         return values
     kind, value = str(values[_KIND]), values[_VALUE]
-    if kind == "dict":
-        return dict(value)
-    if kind == "Drawn":
-        return Drawn(*value)
     if kind == "generator":
         return _generator(value)
     if kind in ("array", "scalar"):
         array = np.load(io.BytesIO(base64.b64decode(value)), allow_pickle=False)
         return array if kind == "array" else array[()]
-    return _SEQUENCES[kind](value)
+    return _MAKERS[kind](value)
 
 
 def _generator(state: dict[str, Any]) -> np.random.Generator:

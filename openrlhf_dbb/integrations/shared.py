@@ -77,29 +77,20 @@ class Settings:
         """Raise ValueError for a value of another kind, or out of its range."""
         for name in ("form", "run_name", "warm_start"):
             check_text(name, getattr(self, name))
+        for name in ("store", "warm_start_store"):
+            _check_store(name, getattr(self, name))
         for name in ("parameters", "strategy_parameters"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, Mapping):
                 raise ValueError(f"{name} = {value!r:.80} is no dictionary; give names with values")
-        for name in ("store", "warm_start_store"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, (str, storage.PosteriorStore)):
-                raise ValueError(
-                    f"{name} = {value!r:.80} is no store; give sqlite:///FILE, postgresql://..., or an open store"
-                )
         if not isinstance(self.strategy, str):
-            raise ValueError(
-                f"strategy = {self.strategy!r:.80} is no name; give one of {', '.join(STRATEGIES.available())}"
-            )
+            names = ", ".join(STRATEGIES.available())
+            raise ValueError(f"strategy = {self.strategy!r:.80} is no name; give one of {names}")
         if not isinstance(self.take_over, bool):
             raise ValueError(f"take_over = {self.take_over!r:.80}; give True or False")
         if self.keep_rollouts is not None:
             whole("keep_rollouts", self.keep_rollouts)
-        weight = self.warm_start_weight
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= 1:
-            raise ValueError(
-                f"warm_start_weight = {weight!r:.80} is not in (0, 1]; 1 takes the other run's counts whole"
-            )
+        _check_weight(self.warm_start_weight)
 
     @cached_property
     def built(self) -> tuple[RewardEstimator, RolloutStrategy]:
@@ -339,6 +330,17 @@ def _open(store: storage.PosteriorStore | str | None, *, create: bool) -> Any:
     if isinstance(store, storage.PosteriorStore):
         return nullcontext(store)
     return storage.open_store(store, create=create)
+
+
+def _check_store(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, (str, storage.PosteriorStore)):
+        forms = "sqlite:///FILE, postgresql://..., or an open store"
+        raise ValueError(f"{name} = {value!r:.80} is no store; give {forms}")
+
+
+def _check_weight(weight: Any) -> None:
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= 1:
+        raise ValueError(f"warm_start_weight = {weight!r:.80} is not in (0, 1]; 1 takes the other run's counts whole")
 
 
 def check_text(name: str, value: Any) -> None:

@@ -815,13 +815,8 @@ def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group:
 
 def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], weights: list[float]) -> int | None:
     """Return the index of the reward function whose score the estimator sees; None for the weighted sum."""
-    if name is not None and name not in names:
-        raise ValueError(f"verifier {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}")
-    if name is not None and names.count(name) > 1:
-        raise ValueError(
-            f"verifier {name!r} is the name of {names.count(name)} reward functions; give each its own: "
-            'function.__name__ = "correct"'
-        )
+    if name is not None:
+        _check_verifier(name, names)
     if estimator.support == "real" and (name is None or estimator.belief is estimator):
         return None
     if name is None and len(names) > 1:
@@ -830,6 +825,17 @@ def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], we
     if not weights[index] > 0:
         raise ValueError(f"the weight of verifier {names[index]!r} is {weights[index]:g}; it must be above 0")
     return index
+
+
+def _check_verifier(name: str, names: list[str]) -> None:
+    """Refuse a name that is none of the reward functions', or of several."""
+    if name not in names:
+        raise ValueError(f"verifier {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}")
+    if names.count(name) > 1:
+        raise ValueError(
+            f"verifier {name!r} is the name of {names.count(name)} reward functions; give each its own: "
+            'function.__name__ = "correct"'
+        )
 
 
 def _text(completion: str | list[dict[str, Any]]) -> str:
