@@ -38,6 +38,7 @@ TEMPLATE = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_gen
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A folder with a model that has learnt nothing."""
+    torch.set_num_threads(1)  # with a model of this size a second one mostly waits
     folder = tmp_path_factory.mktemp("model")
     build_model(0).save_pretrained(folder)
     tokenizer = build_tokenizer()
@@ -105,7 +106,8 @@ def watched(monkeypatch):
     def their_own(self, inputs):
         output = theirs(self, inputs)
         if self.model.training:
-            seen.append({"rewards": self._scored[0].double().numpy(), "theirs": output["advantages"].double().numpy()})
+            rewards = self._dbb.scored[0].double().numpy()
+            seen.append({"rewards": rewards, "theirs": output["advantages"].double().numpy()})
         return output
 
     def then_ours(self, inputs):

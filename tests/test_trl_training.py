@@ -180,3 +180,75 @@ def test_two_ranks_share_one_run(tmp_path):
     assert first["weights"] == second["weights"]
     assert first["error"].startswith("StoreError: there is a run named 'dbb'")
     assert second["error"] == f"RuntimeError: the first process cannot go on: {first['error'].split(': ', 1)[1]}"
+
+
+REMEMBERING = (
+    ALONE
+    + """
+import json, os
+rank, port, folder, model = sys.argv[1:]
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+from openrlhf_dbb import storage
+from openrlhf_dbb.integrations import trl as door
+
+def odd(completions, **_):
+    return [float(ord(text[0]) % 2) if text else 0.0 for text in completions]
+
+def trained(name, **ours):
+    trainer = GRPOTrainer(
+        model=model, reward_funcs=odd, train_dataset=Dataset.from_dict({"prompt": [f"{n}+{n}=" for n in range(6)]}),
+        args=GRPOConfig(
+            output_dir=f"{folder}/{name}", max_steps=4, per_device_train_batch_size=6, num_generations=4,
+            max_completion_length=6, learning_rate=1e-3, beta=0.0, report_to="none", gradient_checkpointing=False,
+            use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True, logging_steps=1,
+        ),
+    )
+    if name != "alone":
+        door.remember(trainer, store=f"sqlite:///{folder}/runs.db", run_name=name)
+    trainer.train()
+    return sum(float(p.double().abs().sum()) for p in trainer.model.parameters())
+
+class Broken:
+    def __init__(self, owner, name, on_rank):
+        self.owner, self.name, self.whole, self.calls = owner, name, getattr(owner, name), 0
+        if rank == on_rank:
+            broken = self
+            setattr(owner, name, lambda *args, **options: broken(*args, **options))
+
+    def __call__(self, *args, **options):
+        self.calls += 1
+        if self.calls > 8:
+            raise storage.StoreError("broken")
+        return self.whole(*args, **options)
+
+    def restore(self):
+        setattr(self.owner, self.name, self.whole)
+
+found = {"alone": trained("alone"), "whole": trained("whole")}
+for name, owner, method, on_rank in (
+    ("second", door._Memory, "_key", "1"),
+    ("first", door._Memory, "_key", "0"),
+    ("log", storage.Run, "record_metrics", "0"),
+):
+    broken = Broken(owner, method, on_rank)
+    if name == "log":
+        broken.calls = 7
+    found[name] = trained(name)
+    broken.restore()
+print()
+print(json.dumps(found))
+"""
+)
+
+
+def test_on_two_ranks_a_memory_that_fails_on_one_ends_on_both_and_the_training_goes_on(tmp_path):
+    build_model(0).save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    first, second = two_ranks(REMEMBERING, str(tmp_path), str(tmp_path / "model"))
+    assert first == second and len(set(first.values())) == 1
+    stored = rows(tmp_path, "SELECT name, status, last_step FROM dbb_run ORDER BY run_id", "runs.db")
+    assert stored[0] == ("whole", "finished", 4)
+    assert {name for name, *_ in stored[1:]} == {"second", "first", "log"}
+    assert all(status != "finished" and last_step < 4 for _, status, last_step in stored[1:])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.metadata
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -21,6 +20,9 @@ from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrate
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
+from openrlhf_dbb.integrations import exact_json
+
+__all__ = ["SAVED", "Settings", "Steps", "check_release", "check_same_data", "label_of", "run_exists", "text_of"]
 
 __all__ = ["SAVED", "Settings", "Steps", "check_release", "check_same_data", "label_of", "run_exists", "text_of"]
 
@@ -72,6 +74,25 @@ class Settings:
     take_over: bool = False
     keep_rollouts: int | None = KEEP
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a value of another kind, or out of its range."""
+        for name in ("form", "run_name", "warm_start"):
+            check_text(name, getattr(self, name))
+        for name in ("store", "warm_start_store"):
+            _check_store(name, getattr(self, name))
+        for name in ("parameters", "strategy_parameters"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Mapping):
+                raise ValueError(f"{name} = {value!r:.80} is no dictionary; give names with values")
+        if not isinstance(self.strategy, str):
+            names = ", ".join(STRATEGIES.available())
+            raise ValueError(f"strategy = {self.strategy!r:.80} is no name; give one of {names}")
+        if not isinstance(self.take_over, bool):
+            raise ValueError(f"take_over = {self.take_over!r:.80}; give True or False")
+        if self.keep_rollouts is not None:
+            whole("keep_rollouts", self.keep_rollouts)
+        _check_weight(self.warm_start_weight)
+
     @cached_property
     def built(self) -> tuple[RewardEstimator, RolloutStrategy]:
         """The estimator and the strategy; ValueError if a name or a parameter is wrong, or they do not fit together."""
@@ -90,16 +111,44 @@ class Steps:
     """The steps of a run in a trainer: prompts, scores, checkpoints."""
 
     def __init__(
-        self, settings: Settings, name: str, resume: bool, keys: Sequence[Key], facts: RunFacts, **about: Any
+        self,
+        settings: Settings,
+        name: str,
+        resume: bool,
+        keys: Sequence[Key],
+        facts: RunFacts,
+        *,
+        passive: bool = False,
+        many_labels: bool = False,
+        **about: Any,
     ) -> None:
         """Create the run, or resume it with its estimator; refuse another one.
 
-        ``keys`` are text and label of each row of the data set. ``about`` is of :meth:`Posteriors.create`.
+        Args:
+            keys: text and label of each row of the data set.
+            passive: a name that is taken gets a number; several labels of a prompt, and other data
+                than the run's, are a warning.
+            many_labels, about: of :meth:`Posteriors.create`.
         """
-        (estimator, self._strategy), self._keys, self._facts = settings.built, keys, facts
+        estimator, strategy = settings.built
+        self._strategy = strategy
+        self._keys = keys
+        self._facts = facts
+        self._start_over()
+        exact_json.dumps(self._sampler.state(), self._state_name())  # refused now rather than at a checkpoint
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
+        if passive and not many_labels:
+            many_labels = True
+            for place, reason in list(contradictions(prompts, labels).items())[:1]:
+                _log.warning("a prompt with two labels has two posteriors; %s: %s", place, reason)
         if resume:
             self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)
+            try:
+                self._check_resumed(estimator, prompts, labels, passive=passive)
+            except ValueError:
+                self.posteriors.run.release()
+                self.posteriors.close()
+                raise
         else:
             start = ("warm_start", "warm_start_weight", "warm_start_store")
             options = about | {option: getattr(settings, option) for option in start}
@@ -112,8 +161,12 @@ class Steps:
         self._start_over()
 
     def _start_over(self) -> None:
-        self._sampler, self._left = self._strategy.sampler(self._facts), len(self._keys)
+        self._sampler = self._strategy.sampler(self._facts)
+        self._left = len(self._keys)
         self._drawn: dict[Key, Drawn] = {}
+
+    def _state_name(self) -> str:
+        return f"the state of strategy {self._strategy.name!r}"
 
     def draw(self) -> list[int]:
         """Draw the next step's prompts; return their rows in the data set."""
@@ -133,16 +186,37 @@ class Steps:
         return rows
 
     def observe(
-        self, keys_R: Sequence[Key], rewards_R: Floats, scores_R: Floats, form: str, extras: StepExtras
+        self,
+        keys_R: Sequence[Key],
+        rewards_R: Floats,
+        scores_R: Floats,
+        form: str | None,
+        extras: StepExtras,
+        advantages_R: Sequence[float] | None = None,
     ) -> Scored:
-        """Do the next step; return it with the advantages that are trained with, weighted and whitened."""
+        """Do the next step; return it with the advantages that are trained with, weighted and whitened.
+
+        Without a ``form`` these are ``advantages_R``, the trainer's own.
+        """
         prompts, labels = zip(*keys_R, strict=True)
         if self._drawn:
             drawn_R = [self._drawn[key] for key in keys_R]
-            inclusion, weights = [drawn.inclusion for drawn in drawn_R], [drawn.weight for drawn in drawn_R]
-            extras = dataclasses.replace(extras, inclusion=inclusion, weights=weights)
+            extras = dataclasses.replace(
+                extras,
+                inclusion=[drawn.inclusion for drawn in drawn_R],
+                weights=[drawn.weight for drawn in drawn_R],
+            )
         step = self.posteriors.step + 1
-        scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
+        scored = self.posteriors.observe(
+            step,
+            prompts,
+            labels,
+            rewards_R,
+            scores=scores_R,
+            form=form,
+            advantages=advantages_R,
+            extras=extras,
+        )
         for key, drawn in self._drawn.items():
             scores_N = scores_R[[other == key for other in keys_R]]
             if not np.isnan(scores_N).all():
@@ -150,7 +224,7 @@ class Steps:
         self._sampler.end_step()
         scored.metrics.update(self._sampler.metrics())
         tokens_R = np.where(np.isnan(rewards_R), 0, np.asarray(extras.tokens)) * np.asarray(extras.trained)
-        if not (FORMS.get(form).whitened and tokens_R.any()):
+        if form is None or not (FORMS.get(form).whitened and tokens_R.any()):
             return scored
         mean = np.average(scored.advantages, weights=tokens_R)
         variance = np.average((scored.advantages - mean) ** 2, weights=tokens_R)
@@ -161,17 +235,24 @@ class Steps:
         """Write what a resume needs into a checkpoint's folder, once every step up to here is durable."""
         folder.mkdir(parents=True, exist_ok=True)
         self.posteriors.checkpoint(self.posteriors.step, folder.name)
-        saved = {"run": self.posteriors.run.record.uuid, "step": self.posteriors.step, "tag": folder.name}
-        drawn = {"strategy": self._sampler.state(), "left": self._left}
-        (folder / SAVED).write_text(json.dumps(saved | drawn, default=lambda random: random.bit_generator.state))
+        saved = {
+            "run": self.posteriors.run.record.uuid,
+            "step": self.posteriors.step,
+            "tag": folder.name,
+            "strategy": self._sampler.state(),
+            "left": self._left,
+        }
+        (folder / SAVED).write_text(exact_json.dumps(saved, self._state_name()))
 
     def saved_in(self, folder: Path) -> dict[str, Any]:
         """Return what :meth:`save` has written; refuse a checkpoint of another run, or of steps that were undone."""
         record = self.posteriors.run.record
         begin = f"begin another run with the checkpoint as its model and warm_start={record.name!r}"
         try:
-            saved: dict[str, Any] = json.loads((folder / SAVED).read_text(), object_hook=_decoded)
-            run, step, tag = str(saved["run"]), int(saved["step"]), str(saved["tag"])
+            saved: dict[str, Any] = exact_json.loads((folder / SAVED).read_text())
+            run = str(saved["run"])
+            step = int(saved["step"])
+            tag = str(saved["tag"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"checkpoint {folder} was not saved with posteriors ({error}): {begin}") from None
         if run != record.uuid:
@@ -183,7 +264,8 @@ class Steps:
 
     def go_back(self, checkpoint: Path | None, folder: Path) -> None:
         """Go back to a checkpoint, bit for bit; without one start over, unless there are some outside ``folder``."""
-        record, recorded = self.posteriors.run.record, self.posteriors.store.checkpoints(self.posteriors.run.record)
+        record = self.posteriors.run.record
+        recorded = self.posteriors.store.checkpoints(record)
         if checkpoint is None and len(recorded) > 1:  # a kill may have cut the only one short
             tags = ", ".join(tag for _, tag in recorded)
             raise ValueError(
@@ -201,9 +283,40 @@ class Steps:
         self.posteriors.roll_back(int(saved["step"]))
 
 
-def _decoded(values: dict[str, Any]) -> Any:
-    if "bit_generator" not in values:
-        return values
-    random = np.random.default_rng()
-    random.bit_generator.state = values
-    return random
+def stored_run(store: storage.PosteriorStore | str | None, name: str, *, create: bool) -> storage.RunRecord | None:
+    """Return the run of this name, None if there is none; without ``create`` the store must exist."""
+    with _open(store, create=create) as opened:
+        for run in opened.runs():
+            if run.name == name:
+                return run
+    return None
+
+
+def refuse_taken(store: storage.PosteriorStore | str | None, name: str, way_out: str) -> None:
+    """Raise StoreError if a run has this name; ``way_out`` names the trainer's arguments."""
+    with _open(store, create=True) as opened:
+        if opened.is_taken(name):
+            raise storage.StoreError(f"there is a run named {name!r} in {opened.location}; {way_out}")
+
+
+def _open(store: storage.PosteriorStore | str | None, *, create: bool) -> Any:
+    if isinstance(store, storage.PosteriorStore):
+        return nullcontext(store)
+    return storage.open_store(store, create=create)
+
+
+def _check_store(name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, (str, storage.PosteriorStore)):
+        forms = "sqlite:///FILE, postgresql://..., or an open store"
+        raise ValueError(f"{name} = {value!r:.80} is no store; give {forms}")
+
+
+def _check_weight(weight: Any) -> None:
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight <= 1:
+        raise ValueError(f"warm_start_weight = {weight!r:.80} is not in (0, 1]; 1 takes the other run's counts whole")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Raise ValueError for a setting that is neither a text nor None."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} = {value!r:.80} is no text; give a name")

@@ -6,10 +6,11 @@ Axes: R rollouts of a generation batch on all processes, B on this process, F re
 and N samples of a prompt.
 """
 
+import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,9 +18,9 @@ import numpy as np
 import torch
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
-from openrlhf_dbb.core.strategies import RunFacts
+from openrlhf_dbb.core.posteriors import MemorySupportError, Posteriors
+from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras
+from openrlhf_dbb.core.strategies import Plain, RunFacts
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.evaluation.metrics import stored_rows
@@ -35,8 +36,9 @@ from accelerate.utils import broadcast_object_list, gather_object  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from transformers import TrainerState  # noqa: E402
 from transformers.trainer import TRAINER_STATE_NAME  # noqa: E402
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl.trainer.utils import RepeatSampler  # noqa: E402
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +52,8 @@ class PosteriorGRPOConfig(GRPOConfig):
         group = config.num_generations
         if group == 1:
             # TRL only checks these two values here; the trainer reads them later.
-            config.num_generations, config.num_generations_eval = 2, config.num_generations_eval or 1
+            config.num_generations = 2
+            config.num_generations_eval = config.num_generations_eval or 1
         super().__post_init__()
         config.num_generations = group
 
@@ -63,8 +66,502 @@ class Settings(shared.Settings):
     label_column: str | None = None
     verifier: str | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shared.check_text("label_column", self.label_column)
+        shared.check_text("verifier", self.verifier)
+        if not isinstance(self.resume, bool) and self.resume != "auto":
+            raise ValueError(f"resume = {self.resume!r:.80}; give True, False or 'auto'")
 
-class PosteriorGRPOTrainer(GRPOTrainer):
+    def with_real_memory(self) -> "Settings":
+        """Return settings whose memory is of real rewards; these where that is chosen, or draws need another."""
+        estimator, strategy = self.built
+        chosen = dict(self.parameters or {})
+        is_chosen = not isinstance(self.estimator, str) or "memory" in chosen
+        if is_chosen or estimator.belief is estimator or strategy.draws:
+            return self
+        return replace(self, parameters=chosen | {"memory": "gaussian"})
+
+
+class _Memory:
+    """The run that follows the training of one trainer, which the first of several processes owns.
+
+    The trainer has no attributes of ours but this one, since a subclass may have any others.
+
+    Attributes:
+        strategy: draws the prompts.
+        advantages_R: of the last batch, of all processes; None if it was not observed.
+        scored: what TRL has just scored: rewards (R, F), and the ids of this process's B responses.
+        samples: of a held-out prompt's responses the verifier's score (NaN where missing), the length, whether it
+            was cut.
+        evaluated: the step of the last evaluation, and its results by benchmark.
+    """
+
+    def __init__(self, trainer: "_Hooks", settings: Settings) -> None:
+        """Note the settings; ValueError for those that do not fit the trainer."""
+        estimator, strategy = settings.built
+        group = trainer.num_generations
+        if group < estimator.min_rollouts:
+            raise ValueError(f"num_generations={group} is too few for {estimator.name!r}; use 'auto'")
+        scaling = trainer.scale_rewards
+        if settings.form is not None and scaling != "group":
+            raise ValueError(f"form {settings.form!r} is given; leave out scale_rewards={scaling!r}")
+        column = settings.label_column
+        _check_column(column, trainer.train_dataset)
+        if column is not None and trainer.args.remove_unused_columns:
+            raise ValueError(f"label_column={column!r} would be removed; use remove_unused_columns=False")
+        names = trainer.reward_func_names
+        self._verifier = _verifier(settings.verifier, estimator, names, trainer.reward_weights.tolist())
+        self.trainer = trainer
+        self.settings = settings
+        if settings.verifier is None and len(names) > 1:
+            self.settings = settings.with_real_memory()
+        if self.settings is not settings:
+            self._say(
+                f"the memory is of the weighted sum of {', '.join(names)}, a real number; to remember "
+                "right and wrong, give verifier=, one of these"
+            )
+        self.strategy = strategy
+        # For "batch" too, _score divides X - p by the spread of the batch.
+        self._form = settings.form or ("group_norm" if scaling == "group" else "batch_centered")
+        self._logged: tuple[int, dict[str, float]] = (0, {})
+        self._opened: shared.Steps | None = None
+        self.advantages_R: Floats | None = None
+        self.scored: tuple[torch.Tensor, Any] | None = None
+        self.samples: dict[Key, list[tuple[float, int, bool]]] = {}
+        self.evaluated: tuple[int, dict[str, storage.EvaluationRows]] = (-1, {})
+        model = getattr(self.trainer.model, "config", None)
+        self._model_name = str(getattr(model, "_name_or_path", ""))
+
+    def attempt(self, what: str, work: Callable[[], Any]) -> Any:
+        """Return what ``work``, which ``what`` names, returns; on all processes together."""
+        return work()
+
+    def read_prompts(self) -> list[Key]:
+        """Return text and label of every row; refuse what would go wrong unnoticed."""
+        if not isinstance(self.trainer.train_dataset, Dataset):
+            raise ValueError("posteriors need to know every prompt of train_dataset: pass a datasets.Dataset")
+        column = self.settings.label_column
+        columns = ["prompt"] if column is None else ["prompt", column]
+        keys = [self._key(row) for row in self.trainer.train_dataset.select_columns(columns)]
+        if len(set(keys)) == len(keys):
+            return keys
+        if self._has_images():
+            raise ValueError("prompts and labels repeat, and their images may differ: give a label_column")
+        if column is None:
+            differ = _differing_columns(self.trainer.train_dataset, keys)
+            if differ:
+                self._say(
+                    f"rows of one prompt share a posterior, though they differ in {', '.join(differ)}; "
+                    "if these are other tasks, give what tells them apart as label_column="
+                )
+        return keys
+
+    def _has_images(self) -> bool:
+        return not {"image", "images"}.isdisjoint(self.trainer.train_dataset.column_names)
+
+    def _key(self, row: Mapping[str, Any]) -> Key:
+        column = self.settings.label_column
+        label = None if column is None else row.get(column)
+        return text_of(row["prompt"]), label_of(label)
+
+    def open(self, keys: list[Key]) -> None:
+        """Start or resume the run, on the first process."""
+        settings = self.settings
+        groups = self.trainer.args.generation_batch_size // self.trainer.num_generations
+        self._keys = keys
+        self._run_name = settings.run_name or self.trainer.args.run_name or Path(self.trainer.args.output_dir).name
+        self._facts = RunFacts(groups, self.trainer.num_generations, self.trainer.args.seed)
+        _on_first(self._open_run)
+
+    def _open_run(self) -> None:
+        store = self.settings.store
+        resume = self.settings.resume
+        if resume == "auto":
+            resume = shared.run_exists(store, self._run_name)
+        elif not resume:
+            shared.refuse_taken(store, self._run_name, "give another run_name=, or resume='auto' to continue it")
+        self._begin(resume=bool(resume))
+
+    def _begin(self, *, resume: bool, passive: bool = False) -> None:
+        """Open the run, on the first process."""
+        settings = self.settings
+        chosen = {"strategy": settings.strategy, **settings.strategy_parameters}
+        # Texts with images, and those of environments, are told apart by their labels.
+        by_label = self._has_images() or self.trainer.environment_factories is not None
+        self._opened = shared.Steps(
+            settings,
+            self._run_name,
+            resume,
+            self._keys,
+            self._facts,
+            passive=passive,
+            many_labels=by_label,
+            model=self._model_name,
+            reward=", ".join(self.trainer.reward_func_names),
+            dataset=str(self.trainer.train_dataset.info.dataset_name or ""),
+            config={**self.trainer.args.to_dict(), "posteriors": chosen},
+        )
+        self.trainer.posteriors = self._opened.posteriors
+
+    @property
+    def steps(self) -> shared.Steps:
+        if self._opened is None:  # not the first process, or the memory has ended
+            raise RuntimeError("no run is open in this process")
+        return self._opened
+
+    @property
+    def run(self) -> Posteriors:
+        return self.steps.posteriors
+
+    def _say(self, line: str) -> None:
+        if self.trainer.accelerator.is_main_process:
+            _log.warning("%s", line)
+
+    def record_log(self, logs: dict[str, float]) -> None:
+        """Store numbers, on the first process alone: users may call ``log`` there alone."""
+        step = self.run.step
+        if self._logged[0] != step:  # else another optimizer step on the same rollouts, or the summary at the end
+            batches = self.trainer.args.steps_per_generation * self.trainer.num_iterations
+            optimizer_steps = batches / self.trainer.args.gradient_accumulation_steps
+            planned = math.ceil(self.trainer.state.max_steps / optimizer_steps)
+            self._logged = (step, {"plan/steps": planned})
+        self._logged[1].update(logs)
+        self.run.record_metrics(step, self._logged[1])
+
+    def save(self) -> None:
+        """Write what a resume needs into the checkpoint that TRL is about to write."""
+        _on_first(self._save)
+
+    def _save(self) -> None:
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.trainer.state.global_step}"  # TRL's
+        folder = Path(self.trainer.args.output_dir) / name
+        # transformers writes this file last. Without it an older checkpoint of this name is not whole.
+        (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
+        self.steps.save(folder)
+
+    def end_training(self) -> None:
+        """Finish the run unless the training was stopped before its last step."""
+        is_done = self.trainer.state.global_step >= self.trainer.state.max_steps
+        _on_first(lambda: self.run.finish() if is_done else self.run.settle())
+
+    def _just_scored(self) -> tuple[Floats, list[Any]]:
+        """Return the rewards (R, F) and this process's B responses that TRL has just scored."""
+        if self.scored is None:
+            raise ValueError("this trainer does not score completions by TRL's _calculate_rewards")
+        rewards_R_F, responses_B = self.scored
+        return _numpy(rewards_R_F), responses_B
+
+    def observe(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> None:
+        """Do one more step of the posteriors, with what TRL has generated and scored."""
+
+        def mine() -> list[tuple[Key, int, bool, bool, float]]:
+            _, responses_B = self._just_scored()
+            trained_B = output["completion_mask"].any(dim=1).tolist()  # TRL may have masked a response
+            rows_B = zip(inputs, responses_B, trained_B, output["advantages"].tolist(), strict=True)
+            return [
+                (self._key(row), len(ids), self._is_cut(ids), trained, advantage)
+                for row, ids, trained, advantage in rows_B
+            ]
+
+        keys_R, tokens_R, cut_R, trained_R, theirs_R = zip(*_gathered(mine), strict=True)
+        # TRL has just gathered the completions of this batch for its own log.
+        texts_R = [_text(completion) for completion in self.trainer._logs["completion"]][-len(keys_R) :]
+        responses = Responses(texts_R, truncated=cut_R, keep=self.settings.keep_rollouts)
+        extras = StepExtras(tokens=tokens_R, trained=trained_R, responses=responses)
+        advantages_R, mean_R, metrics = _on_first(lambda: self._score(keys_R, theirs_R, extras))
+        self._fill_table(mean_R)
+        for name, value in metrics.items():
+            self.trainer._metrics["train"][name].append(value)
+        self.advantages_R = np.array(advantages_R)
+
+    def _score(
+        self, keys_R: Sequence[Key], theirs_R: Sequence[float], extras: StepExtras
+    ) -> tuple[list[float], list[float], dict[str, float]]:
+        """Return advantages, the means that they were made with, and metrics; on the first process.
+
+        ``theirs_R`` are TRL's own advantages.
+        """
+        rewards_R_F, _ = self._just_scored()
+        weights_F = _numpy(self.trainer.reward_weights)
+        group = self.trainer.num_generations
+        rewards_R, scores_R, scale = combine(rewards_R_F, weights_F, self._verifier, group)
+        scored = self._observed(keys_R, rewards_R, scores_R, theirs_R, extras)
+        advantages_R = scored.advantages
+        if self.trainer.scale_rewards == "none":
+            advantages_R = advantages_R * scale
+        elif self.trainer.scale_rewards == "batch":
+            known = rewards_R[~np.isnan(rewards_R)]
+            spread = np.std(known, ddof=1) if len(known) > 1 else 0.0
+            advantages_R = advantages_R / spread if spread > 0 else np.zeros(len(rewards_R))
+        return advantages_R.tolist(), scored.mean.tolist(), scored.metrics
+
+    def _observed(
+        self,
+        keys_R: Sequence[Key],
+        rewards_R: Floats,
+        scores_R: Floats,
+        theirs_R: Sequence[float],
+        extras: StepExtras,
+    ) -> Scored:
+        return self.steps.observe(keys_R, rewards_R, scores_R, self._form, extras)
+
+    def sample(self, inputs: list[dict[str, Any]]) -> None:
+        """Note the responses of an evaluation's batch, of all processes."""
+        rewards_R_F, _ = self._just_scored()
+        _, scores_R, _ = combine(rewards_R_F, _numpy(self.trainer.reward_weights), self._verifier, group=1)
+
+        def mine() -> list[tuple[Key, int, bool]]:
+            _, responses_B = self._just_scored()
+            rows_B = zip(inputs, responses_B, strict=True)
+            return [(self._key(row), len(ids), self._is_cut(ids)) for row, ids in rows_B]
+
+        for (prompt, tokens, cut), value in zip(_gathered(mine), scores_R.tolist(), strict=True):
+            self.samples.setdefault(prompt, []).append((value, tokens, cut))
+        self._fill_table([math.nan] * len(scores_R))
+
+    def _fill_table(self, mean_R: list[float]) -> None:
+        """Add to our column of the table that TRL logs, which needs columns of one length."""
+        self.trainer._logs["extra"]["posterior_mean"].extend(mean_R)
+
+    def _is_cut(self, ids: Sequence[int]) -> bool:
+        return len(ids) > 0 and ids[-1] not in self.trainer.eos_token_ids
+
+    def record_held_out(self, prefix: str) -> None:
+        """Store an evaluation's samples; those of several benchmarks after one step become one."""
+        samples = self.samples
+        self.samples = {}
+        _on_first(lambda: self._record_held_out(prefix.removeprefix("eval_"), samples))
+
+    def _record_held_out(self, benchmark: str, samples: dict[Key, list[tuple[float, int, bool]]]) -> None:
+        self.run.settle()
+        step = self.run.step
+        if step != self.evaluated[0]:
+            self.evaluated = (step, {})
+        texts, labels = map(list, zip(*samples, strict=True))
+        # TRL fills up its last batch with further samples of some prompts.
+        kept_P_N = [samples_N[: self.trainer.num_generations_eval] for samples_N in samples.values()]
+        scores, tokens, truncated = np.moveaxis(np.array([kept_P_N]), 3, 0)
+        none = np.array([None])  # the trainer extracts no answers
+        results = Results(benchmark, [], scores, none, labels, tokens.astype(np.int64), truncated > 0, texts)
+        self.evaluated[1][benchmark] = stored_rows(results, self.run.store)
+        self._record_evaluation()
+
+    def _record_evaluation(self) -> None:
+        """Store the last evaluation."""
+        step, rows = self.evaluated
+        self.run.store.record_evaluation(
+            TRAINING,
+            list(rows.values()),
+            run=self.run.run.record,
+            step=step,
+            model=self._model_name,
+            config={
+                "temperature": self.trainer.args.temperature,
+                "max_completion_length": self.trainer.args.max_completion_length,
+            },
+        )
+
+
+class _PassiveMemory(_Memory):
+    """The memory of :func:`remember`: whatever it cannot take, TRL trains on."""
+
+    _has_ended = False  # on all processes
+    _fills_table = True
+
+    def _fill_table(self, mean_R: list[float]) -> None:
+        if self._fills_table:
+            super()._fill_table(mean_R)
+
+    def attempt(self, what: str, work: Callable[[], Any]) -> Any:
+        """Return what ``work`` returns; if it fails, on all processes, end the memory, and return None."""
+        if self._has_ended:
+            return None
+        try:
+            return work()
+        except Exception as error:  # nothing that a memory meets may end the training
+            self._has_ended = True
+            self._end(what, error)
+            return None
+
+    def record_log(self, logs: dict[str, float]) -> None:
+        try:
+            super().record_log(logs)
+        except Exception as error:  # as above; the other processes learn of it with the next batch
+            self._end("storing what TRL logged", error)
+
+    def _end(self, what: str, error: Exception) -> None:
+        """Close the run, so that it can be resumed, and say once what is lost."""
+        self._fills_table = False
+        self.trainer._logs["extra"].pop("posterior_mean", None)
+        if self._opened is None:  # not the first process, or it has said so
+            return
+        run = self.run
+        self._opened = None
+        self.trainer.posteriors = None
+        lost = f"no step after {run.step} of run {run.run.record.name!r} is remembered; the training goes on without"
+        try:
+            _give_up(run, reachable=not isinstance(error, storage.StoreError))
+        except Exception as failure:  # nothing that a memory meets may end the training
+            lost += f" (the run could not be closed: {failure})"
+        _log.warning("remembering has ended: %s failed: %s: %s; %s", what, type(error).__name__, error, lost)
+
+    def begins(self) -> bool:
+        """Open the run; return False if the training's data cannot be remembered.
+
+        Raises:
+            ValueError, storage.StoreError: a setting is wrong, or the store cannot be opened.
+        """
+        try:
+            keys = self.read_prompts()
+        except Exception as error:  # whatever the data holds, TRL may train on it
+            self._say(f"this training is not remembered: {error}")
+            return False
+        self.open(keys)
+        self._fill_table([math.nan] * len(self.trainer._logs["prompt"]))
+        return True
+
+    def _open_run(self) -> None:
+        settings = self.settings
+        if not settings.resume:
+            self._begin_new()
+            return
+        record = shared.stored_run(settings.store, self._run_name, create=settings.resume == "auto")
+        if record is not None and record.parameters.get("memory") == "gaussian":
+            self.settings = settings.with_real_memory()  # as after its first step
+        if settings.resume is True:
+            self._begin(resume=True, passive=True)
+            return
+        if record is not None:
+            try:
+                self._begin(resume=True, passive=True)
+                return
+            except (storage.StoreError, ValueError) as error:
+                _log.warning("run %r is not continued: %s", record.name, error)
+        self._begin_new()
+
+    def _begin_new(self) -> None:
+        """Begin a run, under another name if this one is taken, and say so."""
+        self._begin(resume=False, passive=True)
+        name = self.run.run.record.name
+        if name != self._run_name:
+            _log.warning(
+                "there is a run named %r: this training is remembered as %r; give another run_name=, or resume='auto' "
+                "to continue the first",
+                self._run_name,
+                name,
+            )
+
+    def follow(self, checkpoint: str | bool | None) -> None:
+        """Take the run to where TRL begins: back to the checkpoint, or to a new run if it is not of this one."""
+        _on_first(lambda: self._follow(checkpoint))
+
+    def _follow(self, checkpoint: str | bool | None) -> None:
+        self.evaluated = (-1, {})
+        folder = get_last_checkpoint(self.trainer.args.output_dir) if checkpoint is True else checkpoint
+        reason = "it has steps, and this training begins without a checkpoint"
+        if folder:
+            try:
+                self.steps.go_back(Path(folder), Path(self.trainer.args.output_dir))
+                return
+            except ValueError as error:
+                reason = str(error)
+        elif not self.run.step:
+            return
+        if self.run.step:
+            former = self.run
+            _log.warning("run %r is not continued: %s", former.run.record.name, reason)
+            _give_up(former, reachable=True)
+            self._begin_new()
+        else:
+            _log.warning("run %r begins without what was before: %s", self.run.run.record.name, reason)
+
+    def _observed(
+        self,
+        keys_R: Sequence[Key],
+        rewards_R: Floats,
+        scores_R: Floats,
+        theirs_R: Sequence[float],
+        extras: StepExtras,
+    ) -> Scored:
+        """Do a step; a memory of right and wrong that meets other rewards in the first one begins again."""
+        try:
+            return self._remembered(keys_R, rewards_R, scores_R, theirs_R, extras)
+        except MemorySupportError as error:
+            real = self.settings.with_real_memory()
+            if self.run.step or real is self.settings:
+                raise
+            _log.warning("the memory is of real rewards, since %s", error)
+            self._begin_again(real)
+        return self._remembered(keys_R, rewards_R, scores_R, theirs_R, extras)
+
+    def _remembered(
+        self,
+        keys_R: Sequence[Key],
+        rewards_R: Floats,
+        scores_R: Floats,
+        theirs_R: Sequence[float],
+        extras: StepExtras,
+    ) -> Scored:
+        estimator, _ = self.settings.built
+        if self._verifier is not None and estimator.belief.support == "real":
+            rewards_R = scores_R  # such a memory sees the rewards, and the user has named the verifier
+        return self.steps.observe(keys_R, rewards_R, scores_R, None, extras, theirs_R)
+
+    def _begin_again(self, settings: Settings) -> None:
+        """Replace a run without steps."""
+        former = self.run
+        former.store.delete_run(former.run.record)
+        former.close()
+        self.settings = settings
+        self._begin(resume=False, passive=True)
+        if self.evaluated[1]:
+            self._record_evaluation()
+
+
+class _Hooks(GRPOTrainer):
+    """Where TRL's trainer calls the memory. It passes TRL's arguments on as they are."""
+
+    posteriors: Posteriors | None = None
+    _dbb: _Memory
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Evaluate as TRL does, and store the scores of each prompt with the run. No posterior changes."""
+        self._dbb.samples = {}
+        metrics: dict[str, float] = super().evaluate(*args, **options)
+        prefix = args[2] if len(args) > 2 else options.get("metric_key_prefix", "eval")
+        # With several data sets, TRL calls this method for each of them inside the outer call.
+        if self._dbb.samples:
+            self._dbb.attempt("storing an evaluation", lambda: self._dbb.record_held_out(prefix))
+        return metrics
+
+    def _calculate_rewards(self, *args: Any, **options: Any) -> torch.Tensor:
+        rewards: torch.Tensor = super()._calculate_rewards(*args, **options)
+        responses = args[3] if len(args) > 3 else options.get("completion_ids_list")
+        self._dbb.scored = (rewards, responses)
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            self._dbb.attempt("observing a batch", lambda: self._dbb.observe(inputs, output))
+        else:
+            self._dbb.attempt("observing an evaluation", lambda: self._dbb.sample(inputs))
+        self._dbb.scored = None
+        return output
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        """Log as TRL does, and store the numbers in the row of the last step."""
+        super().log(logs, *args, **options)  # adds TRL's averages to logs
+        if self.model.training and self.posteriors is not None and self.posteriors.step:
+            self._dbb.record_log(logs)
+
+    def _save_checkpoint(self, *args: Any, **options: Any) -> None:
+        self._dbb.attempt("saving the posteriors of a checkpoint", self._dbb.save)
+        super()._save_checkpoint(*args, **options)
+
+
+class PosteriorGRPOTrainer(_Hooks):
     """TRL's trainer. Of several processes, the first owns the run and computes the advantages of all.
 
     Args:
@@ -78,45 +575,19 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         storage.StoreError: the name is taken, the store cannot be opened, or the warm start or resume does not fit.
     """
 
-    posteriors: Posteriors | None = None
+    _passes = 0  # whole ones before the checkpoint that the training goes on from
 
     def __init__(self, *args: Any, **options: Any) -> None:
         names = {field.name for field in fields(Settings)} & options.keys()
         settings = Settings(**{name: options.pop(name) for name in names})
         _ = settings.built  # an error is raised before a model is loaded
+        given = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **options).arguments
+        _check_column(settings.label_column, given.get("train_dataset"))
         super().__init__(*args, **options)
-        self._begin(settings)
-
-    def _begin(self, settings: Settings, *, scores: bool = True) -> None:
-        """Start or resume the run; without ``scores`` the advantages stay TRL's."""
-        estimator, self._strategy = settings.built
-        if self.num_generations < estimator.min_rollouts:
-            raise ValueError(f"num_generations={self.num_generations} is too few for {estimator.name!r}; use 'auto'")
-        if settings.form is not None and self.scale_rewards != "group":
-            raise ValueError(f"form {settings.form!r} is given; leave out scale_rewards={self.scale_rewards!r}")
-        self._settings, self._scores = settings, scores
-        self._verifier = _verifier(settings.verifier, estimator, self.reward_func_names, self.reward_weights.tolist())
-        # For "batch" too, _observe divides X - p by the spread of the batch.
-        self._form = settings.form or ("group_norm" if self.scale_rewards == "group" else "batch_centered")
-        self._logged: tuple[int, dict[str, float]] = 0, {}
-        # Of a held-out prompt's responses the verifier's score (NaN where missing), the length, whether it was cut.
-        self._samples: dict[Key, list[tuple[float, int, bool]]] = {}
-        self._evaluated: tuple[int, dict[str, storage.EvaluationRows]] = -1, {}  # step, and results by benchmark
-        self._scored: tuple[torch.Tensor, list[Any]] | None = None
-        self._model_name = str(self.model.config._name_or_path)
-        keys, groups = self._read_prompts(), self.args.generation_batch_size // self.num_generations
-        name = settings.run_name or self.args.run_name or Path(self.args.output_dir).name
-        chosen = {"strategy": settings.strategy, **settings.strategy_parameters}
-        facts, config = RunFacts(groups, self.num_generations, self.args.seed), {"posteriors": chosen}
-        about: dict[str, Any] = {"model": self._model_name, "reward": ", ".join(self.reward_func_names)}
-        about |= {"dataset": str(self.train_dataset.info.dataset_name or ""), "config": self.args.to_dict() | config}
-
-        def begin() -> None:
-            resumes = shared.run_exists(settings.store, name) if settings.resume == "auto" else bool(settings.resume)
-            self._steps = shared.Steps(settings, name, resumes, keys, facts, **about)
-            self.posteriors = self._steps.posteriors
-
-        _on_first(begin)
+        if self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError("multi_objective_aggregation: posteriors are of one reward; use 'sum_then_normalize'")
+        self._dbb = _Memory(self, settings)
+        self._dbb.open(self._dbb.read_prompts())
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train as TRL does, and finish the run unless the training was stopped before its last step.
@@ -128,114 +599,64 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             ValueError: the checkpoint is not whole or not of this run, or the run has steps and no checkpoint is given.
         """
         folder = _on_first(lambda: self._beginning(resume_from_checkpoint))
-        self._passes = int(TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}").epoch or 0) if folder else 0
-        self._evaluated = -1, {}
+        self._passes = 0
+        if folder:
+            self._passes = int(TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}").epoch or 0)
+        self._dbb.evaluated = (-1, {})
         result = super().train(folder, *args, **options)
-        is_done = self.state.global_step >= self.state.max_steps
-        _on_first(lambda: self._run.finish() if is_done else self._run.settle())
+        self._dbb.end_training()
         return result
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
         """Return TRL's sampler, past the orders of the whole passes before a checkpoint; TRL would begin with them."""
         sampler = super()._get_train_sampler(dataset)
-        for _ in range(self._passes if sampler.shuffle else 0):
-            torch.randperm(sampler.num_samples, generator=sampler.generator)
+        if isinstance(sampler, RepeatSampler) and sampler.shuffle:
+            for _ in range(self._passes):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Evaluate as TRL does, and store the scores of each prompt with the run. No posterior changes."""
-        self._samples = {}
-        metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        samples, self._samples = self._samples, {}
-        if samples:  # with several data sets, TRL calls this method for each of them inside the outer call
-            _on_first(lambda: self._record_held_out(metric_key_prefix.removeprefix("eval_"), samples))
-        return metrics
-
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
-        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self._scored = rewards, completion_ids_list
-        return rewards
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.model.training and self._strategy.draws:
+        if self.model.training and self._dbb.strategy.draws:
             inputs = self._drawn(inputs)
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        assert self._scored is not None
-        (rewards_R_F, responses_B), self._scored = self._scored, None
+        output = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            advantages_R = self._observe(inputs, rewards_R_F, responses_B, output["completion_mask"])
-            if self._scores:
-                first, device = self.accelerator.process_index * len(inputs), output["advantages"].device
-                mine = advantages_R[first : first + len(inputs)]
-                output["advantages"] = torch.tensor(mine, dtype=torch.float32, device=device)
-                logged = self._logs["advantages"]  # the last ones are TRL's own advantages of this batch
-                for _ in range(min(len(advantages_R), len(logged))):
-                    logged.pop()
-                logged.extend(advantages_R.tolist())
-        else:
-            self._logs["extra"]["posterior_mean"].extend([math.nan] * len(rewards_R_F))  # as long as TRL's own columns
-            _, scores_R, _ = combine(_numpy(rewards_R_F), _numpy(self.reward_weights), self._verifier, group=1)
-            rows_B = zip(map(self._key, inputs), responses_B, strict=True)
-            rows_R = gather_object([(key, len(ids), ids[-1] not in self.eos_token_ids) for key, ids in rows_B])
-            for (prompt, tokens, cut), value in zip(rows_R, scores_R.tolist(), strict=True):
-                self._samples.setdefault(prompt, []).append((value, tokens, cut))
+            assert self._dbb.advantages_R is not None
+            self._use(self._dbb.advantages_R, output, len(inputs))
         return output
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log as TRL does, and store the numbers in the row of the last step."""
-        super().log(logs, start_time)  # adds TRL's averages to logs
-        if not (self.model.training and self.accelerator.is_main_process and self._run.step):
-            return
-        step = self._run.step
-        if self._logged[0] != step:  # else another optimizer step on the same rollouts, or the summary at the end
-            a_step = self.args.steps_per_generation * self.num_iterations / self.args.gradient_accumulation_steps
-            self._logged = step, {"plan/steps": math.ceil(self.state.max_steps / a_step)}
-        self._logged[1].update(logs)
-        self._run.record_metrics(step, self._logged[1])
+    def _use(self, advantages_R: Floats, output: dict[str, Any], rollouts: int) -> None:
+        """Put this process's advantages in place of TRL's, and those of all processes into TRL's log."""
+        first = self.accelerator.process_index * rollouts
+        mine = advantages_R[first : first + rollouts]
+        device = output["advantages"].device
+        output["advantages"] = torch.tensor(mine, dtype=torch.float32, device=device)
+        logged = self._logs["advantages"]  # the last ones are TRL's own advantages of this batch
+        for _ in range(min(len(advantages_R), len(logged))):
+            logged.pop()
+        logged.extend(advantages_R.tolist())
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        def prepare() -> None:
-            folder = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"  # TRL's name
-            # transformers writes this file last. Without it an older checkpoint of this name is not whole.
-            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
-            self._steps.save(folder)
+    def _drawn(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return this process's share of the generation batch that the strategy draws, in place of TRL's own.
 
-        _on_first(prepare)
-        super()._save_checkpoint(model, trial)
-
-    @property
-    def _run(self) -> Posteriors:
-        assert self.posteriors is not None, "only the first process has them"
-        return self.posteriors
-
-    def _read_prompts(self) -> list[Key]:
-        """Return text and label of every row; refuse what would go wrong unnoticed."""
-        if self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError("multi_objective_aggregation: posteriors are of one reward; use 'sum_then_normalize'")
-        if not isinstance(self.train_dataset, Dataset):
-            raise ValueError("posteriors need to know every prompt of train_dataset: pass a datasets.Dataset")
-        label = [] if self._settings.label_column is None else [self._settings.label_column]
-        if label and self.args.remove_unused_columns:
-            raise ValueError(f"label_column={label[0]!r} would be removed; use remove_unused_columns=False")
-        keys = [self._key(row) for row in self.train_dataset.select_columns(["prompt", *label])]
-        if len(set(keys)) < len(keys) and not {"image", "images"}.isdisjoint(self.train_dataset.column_names):
-            raise ValueError("prompts and labels repeat, and their images may differ: give a label_column")
-        return keys
-
-    def _key(self, row: Mapping[str, Any]) -> Key:
-        label = None if self._settings.label_column is None else row.get(self._settings.label_column)
-        return text_of(row["prompt"]), label_of(label)
+        TRL's sampler cannot draw it: the data loader takes rows from it before the last batch is observed.
+        """
+        rows = _on_first(lambda: self._dbb.steps.draw())
+        rows_R = [row for row in rows for _ in range(self.num_generations)]
+        first = self.accelerator.process_index * len(inputs)
+        rows_B = rows_R[first : first + len(inputs)]
+        return [{name: row[name] for name in inputs[0]} for row in map(self.train_dataset.__getitem__, rows_B)]
 
     def _beginning(self, resume_from_checkpoint: str | bool | None) -> str | None:
         """Take the posteriors, and the draws, back to the checkpoint; return its folder, if there is one."""
-        if not resume_from_checkpoint and self._run.step:
-            raise ValueError(f"run {self._run.run.record.name!r} has steps: call train(resume_from_checkpoint=True)")
-        folder, output = None, Path(self.args.output_dir)
+        if not resume_from_checkpoint and self._dbb.run.step:
+            raise ValueError(
+                f"run {self._dbb.run.run.record.name!r} has steps: call train(resume_from_checkpoint=True)"
+            )
+        folder = None
+        output = Path(self.args.output_dir)
         if resume_from_checkpoint is True:
-            found = output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-            for newest in sorted(found, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
+            checkpoints = output.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+            for newest in sorted(checkpoints, key=lambda path: int(path.name.split("-")[-1]), reverse=True):
                 try:
                     self._check(newest)
                     folder = newest
@@ -245,7 +666,7 @@ class PosteriorGRPOTrainer(GRPOTrainer):
         elif resume_from_checkpoint:
             folder = Path(str(resume_from_checkpoint))
             self._check(folder)
-        self._steps.go_back(folder, output)
+        self._dbb.steps.go_back(folder, output)
         return None if folder is None else str(folder)
 
     def _check(self, folder: Path) -> None:
@@ -253,92 +674,127 @@ class PosteriorGRPOTrainer(GRPOTrainer):
             TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}") from None
-        self._steps.saved_in(folder)
+        self._dbb.steps.saved_in(folder)
 
-    def _drawn(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return this process's share of the generation batch that the strategy draws, in place of TRL's own.
 
-        TRL's sampler cannot draw it: the data loader takes rows from it before the last batch is observed.
-        """
-        rows = _on_first(lambda: self._steps.draw())
-        first = self.accelerator.process_index * len(inputs)
-        rows_B = [row for row in rows for _ in range(self.num_generations)][first : first + len(inputs)]
-        return [{name: row[name] for name in inputs[0]} for row in map(self.train_dataset.__getitem__, rows_B)]
+class _Remembering(_Hooks):
+    """The base of a trainer that :func:`remember` has changed."""
 
-    def _observe(
-        self, inputs: list[dict[str, Any]], rewards_R_F: torch.Tensor, responses_B: list[Any], mask_B: torch.Tensor
-    ) -> Floats:
-        """Do one more step of the posteriors; return the advantages of all processes (R,)."""
-        rows_B = zip(inputs, responses_B, mask_B.any(dim=1).tolist(), strict=True)  # TRL may have masked a response
-        mine_B = [(self._key(row), len(ids), ids[-1] not in self.eos_token_ids, some) for row, ids, some in rows_B]
-        keys_R, tokens_R, cut_R, trained_R = zip(*gather_object(mine_B), strict=True)
-        # TRL has just gathered the completions of this batch for its own log.
-        texts_R = [_text(completion) for completion in self._logs["completion"]][-len(keys_R) :]
-        responses = Responses(texts_R, truncated=cut_R, keep=self._settings.keep_rollouts)
+    _dbb: _PassiveMemory
 
-        def score() -> tuple[Floats, dict[str, float]]:
-            weights = _numpy(self.reward_weights)
-            rewards, scores, scale = combine(_numpy(rewards_R_F), weights, self._verifier, self.num_generations)
-            extras = StepExtras(tokens=tokens_R, trained=trained_R, responses=responses)
-            scored = self._steps.observe(keys_R, rewards, scores, self._form, extras)
-            advantages = scored.advantages
-            if self.scale_rewards == "none":
-                advantages = advantages * scale
-            elif self.scale_rewards == "batch":
-                spread = np.std(rewards[~np.isnan(rewards)], ddof=1) if len(rewards) > 1 else 0.0
-                advantages = advantages / spread if spread > 0 else np.zeros(len(rewards))
-            self._logs["extra"]["posterior_mean"].extend(scored.mean.tolist())
-            return advantages, scored.metrics
-
-        advantages_R, metrics = _on_first(score)
-        for name, value in metrics.items():
-            self._metrics["train"][name].append(value)
-        return advantages_R
-
-    def _record_held_out(self, benchmark: str, samples: dict[Key, list[tuple[float, int, bool]]]) -> None:
-        """Store a benchmark's samples; those of several benchmarks after one step become one evaluation."""
-        self._run.settle()
-        store, step = self._run.store, self._run.step
-        if step != self._evaluated[0]:
-            self._evaluated = step, {}
-        texts, labels = map(list, zip(*samples, strict=True))
-        # TRL fills up its last batch with further samples of some prompts.
-        kept_P_N = [samples_N[: self.num_generations_eval] for samples_N in samples.values()]
-        scores, tokens, truncated = np.moveaxis(np.array([kept_P_N]), 3, 0)
-        none = np.array([None])  # the trainer extracts no answers
-        results = Results(benchmark, [], scores, none, labels, tokens.astype(np.int64), truncated > 0, texts)
-        self._evaluated[1][benchmark] = stored_rows(results, store)
-        config = {"temperature": self.args.temperature, "max_completion_length": self.args.max_completion_length}
-        rows, run = list(self._evaluated[1].values()), self._run.run.record
-        store.record_evaluation(TRAINING, rows, run=run, step=step, model=self._model_name, config=config)
+    def train(self, *args: Any, **options: Any) -> Any:
+        """Train as TRL does, and finish the run unless the training was stopped before its last step."""
+        checkpoint = args[0] if args else options.get("resume_from_checkpoint")
+        self._dbb.attempt("the start of the training", lambda: self._dbb.follow(checkpoint))
+        result = super().train(*args, **options)
+        self._dbb.attempt("finishing the run", self._dbb.end_training)
+        return result
 
 
 def remember(trainer: GRPOTrainer, **ours: Any) -> None:
-    """Let a ``GRPOTrainer`` keep posteriors of its prompts. It trains as before: the advantages stay TRL's.
+    """Let a ``GRPOTrainer`` keep posteriors of its prompts. It trains as before, whatever happens to the memory.
 
-    Call it before ``train()``, which then is that of :class:`PosteriorGRPOTrainer`. ``ours`` are of :class:`Settings`;
-    the stored advantages are those of ``estimator``, by default "point".
+    Call it before ``train()``. ``ours`` are of :class:`Settings`, without ``strategy`` and ``form``; the
+    estimator is "point" by default. Data that cannot be remembered, and a store that fails, end the memory
+    with one warning.
+
+    Raises:
+        ValueError: a setting is unknown, wrong, or does not fit the trainer.
+        storage.StoreError: the store cannot be opened, or the warm start or ``resume=True`` does not fit.
     """
-    settings, cls = Settings(**{"estimator": "point"} | ours), type(trainer)
-    trainer.__class__ = type(cls.__name__, (PosteriorGRPOTrainer, cls), {})  # of this one object
-    cast(PosteriorGRPOTrainer, trainer)._begin(settings, scores=False)
+    if not isinstance(trainer, GRPOTrainer):
+        raise ValueError(f"remember needs a GRPOTrainer, not {type(trainer).__name__}")
+    if isinstance(trainer, _Hooks):
+        raise ValueError("this trainer has a run already; call remember once, for a trainer of TRL")
+    names = [field.name for field in fields(Settings)]
+    for name in ours:
+        if name not in names:
+            near = did_you_mean(name, names)
+            raise ValueError(f"remember has no setting {name!r}{near}; give {', '.join(names)}")
+    settings = Settings(**{"estimator": "point", **ours})
+    _, strategy = settings.built
+    changes = {"strategy": not isinstance(strategy, Plain), "form": settings.form is not None}
+    for name, is_change in changes.items():
+        if is_change:
+            value = getattr(settings, name)
+            raise ValueError(
+                f"{name} = {value!r} changes a training, and remember changes none; use PosteriorGRPOTrainer"
+            )
+    memory = _PassiveMemory(cast(_Hooks, trainer), settings)
+    if not memory.begins():
+        return
+    cls = type(trainer)
+    cast(_Hooks, trainer)._dbb = memory
+    trainer.__class__ = type(cls.__name__, (_Remembering, cls), {})  # of this one object
+
+
+def _give_up(run: Posteriors, *, reachable: bool) -> None:
+    """Close a run; another process may resume it at once if its store is reachable."""
+    try:
+        if reachable and run.run.record.status != "finished":
+            run.settle()
+            run.run.release()
+    finally:
+        run.close()
+
+
+def _check_column(name: str | None, dataset: Any) -> None:
+    """Refuse a label_column that is none of the data set's."""
+    columns = getattr(dataset, "column_names", None)
+    if name is not None and columns is not None and name not in columns:
+        raise ValueError(f"label_column={name!r} is none of {', '.join(columns)}{did_you_mean(name, columns)}")
+
+
+def _differing_columns(dataset: Dataset, keys: list[Key]) -> list[str]:
+    """Return the columns, apart from the prompt, in which rows with one key differ."""
+    rows_of: dict[Key, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows_of.setdefault(key, []).append(row)
+    differ = []
+    for name in dataset.column_names:
+        if name == "prompt":
+            continue
+        values = dataset.select_columns([name])[:][name]
+        for rows in rows_of.values():
+            if len(rows) > 1 and len({repr(values[row]) for row in rows}) > 1:
+                differ.append(name)
+                break
+    return differ
 
 
 def _on_first(work: Callable[[], Any]) -> Any:
     """Run ``work`` on the first process and return its result on all; if it fails there, all fail."""
-    result, error = None, None
+    result = None
+    error: Exception | None = None
     if PartialState().is_main_process:
         try:
             result = work()
         except Exception as failure:
             error = failure
-    outcome = [result, error and str(error)]
+    outcome = [result, None if error is None else str(error)]
     broadcast_object_list(outcome)
     if error is not None:
         raise error
     if outcome[1] is not None:
         raise RuntimeError(f"the first process cannot go on: {outcome[1]}")
     return outcome[0]
+
+
+def _gathered(work: Callable[[], list[Any]]) -> list[Any]:
+    """Return what ``work`` returns on all processes, joined; if it fails on one, all fail."""
+    rows: list[Any] = []
+    error: Exception | None = None
+    try:
+        rows = work()
+    except Exception as failure:
+        error = failure
+    outcomes = gather_object([(rows, None if error is None else f"{type(error).__name__}: {error}")])
+    if error is not None:
+        raise error
+    for _, failed in outcomes:
+        if failed is not None:
+            raise RuntimeError(f"another process cannot go on: {failed}")
+    return [row for rows, _ in outcomes for row in rows]
 
 
 def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group: int) -> tuple[Floats, Floats, float]:
@@ -359,8 +815,8 @@ def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group:
 
 def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], weights: list[float]) -> int | None:
     """Return the index of the reward function whose score the estimator sees; None for the weighted sum."""
-    if name is not None and name not in names:
-        raise ValueError(f"verifier {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}")
+    if name is not None:
+        _check_verifier(name, names)
     if estimator.support == "real" and (name is None or estimator.belief is estimator):
         return None
     if name is None and len(names) > 1:
@@ -369,6 +825,17 @@ def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], we
     if not weights[index] > 0:
         raise ValueError(f"the weight of verifier {names[index]!r} is {weights[index]:g}; it must be above 0")
     return index
+
+
+def _check_verifier(name: str, names: list[str]) -> None:
+    """Refuse a name that is none of the reward functions', or of several."""
+    if name not in names:
+        raise ValueError(f"verifier {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}")
+    if names.count(name) > 1:
+        raise ValueError(
+            f"verifier {name!r} is the name of {names.count(name)} reward functions; give each its own: "
+            'function.__name__ = "correct"'
+        )
 
 
 def _text(completion: str | list[dict[str, Any]]) -> str:
