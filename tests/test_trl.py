@@ -140,8 +140,7 @@ def test_another_release_of_trl_is_refused(monkeypatch):
 )
 def test_with_point_the_advantages_are_trl_s(model, tmp_path, watched, changed):
     changed = dict(changed)
-    ours = {"estimator": "point", "parameters": {"memory": "gaussian"}}
-    made = trainer(model, tmp_path, changed.pop("reward", None), ours=ours, **changed)
+    made = trainer(model, tmp_path, changed.pop("reward", None), ours={"estimator": "point"}, **changed)
     made.train()
     assert len(watched) == 2
     for batch in watched:

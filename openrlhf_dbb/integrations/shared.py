@@ -15,14 +15,13 @@ import numpy as np
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
-from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
+from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 from openrlhf_dbb.integrations import exact_json
-
-__all__ = ["SAVED", "Settings", "Steps", "check_release", "check_same_data", "label_of", "run_exists", "text_of"]
 
 __all__ = ["SAVED", "Settings", "Steps", "check_release", "check_same_data", "label_of", "run_exists", "text_of"]
 
@@ -150,15 +149,43 @@ class Steps:
                 self.posteriors.close()
                 raise
         else:
-            start = ("warm_start", "warm_start_weight", "warm_start_store")
-            options = about | {option: getattr(settings, option) for option in start}
-            self.posteriors = Posteriors.create(settings.store, name, prompts, labels, estimator=estimator, **options)
-        if self.posteriors.estimator != estimator:
-            self.posteriors.close()
-            begun = self.posteriors.estimator
-            raise ValueError(f"run {name!r} was begun with {begun}, not {estimator}: use that, or warm_start={name!r}")
-        self._row_of = {self.posteriors.prompt_ids[key]: row for row, key in reversed([*enumerate(keys)])}
-        self._start_over()
+            self.posteriors = Posteriors.create(
+                settings.store,
+                name,
+                prompts,
+                labels,
+                estimator=estimator,
+                if_exists="new" if passive else "error",
+                warm_start=settings.warm_start,
+                warm_start_weight=settings.warm_start_weight,
+                warm_start_store=settings.warm_start_store,
+                many_labels=many_labels,
+                **about,
+            )
+        self._row_of: dict[int, int] = {}  # of a prompt's id the first row of the data set
+        for row, key in enumerate(keys):
+            self._row_of.setdefault(self.posteriors.prompt_ids[key], row)
+
+    def _check_resumed(
+        self,
+        estimator: RewardEstimator,
+        prompts: Sequence[str],
+        labels: Sequence[str],
+        *,
+        passive: bool,
+    ) -> None:
+        record = self.posteriors.run.record
+        begun = self.posteriors.estimator
+        if begun != estimator:
+            raise ValueError(
+                f"run {record.name!r} was begun with {begun}, not {estimator}: use that, or warm_start={record.name!r}"
+            )
+        try:
+            check_same_data(record, prompts, labels)
+        except ValueError as error:
+            if not passive:
+                raise
+            _log.warning("%s; prompts that are new begin with the prior", error)
 
     def _start_over(self) -> None:
         self._sampler = self._strategy.sampler(self._facts)
