@@ -221,7 +221,12 @@ class WithPosteriors(PPOTrainer):
     def _open(self, settings: Settings) -> Posteriors:
         trainer, data, rollouts = self.config.trainer, self.config.data, self.config.actor_rollout_ref.rollout.n
         name, files = settings.run_name or str(trainer.experiment_name), data.train_files
-        resumes = trainer.resume_mode != "disable" and shared.run_exists(settings.store, name)
+        if trainer.resume_mode == "disable":
+            way_out = f"give another algorithm.{NAME}.run_name, or trainer.resume_mode=auto to continue it"
+            shared.refuse_taken(settings.store, name, way_out)
+            resumes = False
+        else:
+            resumes = shared.run_exists(settings.store, name)
         keys = keys_of(self.train_dataset)
         prompts = [prompt for prompt, _ in keys]
         labels = [label for _, label in keys]
