@@ -95,18 +95,42 @@ def parse_url(text: str | None) -> Address:
         url = make_url(text)
     except (ArgumentError, ValueError):
         url = None
-    # An unescaped "@" or "/" in the user part moves part of the password into the host or the database.
-    if url is None or (url.drivername.startswith("postgres") and "@" in (url.host or "") + (url.database or "")):
+    if url is None or (url.drivername.startswith("postgres") and _may_hold_password(url)):
         raise StoreError(
             f"the store URL cannot be parsed; it is not shown, since it may hold a password; write {FORMS}, "
             "and percent-encode @ : / ? # in a user name or password (@ is %40)"
         )
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
-        host = url.host or url.query.get("host", "")
-        where = f"{quote(str(host), safe='.-_')}:{url.port or url.query.get('port', 5432)}" if host else ""
-        location = f"postgresql://{where}/{url.database or url.query.get('dbname', '')}"
-        return Address(location, text, url=url.set(drivername="postgresql+psycopg"))
+        return Address(_postgresql_location(url), text, url=url.set(drivername="postgresql+psycopg"))
     raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
+
+
+def _may_hold_password(url: URL) -> bool:
+    """Return whether the shown parts of a PostgreSQL URL may hold part of a password.
+
+    An unescaped "@" or "/" in the user part moves part of it there, and so does "key=value" text of libpq.
+    """
+    shown = unquote(f"{_host_of(url)} {_port_of(url)} {_database_of(url)}")
+    return any(character in shown for character in "@=#;")
+
+
+def _postgresql_location(url: URL) -> str:
+    host = _host_of(url)
+    where = f"{quote(host, safe='.-_')}:{_port_of(url)}" if host else ""
+    return f"postgresql://{where}/{_database_of(url)}"
+
+
+# SQLAlchemy prefers a parameter to the part before it.
+def _host_of(url: URL) -> str:
+    return str(url.query.get("host", url.host or ""))
+
+
+def _port_of(url: URL) -> str:
+    return str(url.query.get("port", url.port or 5432))
+
+
+def _database_of(url: URL) -> str:
+    return str(url.query.get("dbname", url.database or ""))
 
 
 def _file(name: str) -> Address:
@@ -156,7 +180,8 @@ class Database:
         self._pid = os.getpid()
         self._reached = False
         self._file: tuple[int, ...] = ()  # of a SQLite file, since its first transaction
-        self._errors = (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error)
+        # The drivers raise the last two for texts and numbers that a column cannot hold.
+        self._errors = (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error, UnicodeError, OverflowError)
 
     @contextmanager
     def transaction(self, *, write: bool = False, durable: bool = False) -> Iterator[Connection]:
@@ -246,6 +271,17 @@ class Database:
         # No SQLSTATE: the client has no connection. If it never had one, the URL is wrong.
         lost = isinstance(cause, self.engine.dialect.loaded_dbapi.OperationalError)
         return lost and (self._reached or "the database system is" in message)
+
+    def check_encoding(self, connection: Connection) -> None:
+        """Raise StoreError if a PostgreSQL database cannot store every text."""
+        if self.is_sqlite or self._read_only:
+            return
+        encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
+        if encoding != "UTF8":
+            raise StoreError(
+                f"{self.location} has the encoding {encoding}, which cannot store every text; it must be UTF8: "
+                "CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0, and name that database"
+            )
 
     def one_of(self, column: str) -> str:
         """Return SQL that is true where the column is in the parameter ``:ids``, made by :meth:`ids`."""
@@ -351,17 +387,47 @@ def _sqlite_engine(address: Address, read_only: bool) -> Engine:
 
 def _postgresql_engine(address: Address, read_only: bool) -> Engine:
     assert address.url is not None
-    options = {"connect_timeout": 10, "application_name": "openrlhf-dbb"}
+    url = address.url.difference_update_query(["prepare_threshold"])
+    options: dict[str, Any] = {"connect_timeout": 10, "application_name": "openrlhf-dbb"}
     # A peer that vanished silently is given up after a minute. The defaults of the system wait for hours.
     options |= {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
-    options = {key: value for key, value in options.items() if key not in address.url.query}
+    options = {key: value for key, value in options.items() if key not in url.query}
+    options["client_encoding"] = "UTF8"
+    # Behind a pooler that lends a connection for one transaction, a prepared statement is another client's.
+    options["prepare_threshold"] = _prepare_threshold(address.url)
     try:
+        _check_parameters(url)
         # Pre-ping: minutes pass between two steps, and servers and poolers drop idle connections.
         pool: dict[str, Any] = {"pool_size": _READERS if read_only else 1, "max_overflow": 1, "pool_pre_ping": True}
-        return create_engine(
-            address.url, connect_args=options, isolation_level="READ COMMITTED", hide_parameters=True, **pool
-        )
+        return create_engine(url, connect_args=options, isolation_level="READ COMMITTED", hide_parameters=True, **pool)
     except ImportError:
         raise StoreError(
             f"{address.location} needs the driver psycopg; run: pip install '.[postgres]' in the repository"
         ) from None
+    except (SQLAlchemyError, ValueError) as error:
+        raise StoreError(f"{address.location}: {error}; correct the store URL") from None
+
+
+def _prepare_threshold(url: URL) -> int | None:
+    """Return after how many runs of a statement the URL lets psycopg prepare it; None: never."""
+    given = url.query.get("prepare_threshold", "none")
+    if given == "none":
+        return None
+    if isinstance(given, str) and given.isdecimal():
+        return int(given)
+    raise StoreError(f"the store URL has prepare_threshold={given}; write none or a number from 0")
+
+
+def _check_parameters(url: URL) -> None:
+    """Raise StoreError if the URL has a parameter that PostgreSQL's client does not have, or has one twice."""
+    from psycopg.pq import Conninfo
+
+    allowed = {option.keyword.decode() for option in Conninfo.get_defaults()} - {"replication"}
+    for name, value in url.query.items():
+        if name not in allowed:
+            raise StoreError(
+                f"the store URL has the parameter {name!r}, which does not exist; allowed are prepare_threshold and "
+                "the connection parameters of PostgreSQL (connect_timeout, sslmode, options, ...)"
+            )
+        if not isinstance(value, str) and name not in ("host", "port"):
+            raise StoreError(f"the store URL has the parameter {name!r} more than once; give it once")

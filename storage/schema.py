@@ -309,6 +309,7 @@ def prepare(database: Database, *, create: bool) -> None:
     Raise StoreError if the tables are of another version or program, or there are none and ``create`` is False.
     """
     with database.transaction() as connection:
+        database.check_encoding(connection)
         exists = _check_version(connection, database)
     if not create and not exists:
         raise StoreError(f"{database.location} holds no posteriors; check the URL, or start a run to create them")

@@ -121,6 +121,11 @@ SECRET_URLS = [
     "postgresql://127.0.0.1:1/rl?user=ann&password=p%40ss&sslpassword=p%40ss",
     "postgresql://ann:p@ss@127.0.0.1:1/rl",  # not escaped
     "postgresql://ann:p@ss:notaport/rl",
+    "postgresql:///host=127.0.0.1 password=p@ss",
+    "postgresql://127.0.0.1:1/host%3D127.0.0.1%20password%3Dp%40ss",
+    "postgresql://127.0.0.1:1/rl?dbname=rl%20password%3Dp%40ss",
+    "postgresql://127.0.0.1:1/rl?port=password%3Dp%40ss",
+    "postgresql://127.0.0.1:1/rl#password=p%40ss",
 ]
 
 
