@@ -1,172 +1,29 @@
-"""Databases, SQLite and PostgreSQL: addresses, transactions, repeats after an outage, large results in parts."""
+"""Databases, SQLite and PostgreSQL: connections, transactions, errors in words, large results in parts."""
 
-import logging
 import os
-import random
-import re
 import sqlite3
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
-from functools import wraps
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
-from urllib.parse import quote, unquote
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
-URL_VARIABLE = "OPENRLHF_DBB_STORE_URL"
-"""Environment variable read when no URL is given; the place for a URL with a password."""
-
-DEFAULT_URL = "sqlite:///openrlhf_dbb.db"
-"""Used if neither an argument nor the variable gives a URL: a file in the working directory."""
-
-FORMS = (
-    "the name of a file (runs.db), sqlite:///relative.db, sqlite:////absolute.db or postgresql://host:5432/database, "
-    "with user:password@ before the host"
-)
+from openrlhf_dbb.storage.address import Address
+from openrlhf_dbb.storage.errors import Interrupted, StoreError
+from openrlhf_dbb.storage.files import RESTORE, Files
 
 BUSY_TIMEOUT_S = 30.0  # that a SQLite writer waits for another one
-RETRY_LIMIT_S = 120.0  # that a transaction is repeated after its first failure
 CHUNK = 50_000  # rows fetched at a time; bounds the memory of large results
-NETWORK_FS_VARIABLE = "OPENRLHF_DBB_ALLOW_NETWORK_FS"
-
 _READER_TIMEOUT_S = 2.0
 _READERS = 4
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-
-# SQLite's WAL needs memory that all processes share. These file systems do not share memory across hosts.
-# Source: sqlite.org/wal.html; names as in the third column of /proc/mounts.
-_NETWORK_FILE_SYSTEMS = {
-    "afs", "beegfs", "ceph", "cifs", "fuse.ceph", "fuse.glusterfs", "fuse.sshfs", "glusterfs", "gpfs",
-    "lustre", "nfs", "nfs4", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs",
-}  # fmt: skip
 
 # SQLSTATEs after which a repeat may succeed: serialization failure, deadlock, and a server that shuts down, crashes or
 # starts. Source: PostgreSQL documentation, appendix A.
 _TRANSIENT_STATES = {"40001", "40P01", "57P01", "57P02", "57P03"}
-
-_RESTORE = "end all processes that use the file, restore it or a backup, and resume"
-
-_log = logging.getLogger(__package__)
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-class StoreError(Exception):
-    """A store cannot do what was asked. The message is one line, holds no secrets, and says what to do."""
-
-
-class Interrupted(StoreError):
-    """An outage cut a transaction short. The transaction may or may not have been committed."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a store is."""
-
-    location: str  # for people, without user and password: an absolute path, or postgresql://host:port/database
-    text: str = field(repr=False)  # the URL that opens the same store in another process
-    path: str = ""  # absolute file path (SQLite), else ""
-    url: URL | None = field(default=None, repr=False)  # for the engine (PostgreSQL); None for SQLite
-
-
-def parse_url(text: str | None) -> Address:
-    """Read a store URL or the name of a SQLite file; None: the environment variable, else the default.
-
-    Raise StoreError if the text is neither, the database is not supported, SQLite is in memory, or the password holds
-    characters that must be encoded.
-    """
-    text = str(text or os.environ.get(URL_VARIABLE) or DEFAULT_URL)
-    # A mistyped address may hold a password, so that only these texts are taken for file names.
-    is_file_name = text.endswith((".db", ".sqlite", ".sqlite3")) and not any(character in text for character in ":@?")
-    if is_file_name or re.match("/(?!/)", text):
-        return _file(text)
-    if text.startswith("sqlite:///"):
-        if "?" in text:
-            raise StoreError(f"{text!r} holds a ?: write %3F for one in a file's path; ?options are not supported")
-        return _file(unquote(text.removeprefix("sqlite:///")))
-    try:
-        url = make_url(text)
-    except (ArgumentError, ValueError):
-        url = None
-    if url is None or (url.drivername.startswith("postgres") and _may_hold_password(url)):
-        raise StoreError(
-            f"the store URL cannot be parsed; it is not shown, since it may hold a password; write {FORMS}, "
-            "and percent-encode @ : / ? # in a user name or password (@ is %40)"
-        )
-    if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
-        return Address(_postgresql_location(url), text, url=url.set(drivername="postgresql+psycopg"))
-    raise StoreError(f"{url.drivername!r} is not a supported database; write {FORMS}")
-
-
-def _may_hold_password(url: URL) -> bool:
-    """Return whether the shown parts of a PostgreSQL URL may hold part of a password.
-
-    An unescaped "@" or "/" in the user part moves part of it there, and so does "key=value" text of libpq.
-    """
-    shown = unquote(f"{_host_of(url)} {_port_of(url)} {_database_of(url)}")
-    return any(character in shown for character in "@=#;")
-
-
-def _postgresql_location(url: URL) -> str:
-    host = _host_of(url)
-    where = f"{quote(host, safe='.-_')}:{_port_of(url)}" if host else ""
-    return f"postgresql://{where}/{_database_of(url)}"
-
-
-# SQLAlchemy prefers a parameter to the part before it.
-def _host_of(url: URL) -> str:
-    return str(url.query.get("host", url.host or ""))
-
-
-def _port_of(url: URL) -> str:
-    return str(url.query.get("port", url.port or 5432))
-
-
-def _database_of(url: URL) -> str:
-    return str(url.query.get("dbname", url.database or ""))
-
-
-def _file(name: str) -> Address:
-    if not name or name.startswith((":memory:", "file:")) or "\0" in name:
-        raise StoreError(
-            f"a SQLite store is one file, given by its path alone (sqlite:///posteriors.db), not {name!r}; memory and "
-            "file: names are not supported"
-        )
-    # Absolute, so that a later change of the working directory does not open a second, empty file.
-    path = os.path.abspath(name)
-    return Address(path, "sqlite:///" + path.replace("%", "%25").replace("?", "%3F"), path)
-
-
-def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Decorate a call of one transaction that may be made twice: repeat it for ``RETRY_LIMIT_S`` after an outage.
-
-    Other errors (a full disk, a refused value) are not repeated, and neither are those of a read-only store.
-    """
-
-    @wraps(work)
-    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        began, pause = time.monotonic(), _FIRST_PAUSE_S
-        while True:
-            try:
-                return work(*args, **kwargs)
-            except Interrupted as error:
-                waited = time.monotonic() - began
-                if waited >= RETRY_LIMIT_S:
-                    raise StoreError(f"{error}; gave up after {waited:.0f} s; resume when the outage is over") from None
-                if pause == _FIRST_PAUSE_S:
-                    _log.warning("%s; retrying for up to %g s", error, RETRY_LIMIT_S)
-            # Random, so that processes that failed together do not retry together.
-            time.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    return call
 
 
 class Database:
@@ -179,7 +36,7 @@ class Database:
         self._read_only = read_only
         self._pid = os.getpid()
         self._reached = False
-        self._file: tuple[int, ...] = ()  # of a SQLite file, since its first transaction
+        self._files = Files(address.path) if self.is_sqlite else None
         # The drivers raise the last two for texts and numbers that a column cannot hold.
         self._errors = (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error, UnicodeError, OverflowError)
 
@@ -202,51 +59,37 @@ class Database:
         try:
             with self.engine.connect() as connection:
                 self._reached = True
-                if self.is_sqlite:
-                    self._check_files(connection, write)
+                if self._files is not None:
+                    self._files.check_same(connection)
+                    if write:
+                        self._files.check_written(connection)
                     # On the driver's connection: SQLite ignores this pragma inside a transaction.
                     # NORMAL is safe against a crash of the process, FULL against power loss.
                     driver(connection).execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
                 elif self._read_only or not write:
                     connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 with connection.begin():
-                    if self.is_sqlite:
+                    if self._files is None:
+                        yield connection
+                    else:
                         # Immediate: a reader that turns into a writer fails at once if another has written.
                         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-                    yield connection
-                if self.is_sqlite:
-                    self._note_files(connection, write)
+                        before = self._files.status()
+                        yield connection
+                        if write:
+                            self._files.check_transaction(before)
+                if self._files is not None:
+                    self._files.note(connection, wrote=write)
         except self._errors as error:
             raise self._store_error(error) from None  # the driver's own exception may show statements and values
 
-    def _check_files(self, connection: Connection, write: bool) -> None:
-        """Raise StoreError if the file is not the one that was opened, or was damaged since the last write.
-
-        SQLite itself goes on with files that have been deleted, and with pages that it remembers.
-        """
-        for path, file in connection.info.get("files", {}).items():
-            if _stat(path)[:2] != file:
-                raise StoreError(f"{path} was deleted, moved or replaced while it was open; {_RESTORE}")
-        commits, written = connection.info.get("written", (None, None))
-        # Written by others who committed nothing: no checkpoint of SQLite, but perhaps a copy over the file.
-        if write and written not in (None, _stat(self.location)) and commits == _commits_of_others(connection):
-            with closing(sqlite3.connect(self.location, timeout=_READER_TIMEOUT_S)) as fresh:
-                # SQLite takes an empty file for a new one, and deletes its WAL. Else the WAL must not hide the damage.
-                checks = ("wal_checkpoint(TRUNCATE)", "integrity_check(1)") if os.path.getsize(self.location) else ()
-                if [fresh.execute(f"PRAGMA {check}").fetchone() for check in checks][1:] != [("ok",)]:
-                    raise StoreError(f"{self.location} was damaged while it was open; {_RESTORE}")
-                connection.invalidate()  # it remembers pages; a new one reads what the file holds
-
-    def _note_files(self, connection: Connection, write: bool) -> None:
-        """Remember the files after a transaction, which has opened all of them."""
-        self._file = self._file or _stat(self.location)[:2]
-        files = connection.info.setdefault("files", {self.location: self._file})
-        for side in ("-wal", "-shm"):
-            path = os.path.realpath(self.location) + side
-            if path not in files and (file := _stat(path)):
-                files[path] = file[:2]
-        if write:
-            connection.info["written"] = _commits_of_others(connection), _stat(self.location)
+    def check_content(self) -> None:
+        """Raise StoreError if a SQLite file is damaged; 200 MB take some 2 s."""
+        if self._files is not None:
+            try:
+                self._files.check_content("quick_check")
+            except self._errors as error:
+                raise self._store_error(error) from None
 
     def _store_error(self, error: BaseException) -> StoreError:
         cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
@@ -258,8 +101,8 @@ class Database:
             message = "the file cannot be opened; check that its folder exists and is writable"
         elif "database is locked" in message:
             message = "another process holds the write lock"
-        elif "disk I/O error" in message or "malformed" in message:
-            message += f": the disk is over quota or failing, or the file was damaged; make room, or {_RESTORE}"
+        elif "disk I/O error" in message or "image is malformed" in message:
+            message += f": the disk is over quota or failing, or the file was damaged; make room, or {RESTORE}"
         return kind(f"{self.location}: {message}")
 
     def _is_transient(self, cause: Any, message: str) -> bool:
@@ -328,43 +171,6 @@ def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values:
     """Return the result as records with these names and types; NULL becomes NaN."""
     parts = [np.array(rows, dtype=kind) for rows in chunks(connection, sql, values)]
     return np.concatenate([np.empty(0, dtype=kind), *parts])
-
-
-def _stat(path: str) -> tuple[int, ...]:
-    """Return device, inode, time of the last write and size of a file; nothing if there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ()
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _commits_of_others(connection: Connection) -> int:
-    """Return a number that changes when another connection commits."""
-    return int(driver(connection).execute("PRAGMA data_version").fetchone()[0])
-
-
-def check_sqlite_path(path: str, *, create: bool) -> None:
-    """Raise StoreError if there is no such file, or if it is on a network file system."""
-    if not create and not Path(path).exists():
-        raise StoreError(f"there is no store at {path}; check the path, or start a run to create it")
-    mounts = Path("/proc/mounts")
-    if mounts.exists() and os.environ.get(NETWORK_FS_VARIABLE) != "1":
-        kind = file_system(os.path.realpath(path), mounts.read_text(errors="surrogateescape"))
-        if kind in _NETWORK_FILE_SYSTEMS:
-            raise StoreError(
-                f"{path} is on a network file system ({kind}), where SQLite may lose data; use a local disk "
-                f"or PostgreSQL, or set {NETWORK_FS_VARIABLE}=1 if only this host ever opens the file"
-            )
-
-
-def file_system(path: str, mounts: str) -> str:
-    """Return the file system of an absolute path, given the text of /proc/mounts; "" if it is unknown."""
-    lines = (line.split(" ") for line in mounts.splitlines())
-    points = [(point.replace("\\040", " "), place, kind) for place, (_, point, kind, *_) in enumerate(lines)]
-    around = [mount for mount in points if f"{path}/".startswith(mount[0].rstrip("/") + "/")]
-    # The longest point is the innermost; of two mounts on the same point, the later one hides the earlier.
-    return max(around, default=("", 0, ""))[2]
 
 
 def _sqlite_engine(address: Address, read_only: bool) -> Engine:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.storage.engine import StoreError, chunks, retried, table
+from openrlhf_dbb.storage.engine import chunks, table
+from openrlhf_dbb.storage.errors import StoreError, retried
 from openrlhf_dbb.storage.records import TOTALS, Floats, Integers, RunRecord, SharedState
 from openrlhf_dbb.storage.run import newest_shared
 from openrlhf_dbb.storage.store import PosteriorStore

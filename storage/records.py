@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.storage.engine import StoreError
+from openrlhf_dbb.storage.errors import StoreError
 from openrlhf_dbb.storage.owner import Owner
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
 from openrlhf_dbb.storage import records, schema, write
-from openrlhf_dbb.storage.engine import Database, StoreError, retried, table
+from openrlhf_dbb.storage.engine import Database, table
+from openrlhf_dbb.storage.errors import StoreError, retried
 from openrlhf_dbb.storage.owner import NOBODY, Owner
 from openrlhf_dbb.storage.records import EvaluationRows, PosteriorTable, Replayed, RunRecord, StepRows, WarmStart
 
@@ -248,6 +249,7 @@ class Run:
         unused = {"unused_rollouts": unused_rollouts} if unused_rollouts else {}
         key = {"run": self.record.run_id}
         with self._database.transaction(write=True) as connection:
+            self._database.check_content()
             stored = self._lock(connection)
             steps = connection.scalar(text("SELECT count(*) FROM dbb_step WHERE run_id = :run"), key)
             if steps != self.record.last_step:

@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, LargeBinary, MetaData, Table, Text, inspect
 from sqlalchemy.engine import Connection
 
-from openrlhf_dbb.storage.engine import Database, StoreError, retried
+from openrlhf_dbb.storage.engine import Database
+from openrlhf_dbb.storage.errors import StoreError, retried
 from openrlhf_dbb.storage.records import TOTALS
 
 SCHEMA_VERSION = 8

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
 from openrlhf_dbb.storage import schema, write
-from openrlhf_dbb.storage.engine import CHUNK, Database, StoreError, check_sqlite_path, parse_url, retried
+from openrlhf_dbb.storage.address import check_sqlite_path, parse_url
+from openrlhf_dbb.storage.engine import CHUNK, Database
+from openrlhf_dbb.storage.errors import StoreError, retried
 from openrlhf_dbb.storage.owner import Owner
 from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, storable
 from openrlhf_dbb.storage.run import Run, check_reached, finished_text, ownership
@@ -235,6 +237,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
                 cannot be checked.
         """
         deadline = time.monotonic() + wait_s
+        self.database.check_content()
         while True:
             row = self._claimable(run_id)
             refusal = _refusal(row)

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import inspect
 
 from openrlhf_dbb.storage import URL_VARIABLE, StoreError, open_store
-from openrlhf_dbb.storage.engine import NETWORK_FS_VARIABLE, Database, file_system, parse_url
+from openrlhf_dbb.storage.address import NETWORK_FS_VARIABLE, file_system, parse_url
+from openrlhf_dbb.storage.engine import Database
 
 
 def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url):
@@ -100,7 +101,7 @@ def test_a_network_file_system_is_recognised():
 def test_a_network_file_system_is_refused_unless_allowed(tmp_path, monkeypatch):
     # The real file system of the test plays the network one: only its name is put on the list.
     kind = file_system(os.path.realpath(tmp_path), Path("/proc/mounts").read_text())
-    monkeypatch.setattr("openrlhf_dbb.storage.engine._NETWORK_FILE_SYSTEMS", {kind})
+    monkeypatch.setattr("openrlhf_dbb.storage.address._NETWORK_FILE_SYSTEMS", {kind})
     monkeypatch.delenv(NETWORK_FS_VARIABLE, raising=False)
     url = f"sqlite:///{tmp_path}/x.db"
     with pytest.raises(StoreError, match=rf"network file system \({kind}\).*set {NETWORK_FS_VARIABLE}=1 if only"):

@@ -75,9 +75,9 @@ def test_runs_side_by_side_through_a_pooler_that_lends_connections_for_a_transac
 
 @pytest.mark.parametrize("value", ["0", "7", "none"])
 def test_the_url_may_say_when_statements_are_prepared(new_url, value):
-    with open_store(new_url("postgresql", tables=True) + f"&prepare_threshold={value}") as store:
-        with store.database.engine.connect() as connection:
-            threshold = connection.connection.dbapi_connection.prepare_threshold
+    url = new_url("postgresql", tables=True) + f"&prepare_threshold={value}"
+    with open_store(url) as store, store.database.engine.connect() as connection:
+        threshold = connection.connection.dbapi_connection.prepare_threshold
     assert threshold == {"0": 0, "7": 7, "none": None}[value]
 
 
