@@ -8,6 +8,7 @@
     owner    which process owns a run, and whether it is still alive
     schema   the tables, every column once, and the views; creation and version check
     engine   connections and transactions on either database; large results in parts
+    decode   JSON and times of rows that may have been edited by hand
     files    whether the files of SQLite are still there and undamaged
     address  URLs and names of files; network file systems
     errors   StoreError; repeats after an outage

@@ -112,8 +112,10 @@ def _file(name: str) -> Address:
 
 def check_sqlite_path(path: str, *, create: bool) -> None:
     """Raise StoreError if there is no such file, or if it is on a network file system."""
-    if not create and not Path(path).exists():
-        raise StoreError(f"there is no store at {path}; check the path, or start a run to create it")
+    if not create and not os.path.exists(path):
+        raise StoreError(
+            f"there is no store at {path}; check the path and the rights to its folder, or start a run to create it"
+        )
     mounts = Path("/proc/mounts")
     if mounts.exists() and os.environ.get(NETWORK_FS_VARIABLE) != "1":
         kind = file_system(os.path.realpath(path), mounts.read_text(errors="surrogateescape"))

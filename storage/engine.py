@@ -5,16 +5,18 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import URL, Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import NullPool, QueuePool
 
+from openrlhf_dbb.storage import decode
 from openrlhf_dbb.storage.address import Address
 from openrlhf_dbb.storage.errors import Interrupted, StoreError
-from openrlhf_dbb.storage.files import RESTORE, Files
+from openrlhf_dbb.storage.files import RESTORE, Files, has_wal, is_writable
 
 BUSY_TIMEOUT_S = 30.0  # that a SQLite writer waits for another one
 CHUNK = 50_000  # rows fetched at a time; bounds the memory of large results
@@ -97,13 +99,24 @@ class Database:
         kind = Interrupted if self._is_transient(cause, message) and not self._read_only else StoreError
         if "file is not a database" in message:
             message = "this file is not a SQLite database; name another file"
-        elif "unable to open database file" in message:
-            message = "the file cannot be opened; check that its folder exists and is writable"
+        elif "unable to open database file" in message or "readonly database" in message:
+            message = self._cannot_write()
         elif "database is locked" in message:
             message = "another process holds the write lock"
         elif "disk I/O error" in message or "image is malformed" in message:
             message += f": the disk is over quota or failing, or the file was damaged; make room, or {RESTORE}"
         return kind(f"{self.location}: {message}")
+
+    def _cannot_write(self) -> str:
+        """Return why a SQLite file could not be opened or written, and what to do."""
+        if not os.path.exists(self.location):
+            return "the file cannot be opened; check that its folder exists and is writable"
+        if is_writable(self.location):
+            return "the store was opened read-only; open it for writing"
+        advice = "make the file and its folder writable, or copy them to a folder that is"
+        if has_wal(self.location):
+            return f"the file or its folder is read-only here, and its last steps are in {self.location}-wal; {advice}"
+        return f"the file or its folder is read-only here; {advice}"
 
     def _is_transient(self, cause: Any, message: str) -> bool:
         if self.is_sqlite:
@@ -168,9 +181,30 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iter
 
 
 def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values: dict[str, Any]) -> NDArray[np.void]:
-    """Return the result as records with these names and types; NULL becomes NaN."""
-    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, sql, values)]
+    """Return the result as records with these names and types; NULL becomes NaN.
+
+    Raise StoreError if a value is not of its type: SQLite stores any value in any column.
+    """
+    parts = [_records(rows, kind) for rows in chunks(connection, sql, values)]
     return np.concatenate([np.empty(0, dtype=kind), *parts])
+
+
+def _records(rows: Sequence[Any], kind: list[tuple[str, str]]) -> NDArray[np.void]:
+    try:
+        return np.array(rows, dtype=kind)
+    except (TypeError, ValueError, OverflowError):
+        for row in rows:
+            _check_types(row, kind)
+        raise
+
+
+def _check_types(row: Sequence[Any], kind: list[tuple[str, str]]) -> None:
+    for column, value in zip(kind, row, strict=True):
+        try:
+            np.array([(value,)], dtype=[column])
+        except (TypeError, ValueError, OverflowError):
+            given = dict(zip((name for name, _ in kind), row, strict=True))
+            raise decode.refusal(f"{column[0]} of the row {given}", value, "a number") from None
 
 
 def _sqlite_engine(address: Address, read_only: bool) -> Engine:
@@ -178,13 +212,22 @@ def _sqlite_engine(address: Address, read_only: bool) -> Engine:
         # Threads may share it: the pool below lends a connection to one user at a time.
         # Isolation level None: the driver leaves BEGIN to Database.transaction.
         timeout = _READER_TIMEOUT_S if read_only else BUSY_TIMEOUT_S
-        connection = sqlite3.connect(address.path, timeout=timeout, isolation_level=None, check_same_thread=False)
+        location = address.path
+        if read_only and not is_writable(location) and not has_wal(location):
+            # Else SQLite would have to make files beside this one.
+            location = f"file:{quote(location)}?immutable=1"
+        connection = sqlite3.connect(
+            location, uri=location != address.path, timeout=timeout, isolation_level=None, check_same_thread=False
+        )
         reading = ["query_only = ON"] if read_only else []
         # The cache has 64 MiB: a negative size is in KiB.
         for setting in ("foreign_keys = ON", "cache_size = -65536", "temp_store = MEMORY", *reading):
             connection.execute(f"PRAGMA {setting}")
         return connection
 
+    if read_only and not is_writable(address.path):
+        # A new connection each time, since a writer with more rights may begin a WAL meanwhile.
+        return create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
     size = _READERS if read_only else 1
     return create_engine(
         "sqlite://", creator=connect, poolclass=QueuePool, pool_size=size, max_overflow=0, hide_parameters=True

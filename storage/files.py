@@ -12,6 +12,8 @@ from openrlhf_dbb.storage.errors import StoreError
 
 RESTORE = "end all processes that use the file, restore it or a backup, and resume"
 
+DAMAGES = ("image is malformed", "file is not a database", "disk I/O error")  # parts of SQLite's messages
+
 _TIMEOUT_S = 2.0  # that a check waits for a lock
 
 Status = tuple[int, ...]  # of a file, as of _status
@@ -52,22 +54,22 @@ class Files:
 
     def check_content(self, pragma: str) -> None:
         """Raise StoreError if SQLite finds damage in the files; ``pragma``: quick_check or integrity_check."""
-        # A connection of its own, which remembers no page. SQLite would take an empty file for a new database.
-        if _status(self._path)[3:] in ((), (0,)):
-            found = "the file is empty or gone"
-        else:
-            found = self._result(pragma)
+        found = self._result(pragma)
         if found != "ok":
             raise StoreError(f"{self._path} was damaged ({' '.join(found.split())}); {RESTORE}")
 
     def _result(self, pragma: str) -> str:
+        # SQLite would take an empty file for a new database.
+        if _status(self._path)[3:] in ((), (0,)):
+            return "the file is empty or gone"
         try:
+            # A connection of its own, which remembers no page.
             with closing(sqlite3.connect(self._path, timeout=_TIMEOUT_S)) as fresh:
                 return str(fresh.execute(f"PRAGMA {pragma}(1)").fetchone()[0])
         except sqlite3.DatabaseError as error:
-            if "locked" in str(error):
-                raise
-            return str(error)
+            if any(part in str(error) for part in DAMAGES):
+                return str(error)
+            raise
 
     def note(self, connection: Any, *, wrote: bool) -> None:
         """Remember the files after a transaction, which has opened all of them."""
@@ -82,6 +84,16 @@ class Files:
     def status(self) -> tuple[Status, Status]:
         """Return the status of the database file and of its WAL."""
         return _status(self._path), _status(self._wal)
+
+
+def is_writable(path: str) -> bool:
+    """Return whether this process may write an existing database file, and files beside it."""
+    return os.access(path, os.W_OK) and os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)
+
+
+def has_wal(path: str) -> bool:
+    """Return whether the newest pages of a database file are in its WAL."""
+    return _status(os.path.realpath(path) + "-wal")[3:] not in ((), (0,))
 
 
 def _status(path: str) -> Status:

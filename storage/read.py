@@ -3,7 +3,6 @@
 Axes: V rows of a run; T steps; of an evaluation P prompts of a benchmark.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from openrlhf_dbb.storage import decode
 from openrlhf_dbb.storage.engine import chunks, table
 from openrlhf_dbb.storage.errors import StoreError, retried
 from openrlhf_dbb.storage.records import TOTALS, Floats, Integers, RunRecord, SharedState
@@ -155,13 +155,20 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
         CROSS JOIN (SELECT count(*) AS probes, CAST(coalesce(sum(samples), 0) AS BIGINT) AS samples
                     FROM dbb_probe WHERE run_id = :run) p"""
-    return _rows(store, query, run=run.run_id)[0] | {"unused_rollouts": unused_rollouts(store, run)}
+    totals = _rows(store, query, run=run.run_id)[0] | {"unused_rollouts": unused_rollouts(store, run)}
+    if totals["last_step_at"] is not None:
+        totals["last_step_at"] = decode.moment(totals["last_step_at"], f"the last created_at of run {run.name!r}")
+    return totals
 
 
 def unused_rollouts(store: PosteriorStore, run: RunRecord) -> int:
     """Return the rollouts that belong to no step, as given to ``Run.finish``; 0 before."""
     ends = store.query("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'", run=run.run_id)
-    return sum(json.loads(row.detail).get("unused_rollouts", 0) for row in ends)
+    unused = 0
+    for row in ends:
+        what = f"detail of the finish of run {run.name!r}"
+        unused += int(decode.numbers(row.detail, what).get("unused_rollouts") or 0)
+    return unused
 
 
 @retried
@@ -183,6 +190,9 @@ def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) ->
 def whole_prompts(store: PosteriorStore, prompt_ids: Integers) -> list[tuple[str, str]]:
     """Return text and label of each prompt."""
     found = {row[0]: row[1:3] for row in prompt_texts(store, prompt_ids, length=2**31 - 1)}
+    for prompt_id in prompt_ids.tolist():
+        if prompt_id not in found:
+            raise StoreError(f"prompt {prompt_id} is not in {store.location}; restore a backup that has its row")
     return [found[prompt_id] for prompt_id in prompt_ids.tolist()]
 
 

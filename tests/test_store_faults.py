@@ -177,7 +177,7 @@ def test_a_sqlite_file_damaged_in_place_is_not_taken_for_a_finished_run(tmp_path
             event.listen(store.database.engine, "after_cursor_execute", at_first_insert)
         elif moment == "between two steps":
             DAMAGES[damage](target)
-        with pytest.raises(StoreError, match="damaged.*restore it or a backup") as refusal:
+        with pytest.raises(StoreError, match=r"damaged.*restore it or a backup") as refusal:
             fill.train(run, ids, [11, 12])
             if moment == "before the end":
                 DAMAGES[damage](target)

@@ -320,9 +320,11 @@ def held_out_numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | 
 
 
 def state(run: RunRecord) -> str:
-    """Return "finished", "running", or "stale": not finished, and its owner seems to have ended."""
+    """Return "finished", "running", "stale" (not finished, and its owner seems to have ended) or "damaged"."""
     # A killed process cannot write that its run has ended.
     silent = seconds_since(run.heartbeat_at) > SILENT_S
+    if run.damage:
+        return "damaged"
     stale = run.status == "running" and (run.owner.is_gone or (silent and not run.owner.is_local))
     return "stale" if stale else run.status
 
