@@ -100,7 +100,7 @@ def _database_of(url: URL) -> str:
 
 
 def _file(name: str) -> Address:
-    if not name or name.startswith((":memory:", "file:")) or "\0" in name:
+    if not name or name.startswith((":memory:", "file:")) or "\0" in name or not _is_encodable(name):
         raise StoreError(
             f"a SQLite store is one file, given by its path alone (sqlite:///posteriors.db), not {name!r}; memory and "
             "file: names are not supported"
@@ -108,6 +108,14 @@ def _file(name: str) -> Address:
     # Absolute, so that a later change of the working directory does not open a second, empty file.
     path = os.path.abspath(name)
     return Address(path, "sqlite:///" + path.replace("%", "%25").replace("?", "%3F"), path)
+
+
+def _is_encodable(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_sqlite_path(path: str, *, create: bool) -> None:

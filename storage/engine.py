@@ -109,10 +109,14 @@ class Database:
 
     def _cannot_write(self) -> str:
         """Return why a SQLite file could not be opened or written, and what to do."""
+        if os.path.isdir(self.location):
+            return "this is a folder; name a file"
         if not os.path.exists(self.location):
             return "the file cannot be opened; check that its folder exists and is writable"
         if is_writable(self.location):
-            return "the store was opened read-only; open it for writing"
+            if self._read_only:
+                return "the store was opened read-only; open it for writing"
+            return "the file cannot be written; check that the files beside it with -wal and -shm are writable"
         advice = "make the file and its folder writable, or copy them to a folder that is"
         if has_wal(self.location):
             return f"the file or its folder is read-only here, and its last steps are in {self.location}-wal; {advice}"

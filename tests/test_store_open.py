@@ -75,6 +75,8 @@ def test_a_store_and_its_url_name_the_same_file_whatever_its_path(tmp_path, monk
         ("mysql://u:secret@h/db", "'mysql' is not a supported database"),
         ("sqlite:///:memory:", "a SQLite store is one file"),
         ("sqlite:////nowhere/at/all.db", "/nowhere/at/all.db: the file cannot be opened; check that its folder exists"),
+        ("/tmp", "/tmp: this is a folder; name a file"),
+        ("\ud800.db", r"not '\\ud800.db'; memory"),
         ("notes.db", "notes.db: this file is not a SQLite database"),
     ],
 )  # fmt: skip
