@@ -1,6 +1,6 @@
-"""Decodes values of rows, which somebody may have edited by hand; each function names the value that it refuses.
+"""Decodes values of rows, which somebody may have edited by hand.
 
-``what`` says which value it is, such as "metrics of step 3 of run 'x'".
+Each function names the value that it refuses. ``what`` says which value it is, such as "metrics of step 3 of run 'x'".
 """
 
 import json
@@ -25,11 +25,15 @@ def refusal(what: str, value: object, allowed: str) -> StoreError:
     shown = repr(value)
     if len(shown) > _SHOWN:
         shown = shown[:_SHOWN] + "..."
-    return StoreError(f"{what} is {shown}; it must be {allowed}; correct it in the database, or restore a backup")
+    advice = "correct it in the database, or restore a backup"
+    return StoreError(f"{what} is {shown}; it must be {allowed}; {advice}")
 
 
 def typed(value: Any, kind: type, what: str) -> Any:
-    """Return the value; raise StoreError unless it is of this type or None: SQLite stores any in any column."""
+    """Return the value; raise StoreError unless it is None or of this type.
+
+    SQLite stores any value in any column.
+    """
     if value is None or isinstance(value, kind):
         return value
     raise refusal(what, value, f"of type {kind.__name__}")
@@ -47,7 +51,7 @@ def json_object(value: Any, what: str) -> dict[str, Any]:
 
 
 def numbers(value: Any, what: str) -> dict[str, float | None]:
-    """Return a JSON object of numbers and nulls; empty for NULL. Raise StoreError if the value is neither."""
+    """Return a JSON object of numbers and nulls, empty for NULL; else raise StoreError."""
     decoded = json_object("{}" if value is None else value, what)
     for number in decoded.values():
         if number is not None and not isinstance(number, (int, float)):
@@ -64,7 +68,7 @@ def names(value: Any, what: str) -> tuple[str, ...]:
 
 
 def vectors(value: Any, what: str) -> dict[str, NDArray[np.float64]]:
-    """Return vectors by name; none for NULL. Raise StoreError if the value is no JSON object of lists of numbers."""
+    """Return vectors by name from a JSON object of lists, none for NULL; else raise StoreError."""
     try:
         decoded = {} if value is None else _vectors(value)
     except (TypeError, ValueError, RecursionError):
@@ -84,7 +88,7 @@ def state(value: Any, length: int, what: str) -> list[float | None]:
 
 
 def moment(value: Any, what: str) -> str:
-    """Return a time in UTC, as :func:`openrlhf_dbb.storage.write.utc_now` writes it; raise StoreError if it is none."""
+    """Return a time in UTC with milliseconds; raise StoreError if the value is none."""
     try:
         time = datetime.fromisoformat(value.replace("Z", "+00:00"))
         in_utc = time.astimezone(timezone.utc)

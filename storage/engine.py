@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from openrlhf_dbb.storage import decode
 from openrlhf_dbb.storage.address import Address
 from openrlhf_dbb.storage.errors import Interrupted, StoreError
-from openrlhf_dbb.storage.files import RESTORE, Files, has_wal, is_writable
+from openrlhf_dbb.storage.files import DAMAGES, RESTORE, Files, has_wal, is_writable
 
 BUSY_TIMEOUT_S = 30.0  # that a SQLite writer waits for another one
 CHUNK = 50_000  # rows fetched at a time; bounds the memory of large results
@@ -62,26 +62,14 @@ class Database:
             with self.engine.connect() as connection:
                 self._reached = True
                 if self._files is not None:
-                    self._files.check_same(connection)
-                    if write:
-                        self._files.check_written(connection)
-                    # On the driver's connection: SQLite ignores this pragma inside a transaction.
-                    # NORMAL is safe against a crash of the process, FULL against power loss.
-                    driver(connection).execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-                elif self._read_only or not write:
-                    connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-                with connection.begin():
-                    if self._files is None:
+                    with _sqlite_transaction(connection, self._files, write, durable):
                         yield connection
-                    else:
-                        # Immediate: a reader that turns into a writer fails at once if another has written.
-                        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-                        before = self._files.status()
+                else:
+                    if self._read_only or not write:
+                        isolation = "REPEATABLE READ"
+                        connection.execution_options(isolation_level=isolation, postgresql_readonly=True)
+                    with connection.begin():
                         yield connection
-                        if write:
-                            self._files.check_transaction(before)
-                if self._files is not None:
-                    self._files.note(connection, wrote=write)
         except self._errors as error:
             raise self._store_error(error) from None  # the driver's own exception may show statements and values
 
@@ -97,15 +85,20 @@ class Database:
         cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         message = " ".join(str(cause).split()) or type(cause).__name__
         kind = Interrupted if self._is_transient(cause, message) and not self._read_only else StoreError
+        return kind(f"{self.location}: {self._in_words(message)}")
+
+    def _in_words(self, message: str) -> str:
+        """Return an error of the database with what to do about it, where that is known."""
         if "file is not a database" in message:
-            message = "this file is not a SQLite database; name another file"
-        elif "unable to open database file" in message or "readonly database" in message:
-            message = self._cannot_write()
-        elif "database is locked" in message:
-            message = "another process holds the write lock"
-        elif "disk I/O error" in message or "image is malformed" in message:
-            message += f": the disk is over quota or failing, or the file was damaged; make room, or {RESTORE}"
-        return kind(f"{self.location}: {message}")
+            return "this file is not a SQLite database; name another file"
+        if "unable to open database file" in message or "readonly database" in message:
+            return self._cannot_write()
+        if "database is locked" in message:
+            return "another process holds the write lock"
+        if any(part in message for part in DAMAGES):
+            cause = "the disk is over quota or failing, or the file was damaged"
+            return f"{message}: {cause}; make room, or {RESTORE}"
+        return message
 
     def _cannot_write(self) -> str:
         """Return why a SQLite file could not be opened or written, and what to do."""
@@ -116,10 +109,11 @@ class Database:
         if is_writable(self.location):
             if self._read_only:
                 return "the store was opened read-only; open it for writing"
-            return "the file cannot be written; check that the files beside it with -wal and -shm are writable"
+            return "the file cannot be written; check that its -wal and -shm file are writable"
         advice = "make the file and its folder writable, or copy them to a folder that is"
         if has_wal(self.location):
-            return f"the file or its folder is read-only here, and its last steps are in {self.location}-wal; {advice}"
+            wal = f"{self.location}-wal"
+            return f"the file or its folder is read-only here, and its last steps are in {wal}; {advice}"
         return f"the file or its folder is read-only here; {advice}"
 
     def _is_transient(self, cause: Any, message: str) -> bool:
@@ -139,8 +133,9 @@ class Database:
         encoding = connection.exec_driver_sql("SHOW server_encoding").scalar_one()
         if encoding != "UTF8":
             raise StoreError(
-                f"{self.location} has the encoding {encoding}, which cannot store every text; it must be UTF8: "
-                "CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0, and name that database"
+                f"{self.location} has the encoding {encoding}, which cannot store every text; "
+                "it must be UTF8: CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0, "
+                "and name that database"
             )
 
     def one_of(self, column: str) -> str:
@@ -162,6 +157,24 @@ class Database:
                 connection.info.clear()  # a WAL seen before may be that of a process that has closed the file
         except self._errors as error:
             raise self._store_error(error) from None
+
+
+@contextmanager
+def _sqlite_transaction(connection: Connection, files: Files, write: bool, durable: bool) -> Iterator[None]:
+    files.check_same(connection)
+    if write:
+        files.check_written(connection)
+    # On the driver's connection: SQLite ignores this pragma inside a transaction.
+    # NORMAL is safe against a crash of the process, FULL against power loss.
+    driver(connection).execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+    with connection.begin():
+        # Immediate: a reader that turns into a writer fails at once if another has written.
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        before = files.status()
+        yield
+        if write:
+            files.check_transaction(before)
+    files.note(connection, wrote=write)
 
 
 def driver(connection: Connection) -> Any:
@@ -246,7 +259,7 @@ def _postgresql_engine(address: Address, read_only: bool) -> Engine:
     options |= {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
     options = {key: value for key, value in options.items() if key not in url.query}
     options["client_encoding"] = "UTF8"
-    # Behind a pooler that lends a connection for one transaction, a prepared statement is another client's.
+    # A pooler may lend a connection for one transaction: the next client has its statements.
     options["prepare_threshold"] = _prepare_threshold(address.url)
     try:
         _check_parameters(url)
@@ -272,15 +285,16 @@ def _prepare_threshold(url: URL) -> int | None:
 
 
 def _check_parameters(url: URL) -> None:
-    """Raise StoreError if the URL has a parameter that PostgreSQL's client does not have, or has one twice."""
+    """Raise StoreError if the URL has a parameter twice, or one that PostgreSQL's client lacks."""
     from psycopg.pq import Conninfo
 
     allowed = {option.keyword.decode() for option in Conninfo.get_defaults()} - {"replication"}
     for name, value in url.query.items():
         if name not in allowed:
             raise StoreError(
-                f"the store URL has the parameter {name!r}, which does not exist; allowed are prepare_threshold and "
-                "the connection parameters of PostgreSQL (connect_timeout, sslmode, options, ...)"
+                f"the store URL has the parameter {name!r}, which does not exist; allowed are "
+                "prepare_threshold and the connection parameters of PostgreSQL (connect_timeout, "
+                "sslmode, options, ...)"
             )
         if not isinstance(value, str) and name not in ("host", "port"):
-            raise StoreError(f"the store URL has the parameter {name!r} more than once; give it once")
+            raise StoreError(f"the store URL has {name!r} more than once; give it once")

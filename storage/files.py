@@ -1,4 +1,4 @@
-"""The files of an open SQLite database: whether they are still the ones that were opened, and undamaged.
+"""The files of an open SQLite database: whether they are the ones that were opened, and undamaged.
 
 SQLite itself goes on with files that have been deleted, and with pages that it remembers.
 """
@@ -12,7 +12,13 @@ from openrlhf_dbb.storage.errors import StoreError
 
 RESTORE = "end all processes that use the file, restore it or a backup, and resume"
 
-DAMAGES = ("image is malformed", "file is not a database", "disk I/O error")  # parts of SQLite's messages
+# Parts of SQLite's messages.
+DAMAGES = (
+    "image is malformed",
+    "malformed database schema",
+    "file is not a database",
+    "disk I/O error",
+)
 
 _TIMEOUT_S = 2.0  # that a check waits for a lock
 
@@ -37,13 +43,13 @@ class Files:
     def check_written(self, connection: Any) -> None:
         """Raise StoreError if the files were damaged since the last write of this connection."""
         commits, status = connection.info.get("written", (None, None))
-        # Written by others who committed nothing: perhaps a checkpoint of SQLite, perhaps a copy over a file.
+        # Written by others who committed nothing: perhaps a checkpoint, perhaps a copy over a file.
         if status not in (None, self.status()) and commits == _commits_of_others(connection):
             self.check_content("integrity_check")
             connection.invalidate()  # it remembers pages; a new one reads what the files hold
 
     def check_transaction(self, before: tuple[Status, Status]) -> None:
-        """Raise StoreError if the files were damaged since the status ``before``, in a transaction that still writes.
+        """Raise StoreError if the files were damaged since ``before``, in a transaction that still writes.
 
         Until its commit, SQLite itself at most appends to the WAL.
         """
@@ -53,7 +59,7 @@ class Files:
             self.check_content("integrity_check")
 
     def check_content(self, pragma: str) -> None:
-        """Raise StoreError if SQLite finds damage in the files; ``pragma``: quick_check or integrity_check."""
+        """Raise StoreError if SQLite finds damage; ``pragma``: quick_check or integrity_check."""
         found = self._result(pragma)
         if found != "ok":
             raise StoreError(f"{self._path} was damaged ({' '.join(found.split())}); {RESTORE}")

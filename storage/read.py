@@ -155,9 +155,11 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
         CROSS JOIN (SELECT count(*) AS probes, CAST(coalesce(sum(samples), 0) AS BIGINT) AS samples
                     FROM dbb_probe WHERE run_id = :run) p"""
-    totals = _rows(store, query, run=run.run_id)[0] | {"unused_rollouts": unused_rollouts(store, run)}
+    totals = _rows(store, query, run=run.run_id)[0]
+    totals["unused_rollouts"] = unused_rollouts(store, run)
     if totals["last_step_at"] is not None:
-        totals["last_step_at"] = decode.moment(totals["last_step_at"], f"the last created_at of run {run.name!r}")
+        what = f"the last created_at of run {run.name!r}"
+        totals["last_step_at"] = decode.moment(totals["last_step_at"], what)
     return totals
 
 

@@ -224,7 +224,10 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 
     def latest_run(self, *, unfinished: bool = False) -> RunRecord | None:
-        """Return the newest run, or the newest unfinished run; None if there is none. Raises as :meth:`find_run`."""
+        """Return the newest run, or the newest unfinished run; None if there is none.
+
+        Raises as :meth:`find_run`.
+        """
         runs = [run for run in self.runs() if run.status != "finished" or not unfinished]
         return runs[-1].checked() if runs else None
 

@@ -60,7 +60,8 @@ def _curves(store: PosteriorStore, run: RunRecord, width: int) -> dict[str, Floa
     names = ("step", "rewards", "successes", "steps", *TOTALS)
     table = np.array([[getattr(row, name) for name in names] for row in rows], dtype=np.float64)
     sums = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
-    ends = [decode.moment(row.ended_at, f"created_at of step {row.step} of run {run.name!r}") for row in rows]
+    of_run = f"of run {run.name!r}"
+    ends = [decode.moment(row.ended_at, f"created_at of step {row.step} {of_run}") for row in rows]
     ends_K = np.array([end.rstrip("Z") for end in ends], dtype="datetime64[ms]").astype(np.int64)
     ends_K = np.maximum.accumulate(ends_K)  # where the clock went back, time stands still
     curves = {
@@ -97,7 +98,8 @@ def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
 def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: int) -> dict[str, Floats]:
     """Return the mean of each logged metric over each point, by name; a step without a value does not count."""
     rows = store.query(_METRICS, run=run.run_id, last=run.last_step)
-    logged = [decode.numbers(row.metrics, f"metrics of step {row.step} of run {run.name!r}") for row in rows]
+    of_run = f"of run {run.name!r}"
+    logged = [decode.numbers(row.metrics, f"metrics of step {row.step} {of_run}") for row in rows]
     row_T = np.searchsorted(points, (np.array([row[0] for row in rows]) - 1) // width)
     means = {}
     for name in dict.fromkeys(name for values in logged for name in values):
