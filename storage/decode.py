@@ -92,7 +92,7 @@ def moment(value: Any, what: str) -> str:
     try:
         time = datetime.fromisoformat(value.replace("Z", "+00:00"))
         in_utc = time.astimezone(timezone.utc)
-    except (AttributeError, ValueError, OverflowError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         time = None
     if time is None or time.tzinfo is None:
         raise refusal(what, value, "a time in UTC such as 2026-01-31T12:00:00.000Z")

@@ -20,6 +20,8 @@ from openrlhf_dbb.storage.store import PosteriorStore
 
 Rows = list[dict[str, Any]]
 
+_TEXTS = {"prompt", "label", "response", "read", "form", "state", "last_step_at"}
+
 TRAINING = "training"
 """Name of the evaluations that are made during training."""
 
@@ -112,11 +114,13 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
                       max(samples * repeats) AS samples
                FROM evaluations WHERE run_id = :run AND name = :name AND step IS NOT NULL
                GROUP BY step HAVING count(accuracy) = count(*) ORDER BY step"""
-    rows = store.query(query, run=run.run_id, name=TRAINING)
+    rows = _rows(store, run, query, name=TRAINING)
     if not rows:
         return None
-    steps, accuracies = np.array([row.step for row in rows]), np.array([row.accuracy for row in rows])
-    return HeldOut(steps, accuracies, rows[-1].benchmarks, rows[-1].prompts, rows[-1].samples)
+    steps = np.array([row["step"] for row in rows])
+    accuracies = np.array([row["accuracy"] for row in rows])
+    last = rows[-1]
+    return HeldOut(steps, accuracies, last["benchmarks"], last["prompts"], last["samples"])
 
 
 def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats, Floats]]:
@@ -155,7 +159,7 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
         CROSS JOIN (SELECT count(*) AS probes, CAST(coalesce(sum(samples), 0) AS BIGINT) AS samples
                     FROM dbb_probe WHERE run_id = :run) p"""
-    totals = _rows(store, query, run=run.run_id)[0]
+    totals = _rows(store, run, query)[0]
     totals["unused_rollouts"] = unused_rollouts(store, run)
     if totals["last_step_at"] is not None:
         what = f"the last created_at of run {run.name!r}"
@@ -208,7 +212,7 @@ def kept_rollouts(store: PosteriorStore, run: RunRecord, step: int, *, limit: in
         FROM dbb_rollout r JOIN dbb_prompt p USING (prompt_id) LEFT JOIN dbb_history h USING (run_id, step, prompt_id)
         LEFT JOIN dbb_posterior q USING (run_id, prompt_id)
         WHERE r.run_id = :run AND r.step = :step ORDER BY r.prompt_id, r.sample LIMIT :limit"""
-    return _rows(store, query, run=run.run_id, step=step, limit=limit)
+    return _rows(store, run, query, step=step, limit=limit)
 
 
 def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int = 10) -> Rows:
@@ -219,7 +223,7 @@ def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int
         FROM (SELECT prompt_id, mean, variance, visits, step FROM posteriors
               WHERE run_id = :run AND mean IS NOT NULL ORDER BY mean {order}, prompt_id LIMIT :limit) q
         JOIN dbb_prompt p ON p.prompt_id = q.prompt_id ORDER BY q.mean {order}, q.prompt_id"""
-    return _rows(store, query, run=run.run_id, limit=limit)
+    return _rows(store, run, query, limit=limit)
 
 
 def find_prompts(store: PosteriorStore, run: RunRecord, ref: str) -> Rows:
@@ -232,7 +236,7 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str) -> Rows:
         WHERE run_id = :run AND (CAST(prompt_id AS TEXT) = :id OR lower(prompt) LIKE lower(:part) ESCAPE '/')
         ORDER BY CASE WHEN CAST(prompt_id AS TEXT) = :id THEN 0 ELSE 1 END, prompt_id LIMIT 10"""
     part = re.sub("[/%_]", r"/\g<0>", ref)
-    prompts = _rows(store, query, run=run.run_id, id=ref.lstrip("0"), part=f"%{part}%")
+    prompts = _rows(store, run, query, id=ref.lstrip("0"), part=f"%{part}%")
     if not prompts:
         raise StoreError(
             f"run {run.name!r} has no posterior of a prompt with id or text {ref!r}; "
@@ -262,7 +266,7 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
                coalesce(h.step - 1 - h.policy_version, 0.0) AS lag
         FROM visit v CROSS JOIN dbb_history h
         WHERE h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt ORDER BY h.step"""
-    return _rows(store, query, run=run.run_id, prompt=prompt_id)
+    return _rows(store, run, query, prompt=prompt_id)
 
 
 def prompt_rates(store: PosteriorStore, run: RunRecord) -> dict[str, NDArray[Any]]:
@@ -282,9 +286,15 @@ def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int)
     rollouts = """
         SELECT sample, reward, score, read, baseline, scale, weight, advantage, text AS response FROM rollouts
         WHERE run_id = :run AND step = :step AND prompt_id = :prompt ORDER BY sample"""
-    found, kept = (_rows(store, query, run=run.run_id, step=step, prompt=prompt_id) for query in (group, rollouts))
+    found, kept = (_rows(store, run, query, step=step, prompt=prompt_id) for query in (group, rollouts))
     return found, kept
 
 
-def _rows(store: PosteriorStore, query: str, **parameters: Any) -> Rows:
-    return [dict(row._mapping) for row in store.query(query, **parameters)]
+def _rows(store: PosteriorStore, run: RunRecord, query: str, **parameters: Any) -> Rows:
+    """Return rows of a query about a run; raise StoreError if a number of it is none."""
+    rows = [dict(row._mapping) for row in store.query(query, run=run.run_id, **parameters)]
+    for row in rows:
+        for name, value in row.items():
+            if name not in _TEXTS and not (value is None or isinstance(value, (int, float))):
+                raise decode.refusal(f"{name} of a row of run {run.name!r}", value, "a number")
+    return rows

@@ -150,6 +150,9 @@ def test_a_text_edited_by_hand_ends_in_one_line_and_harms_no_other_run(edited, t
         ("UPDATE dbb_event SET detail = '[]'", r"detail of the finish of run 'edited' is '\[\]'"),
         ("UPDATE dbb_step SET created_at = 'x'", "created_at of run 'edited' is 'x'"),
         ("UPDATE dbb_history SET mean = 'x'", "mean of the row .*'prompt_id': 1.* is 'x'; it must be a number"),
+        ("UPDATE dbb_history SET variance = 'x'", "variance of .* is 'x'; it must be a number"),
+        ("UPDATE dbb_evaluation SET step = 'x'", "step of a row of run 'edited' is 'x'"),
+        ("UPDATE dbb_step SET created_at = x'ff'", "created_at of run 'edited' is b'.xff'"),
         ("UPDATE dbb_run SET shared_start = '{\"a\": 1}'", "run-wide state of run 'edited' .*lists of numbers"),
         ("DELETE FROM dbb_prompt WHERE prompt_id = 2", "prompt 2 is not in .*restore a backup"),
     ],
@@ -174,6 +177,19 @@ def test_metrics_that_cannot_be_read_name_their_step(edited):
         api.ask("state")
         with pytest.raises(StoreError, match=r"metrics of step 2 of run 'edited' is '\[1\]'"):
             api.ask("runs/1/series")
+
+
+def test_a_number_of_a_step_that_is_none_harms_no_other_run(edited):
+    for sql in (
+        "UPDATE dbb_step SET rollouts = 'x', successes = 'x' WHERE run_id = 1",
+        "UPDATE dbb_evaluation SET step = 'x' WHERE run_id = 1",
+    ):
+        path = edited(sql)
+        with open_store(str(path), create=False) as store:
+            api = Api(store)
+            api.ask("state")
+            assert len(api.runs) == 3
+        assert main(["runs", "--store.url", str(path)]) == 0
 
 
 def test_a_damaged_run_is_listed_as_such_and_cannot_be_resumed(edited, capsys):

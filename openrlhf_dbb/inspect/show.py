@@ -224,15 +224,21 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """
     totals = usage_totals(store, run)
     mixed, equal = totals["mixed_groups"], totals["zero_variance"]
+    status = state(run)
+    try:
+        measured = held_out_numbers(store, run)
+    except StoreError:  # told where this run is asked for; a list has others
+        status = "damaged"
+        measured = None
     counts = ("trained", "filtered", "skipped", "groups", "mixed_groups", "rollouts_per_mixed_group",
               "tokens_per_mixed_group")  # fmt: skip
     return {
         "number": run.run_id,
         "name": run.name,
         "uuid": run.uuid,
-        "status": state(run),
+        "status": status,
         "step": run.last_step,
-        "held_out": held_out_numbers(store, run),
+        "held_out": measured,
         "method": run.method or None,
         "estimator": run.estimator,
         "parameters": run.parameters,

@@ -39,7 +39,8 @@ _MARKS = f"""
     LEFT JOIN (SELECT run_id, count(*) AS evaluations, max(created_at) AS evaluated_at
                FROM dbb_evaluation GROUP BY run_id) v ON v.run_id = r.run_id"""
 _LAST_STEPS = f"""
-    SELECT rollouts, successes, metrics FROM dbb_step
+    SELECT CAST(rollouts AS BIGINT) AS rollouts, CAST(successes AS DOUBLE PRECISION) AS successes,
+           metrics FROM dbb_step
     WHERE run_id = :run ORDER BY step DESC LIMIT {_RECENT}"""
 _SAMPLE = f"""
     SELECT prompt FROM dbb_prompt WHERE prompt_id IN
