@@ -38,7 +38,7 @@ from store_content import DBB, PASSES, WIDE_STEP, Trainer, create, fill, kept_by
 from openrlhf_dbb import Posteriors, Responses, StepExtras
 from openrlhf_dbb.core import KEEP
 from openrlhf_dbb.storage import PosteriorStore, Run, open_store
-from openrlhf_dbb.storage.engine import file_system
+from openrlhf_dbb.storage.address import file_system
 
 SIZES = (128, 1_024, 4_096)  # prompts of a step
 TINY = 64  # prompts of a step of the tiny preset

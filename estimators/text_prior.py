@@ -6,6 +6,7 @@ Axes: K regressions, P prompts, D features, W = D + 1 weights, S prompts with co
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from openrlhf_dbb.estimators.base import Floats
 
@@ -16,6 +17,7 @@ _BEGIN, _END = b"\x02", b"\x03"
 # How long a number is tells more of its difficulty than which digits it has.
 _DIGITS_ALIKE = bytes.maketrans(b"0123456789", b"0000000000")
 _CHUNK = 1024  # texts at a time, for the memory
+_PART = 2**18  # bytes of them at a time, since one text may have megabytes
 RIDGE = 0.1  # 1 / variance that the logits between prompts are expected to have, however many features there are
 
 
@@ -35,11 +37,21 @@ def text_features(texts: Sequence[str]) -> Floats:
 def _features(texts: Sequence[str]) -> Floats:
     encoded = [_BEGIN + text.encode("utf-8", "surrogatepass").translate(_DIGITS_ALIKE) + _END for text in texts]
     sizes = np.array([len(text) for text in encoded])
-    bytes_B = np.frombuffer(b"".join(encoded), dtype=np.uint8).astype(np.uint64)
-    text_B = np.repeat(np.arange(len(texts)), sizes)
+    joined_B = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+    text_B = np.repeat(np.arange(len(texts), dtype=np.int32), sizes)
     counted = np.zeros(len(texts) * BUCKETS)
+    for start in range(0, len(joined_B), _PART):
+        end = start + _PART + 2  # the longest n-gram that begins in this part has two bytes more
+        _count_grams(joined_B[start:end].astype(np.uint64), text_B[start:end], counted)
+    buckets = counted.reshape(-1, BUCKETS)
+    norm = np.linalg.norm(buckets, axis=1, keepdims=True)
+    return np.column_stack([buckets / np.maximum(norm, 1), np.log(sizes - 1)])
+
+
+def _count_grams(bytes_B: NDArray[np.uint64], text_B: NDArray[np.int32], counted: Floats) -> None:
+    """Add the signs of the n-grams that begin in the first ``_PART`` bytes to the buckets of their texts."""
     for n in (1, 2, 3):
-        count = max(len(bytes_B) - n + 1, 0)
+        count = min(max(len(bytes_B) - n + 1, 0), _PART)
         gram = np.full(count, n, dtype=np.uint64)
         for j in range(n):
             gram = gram * np.uint64(256) + bytes_B[j : j + count]
@@ -51,9 +63,6 @@ def _features(texts: Sequence[str]) -> Floats:
         place = text_B[:count][whole] * BUCKETS + (hashed % np.uint64(BUCKETS)).astype(np.int64)
         sign = 1.0 - 2.0 * (hashed >> np.uint64(63))
         counted += np.bincount(place, sign, len(counted))
-    buckets = counted.reshape(-1, BUCKETS)
-    norm = np.linalg.norm(buckets, axis=1, keepdims=True)
-    return np.column_stack([buckets / np.maximum(norm, 1), np.log(sizes - 1)])
 
 
 def predicted(weights_K_W: Floats, features_P_D: Floats) -> Floats:

@@ -72,7 +72,7 @@ def chosen(store: "PosteriorStore", ref: str | None) -> "RunRecord":
     runs = store.runs()
     if not runs:
         raise StoreError(f"there are no runs in {store.location}; start one first")
-    return next((run for run in reversed(runs) if run.last_step), runs[-1])
+    return next((run for run in reversed(runs) if run.last_step), runs[-1]).checked()
 
 
 def add_store(parser: argparse._ActionsContainer) -> None:

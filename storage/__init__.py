@@ -7,7 +7,11 @@
     read     columns of numpy for analysis, rows for people, held-out accuracy
     owner    which process owns a run, and whether it is still alive
     schema   the tables, every column once, and the views; creation and version check
-    engine   StoreError; addresses; transactions on either database, repeats after an outage, large results in parts
+    engine   connections and transactions on either database; large results in parts
+    decode   JSON and times of rows that may have been edited by hand
+    files    whether the files of SQLite are still there and undamaged
+    address  URLs and names of files; network file systems
+    errors   StoreError; repeats after an outage
 
 Example:
     >>> import numpy as np, tempfile
@@ -26,7 +30,8 @@ Example:
     >>> store.close(); folder.cleanup()
 """
 
-from openrlhf_dbb.storage.engine import DEFAULT_URL, URL_VARIABLE, StoreError
+from openrlhf_dbb.storage.address import DEFAULT_URL, URL_VARIABLE
+from openrlhf_dbb.storage.errors import StoreError
 from openrlhf_dbb.storage.read import TRAINING, read_log, read_probes
 from openrlhf_dbb.storage.records import (
     EvaluationRows,

@@ -3,7 +3,6 @@
 Axes: V rows of a run; T steps; of an evaluation P prompts of a benchmark.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -12,7 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.storage.engine import StoreError, chunks, retried, table
+from openrlhf_dbb.storage import decode
+from openrlhf_dbb.storage.engine import chunks, table
+from openrlhf_dbb.storage.errors import StoreError, retried
 from openrlhf_dbb.storage.records import TOTALS, UNVERIFIED, Floats, Integers, RunRecord, SharedState
 from openrlhf_dbb.storage.run import newest_shared
 from openrlhf_dbb.storage.schema import VIEWS
@@ -23,6 +24,7 @@ Rows = list[dict[str, Any]]
 # SQL of a rollout ``r`` and its step ``s``: NULL if nobody knows what the step was trained with.
 ADVANTAGE = """
     CASE WHEN s.generated IS NULL OR s.informative IS NOT NULL THEN r.advantage END AS advantage"""
+_TEXTS = {"prompt", "label", "response", "read", "form", "state", "last_step_at"}
 
 TRAINING = "training"
 """Name of the evaluations that are made during training."""
@@ -114,11 +116,13 @@ def held_out(store: PosteriorStore, run: RunRecord) -> HeldOut | None:
                       max(samples * repeats) AS samples
                FROM evaluations WHERE run_id = :run AND name = :name AND step IS NOT NULL
                GROUP BY step HAVING count(accuracy) = count(*) ORDER BY step"""
-    rows = store.query(query, run=run.run_id, name=TRAINING)
+    rows = _rows(store, run, query, name=TRAINING)
     if not rows:
         return None
-    steps, accuracies = np.array([row.step for row in rows]), np.array([row.accuracy for row in rows])
-    return HeldOut(steps, accuracies, rows[-1].benchmarks, rows[-1].prompts, rows[-1].samples)
+    steps = np.array([row["step"] for row in rows])
+    accuracies = np.array([row["accuracy"] for row in rows])
+    last = rows[-1]
+    return HeldOut(steps, accuracies, last["benchmarks"], last["prompts"], last["samples"])
 
 
 def held_out_prompts(store: PosteriorStore, run: RunRecord, step: int) -> dict[str, tuple[Integers, Floats, Floats]]:
@@ -157,13 +161,22 @@ def progress(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         CROSS JOIN (SELECT max(step) AS checkpoint FROM dbb_checkpoint WHERE run_id = :run) c
         CROSS JOIN (SELECT count(*) AS probes, CAST(coalesce(sum(samples), 0) AS BIGINT) AS samples
                     FROM dbb_probe WHERE run_id = :run) p"""
-    return _rows(store, query, run=run.run_id)[0] | {"unused_rollouts": unused_rollouts(store, run)}
+    totals = _rows(store, run, query)[0]
+    totals["unused_rollouts"] = unused_rollouts(store, run)
+    if totals["last_step_at"] is not None:
+        what = f"the last created_at of run {run.name!r}"
+        totals["last_step_at"] = decode.moment(totals["last_step_at"], what)
+    return totals
 
 
 def unused_rollouts(store: PosteriorStore, run: RunRecord) -> int:
     """Return the rollouts that belong to no step, as given to ``Run.finish``; 0 before."""
     ends = store.query("SELECT detail FROM dbb_event WHERE run_id = :run AND kind = 'finish'", run=run.run_id)
-    return sum(json.loads(row.detail).get("unused_rollouts", 0) for row in ends)
+    unused = 0
+    for row in ends:
+        what = f"detail of the finish of run {run.name!r}"
+        unused += int(decode.numbers(row.detail, what).get("unused_rollouts") or 0)
+    return unused
 
 
 @retried
@@ -183,7 +196,8 @@ def unverified_visits(store: PosteriorStore, run: RunRecord) -> dict[int, int]:
     scored = {row.prompt_id: row.step for row in store.query(query, run=run.run_id)}
     visits: dict[int, int] = {}
     for row in steps:
-        for prompt_id in map(int, json.loads(row.shared)[UNVERIFIED]):
+        shared = decode.vectors(row.shared, f"shared of step {row.step} of run {run.name!r}")
+        for prompt_id in map(int, shared.get(UNVERIFIED, [])):
             if row.step > scored.get(prompt_id, 0):
                 visits[prompt_id] = visits.get(prompt_id, 0) + 1
     return visits
@@ -201,6 +215,9 @@ def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) ->
 def whole_prompts(store: PosteriorStore, prompt_ids: Integers) -> list[tuple[str, str]]:
     """Return text and label of each prompt."""
     found = {row[0]: row[1:3] for row in prompt_texts(store, prompt_ids, length=2**31 - 1)}
+    for prompt_id in prompt_ids.tolist():
+        if prompt_id not in found:
+            raise StoreError(f"prompt {prompt_id} is not in {store.location}; restore a backup that has its row")
     return [found[prompt_id] for prompt_id in prompt_ids.tolist()]
 
 
@@ -214,7 +231,7 @@ def kept_rollouts(store: PosteriorStore, run: RunRecord, step: int, *, limit: in
         FROM dbb_rollout r JOIN dbb_prompt p USING (prompt_id) LEFT JOIN dbb_history h USING (run_id, step, prompt_id)
         LEFT JOIN dbb_posterior q USING (run_id, prompt_id)
         WHERE r.run_id = :run AND r.step = :step ORDER BY r.prompt_id, r.sample LIMIT :limit"""
-    return _rows(store, query, run=run.run_id, step=step, limit=limit)
+    return _rows(store, run, query, step=step, limit=limit)
 
 
 def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int = 10) -> Rows:
@@ -225,7 +242,7 @@ def extremes(store: PosteriorStore, run: RunRecord, *, hardest: bool, limit: int
         FROM (SELECT prompt_id, mean, variance, visits, step FROM posteriors
               WHERE run_id = :run AND mean IS NOT NULL ORDER BY mean {order}, prompt_id LIMIT :limit) q
         JOIN dbb_prompt p ON p.prompt_id = q.prompt_id ORDER BY q.mean {order}, q.prompt_id"""
-    return _rows(store, query, run=run.run_id, limit=limit)
+    return _rows(store, run, query, limit=limit)
 
 
 def find_prompts(store: PosteriorStore, run: RunRecord, ref: str) -> Rows:
@@ -238,7 +255,7 @@ def find_prompts(store: PosteriorStore, run: RunRecord, ref: str) -> Rows:
         WHERE run_id = :run AND (CAST(prompt_id AS TEXT) = :id OR lower(prompt) LIKE lower(:part) ESCAPE '/')
         ORDER BY CASE WHEN CAST(prompt_id AS TEXT) = :id THEN 0 ELSE 1 END, prompt_id LIMIT 10"""
     part = re.sub("[/%_]", r"/\g<0>", ref)
-    prompts = _rows(store, query, run=run.run_id, id=ref.lstrip("0"), part=f"%{part}%")
+    prompts = _rows(store, run, query, id=ref.lstrip("0"), part=f"%{part}%")
     if not prompts:
         raise StoreError(
             f"run {run.name!r} has no posterior of a prompt with id or text {ref!r}; "
@@ -268,7 +285,7 @@ def prompt_history(store: PosteriorStore, run: RunRecord, prompt_id: int) -> Row
                coalesce(h.step - 1 - h.policy_version, 0.0) AS lag
         FROM visit v CROSS JOIN dbb_history h
         WHERE h.run_id = :run AND h.step = v.step AND h.prompt_id = :prompt ORDER BY h.step"""
-    return _rows(store, query, run=run.run_id, prompt=prompt_id)
+    return _rows(store, run, query, prompt=prompt_id)
 
 
 @dataclass(frozen=True)
@@ -325,9 +342,15 @@ def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int)
         SELECT sample, reward, score, read, baseline, scale, weight, {ADVANTAGE}, text AS response
         FROM rollouts r JOIN dbb_step s USING (run_id, step)
         WHERE run_id = :run AND step = :step AND prompt_id = :prompt ORDER BY sample"""
-    found, kept = (_rows(store, query, run=run.run_id, step=step, prompt=prompt_id) for query in (group, rollouts))
+    found, kept = (_rows(store, run, query, step=step, prompt=prompt_id) for query in (group, rollouts))
     return found, kept
 
 
-def _rows(store: PosteriorStore, query: str, **parameters: Any) -> Rows:
-    return [dict(row._mapping) for row in store.query(query, **parameters)]
+def _rows(store: PosteriorStore, run: RunRecord, query: str, **parameters: Any) -> Rows:
+    """Return rows of a query about a run; raise StoreError if a number of it is none."""
+    rows = [dict(row._mapping) for row in store.query(query, run=run.run_id, **parameters)]
+    for row in rows:
+        for name, value in row.items():
+            if name not in _TEXTS and not (value is None or isinstance(value, (int, float))):
+                raise decode.refusal(f"{name} of a row of run {run.name!r}", value, "a number")
+    return rows

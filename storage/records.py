@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.storage.engine import StoreError
+from openrlhf_dbb.storage import decode
+from openrlhf_dbb.storage.errors import StoreError
 from openrlhf_dbb.storage.owner import Owner
 
 Floats = NDArray[np.float64]
@@ -28,7 +29,6 @@ UNVERIFIED = "unverified"
 
 _KINDS: dict[Any, Any] = {Integers: np.int64, Floats: np.float64, Floats | None: np.float64}
 
-_decode = msgspec.json.Decoder(list[float | None]).decode
 _COLUMN_FIELDS = ("alpha", "beta")
 
 
@@ -55,6 +55,13 @@ class RunRecord:
     parent: dict[str, Any] | None  # the run it was warm-started from: name, uuid, step, weight, database
     heartbeat_at: str = field(compare=False)  # last write of its owner, as of when this was read; UTC, ISO 8601
     owner: Owner = field(compare=False)
+    damage: str = ""  # why a column of its row, which has a stand-in here, cannot be read; one line
+
+    def checked(self) -> "RunRecord":
+        """Return it; raise StoreError if a column of its row cannot be read."""
+        if self.damage:
+            raise StoreError(self.damage)
+        return self
 
 
 @dataclass(frozen=True)
@@ -240,11 +247,15 @@ class StateLayout:
             columns[prefix + "state"] = texts
         return columns
 
-    def from_columns(self, rows: NDArray[np.void]) -> Floats:
-        """Return the (P, F) state of records with its columns, none of them NULL."""
+    def from_columns(self, rows: NDArray[np.void], run: str) -> Floats:
+        """Return the (P, F) state of records of a run with its columns and prompt_id, none of them NULL.
+
+        Raise StoreError if a state cannot be read.
+        """
         state = np.empty((len(rows), len(self.fields)))
         for row, stored in enumerate(rows["state"] if self.others else ()):
-            state[row] = _decode(stored)
+            what = f"state of prompt {rows['prompt_id'][row]} in run {run!r}"
+            state[row] = decode.state(stored, len(self.fields), what)
         for name, kind in self.columns:
             if kind != "O":
                 state[:, self.fields.index(name)] = rows[name]

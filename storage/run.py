@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
-from openrlhf_dbb.storage import records, schema, write
-from openrlhf_dbb.storage.engine import Database, StoreError, retried, table
+from openrlhf_dbb.storage import decode, records, schema, write
+from openrlhf_dbb.storage.engine import Database, table
+from openrlhf_dbb.storage.errors import StoreError, retried
 from openrlhf_dbb.storage.owner import NOBODY, Owner
 from openrlhf_dbb.storage.records import EvaluationRows, PosteriorTable, Replayed, RunRecord, StepRows, WarmStart
 
@@ -67,7 +68,7 @@ class Run:
         known = np.isin(wanted, stored)
         rows = found[np.searchsorted(stored, wanted[known])]
         state, steps = np.full((len(wanted), len(layout.fields)), np.nan), np.full(len(wanted), -1)
-        state[known], steps[known] = layout.from_columns(rows), rows["step"]
+        state[known], steps[known] = layout.from_columns(rows, self.record.name), rows["step"]
         return PosteriorTable(state, steps)
 
     @retried
@@ -248,6 +249,7 @@ class Run:
         unused = {"unused_rollouts": unused_rollouts} if unused_rollouts else {}
         key = {"run": self.record.run_id}
         with self._database.transaction(write=True) as connection:
+            self._database.check_content()
             stored = self._lock(connection)
             steps = connection.scalar(text("SELECT count(*) FROM dbb_step WHERE run_id = :run"), key)
             if steps != self.record.last_step:
@@ -291,9 +293,10 @@ class Run:
 
 def newest_shared(connection: Connection, run: RunRecord) -> records.SharedState:
     """Return a run's run-wide state: that of its last step with one, else of its start."""
-    stored = json.loads(connection.scalar(text(_SHARED), {"run": run.run_id}) or "{}")
-    stored.pop(records.UNVERIFIED, None)
-    return {name: np.array(values, dtype=np.float64) for name, values in stored.items()}
+    stored = connection.scalar(text(_SHARED), {"run": run.run_id})
+    shared = decode.vectors(stored, f"run-wide state of run {run.name!r} (the last shared, or shared_start)")
+    shared.pop(records.UNVERIFIED, None)  # ids of prompts, no state
+    return shared
 
 
 def check_reached(run: RunRecord, last_step: int, step: int, action: str) -> None:
@@ -350,7 +353,7 @@ def _known(
         query = f"""SELECT {", ".join(name for name, _ in kind)}
                     FROM dbb_posterior JOIN dbb_prompt USING (prompt_id) WHERE run_id = :run"""
         shared, found = newest_shared(connection, source), table(connection, kind, query, key)
-    known = Replayed(found["prompt_id"], layout.from_columns(found), shared)
+    known = Replayed(found["prompt_id"], layout.from_columns(found, source.name), shared)
     return replace(source, last_step=int(step)), known, found["hash"]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, LargeBinary, MetaData, Table, Text, inspect
 from sqlalchemy.engine import Connection
 
-from openrlhf_dbb.storage.engine import Database, StoreError, retried
+from openrlhf_dbb.storage.engine import Database
+from openrlhf_dbb.storage.errors import StoreError, retried
 from openrlhf_dbb.storage.records import TOTALS
 
 SCHEMA_VERSION = 8
@@ -309,6 +310,7 @@ def prepare(database: Database, *, create: bool) -> None:
     Raise StoreError if the tables are of another version or program, or there are none and ``create`` is False.
     """
     with database.transaction() as connection:
+        database.check_encoding(connection)
         exists = _check_version(connection, database)
     if not create and not exists:
         raise StoreError(f"{database.location} holds no posteriors; check the URL, or start a run to create them")

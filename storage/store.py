@@ -6,14 +6,19 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, Row, text
 
-from openrlhf_dbb.storage import schema, write
-from openrlhf_dbb.storage.engine import CHUNK, Database, StoreError, check_sqlite_path, parse_url, retried
+from openrlhf_dbb.storage import decode, schema, write
+from openrlhf_dbb.storage.address import check_sqlite_path, parse_url
+from openrlhf_dbb.storage.engine import CHUNK, Database
+from openrlhf_dbb.storage.errors import StoreError, retried
+from openrlhf_dbb.storage.files import is_writable
 from openrlhf_dbb.storage.owner import Owner
 from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, storable
 from openrlhf_dbb.storage.run import Run, check_reached, finished_text, ownership
@@ -27,13 +32,15 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
     Args:
         url: file.db, sqlite:///file.db or postgresql://user:password@host:port/database. None: the environment
             variable OPENRLHF_DBB_STORE_URL, else sqlite:///openrlhf_dbb.db in the working directory.
-        create: False: a missing file or missing tables are an error.
+        create: False: a missing file or missing tables are an error, and a file that this process may not write is
+            opened read-only.
         read_only: nothing can be written through it, nothing is created, and several threads read at once.
     """
     create = create and not read_only
     address = parse_url(url)
     if address.path:
         check_sqlite_path(address.path, create=create)
+        read_only = read_only or not (create or is_writable(address.path))
     database = Database(address, read_only=read_only)
     try:
         schema.prepare(database, create=create)
@@ -200,23 +207,29 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
 
     @retried
     def runs(self) -> list[RunRecord]:
-        """Return all runs, oldest first."""
+        """Return all runs, oldest first; one that cannot be read as a whole says so in its ``damage``."""
         with self.database.transaction() as connection:
             return list(map(_record, connection.execute(schema.run.select().order_by(schema.run.c.run_id))))
 
     def find_run(self, ref: str) -> RunRecord:
-        """Return the run of this name, else of this uuid, else of this id; raise StoreError if there is none."""
+        """Return the run of this name, else of this uuid, else of this id.
+
+        Raise StoreError if there is none, or a column of its row cannot be read.
+        """
         runs = self.runs()
         for key, run in itertools.product(("name", "uuid", "run_id"), runs):
             if str(getattr(run, key)) == ref:
-                return run
+                return run.checked()
         newest = ", ".join(repr(run.name) for run in runs[:-6:-1]) or "none yet"
         raise StoreError(f"there is no run {ref!r} in {self.location}; the newest are: {newest}")
 
     def latest_run(self, *, unfinished: bool = False) -> RunRecord | None:
-        """Return the newest run, or the newest unfinished run; None if there is none."""
+        """Return the newest run, or the newest unfinished run; None if there is none.
+
+        Raises as :meth:`find_run`.
+        """
         runs = [run for run in self.runs() if run.status != "finished" or not unfinished]
-        return runs[-1] if runs else None
+        return runs[-1].checked() if runs else None
 
     def checkpoints(self, run: RunRecord) -> list[tuple[int, str]]:
         """Return step and tag of the model checkpoints that a run has recorded and not rolled back, ascending."""
@@ -235,6 +248,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
                 cannot be checked.
         """
         deadline = time.monotonic() + wait_s
+        self.database.check_content()
         while True:
             row = self._claimable(run_id)
             refusal = _refusal(row)
@@ -257,6 +271,7 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             row = connection.execute(schema.run.select().where(schema.run.c.run_id == run_id)).one_or_none()
         if row is None:
             raise StoreError(f"there is no run with id {run_id} in {self.location}; look it up again with find_run")
+        _record(row).checked()
         if row.status == "finished":
             raise StoreError(finished_text(row.name, row.last_step))
         return row
@@ -299,9 +314,43 @@ def _refusal(row: Row[Any]) -> StoreError | None:
 
 
 def _record(row: Row[Any]) -> RunRecord:
-    columns = row._mapping
-    parent = {name: columns[f"parent_{name}"] for name in ("name", "uuid", "step", "weight", "database")}
-    read = {name: json.loads(columns[name]) for name in ("parameters", "config")}
-    read |= {"state_fields": tuple(json.loads(row.state_fields)), "method": row.method or "", "owner": Owner.of(row)}
-    read["parent"] = parent if row.parent_uuid else None
-    return RunRecord(**({name: columns[name] for name in RunRecord.__annotations__ if name in columns} | read))
+    """Return the run in a row of ``dbb_run``; what cannot be read of it is named in ``damage``."""
+    values: dict[str, Any] = {}
+    damage = ""
+    for column in schema.run.columns:
+        name = column.name
+        kind = column.type.python_type
+        what = f"{name} of run {row.name!r} (number {row.run_id})"
+        try:
+            values[name] = _decoded(name, decode.typed(row._mapping[name], kind, what), what)
+        except StoreError as error:
+            values[name] = _STAND_INS.get(name, kind())
+            damage = damage or str(error)
+    values["owner"] = Owner.of(SimpleNamespace(**values))
+    values["method"] = values["method"] or ""
+    parent = {name: values[f"parent_{name}"] for name in ("name", "uuid", "step", "weight", "database")}
+    values["parent"] = parent if values["parent_uuid"] else None
+    if values["parent"] and None in parent.values():
+        values["parent"] = None
+        damage = damage or str(decode.refusal(f"parent_* of run {row.name!r}", parent, "complete"))
+    values["damage"] = damage
+    return RunRecord(**{field.name: values[field.name] for field in fields(RunRecord)})
+
+
+_STAND_INS: dict[str, Any] = {
+    "parameters": {},
+    "config": {},
+    "state_fields": (),
+    "created_at": "1970-01-01T00:00:00.000Z",
+    "heartbeat_at": "1970-01-01T00:00:00.000Z",
+}
+
+
+def _decoded(name: str, value: Any, what: str) -> Any:
+    if name in ("parameters", "config"):
+        return decode.json_object(value, what)
+    if name == "state_fields":
+        return decode.names(value, what)
+    if name in ("created_at", "heartbeat_at"):
+        return decode.moment(value, what)
+    return value

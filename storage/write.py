@@ -10,7 +10,8 @@ import numpy as np
 from sqlalchemy import Connection, select, text
 
 from openrlhf_dbb.storage import records, schema
-from openrlhf_dbb.storage.engine import StoreError, driver
+from openrlhf_dbb.storage.engine import driver
+from openrlhf_dbb.storage.errors import StoreError
 from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, StateLayout, StepRows
 
 _FIND = "SELECT hash, prompt_id FROM dbb_prompt WHERE hash "

@@ -4,6 +4,7 @@ Axes: P prompts, D features, K regressions.
 """
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -183,3 +184,14 @@ def test_a_row_of_features_depends_on_its_text_alone():
     texts = [f"{i} + {i % 7} =" for i in range(2500)]  # more than are taken at a time
     np.testing.assert_array_equal(text_features(texts)[2100:2103], text_features(texts[2100:2103]))
     np.testing.assert_array_equal(text_features(texts[::-1])[::-1], text_features(texts))
+
+
+def test_the_features_of_long_texts_take_little_memory_and_are_those_of_their_parts(monkeypatch):
+    texts = ["12 + \u6f22 = ?" * 60_000, "x", "y" * 500_000]
+    tracemalloc.start()
+    features = text_features(texts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 60e6  # 1.3 MB of texts
+    monkeypatch.setattr("openrlhf_dbb.estimators.text_prior._PART", 100_003)
+    np.testing.assert_array_equal(text_features(texts), features)

@@ -50,7 +50,7 @@ def test_postgresql_stopped_and_started_in_mid_training(own_postgres, fill, capl
 
 
 def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(own_postgres, fill, monkeypatch):
-    monkeypatch.setattr("openrlhf_dbb.storage.engine.RETRY_LIMIT_S", 0.5)
+    monkeypatch.setattr("openrlhf_dbb.storage.errors.RETRY_LIMIT_S", 0.5)
     url = own_postgres.get_uri()
     with open_store(url) as store:
         run, ids = fill.run(store), fill.prompts(store, 20)
@@ -137,6 +137,91 @@ def test_a_lost_sqlite_file_ends_the_run_in_one_line(tmp_path, fill, loss):
         if not loss.endswith(("it", "emptied", "truncated")):
             with pytest.raises(StoreError, match="was deleted, moved or replaced while it was open"):
                 reader.query("SELECT last_step FROM runs")
+
+
+def overwrite(path, content, start):
+    with open(path, "r+b") as file:
+        file.seek(int(start * path.stat().st_size))
+        file.write(content)
+
+
+DAMAGES = {
+    "emptied": lambda path: os.truncate(path, 0),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "zeros over all": lambda path: overwrite(path, bytes(path.stat().st_size), 0),
+    "noise over the middle": lambda path: overwrite(path, b"\x5a" * (path.stat().st_size // 4), 0.5),
+}
+
+
+@pytest.mark.parametrize("moment", ["between two steps", "in a step", "before the end"])
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("end", ["", "-wal"])
+def test_a_sqlite_file_damaged_in_place_is_not_taken_for_a_finished_run(tmp_path, fill, end, damage, moment):
+    path = tmp_path / "a.db"
+    target = tmp_path / f"a.db{end}"
+    with open_store(str(path)) as store:
+        run, ids = fill.run(store), fill.prompts(store, 60)
+        fill.train(run, ids, range(1, 10))
+        if not end:  # else the WAL, which holds every page so far, would repair the file
+            with contextlib.closing(sqlite3.connect(path)) as other:
+                other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        fill.train(run, ids, [10])
+        inserted = []
+
+        def at_first_insert(connection, cursor, statement, *_):
+            if statement.startswith("INSERT INTO dbb_history") and not inserted:
+                inserted.append(statement)
+                DAMAGES[damage](target)
+
+        if moment == "in a step":
+            event.listen(store.database.engine, "after_cursor_execute", at_first_insert)
+        elif moment == "between two steps":
+            DAMAGES[damage](target)
+        with pytest.raises(StoreError, match=r"damaged.*restore it or a backup") as refusal:
+            fill.train(run, ids, [11, 12])
+            if moment == "before the end":
+                DAMAGES[damage](target)
+            run.finish()
+        assert "\n" not in str(refusal.value)
+        if moment != "before the end":
+            assert run.record.last_step == 10
+
+
+def test_a_second_writer_does_not_hide_the_damage_of_a_wal(tmp_path, fill):
+    path = tmp_path / "a.db"
+    with open_store(str(path)) as one, open_store(str(path)) as two:
+        runs = [fill.run(store, name) for store, name in ((one, "one"), (two, "two"))]
+        ids = fill.prompts(one, 60)
+        for step in range(1, 21):
+            if step == 10:
+                DAMAGES["noise over the middle"](tmp_path / "a.db-wal")
+            for run in runs:
+                fill.train(run, ids, [step])
+        with pytest.raises(StoreError, match="damaged"):
+            runs[0].finish()
+
+
+@pytest.mark.parametrize("size", [0.5, 0.9])
+def test_a_damaged_sqlite_file_is_not_resumed(tmp_path, fill, size):
+    path = tmp_path / "a.db"
+    with open_store(str(path)) as store:
+        fill.train(fill.run(store), fill.prompts(store, 60), range(1, 30))
+    overwrite(path, b"\x5a" * 4096, size)
+    with open_store(str(path), create=False) as store:
+        with pytest.raises(StoreError, match=r"damaged.*restore it or a backup") as refusal:
+            store.claim_run(1)
+        assert store.runs()[0].status == "running"
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_touched_wal_is_no_damage(tmp_path, fill):
+    with open_store(f"{tmp_path}/a.db") as store:
+        run, ids = fill.run(store), fill.prompts(store, 20)
+        for step in range(1, 5):
+            fill.train(run, ids, [step])
+            os.utime(tmp_path / "a.db-wal")
+        run.finish()
+        fill.check_trained(store, run, ids, 4)
 
 
 def test_other_writers_of_a_sqlite_file_are_no_damage(tmp_path, fill):

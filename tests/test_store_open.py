@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import inspect
 
 from openrlhf_dbb.storage import URL_VARIABLE, StoreError, open_store
-from openrlhf_dbb.storage.engine import NETWORK_FS_VARIABLE, Database, file_system, parse_url
+from openrlhf_dbb.storage.address import NETWORK_FS_VARIABLE, file_system, parse_url
+from openrlhf_dbb.storage.engine import Database
 
 
 def test_a_new_sqlite_file_is_opened_when_its_writer_is_done(new_url):
@@ -74,6 +75,8 @@ def test_a_store_and_its_url_name_the_same_file_whatever_its_path(tmp_path, monk
         ("mysql://u:secret@h/db", "'mysql' is not a supported database"),
         ("sqlite:///:memory:", "a SQLite store is one file"),
         ("sqlite:////nowhere/at/all.db", "/nowhere/at/all.db: the file cannot be opened; check that its folder exists"),
+        ("/tmp", "/tmp: this is a folder; name a file"),
+        ("\ud800.db", r"not '\\ud800.db'; memory"),
         ("notes.db", "notes.db: this file is not a SQLite database"),
     ],
 )  # fmt: skip
@@ -100,7 +103,7 @@ def test_a_network_file_system_is_recognised():
 def test_a_network_file_system_is_refused_unless_allowed(tmp_path, monkeypatch):
     # The real file system of the test plays the network one: only its name is put on the list.
     kind = file_system(os.path.realpath(tmp_path), Path("/proc/mounts").read_text())
-    monkeypatch.setattr("openrlhf_dbb.storage.engine._NETWORK_FILE_SYSTEMS", {kind})
+    monkeypatch.setattr("openrlhf_dbb.storage.address._NETWORK_FILE_SYSTEMS", {kind})
     monkeypatch.delenv(NETWORK_FS_VARIABLE, raising=False)
     url = f"sqlite:///{tmp_path}/x.db"
     with pytest.raises(StoreError, match=rf"network file system \({kind}\).*set {NETWORK_FS_VARIABLE}=1 if only"):
@@ -121,6 +124,11 @@ SECRET_URLS = [
     "postgresql://127.0.0.1:1/rl?user=ann&password=p%40ss&sslpassword=p%40ss",
     "postgresql://ann:p@ss@127.0.0.1:1/rl",  # not escaped
     "postgresql://ann:p@ss:notaport/rl",
+    "postgresql:///host=127.0.0.1 password=p@ss",
+    "postgresql://127.0.0.1:1/host%3D127.0.0.1%20password%3Dp%40ss",
+    "postgresql://127.0.0.1:1/rl?dbname=rl%20password%3Dp%40ss",
+    "postgresql://127.0.0.1:1/rl?port=password%3Dp%40ss",
+    "postgresql://127.0.0.1:1/rl#password=p%40ss",
 ]
 
 

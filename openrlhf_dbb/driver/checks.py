@@ -16,7 +16,7 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.methods import CONSTANT_LENGTH
 from openrlhf_dbb.platform import cpu, cuda, machine
-from openrlhf_dbb.storage.engine import parse_url
+from openrlhf_dbb.storage.address import parse_url
 from openrlhf_dbb.terminal import shown
 
 _GROUP, _LORA = "rollout.n_samples_per_prompt", "ds.lora.rank"

@@ -25,7 +25,7 @@ from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, Model, refuse_code
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
 from openrlhf_dbb.rewards.math_answer import boxes_needed
-from openrlhf_dbb.storage.engine import check_sqlite_path, parse_url
+from openrlhf_dbb.storage.address import check_sqlite_path, parse_url
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = (*OUTPUTS, "logger.wandb.run_name")

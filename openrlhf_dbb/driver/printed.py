@@ -24,7 +24,7 @@ from openrlhf_dbb.inspect.show import usage_in_words
 from openrlhf_dbb.platform.ray_start import busyness
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
-from openrlhf_dbb.storage.engine import parse_url
+from openrlhf_dbb.storage.address import parse_url
 from openrlhf_dbb.terminal import safe, shown, without_shared
 from openrlhf_dbb.watch.serve import PORT
 

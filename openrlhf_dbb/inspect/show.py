@@ -249,15 +249,21 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """
     totals = usage_totals(store, run)
     mixed, equal = totals["mixed_groups"], totals["zero_variance"]
+    status = state(run)
+    try:
+        measured = held_out_numbers(store, run)
+    except StoreError:  # told where this run is asked for; a list has others
+        status = "damaged"
+        measured = None
     counts = ("trained", "filtered", "skipped", "groups", "mixed_groups", "rollouts_per_mixed_group",
               "tokens_per_mixed_group")  # fmt: skip
     return {
         "number": run.run_id,
         "name": run.name,
         "uuid": run.uuid,
-        "status": state(run),
+        "status": status,
         "step": run.last_step,
-        "held_out": held_out_numbers(store, run),
+        "held_out": measured,
         "method": run.method or None,
         "estimator": None if run.method == IMPORTED else run.estimator,
         "parameters": run.parameters,
@@ -349,9 +355,11 @@ def held_out_numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any] | 
 
 
 def state(run: RunRecord) -> str:
-    """Return "finished", "running", or "stale": not finished, and its owner seems to have ended."""
+    """Return "finished", "running", "stale" (not finished, and its owner seems to have ended) or "damaged"."""
     # A killed process cannot write that its run has ended.
     silent = seconds_since(run.heartbeat_at) > SILENT_S
+    if run.damage:
+        return "damaged"
     stale = run.status == "running" and (run.owner.is_gone or (silent and not run.owner.is_local))
     return "stale" if stale else run.status
 

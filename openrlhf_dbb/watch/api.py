@@ -15,7 +15,7 @@ import numpy as np
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
 from openrlhf_dbb.inspect.show import facts, method, overview, seconds_since, state
 from openrlhf_dbb.secrets import without_secrets
-from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
+from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError, decode
 from openrlhf_dbb.storage.read import ADVANTAGE, prompt_history, prompt_texts, whole_prompts
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
 from openrlhf_dbb.watch import history
@@ -39,7 +39,8 @@ _MARKS = f"""
     LEFT JOIN (SELECT run_id, count(*) AS evaluations, max(created_at) AS evaluated_at
                FROM dbb_evaluation GROUP BY run_id) v ON v.run_id = r.run_id"""
 _LAST_STEPS = f"""
-    SELECT rollouts, successes, metrics FROM dbb_step
+    SELECT CAST(rollouts AS BIGINT) AS rollouts, CAST(successes AS DOUBLE PRECISION) AS successes,
+           metrics FROM dbb_step
     WHERE run_id = :run ORDER BY step DESC LIMIT {_RECENT}"""
 _SAMPLE = f"""
     SELECT prompt FROM dbb_prompt WHERE prompt_id IN
@@ -155,6 +156,7 @@ class Api:
     def _run(self, number: int) -> Listed:
         for run in self.runs:
             if run.record.run_id == number:
+                run.record.checked()
                 return run
         raise NoSuchAnswer(f"there is no run {number} in {self._store.location}; state lists them")
 
@@ -168,13 +170,17 @@ class Api:
 def _describe(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     recent = store.query(_LAST_STEPS, run=run.run_id)
     rollouts = sum(row.rollouts for row in recent)
-    logged = next((row.metrics for row in recent if row.metrics), "{}")
+    logged = next((row.metrics for row in recent if row.metrics), None)
+    try:
+        planned = decode.numbers(logged, "metrics").get("plan/steps")
+    except StoreError:  # told where the metrics are asked for; the list has other runs
+        planned = None
     numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
     has_posterior = {"alpha", "beta"} <= set(run.state_fields)
     return numbers | {
         "id": run.run_id,
         "method": safe(method(run)),
-        "planned": json.loads(logged).get("plan/steps"),
+        "planned": planned,
         "reward": sum(row.successes for row in recent) / rollouts if rollouts else None,
         "mean_name": "posterior mean" if has_posterior else "estimated mean" if run.state_fields else "group mean",
         "template": template_of([readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]),

@@ -6,7 +6,6 @@ Axes: T steps, K points of a curve or columns of the picture, P prompts, V visit
 """
 
 import base64
-import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.inspect.show import usage_totals
-from openrlhf_dbb.storage import PosteriorStore, RunRecord
+from openrlhf_dbb.storage import PosteriorStore, RunRecord, decode
 from openrlhf_dbb.storage.engine import table
 from openrlhf_dbb.storage.read import SUMS, held_out, unused_rollouts
 from openrlhf_dbb.storage.records import TOTALS, Integers
@@ -62,7 +61,10 @@ def _curves(store: PosteriorStore, run: RunRecord, width: int) -> dict[str, Floa
     names = ("step", "rewards", "successes", "steps", *TOTALS)
     table = np.array([[getattr(row, name) for name in names] for row in rows], dtype=np.float64)
     sums = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
-    ends_K = np.array([row.ended_at.rstrip("Z") for row in rows], dtype="datetime64[ms]").astype(np.int64)
+    of_run = f"of run {run.name!r}"
+    ends = [decode.moment(row.ended_at, f"created_at of step {row.step} {of_run}") for row in rows]
+    ends_K = np.array([end.rstrip("Z") for end in ends], dtype="datetime64[ms]").astype(np.int64)
+    ends_K = np.maximum.accumulate(ends_K)  # where the clock went back, time stands still
     curves = {
         "step": sums["step"],
         # After a step that was not counted (NaN), the number until a later step is not known.
@@ -97,7 +99,8 @@ def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
 def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: int) -> dict[str, Floats]:
     """Return the mean of each logged metric over each point, by name; a step without a value does not count."""
     rows = store.query(_METRICS, run=run.run_id, last=run.last_step)
-    logged = [json.loads(row.metrics or "{}") for row in rows]
+    of_run = f"of run {run.name!r}"
+    logged = [decode.numbers(row.metrics, f"metrics of step {row.step} {of_run}") for row in rows]
     row_T = np.searchsorted(points, (np.array([row[0] for row in rows]) - 1) // width)
     means = {}
     for name in dict.fromkeys(name for values in logged for name in values):
