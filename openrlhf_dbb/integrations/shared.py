@@ -184,7 +184,7 @@ class Steps:
         record = self.posteriors.run.record
         begin = f"begin another run with the checkpoint as its model and warm_start={record.name!r}"
         try:
-            saved: dict[str, Any] = json.loads((folder / SAVED).read_text(), object_hook=_decoded)
+            saved: dict[str, Any] = json.loads((folder / SAVED).read_text(encoding="utf-8"), object_hook=_decoded)
             run, step, tag = str(saved["run"]), int(saved["step"]), str(saved["tag"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"checkpoint {folder} was not saved with posteriors ({error}): {begin}") from None
