@@ -36,9 +36,10 @@ _STORES = ("store.url", "warm_start_url")
 # A URL ends at a space, or at a comma before another URL.
 _LINK = re.compile(r"(:/+)((?:(?!,[\w+.-]+:/)\S)+)")
 _QUERY = re.compile(r"([?#]).+")
-_LOGIN = re.compile(r"""(?<![^\s"'(=,])[\w.+%~-]+:(?!/)\S*@(?=[\w\[])""")  # user:password@host
+_LOGIN = re.compile(r"""(?<![^\s"'(=,])[\w.+%~/-]+:(?!/)\S*@(?=[\w\[])""")  # user:password@host
 _PATH = re.compile(r"(?<!\S)([^\s?/]*/[^\s?]*\?)(\S*=\S*)")  # /path?name=value
 _BEARER = re.compile(r"""\b(bearer[ \t]+)([^\s"']\S*)""", re.IGNORECASE)
+_KNOWN = re.compile(r"\b(hf_|sk-|gh[opsu]_|github_pat_|glpat-|AKIA)[\w-]{16,}")
 _ENCODED = re.compile(r"\S*%[0-9A-Fa-f]{2}\S*")
 # NAME=, NAME: and "NAME":, --NAME=, --NAME with a value behind it, ('NAME', 'value')
 _NAME = re.compile(
@@ -70,7 +71,7 @@ def without_passwords(text: str) -> str:
     Of a URL, with two slashes or with the one that a path leaves: what is before the last ``@``,
     and behind ``?`` or ``#``. Behind a name that :func:`is_secret`: the word, what is quoted, or
     the rest of the line if it is a list, a header or a passphrase. A word that hides one of these
-    by percent-encoding: all of it.
+    by percent-encoding, and a token of a known form: all of it.
 
     Example:
         >>> without_passwords("reward http://ann:p@ss/w@host/score?token=1,http://other/score#2")
@@ -83,6 +84,7 @@ def without_passwords(text: str) -> str:
     text = _PATH.sub(_first_and_mask, text)
     text = _without_named(text)
     text = _BEARER.sub(_first_and_mask, text)
+    text = _KNOWN.sub(MASK, text)
     return _ENCODED.sub(_unless_it_hides, text) if "%" in text else text
 
 

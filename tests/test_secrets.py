@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openrlhf_dbb.actors.progress import Progress, StepOutcome
 from openrlhf_dbb.secrets import is_secret, without_passwords, without_secrets
 
 ROOT = Path(__file__).parents[1]
@@ -99,6 +100,8 @@ def test_no_secret_of_a_url_stays(scheme, slash, secret, data):
         f"{scheme}:{slash}host/data#{secret}",
         f"{scheme}:{slash}ann:{quote(secret, safe='')}@host/data",
         quote(f"{scheme}:{slash}ann:{secret}@host/data", safe=""),
+        f"/home/me/ann:{secret}@host/data",
+        f"//ann:{secret}@host/data",
         f"{scheme}:{slash}host/" + quote(f"host=h password='{secret}'", safe=""),
     ):
         assert_masked(start + url + end, secret)
@@ -124,6 +127,18 @@ def test_no_value_of_a_secrets_name_stays_in_a_text(name, secret, data):
 def holder():
     """A class of somebody else, whose repr shows its fields."""
     return make_dataclass("Holder", ["api_key", "lr"])
+
+
+def test_a_token_of_a_known_form_is_masked_without_a_name():
+    assert without_passwords("Invalid user token hf_" + "a" * 34 + " given") == "Invalid user token *** given"
+    assert without_passwords("hf_dataset sk-learn") == "hf_dataset sk-learn"
+
+
+def test_what_a_run_says_about_tokens_stays():
+    said = Progress(difference=1.0, outcomes=[StepOutcome(512, 0, 512)], has_end_token=False).troubles(
+        held_out_samples=1, max_new_tokens=24, punishes_failures=False
+    )
+    assert len(said) == 2 and all(without_passwords(line) == line for line in said.values())
 
 
 def test_no_secret_stays_in_nested_values(holder):

@@ -18,7 +18,7 @@ _RARE = 0.02
 _DIFFERENCE = 0.1  # nats a token; rounding in bf16 makes 0.01 to 0.05
 
 NO_END_TOKEN = (
-    "no response ends before its longest length, as the model has no end token: give eos_token in "
+    "no response ends before its longest length, as the model has no end token; give eos_token in "
     "its tokenizer_config.json and eos_token_id in its config.json"
 )
 
@@ -70,8 +70,8 @@ class Progress:
         lines = {}
         if self.difference > _DIFFERENCE:
             lines["weights"] = (
-                f"the log-probs of vLLM and of the policy differ by {self.difference:.2g} nats a token: vLLM may not "
-                "have the policy's weights; resume once more, and report it if it happens again"
+                f"the log-probs of vLLM and of the policy differ by {self.difference:.2g} nats a token, as if vLLM did "
+                "not have the policy's weights; resume once more, and report it if it happens again"
             )
         if rollouts >= _LAST_ROLLOUTS and right < _RARE * rollouts:
             cure = "use easier prompts, a better start, or more rollouts a prompt"
