@@ -253,7 +253,7 @@ def find_faults(prepared: Prepared) -> None:
         warnings = boxes_needed(prompts.labels)
     elif url.endswith(".py"):
         warnings = reward_file.check(url, prompts.texts, prompts.labels, prepared.settings.built_estimator)
-    elif url:
+    elif url and not args.train.agent_func_path:  # an agent scores its rollouts itself
         _try_servers(prepared)
     for flag in prepared.loaded:
         questions, applied = prepared.questions(flag), args.data.apply_chat_template
