@@ -24,6 +24,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message.removeprefix('argument ')} ({self.prog} --help)")
 
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)  # argparse itself hides that it cannot write
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse what is left over, so that the error of a sub-parser names its own command."""
         namespace, left = super().parse_known_args(args, namespace)

@@ -1,16 +1,83 @@
-"""Makes texts of a store safe to show, and prints tables."""
+"""Makes texts of a store safe to show, and prints: tables, error lines, any text on any stream."""
 
+import errno
+import io
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TextIO
 
 from openrlhf_dbb.secrets import without_passwords
 
 _common_start = os.path.commonprefix
 _LONG_END = 20  # characters; a shorter end, such as " = ?", is shown
 _LONGEST_WORD = 30
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+FAILED = 1
+
+
+def prepare_streams() -> None:
+    """Let this process print every text, also where the output is closed or is not in UTF-8.
+
+    A character that a stream's encoding lacks is escaped. A closed stream becomes the null device:
+    its number would go to the next file that is opened, such as the database.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Call a command and return its exit code; 1, after a line, if its output cannot be written.
+
+    Where the reader has closed the output, as ``head`` does, the code is 0.
+    """
+    try:
+        try:
+            return command()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        drop(sys.stdout)
+        return 0
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            raise
+        drop(sys.stdout)
+        print_error(f"error: the output cannot be written: {error.strerror}; send it elsewhere")
+        return FAILED
+
+
+def print_error(line: str) -> None:
+    """Print a line on stderr, safe to show. There is no place to say that stderr takes nothing."""
+    try:
+        print(safe(line), file=sys.stderr, flush=True)
+    except OSError:
+        drop(sys.stderr)
+
+
+def say(text: str) -> None:
+    """Print a text of a training, which goes on if the output cannot be written."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        drop(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            print_error(f"warning: the output cannot be written: {error.strerror}")
+
+
+def drop(stream: TextIO) -> None:
+    """Send what is left for a stream nowhere; else the interpreter fails to flush it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def shown(value: object, width: int | None = 60) -> str:

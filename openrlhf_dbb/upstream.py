@@ -218,7 +218,8 @@ def quiet(verbose: bool = False) -> Iterator[None]:
         if not verbose:
             stack.callback(logging.disable, logging.root.manager.disable)
             logging.disable(logging.INFO)
-            stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8", errors="replace"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # about OpenRLHF's use of torch and Ray
         yield

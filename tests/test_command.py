@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from scipy import stats
 from sqlalchemy import text
 
+from openrlhf_dbb import Posteriors
 from openrlhf_dbb.cli.main import COMMANDS, main
 from openrlhf_dbb.inspect.show import usage_in_words
 from openrlhf_dbb.storage import StoreError
@@ -385,3 +386,44 @@ def test_a_closed_pipe_ends_a_command_quietly(open_new, fill):
     command = f"{sys.executable} -m openrlhf_dbb runs --store.url {store.url}"
     piped = ["bash", "-c", f"{{ {command}; echo $? >&2; }} | true"]
     assert subprocess.run(piped, cwd=ROOT, text=True, capture_output=True).stderr.strip() == "0"
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PATH": os.environ["PATH"]}
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Function: run a command on a store with texts beyond ASCII in a shell; exit code, stdout, stderr."""
+    url, asked = str(tmp_path / "größe.db"), ["is 12 ≤ 9?"] * 2
+    with Posteriors.create(url, "größe", [asked[0]], ["日本"], model="≤") as posteriors:
+        posteriors.observe(1, asked, ["日本"] * 2, [1, 0])
+
+    def run_it(command, redirected=""):
+        line = f"{sys.executable} -m openrlhf_dbb {command} {redirected}"
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=ROOT, text=True, capture_output=True,
+            env=ASCII | {"OPENRLHF_DBB_STORE_URL": url},
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    return run_it
+
+
+@pytest.mark.parametrize("command", ["runs", "show", "prompts", "history 1"])
+def test_an_output_that_is_not_in_utf_8_gets_escapes(shell, command):
+    code, out, errors = shell(command)
+    assert ((code, errors) == (0, "") and r"gr\xf6\xdfe" in out) or r"\u2264" in out
+
+
+@pytest.mark.parametrize("command", ["runs", "runs --json", "--help", "train --help"])
+def test_an_output_that_takes_nothing_ends_in_one_line(shell, command):
+    code, _, errors = shell(command, "> /dev/full")
+    assert code == 1 and re.fullmatch(r"error: the output cannot be written: No space.*\n", errors)
+    assert shell(command, ">&-") == (0, "", "")
+    assert shell(command, "| true; exit ${PIPESTATUS[0]}")[0] == 0
+
+
+def test_an_error_line_that_nobody_can_read_leaves_the_exit_code(shell):
+    assert shell("show nobody")[0] == 2
+    for where in ("2> /dev/full", "2>&-", "<&- >&- 2>&-", "2>&1 | true; exit ${PIPESTATUS[0]}"):
+        assert shell("show nobody", where) == (2, "", "")

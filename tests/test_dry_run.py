@@ -193,6 +193,33 @@ def test_the_models_chat_template_is_applied_unless_told_otherwise(dry_run, own,
         assert not [shown for shown in dry_run(*own, *sizes, *more) if "apply_chat_template True" in shown]
 
 
+def test_a_model_without_an_end_token_is_warned_about(dry_run, own, tmp_path):
+    assert not [line for line in dry_run(*own) if "no end token" in line]
+    for path in (tmp_path / "model").glob("*config.json"):
+        values = json.loads(path.read_text())
+        kept = {name: value for name, value in values.items() if not name.startswith("eos_token")}
+        path.write_text(json.dumps(kept))
+    [line] = [line for line in dry_run(*own) if "no end token" in line]
+    assert line.startswith("warning: ") and "eos_token_id in its config.json" in line
+
+
+def test_a_data_set_or_benchmark_whose_name_holds_a_secret_is_refused_in_one_masked_line(dry_run, own):
+    for flag in ("--data.prompt_dataset", "--eval.dataset", "--data.leave_out"):
+        for url in ("https://u:hunter2@127.0.0.1:1/x.jsonl", "hf://datasets/a/b?token=hunter2"):
+            [line] = dry_run(*own, flag, url)
+            assert line.startswith("error: ") and "hunter2" not in line and flag in line
+    [line] = dry_run(*own, "--eval.steps", "1", "--eval.benchmarks", "https://h/x?token=hunter2")
+    assert line.startswith("error: --eval.benchmarks") and "hunter2" not in line
+
+
+def test_a_reward_server_is_asked_by_a_dry_run(dry_run, own, monkeypatch):
+    from openrlhf_dbb.rewards import reward_server
+
+    monkeypatch.setattr(reward_server, "check", lambda url, prompts, labels, _: [f"reward     {url} {len(prompts)}"])
+    servers = ["--reward.remote_url", "http://h/a,http://h/b"]
+    assert {"reward     http://h/a 64", "reward     http://h/b 64"} <= set(dry_run(*own, *servers))
+
+
 def test_a_warm_start_is_tried_out(dry_run, own, tmp_path):
     rows = [json.loads(line) for line in Path("data.jsonl").read_text().splitlines()[:3]]
     texts, labels = [row["input"] for row in rows], [row["label"] for row in rows]

@@ -69,3 +69,11 @@ def test_held_out_accuracy_falls_if_it_is_lower_by_two_standard_errors():
 
 def test_log_probs_that_are_far_apart_mean_other_weights_in_vllm():
     assert (warned(difference=0.05), warned(difference=0.3).keys()) == ({}, {"weights"})
+
+
+def test_a_cut_response_is_the_cause_of_rare_successes_and_a_missing_end_token_that_of_cuts():
+    outcomes = [StepOutcome(512, 0, 400)]
+    said = warned(outcomes=outcomes)
+    assert said.keys() == {"cut"} and "raise --rollout.max_new_tokens" in said["cut"]
+    said = warned(outcomes=outcomes, has_end_token=False)
+    assert "no end token" in said["cut"] and "max_new_tokens" not in said["cut"]

@@ -126,7 +126,33 @@ def test_a_start_of_ray_is_tried_twice_and_then_ends_in_one_line(monkeypatch, fa
             raise Exception("The current node timed out during startup.\nMore lines.")
 
     monkeypatch.setattr(ray, "init", start)
-    line = r"^Ray did not start, tried 2 times in \d+ s .*: The current node timed out during startup\. Its logs .+$"
+    monkeypatch.setenv("RAY_TMPDIR", "/elsewhere")
+    line = (
+        r"^Ray did not start, tried 2 times in \d+ s .*: The current node timed out during startup\. Its logs .+ busy$"
+    )
     with pytest.raises(RunError, match=line) if failures == 2 else contextlib.nullcontext():
         ray_start.init(num_cpus=3)
     assert calls == [{"num_cpus": 3}] * 2
+
+
+def test_only_a_late_start_is_put_down_to_a_busy_machine_and_the_logs_are_where_ray_was_told(monkeypatch):
+    import ray
+
+    monkeypatch.setenv("RAY_TMPDIR", "/elsewhere")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", lambda **_: (_ for _ in ()).throw(PermissionError("may not write")))
+    with pytest.raises(RunError, match=r"may not write Its logs are in /elsewhere/ray/session_latest/logs$"):
+        ray_start.init()
+
+
+@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
+def test_a_folder_whose_sockets_have_too_long_a_path_is_refused_before_ray_starts(monkeypatch, variable):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(variable, "/tmp/" + "a" * 90)
+    with pytest.raises(UsageError, match=rf"^{variable} /tmp/a+ is \d+ bytes too long .*; set RAY_TMPDIR"):
+        ray_start.check_socket_path()
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # that cluster has a folder of its own
+    ray_start.check_socket_path()
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setenv(variable, "/tmp/short")
+    ray_start.check_socket_path()

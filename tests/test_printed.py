@@ -2,6 +2,7 @@
 
 import io
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("openrlhf")
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress
 from openrlhf_dbb.driver import printed
 from openrlhf_dbb.driver.printed import ProgressLine
+from openrlhf_dbb.terminal import print_error, say
 
 NAN = math.nan
 
@@ -156,3 +158,24 @@ def test_a_log_gets_a_line_every_ten_seconds_and_the_last(monkeypatch):
         line.show(f"second {second}")
     line.show("finished", last=True)
     assert stream.getvalue().split("\n") == ["second 0", "second 10", "second 20", "second 30", "finished", ""]
+
+
+def test_an_output_that_takes_nothing_does_not_end_a_training(monkeypatch, capfd):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        say("the plan")
+        say("the summary")  # said once
+        line = ProgressLine(full)
+        line.show("step 1 of 2", last=True)
+        line.warn("token=hunter2")
+    assert capfd.readouterr().err == "warning: the output cannot be written: No space left on device\n"
+    with open("/dev/full", "w") as full:
+        ProgressLine(full).warn("few are right")
+        monkeypatch.setattr(sys, "stderr", full)
+        print_error("error: lost")
+
+
+def test_a_warning_beside_the_progress_line_is_masked():
+    stream = io.StringIO()
+    ProgressLine(stream).warn("http://u:hunter2@h/x is slow")
+    assert stream.getvalue() == "warning: http://***@h/x is slow\n"

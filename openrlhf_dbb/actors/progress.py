@@ -17,6 +17,11 @@ _LAST_ROLLOUTS = 256  # fewer say little about a rare success
 _RARE = 0.02
 _DIFFERENCE = 0.1  # nats a token; rounding in bf16 makes 0.01 to 0.05
 
+NO_END_TOKEN = (
+    "no response ends before its longest length, as the model has no end token; give eos_token in "
+    "its tokenizer_config.json and eos_token_id in its config.json"
+)
+
 
 class StepOutcome(NamedTuple):
     """Counts the rollouts of one step and sums their scores."""
@@ -48,6 +53,7 @@ class Progress:
     best: Best | None = None  # best, best_folder and warnings: once the run has finished
     best_folder: Path | None = None
     warnings: list[str] = field(default_factory=list)
+    has_end_token: bool = True  # of the model
 
     def enter(self, phase: str, size: int = 0) -> None:
         self.size = size
@@ -64,8 +70,8 @@ class Progress:
         lines = {}
         if self.difference > _DIFFERENCE:
             lines["weights"] = (
-                f"the log-probs of vLLM and of the policy differ by {self.difference:.2g} nats a token: vLLM may not "
-                "have the policy's weights; resume once more, and report it if it happens again"
+                f"the log-probs of vLLM and of the policy differ by {self.difference:.2g} nats a token, as if vLLM did "
+                "not have the policy's weights; resume once more, and report it if it happens again"
             )
         if rollouts >= _LAST_ROLLOUTS and right < _RARE * rollouts:
             cure = "use easier prompts, a better start, or more rollouts a prompt"
@@ -93,6 +99,10 @@ class Progress:
                 f"{cut / generated:.0%} of the last {generated} responses were cut at the limit of "
                 f"{max_new_tokens} tokens: raise --rollout.max_new_tokens, or ask for shorter answers in the prompt"
             )
+        if "cut" in lines:
+            lines.pop("rare", None)  # they are wrong because they are cut
+            if not self.has_end_token:
+                lines["cut"] = NO_END_TOKEN
         return lines
 
 

@@ -12,6 +12,7 @@ from openrlhf_dbb.evaluation.engines import Finished, Request, answers, reason_o
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.machine import use_rays_interface
 from openrlhf_dbb.platform.weights import Parameter
+from openrlhf_dbb.rewards import reward_server
 from openrlhf_dbb.rewards.reward_file import RewardError, checked, scored
 from openrlhf_dbb.secrets import without_passwords
 
@@ -124,9 +125,10 @@ class StrictRolloutActor(PlatformRolloutActor):
             elif executor.reward_func:
                 reward, score, logs, read = await asyncio.to_thread(call)
             else:
-                [result] = await executor._fetch_rewards_via_http([query], [prompt], [label])
-                reward, score, logs, read = checked(result, "the reward server")
-        except (RewardError, RuntimeError) as error:  # the server's is a RuntimeError
+                url = next(executor._reward_endpoint_cycle)
+                answer = await reward_server.ask(url, query, prompt, label)
+                reward, score, logs, read = checked(answer, reward_server.name_of(url))
+        except RewardError as error:
             raise RewardError(without_passwords(f"{error}; on prompt {prompt[:80]!r}")) from None
         # The reward is averaged for the log and so has to be finite. The score says that it is missing.
         score = math.nan if score is None else score

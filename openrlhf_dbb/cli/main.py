@@ -2,13 +2,14 @@
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 
 import openrlhf_dbb
 from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.options import Parser, add_store, require_stack
+from openrlhf_dbb.secrets import mask_process
+from openrlhf_dbb.terminal import exit_code, prepare_streams, print_error
 
 PROGRAM = "openrlhf-dbb"
 REFUSED, INTERRUPTED = 2, 130
@@ -34,19 +35,25 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return 0, 1 if a training failed, 2 if the request is refused, 130 if interrupted."""
+    prepare_streams()
+    mask_process()
     if "" not in sys.path:  # the working folder, for module:Class; "python -m" adds it too
         sys.path.append("")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return exit_code(lambda: _with_error_line(arguments))
+
+
+def _with_error_line(argv: list[str]) -> int:
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(argv)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        from openrlhf_dbb.storage import StoreError  # imported here, so that the help does not wait for SQLAlchemy
-        from openrlhf_dbb.terminal import safe
+        from openrlhf_dbb.storage import StoreError  # here: the help does not wait for SQLAlchemy
 
         if not isinstance(error, (UsageError, StoreError, RunError)):
             raise
-        print(f"error: {safe(str(error))}", file=sys.stderr)
+        print_error(f"error: {error}")
         return 1 if isinstance(error, RunError) else REFUSED
 
 
@@ -63,20 +70,12 @@ def _run(argv: list[str]) -> int:
     if arguments.command is None:
         parser.print_help()
         return 0
-    try:
-        if arguments.opens_store:
-            from openrlhf_dbb.storage import open_store
+    if not arguments.opens_store:
+        return arguments.command(arguments) or 0
+    from openrlhf_dbb.storage import open_store
 
-            with open_store(arguments.store_url, create=False) as store:
-                code = arguments.command(store, arguments)
-        else:
-            code = arguments.command(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader, such as head, has closed the pipe; the interpreter must not fail when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return code or 0
+    with open_store(arguments.store_url, create=False) as store:
+        return arguments.command(store, arguments) or 0
 
 
 def build(names: Collection[str]) -> Parser:

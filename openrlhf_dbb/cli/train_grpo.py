@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from openrlhf_dbb.driver import interrupt
+from openrlhf_dbb.secrets import mask_process
+from openrlhf_dbb.terminal import exit_code, prepare_streams, print_error, say
 
 _LAUNCHER_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE",
@@ -39,7 +41,6 @@ def main(argv: list[str] | None = None) -> int:
 
     from openrlhf_dbb.driver import arguments, checks, hub, launch, prepare, printed
     from openrlhf_dbb.errors import RunError, UsageError
-    from openrlhf_dbb.secrets import without_passwords
     from openrlhf_dbb.storage import StoreError
 
     try:
@@ -52,14 +53,14 @@ def main(argv: list[str] | None = None) -> int:
         checks.check(settings)
         resumed = prepare.find(settings)
         ray_start = None if settings.args.dry_run else launch.RayStart(settings)
-        with printed.waiting("reading data and model"):
+        with printed.waiting("reading data and model, trying the reward"):
             prepared = prepare.prepare(settings, resumed)
             if ray_start is not None:
                 prepared.notes += ray_start.check_hosts(Path(prepared.settings.args.ckpt.path))
                 hub.fetch_models(prepared.settings.args)
             prepare.begin(prepared)
     except (UsageError, StoreError, RunError) as error:
-        print(without_passwords(f"error: {error}"), file=sys.stderr)
+        print_error(f"error: {error}")
         return 1 if isinstance(error, RunError) else REFUSED
     if ray_start is None:
         print(printed.configuration(prepared.settings), printed.plan(prepared), sep="\n")
@@ -68,23 +69,23 @@ def main(argv: list[str] | None = None) -> int:
     unfinished = functools.partial(printed.unfinished, prepared)
     if prepared.run is not None:
         interrupt.say(unfinished)
-    print(printed.plan(prepared), flush=True)
+    say(printed.plan(prepared))
     try:
         progress = launch.launch(prepared, ray_start)
         if prepared.run is not None:
-            print(printed.summary(prepared, progress, time.monotonic() - began), flush=True)
+            say(printed.summary(prepared, progress, time.monotonic() - began))
     except BaseException as error:
         if isinstance(error, launch.PartDied):
             traces = printed.keep_trace(prepared.settings)
-            print(f"error: {error}; {unfinished()}; traces are in {traces}", file=sys.stderr)
+            print_error(f"error: {error}; {unfinished()}; traces are in {traces}")
             return 1
         if prepared.run is not None:
-            print(unfinished(), file=sys.stderr)
+            print_error(unfinished())
         if isinstance(error, KeyboardInterrupt):
             return error.args[0] if error.args else 130
         # Ray hands over the exceptions of an actor with the actor's traceback in their text.
         if isinstance(error, (UsageError, RunError, StoreError)):
-            print(without_passwords(f"error: {getattr(error, 'cause', error)}"), file=sys.stderr)
+            print_error(f"error: {getattr(error, 'cause', error)}")
             return 1
         raise
     finally:
@@ -94,11 +95,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def command(argv: list[str] | None = None) -> NoReturn:
     """Train, and end this process with the exit code of :func:`main`."""
+    prepare_streams()
+    mask_process()
     interrupt.install()
-    code = main(argv)
+    code = exit_code(lambda: main(argv))
     if code:
         # Ray may still be starting, or wait for a host that is gone: an orderly end would take long.
-        sys.stdout.flush()
         sys.stderr.flush()
         interrupt.kill_children()
         os._exit(code)

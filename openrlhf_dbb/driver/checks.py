@@ -15,7 +15,7 @@ from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Set
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.methods import CONSTANT_LENGTH
-from openrlhf_dbb.platform import cpu, cuda, machine
+from openrlhf_dbb.platform import cpu, cuda, machine, ray_start
 from openrlhf_dbb.storage.address import parse_url
 from openrlhf_dbb.terminal import shown
 
@@ -135,6 +135,7 @@ _WITH_ESTIMATOR = (
 
 def check(settings: Settings) -> None:
     """Raise UsageError for the first thing that is refused."""
+    ray_start.check_socket_path()
     if line := next(_refusals(settings), None):
         raise UsageError(line)
 

@@ -59,7 +59,9 @@ def _watch(reader: int) -> None:
     while True:
         for number in os.read(reader, 64):
             if number in _SIGNALS and _Interrupts.at_once:
-                os.write(2, ("\r\x1b[K" * os.isatty(2) + f"interrupted: {_Interrupts.says()}\n").encode())
+                clear = "\r\x1b[K" if os.isatty(2) else ""
+                with contextlib.suppress(OSError):  # a closed or full stderr must not keep it alive
+                    os.write(2, f"{clear}interrupted: {_Interrupts.says()}\n".encode())
                 _end(number)
 
 

@@ -94,14 +94,13 @@ def _check_answers(address: str | None) -> None:
 def start(settings: Settings) -> None:
     """Start Ray or join the cluster. Raises UsageError if the flags need more GPUs than the cluster has."""
     args, needed = settings.args, gpus_needed(settings.args)
-    hook = "cpu.prepare_worker" if cpu.active() else "machine.add_shims"
     ray_start.start(
         # A rank or an engine takes one logical GPU. With too few, OpenRLHF would wait for ever.
         {"num_gpus": needed, "num_cpus": 16 + 2 * needed},
         {"NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"},
         # One weight sync alone prints a line per parameter.
         verbose=args.verbose or settings.estimator == NO_ESTIMATOR,
-        worker_process_setup_hook=f"openrlhf_dbb.platform.{hook}",
+        worker_process_setup_hook="openrlhf_dbb.platform.ray_start.prepare_worker",
     )
     for refusal in too_few_gpus(args, ray_start.places()):
         raise UsageError(refusal)
@@ -132,7 +131,10 @@ def _check_seen(token: Path) -> None:
         try:
             seen = ray.get(call, timeout=120)
         except ray.exceptions.RayError as error:  # a host that died a moment ago still counts as alive
-            raise UsageError(f"node {host} cannot run a task; is Ray alive there? Try again in a minute") from error
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UsageError(
+                f"node {host} cannot run a task ({reason}); is Ray alive there? Try again in a minute"
+            ) from error
         if not seen:
             raise UsageError(f"node {host} does not see {token.parent} (--ckpt.path); all hosts have to share it")
 
@@ -182,7 +184,7 @@ def train(prepared: Prepared, trainer_class: Any, rollout_actor: Any, policy_act
 
     run, args = prepared.run, prepared.settings.openrlhf_args()
     assert run is not None
-    progress = Progress()  # its clock begins with the engines
+    progress = Progress(has_end_token=prepared.has_end_token)  # its clock begins with the engines
     trainer = upstream.InThisProcess(
         Trainer,
         store_url=prepared.store_url,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import presets, storage, tiny, upstream
+from openrlhf_dbb.actors.progress import NO_END_TOKEN
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors, dataset_digest
 from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
@@ -52,6 +53,7 @@ class Prepared:
     loaded: dict[str, Any] = field(default_factory=dict)  # data sets by their flags
     tokenizer: Any = None
     shape: fit.Shape | None = None  # of a dense model
+    has_end_token: bool = True  # of the model
     prompts: Prompts = field(init=False)
     machine: list[str] = field(default_factory=list)  # what fits the model and the machine, in words
     threads: int = 0  # of the policy and of each engine; 0: torch's choice
@@ -148,7 +150,8 @@ def read_data(prepared: Prepared) -> None:
             try:
                 with upstream.quiet():
                     prepared.loaded[flag] = load(args, backend, flag)
-            except (DatasetsError, OSError, RuntimeError) as error:  # the last: a loading script
+            # RuntimeError: a loading script; ValueError: a name that the hub does not take
+            except (DatasetsError, OSError, RuntimeError, ValueError) as error:
                 raise _cannot_be_loaded(f"--{flag} {name}", error) from error
 
 
@@ -169,8 +172,25 @@ def read_model(prepared: Prepared) -> None:
         prepared.tokenizer = get_tokenizer(name, None, "left", None, use_fast=not args.data.disable_fast_tokenizer)
     except (OSError, ValueError) as error:
         raise _cannot_be_loaded(f"--actor.model_name_or_path {name}", error) from error
+    prepared.has_end_token = _has_end_token(name, config, prepared.tokenizer)
+    if not prepared.has_end_token:
+        prepared.notes.append(f"warning: {NO_END_TOKEN}")
     prepared.shape = fit.Shape.of(config)
     prepared.settings = fit.fitted(prepared.settings, prepared.shape)
+
+
+def _has_end_token(name: str, config: Any, tokenizer: Any) -> bool:
+    """Return whether a model's tokenizer, configuration or generation settings name an end token."""
+    from transformers import GenerationConfig
+
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
+    for source in (tokenizer, config, config.get_text_config()):
+        if getattr(source, "eos_token_id", None) is not None:
+            return True
+    try:
+        return GenerationConfig.from_pretrained(name).eos_token_id is not None
+    except OSError:  # a model need not have such a file
+        return False
 
 
 def _cannot_be_loaded(what: str, error: Exception) -> UsageError:
@@ -231,7 +251,7 @@ def fit_machine(prepared: Prepared) -> None:
 
 
 def find_faults(prepared: Prepared) -> None:
-    """Score some prompts by the reward's file; warn of labels that a response earns only in a box, and of texts."""
+    """Try the reward on some prompts; warn of labels that are earned only in a box, and of texts."""
     prompts, args = prepared.prompts, prepared.settings.args
     url, warnings = (args.reward.remote_url or [""])[0], list[str]()
     if url == str(MATH_FILE):
@@ -239,10 +259,21 @@ def find_faults(prepared: Prepared) -> None:
         warnings = boxes_needed(prompts.labels)
     elif url.endswith(".py"):
         warnings = reward_file.check(url, prompts.texts, prompts.labels, prepared.settings.built_estimator)
+    elif url and not args.train.agent_func_path:  # an agent scores its rollouts itself
+        _try_servers(prepared)
     for flag in prepared.loaded:
         questions, applied = prepared.questions(flag), args.data.apply_chat_template
         warnings += control_tokens(f"--{flag}", questions, prepared.tokenizer, applied)
     prepared.notes += [f"warning: {warning}" for warning in warnings]
+
+
+def _try_servers(prepared: Prepared) -> None:
+    from openrlhf_dbb.rewards import reward_server  # here: others do not wait for aiohttp
+
+    prompts = prepared.prompts
+    estimator = prepared.settings.built_estimator
+    for url in prepared.settings.args.reward.remote_url:
+        prepared.notes += reward_server.check(url, prompts.texts, prompts.labels, estimator)
 
 
 def read_benchmarks(prepared: Prepared) -> None:

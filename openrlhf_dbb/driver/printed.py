@@ -25,7 +25,7 @@ from openrlhf_dbb.platform.ray_start import busyness
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
 from openrlhf_dbb.storage.address import parse_url
-from openrlhf_dbb.terminal import safe, shown, without_shared
+from openrlhf_dbb.terminal import drop, safe, shown, without_shared
 from openrlhf_dbb.watch.serve import PORT
 
 _TOLD = 8  # visits of the prompt that the summary tells of
@@ -125,7 +125,7 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
         *[f"               {draws}"] * (equal >= _MOSTLY_EQUAL and run.config.get("rollout.strategy") != "posterior"),
         *(f"warning: {warning}" for warning in progress.warnings),
     ]
-    return "\n".join(lines)
+    return without_passwords("\n".join(lines))
 
 
 def _story(prepared: Prepared, store: storage.PosteriorStore, log: read.StepLog) -> str:
@@ -165,7 +165,8 @@ def keep_trace(settings: Settings) -> Path:
     """Write the traceback of the exception that is being handled beside the checkpoints; return its file."""
     path = Path(settings.args.ckpt.path) / f"failure-{datetime.now():%Y%m%d-%H%M%S}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(traceback.format_exc(), encoding="utf-8")
+    trace = without_passwords(traceback.format_exc())
+    path.write_text(trace, encoding="utf-8", errors="backslashreplace")
     return path
 
 
@@ -291,12 +292,15 @@ class ProgressLine:
     def warn(self, warning: str) -> None:
         """Write a warning above the line."""
         self.clear()
-        self._write(f"warning: {warning}\n")
+        self._write(f"warning: {without_passwords(warning)}\n")
 
     def clear(self) -> None:
         self._write("\r\x1b[K" * self.in_place)
         self._shown = ""
 
     def _write(self, characters: str) -> None:
-        self._stream.write(characters)
-        self._stream.flush()
+        try:
+            self._stream.write(characters)
+            self._stream.flush()
+        except OSError:  # nobody reads it any more, and the training goes on
+            drop(self._stream)

@@ -23,6 +23,7 @@ from openrlhf_dbb.evaluation.metrics import measures, percent, stored_rows
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
 from openrlhf_dbb.options import add_store, add_trust, number, require_stack
 from openrlhf_dbb.platform import cpu, cuda
+from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.terminal import print_table, safe
 
 _SAMPLED, _ENGINES, _OUTPUT = "what is sampled", "engines", "output"  # headings of the help
@@ -218,6 +219,7 @@ def record(store_url: str | None, run: str, evaluation: Evaluation) -> None:
     with storage.open_store(store_url, create=False) as store:
         trained = store.find_run(run)
         rows = [stored_rows(measured, store) for measured in evaluation.results.values()]
-        config = {name: value for name, value in evaluation.settings.items() if name != "model"}
-        store.record_evaluation(evaluation.name, rows, model=evaluation.settings["model"], config=config, run=trained)
+        config = without_secrets(evaluation.settings)
+        model = config.pop("model")
+        store.record_evaluation(evaluation.name, rows, model=model, config=config, run=trained)
         print(safe(f"stored with run {trained.name} in {store.location} (views evaluations, evaluation_results)"))

@@ -240,7 +240,7 @@ def find_model(name: str, *, trusted: bool = False) -> Model:
         if not trusted:
             refuse_code("--model", name)
         adapter = folder / ADAPTER
-        base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else name
+        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"] if adapter.is_file() else name
         config = AutoConfig.from_pretrained(base, trust_remote_code=trusted)
         revision = None if is_folder else config._commit_hash
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main", trust_remote_code=trusted)

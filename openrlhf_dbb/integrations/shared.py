@@ -269,14 +269,14 @@ class Steps:
             "strategy": self._sampler.state(),
             "left": self._left,
         }
-        (folder / SAVED).write_text(exact_json.dumps(saved, self._state_name()))
+        (folder / SAVED).write_text(exact_json.dumps(saved, self._state_name()), encoding="utf-8")
 
     def saved_in(self, folder: Path) -> dict[str, Any]:
         """Return what :meth:`save` has written; refuse a checkpoint of another run, or of steps that were undone."""
         record = self.posteriors.run.record
         begin = f"begin another run with the checkpoint as its model and warm_start={record.name!r}"
         try:
-            saved: dict[str, Any] = exact_json.loads((folder / SAVED).read_text())
+            saved: dict[str, Any] = exact_json.loads((folder / SAVED).read_text(encoding="utf-8"))
             run = str(saved["run"])
             step = int(saved["step"])
             tag = str(saved["tag"])

@@ -6,16 +6,20 @@ packages for 2 s of processor time, which takes longer than that beside other jo
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.errors import RunError, UsageError
 from openrlhf_dbb.platform import cpu, cuda, machine
+from openrlhf_dbb.secrets import mask_process
+from openrlhf_dbb.terminal import prepare_streams
 
 WAIT_S = 600
 _TRIES = 2
+_LONGEST_SOCKET = 107  # bytes of a path; Linux has room for 108 with the zero behind it
 _PORTS = "metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port"
 # Ray's processes read these variables when they start; `import ray` reads some of them in this process.
 _VARIABLES = {
@@ -31,6 +35,16 @@ def prepare() -> None:
     """Let Ray's processes take their time, and Ray start no idle ones. Call this before ``import ray``."""
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, str(value))
+
+
+def prepare_worker() -> None:
+    """Prepare a worker of Ray before its actor is made, which calls this: its output and imports."""
+    prepare_streams()
+    mask_process()
+    if cpu.active():
+        cpu.prepare_worker()
+    else:
+        machine.add_shims()
 
 
 def start(on_cpu: Mapping[str, int], environment: Mapping[str, str], *, verbose: bool, **runtime: Any) -> None:
@@ -54,10 +68,16 @@ def start(on_cpu: Mapping[str, int], environment: Mapping[str, str], *, verbose:
 
 
 def init(**options: Any) -> None:
-    """Call ``ray.init``, with ports for the agents if it starts a cluster; try again, then raise RunError."""
+    """Call ``ray.init``, with ports for the agents if it starts a cluster; try it twice.
+
+    Raises:
+        RunError: Ray did not start.
+        UsageError: the folder of its sockets has too long a path.
+    """
     import ray
     from ray._private import node
 
+    check_socket_path()
     began, rays_node = time.monotonic(), node.Node
     for left in reversed(range(_TRIES)):
         try:
@@ -69,12 +89,39 @@ def init(**options: Any) -> None:
             if not left:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 took = f"tried {_TRIES} times in {time.monotonic() - began:.0f} s ({busyness()})"
-                raise RunError(
-                    f"Ray did not start, {took}: {reason} Its logs are "
-                    "in /tmp/ray/session_latest/logs; start again when the machine is less busy"
-                ) from error
+                logs = f"{_folder()}/session_latest/logs"
+                advice = "; start again when the machine is less busy" if _is_late(reason) else ""
+                raise RunError(f"Ray did not start, {took}: {reason} Its logs are in {logs}{advice}") from error
         finally:
             node.Node = rays_node
+
+
+def _is_late(reason: str) -> bool:
+    return bool(re.search(r"time[ds]?[ -]?out|too long to|deadline", reason, re.IGNORECASE))
+
+
+def _folder() -> str:
+    """Return where a Ray of our own keeps its sessions."""
+    return os.path.join(os.environ.get(_folder_variable(), "/tmp"), "ray")
+
+
+def _folder_variable() -> str:
+    return "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+
+
+def check_socket_path() -> None:
+    """Raise UsageError if Ray's sockets would have longer paths than the system takes."""
+    if machine.ray_cluster() is not None:
+        return
+    session = f"session_2026-01-01_00-00-00_000000_{os.getpid()}"
+    path = os.path.join(_folder(), session, "sockets", "plasma_store")
+    surplus = len(os.fsencode(path)) - _LONGEST_SOCKET
+    if surplus > 0:
+        name = _folder_variable()
+        raise UsageError(
+            f"{name} {os.environ[name]} is {surplus} bytes too long for the paths of Ray's sockets; "
+            "set RAY_TMPDIR to a shorter folder, such as /tmp"
+        )
 
 
 def places(gpus_each: int = 1) -> int:

@@ -137,4 +137,4 @@ def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: C
 
 
 def _stamp(folder: Path, name: str) -> dict[str, Any] | None:
-    return json.loads((folder / name).read_text()) if (folder / name).exists() else None
+    return json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).exists() else None

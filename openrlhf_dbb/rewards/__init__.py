@@ -5,6 +5,7 @@ exact_match    texts
 reasoning_gym  tasks that a program makes
 verifier_pool  verifiers in processes with a hard time limit
 reward_file    a reward file tried before a training
+reward_server  a reward server asked during a training, and tried before it
 """
 
 from pathlib import Path

@@ -78,13 +78,28 @@ def _failure(error: BaseException, file: str) -> str:
 
 def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator) -> list[str]:
     """Return a warning if prompts are right as responses to themselves; refuse a broken file."""
-    name, step = Path(file).name, max(1, len(prompts) // TRIED_PROMPTS)
-    rows = list(zip(prompts, labels, strict=True))[::step][:TRIED_PROMPTS]
+    rows = rows_to_try(prompts, labels)
     with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")) as pool:
         tried = pool.ask({"file": file, "rows": rows})
-    source = f"reward_func of {name}"
+    source = f"reward_func of {Path(file).name}"
     if "scores" not in tried:
         raise UsageError(tried.get("failed") or f"{source}: {tried['unverified']}; call it by hand (docs/rewards.md)")
+    return judge(tried, source, estimator)
+
+
+def rows_to_try(prompts: Sequence[str], labels: Sequence[str]) -> list[tuple[str, str]]:
+    """Return up to 16 prompts with their labels, from the whole data set."""
+    step = max(1, len(prompts) // TRIED_PROMPTS)
+    return list(zip(prompts, labels, strict=True))[::step][:TRIED_PROMPTS]
+
+
+def judge(tried: dict[str, Any], source: str, estimator: RewardEstimator) -> list[str]:
+    """Return a warning if ``source`` paid for prompts as responses to themselves.
+
+    ``tried`` is as of :func:`try_file`. Raises UsageError if no score was given, or one that the
+    estimator does not take.
+    """
+    name = source.removeprefix("reward_func of ")
     if not tried["scores"]:
         raise UsageError(f"{source} returned None for all responses that were tried")
     try:

@@ -54,7 +54,7 @@ def find(text: str) -> Benchmark:
     if tasks.is_spec(text):
         return Benchmark(text, text.removeprefix(tasks.PREFIX), hub=text, question="prompt", verifier="reasoning_gym")
     name, equals, file = text.partition("=")
-    if equals:
+    if equals and "/" not in name:  # a URL may hold a = and a token behind it
         return Benchmark(name, name, file=file, chat_template=False)
     if text not in NAMES and not text.endswith(".toml"):
         raise UsageError(

@@ -1,0 +1,207 @@
+"""No password, key or token leaves the process, in whatever shape; harmless texts stay."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import make_dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openrlhf_dbb.actors.progress import Progress, StepOutcome
+from openrlhf_dbb.secrets import is_secret, without_passwords, without_secrets
+
+ROOT = Path(__file__).parents[1]
+WORDS = [
+    "X API Key", "api key", "AUTH TOKEN", "token", "bearer", "Cookie", "session", "session id", "passphrase", "dsn",
+    "aws secret access key", "password", "ssl password", "auth", "basic auth", "client secret", "Authorization",
+    "OPENAI API KEY", "hub token", "credentials", "db pass", "private key", "access tokens", "password 2",
+]  # fmt: skip
+HARMLESS = [
+    "input_key", "label_key", "best_metric_key", "data.pass_rate_key", "max_tokens", "max_new_tokens", "pad_token",
+    "eos_token", "eos_token_id", "bos_token", "log_probs_per_token", "tokenizer", "tokens", "monkey", "author",
+    "authors", "passage", "keyboard", "keys", "num_key_value_heads", "authority", "compass", "sessions_seen", "turkey",
+]  # fmt: skip
+
+
+def as_camel(words):
+    first, *rest = words.lower().split()
+    return first + "".join(word.capitalize() for word in rest)
+
+
+STYLES = (
+    as_camel,
+    lambda words: words.replace(" ", "-"),
+    lambda words: words.replace(" ", "_"),
+    lambda words: words.replace(" ", "_").upper(),
+    lambda words: words.replace(" ", "-").title(),
+    lambda words: words.replace(" ", "").lower(),
+)
+names = st.builds(lambda words, style: style(words), st.sampled_from(WORDS), st.sampled_from(STYLES))
+
+
+@settings(max_examples=200, deadline=None)
+@given(names)
+def test_a_secret_is_known_by_its_name_in_any_style(name):
+    # without separators db_pass looks like a compass
+    assert is_secret(name) or name == "dbpass"
+    assert is_secret(f"--{name}") or name == "dbpass"
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless_names_and_their_values_stay(name):
+    value = {"config": {name: "text"}, "env": [f"{name}=text"], "argv": [f"--{name}", "text"], "pair": [name, "text"]}
+    assert without_secrets(value) == value
+    for text in (f"--{name} text", f"{name}=text", f"{{'{name}': 'text'}}", f'{{"{name}":"text"}}', f"{name}: text"):
+        assert without_passwords(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "?x=1 to me@h & co", "reasoning_gym:chain_sum?size=512&seed=1", "with user:password@ before the host",
+        "error: --logger.wandb.key: expected one argument (openrlhf-dbb train --help)", "12+9=21<eos>", "100%25 done",
+        "openrlhf-dbb serve --store.url /tmp/a.db   a live page, http://127.0.0.1:8650/: all prompts",
+        "the columns are ['key', 'token', 'answer']; name one", "https://huggingface.co/datasets/a/b", "",
+    ],
+)  # fmt: skip
+def test_harmless_texts_stay(text):
+    assert without_passwords(text) == text
+
+
+# A secret begins and ends with a letter that stands nowhere else.
+inner = st.text(st.sampled_from("aZ9@/:.-_+,&%=~!$^*|"), max_size=8)
+secrets = inner.map(lambda text: f"Ω{text}Ω").filter(lambda text: not re.search(r",[\w+.-]+:/", text))
+schemes = st.sampled_from(["http", "https", "s3", "hf", "postgresql", "postgresql+psycopg", "gs", "ftp"])
+slashes = st.sampled_from(["/", "//"])
+
+
+def assert_masked(text, secret):
+    masked = without_passwords(text)
+    assert "Ω" not in masked and quote("Ω") not in masked, (text, masked)
+    assert without_passwords(masked) == masked
+
+
+@settings(max_examples=200, deadline=None)
+@given(schemes, slashes, secrets, st.data())
+def test_no_secret_of_a_url_stays(scheme, slash, secret, data):
+    start = data.draw(st.sampled_from(["", "error: ", "/home/me/", "url='", "--eval.dataset ", "a.jsonl,"]))
+    end = data.draw(st.sampled_from(["", ": cannot be read", "', 'lr': 1}", ")", ","]))
+    for url in (
+        f"{scheme}:{slash}ann:{secret}@host/data.jsonl",
+        f"{scheme}:{slash}{secret}@host:5432/data",
+        f"{scheme}:{slash}host/data.jsonl?token={secret}",
+        f"{scheme}:{slash}host/data.jsonl?a=1&sig={secret}",
+        f"{scheme}:{slash}host/data#{secret}",
+        f"{scheme}:{slash}ann:{quote(secret, safe='')}@host/data",
+        quote(f"{scheme}:{slash}ann:{secret}@host/data", safe=""),
+        f"/home/me/ann:{secret}@host/data",
+        f"//ann:{secret}@host/data",
+        f"{scheme}:{slash}host/" + quote(f"host=h password='{secret}'", safe=""),
+    ):
+        assert_masked(start + url + end, secret)
+
+
+@settings(max_examples=200, deadline=None)
+@given(names.filter(is_secret), secrets, st.data())
+def test_no_value_of_a_secrets_name_stays_in_a_text(name, secret, data):
+    start = data.draw(st.sampled_from(["", "error: ", "[", "a=1, ", "--lr 1 "]))
+    named = {"lr": 1, name: secret, "seed": 2}
+    for text in (
+        f"{name}={secret} --lr 1", f"--{name} {secret}", f"--{name}={secret}", f"--{name} '{secret} {secret}'",
+        f"{name}: {secret}", f"{name} = {secret}", f"{name}: Bearer {secret}", f"Config({name}='{secret}', lr=1)",
+        f"Config({name}=SecretStr('{secret} {secret}'), lr=1)", repr(named), json.dumps(named),
+        json.dumps(named, separators=(",", ":")), json.dumps({"text": json.dumps(named)}), repr([(name, secret)]),
+        repr([f"--{name}", secret]), repr([f"{name}={secret}", "lr=1"]), repr({name: [secret, {"a": secret}]}),
+        repr({name: secret.encode()}).replace("\\xce\\xa9", "Ω"), f"Authorization: Digest a={secret}, b={secret}",
+    ):  # fmt: skip
+        assert_masked(start + text, secret)
+
+
+@pytest.fixture(scope="module")
+def holder():
+    """A class of somebody else, whose repr shows its fields."""
+    return make_dataclass("Holder", ["api_key", "lr"])
+
+
+def test_a_token_of_a_known_form_is_masked_without_a_name():
+    assert without_passwords("Invalid user token hf_" + "a" * 34 + " given") == "Invalid user token *** given"
+    assert without_passwords("hf_dataset sk-learn") == "hf_dataset sk-learn"
+
+
+def test_what_a_run_says_about_tokens_stays():
+    said = Progress(difference=1.0, outcomes=[StepOutcome(512, 0, 512)], has_end_token=False).troubles(
+        held_out_samples=1, max_new_tokens=24, punishes_failures=False
+    )
+    assert len(said) == 2 and all(without_passwords(line) == line for line in said.values())
+
+
+def test_no_secret_stays_in_nested_values(holder):
+    value = {
+        "a": [("https:/u:hunter2@h/x",), {"X-API-Key": "hunter2", "input_key": "question"}],
+        "env": ["OPENAI_API_KEY=hunter2", "HOME=/root"],
+        "argv": ["train", "--hub-token", "hunter2", "--lr", "1"],
+        "headers": [("Authorization", "Bearer hunter2"), ("Accept", "*/*")],
+        "object": holder("hunter2", 1),
+        "namespace": SimpleNamespace(auth="hunter2", lr=1),
+        "path": Path("https://u:hunter2@h/x"),
+        "set": {"password=hunter2"},
+        "bytes": b"token=hunter2",
+        "session": {"id": ["hunter2"]},
+        "https://u:hunter2@h": None,
+        "use_auth_token": True,
+        "hub_token": None,
+        "password": 1234,
+        "max_tokens": 24,
+    }
+    masked = without_secrets(value)
+    assert "hunter2" not in repr(masked) and "1234" not in repr(masked)
+    assert masked["a"] == [["https:/***@h/x"], {"X-API-Key": "***", "input_key": "question"}]
+    assert masked["env"] == ["OPENAI_API_KEY=***", "HOME=/root"]
+    assert masked["argv"] == ["train", "--hub-token", "***", "--lr", "1"]
+    assert masked["headers"] == [["Authorization", "***"], ["Accept", "*/*"]]
+    assert masked["namespace"].lr == 1 and masked["session"] == "***" and masked["path"] == "https:/***@h/x"
+    assert (masked["use_auth_token"], masked["hub_token"], masked["max_tokens"]) == (True, None, 24)
+    assert json.dumps(masked | {"namespace": None})  # all of it is JSON
+
+
+LOGS = """
+import logging, threading, sys
+from openrlhf_dbb.secrets import mask_process
+mask_process(); mask_process()
+log = logging.getLogger("openrlhf.utils.agent")
+log.addHandler(logging.StreamHandler(sys.stdout))
+log.propagate = False
+log.warning("Request error, please check: %s", "500, url='http://h/score?key=hunter2'")
+log.warning("%d", "http://u:hunter2@h")
+log.warning("%s of %s", 1, 2)
+def fail():
+    raise ValueError("http://u:hunter2@h is wrong")
+try:
+    fail()
+except ValueError:
+    log.exception("token=hunter2")
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+fail()
+"""
+
+
+def test_what_a_process_logs_and_its_tracebacks_are_masked(tmp_path):
+    (tmp_path / "logs.py").write_text(LOGS)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "logs.py"], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    # the traceback quotes the script's own line
+    said = (done.stdout + done.stderr).replace('"http://u:hunter2@h is wrong"', "")
+    assert "hunter2" not in said and "Logging error" not in said
+    assert "url='http://h/score?***'\n" in done.stdout and "1 of 2\n" in done.stdout
+    assert "ValueError: http://***@h is wrong" in done.stdout
+    assert done.stderr.count("ValueError: http://***@h is wrong") == 2  # of the thread, and of the process
