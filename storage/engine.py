@@ -290,7 +290,9 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iter
 
 def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values: dict[str, Any]) -> NDArray[np.void]:
     """Return the result as records with these names and types; NULL becomes NaN."""
-    parts = [np.array(rows, dtype=kind) for rows in chunks(connection, sql, values)]
+    # Closed here even if a value has another type, while its connection is open.
+    with closing(chunks(connection, sql, values)) as parts_of_rows:
+        parts = [np.array(rows, dtype=kind) for rows in parts_of_rows]
     return np.concatenate([np.empty(0, dtype=kind), *parts])
 
 

@@ -101,7 +101,7 @@ class _Server(ThreadingTCPServer):
         from openrlhf_dbb.watch.report import render
 
         self.api = api
-        self.page = render("openrlhf-dbb", {"live": True}).encode()
+        self.page = render("openrlhf-dbb", None).encode()
         self._room = threading.Semaphore(CONNECTIONS)
         self._waiting: dict[socket.socket, None] = {}  # asked nothing yet, oldest first
         stream = socket.SOCK_STREAM

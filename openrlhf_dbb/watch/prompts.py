@@ -1,0 +1,181 @@
+"""Answer questions about the prompts of a run: a table of all, the visits of each, and the kept rollouts.
+
+Axes: P prompts, V visits.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
+from openrlhf_dbb.storage.engine import table
+from openrlhf_dbb.storage.read import prompt_history, prompt_texts, whole_prompts
+from openrlhf_dbb.storage.records import Integers
+from openrlhf_dbb.terminal import readable
+from openrlhf_dbb.watch import history
+from openrlhf_dbb.watch.history import Visits
+
+_TEXT = 500  # characters of a prompt in the table
+_BLOCK = 20_000  # prompts that are read at a time
+_STEPS = 50  # steps whose rollouts are read at a time
+_VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
+_ALL_VISITS = """
+    SELECT prompt_id, step, rollouts, successes, alpha, beta,
+           coalesce(alpha / nullif(alpha + beta, 0), mean) AS mean,
+           coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)), variance) AS variance,
+           lag
+    FROM posterior_history WHERE run_id = :run AND {of_prompts} ORDER BY prompt_id, step"""
+_KEPT = """
+    SELECT prompt_id, step, count(*) AS kept FROM dbb_rollout
+    WHERE run_id = :run AND {chosen} GROUP BY prompt_id, step"""
+_ROLLOUTS = """
+    SELECT step, prompt_id, sample, reward, score,
+           CASE WHEN s.generated IS NULL OR s.informative IS NOT NULL THEN r.advantage END AS advantage,
+           length, truncated, missing, log_prob, lag, read, text
+    FROM rollouts r JOIN dbb_step s USING (run_id, step)
+    WHERE run_id = :run AND {of_steps} AND prompt_id = coalesce(:prompt, prompt_id)
+    ORDER BY prompt_id, sample"""
+
+
+def prompt_table(store: PosteriorStore, visits: Visits) -> dict[str, Any]:
+    """Return the "columns" of a table of all prompts, (P,) each; raise StoreError if the text of one is not stored."""
+    texts = {number: (text, label) for number, text, label, _ in prompt_texts(store, visits.prompt_id, length=_TEXT)}
+    columns: dict[str, Any] = {
+        "id": visits.prompt_id,
+        "state": visits.state,
+        "mean": visits.mean,
+        "change": visits.mean - visits.first,
+        "visits": visits.visits,
+        "text": [],
+        "label": [],
+    }
+    for prompt_id in visits.prompt_id.tolist():
+        if prompt_id not in texts:
+            raise StoreError(f"prompt {prompt_id} is not in dbb_prompt of {store.location}; restore a backup")
+        text, label = texts[prompt_id]
+        columns["text"].append(readable(text))
+        columns["label"].append(readable(label))
+    return {"last": visits.last, "unit": visits.unit, "columns": columns}
+
+
+def one_prompt(store: PosteriorStore, run: RunRecord, prompt_id: int, *, unit: bool) -> dict[str, Any] | None:
+    """Return one prompt of a run with every visit; None if the run has no posterior of it.
+
+    ``unit``: whether the scores of the run lie in [0, 1]; otherwise "state" is None.
+    """
+    key = {"run": run.run_id, "prompt": prompt_id}
+    query = "SELECT mean FROM posteriors WHERE run_id = :run AND prompt_id = :prompt"
+    posterior = store.query(query, **key)
+    if not posterior:
+        return None
+    rows = prompt_history(store, run, prompt_id)
+    visits = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _VISIT}
+    # By step, since the table is keyed by it: otherwise all kept rollouts of the run would be read.
+    query = _KEPT.format(chosen=f"prompt_id = :prompt AND {store.database.one_of('step')}")
+    steps = store.database.ids(visits["step"].astype(np.int64))
+    kept = {row.step: row.kept for row in store.query(query, ids=steps, **key)}
+    columns = (visits["step"], np.full(len(rows), prompt_id), visits["successes"], visits["mean"])
+    mean_now = np.array([posterior[0].mean], dtype=np.float64)
+    now = history.summed(np.array([prompt_id]), mean_now, np.stack(columns, 1), unit=unit)
+    ((text, label),) = whole_prompts(store, np.array([prompt_id]))
+    return {
+        "text": readable(text),
+        "label": readable(label),
+        "state": now.state[0] if unit else None,
+        "mean": now.mean[0],
+        "visits": visits | _interval(visits) | {"kept": [kept.get(row["step"], 0) for row in rows]},
+    }
+
+
+def every_prompt(
+    store: PosteriorStore, run: RunRecord, visits: Visits, prompt_ids: Integers
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each of these prompts as :func:`one_prompt`, in this order; many are read at a time."""
+    for start in range(0, len(prompt_ids), _BLOCK):
+        yield from _block(store, run, visits, prompt_ids[start : start + _BLOCK])
+
+
+def _block(
+    store: PosteriorStore, run: RunRecord, visits: Visits, prompt_ids: Integers
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    database = store.database
+    of_prompts = database.one_of("prompt_id")
+    values = {"run": run.run_id, "ids": database.ids(prompt_ids)}
+    kind = [(name, "<f8") for name in ("prompt_id", *_VISIT)]
+    with database.transaction() as connection:
+        log = table(connection, kind, _ALL_VISITS.format(of_prompts=of_prompts), values)
+    columns = {name: np.ascontiguousarray(log[name]) for name in _VISIT}
+    columns |= _interval(columns)
+    kept = {(row.prompt_id, row.step): row.kept for row in store.query(_KEPT.format(chosen=of_prompts), **values)}
+    starts = np.searchsorted(log["prompt_id"], prompt_ids, side="left").tolist()
+    ends = np.searchsorted(log["prompt_id"], prompt_ids, side="right").tolist()
+    rows = np.searchsorted(visits.prompt_id, prompt_ids).tolist()
+    texts = whole_prompts(store, prompt_ids)
+    for number, row, start, end, (text, label) in zip(prompt_ids.tolist(), rows, starts, ends, texts, strict=True):
+        own = {name: column[start:end].tolist() for name, column in columns.items()}
+        yield (
+            number,
+            {
+                "text": readable(text),
+                "label": readable(label),
+                "state": visits.state[row] if visits.unit else None,
+                "mean": visits.mean[row],
+                "visits": own | {"kept": [kept.get((number, step), 0) for step in own["step"]]},
+            },
+        )
+
+
+def _interval(visits: dict[str, Any]) -> dict[str, Any]:
+    """Return "low" and "high", (V,): the central 90 % credible interval; without alpha and beta, a normal one."""
+    from scipy.special import betaincinv  # here: a server starts without it
+
+    alpha, beta = visits["alpha"], visits["beta"]
+    has_beta = ~np.isnan(alpha + beta)
+    with np.errstate(divide="ignore", invalid="ignore"):  # of an edited row; shown as not known
+        half = 1.645 * np.sqrt(visits["variance"] / visits["rollouts"])
+    low = visits["mean"] - half
+    high = visits["mean"] + half
+    low[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], 0.05)
+    high[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], 0.95)
+    return {"low": low, "high": high}
+
+
+def latest_rollouts(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
+    """Return the kept rollouts of the last step that has any, as :func:`rollouts_of_steps`."""
+    query = "SELECT max(step) AS step FROM dbb_rollout WHERE run_id = :run"
+    step = store.query(query, run=run.run_id)[0].step
+    if step is None:
+        return {"step": None, "rollouts": [], "prompts": {}}
+    ((_, answer),) = rollouts_of_steps(store, run, [step])
+    return answer
+
+
+def rollouts_of_steps(
+    store: PosteriorStore, run: RunRecord, steps: list[int], prompt_id: int | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each step with its kept rollouts, of one prompt unless that is None, and their prompts."""
+    query = _ROLLOUTS.format(of_steps=store.database.one_of("step"))
+    for start in range(0, len(steps), _STEPS):
+        part = steps[start : start + _STEPS]
+        ids = store.database.ids(np.array(part))
+        rows_of = defaultdict(list)
+        for row in store.query(query, run=run.run_id, ids=ids, prompt=prompt_id):
+            rows_of[row.step].append(row._asdict())
+        numbers = np.array([row["prompt_id"] for rows in rows_of.values() for row in rows], dtype=np.int64)
+        numbers = np.unique(numbers)
+        texts = dict(zip(numbers.tolist(), whole_prompts(store, numbers), strict=True))
+        for step in part:
+            yield step, _of_step(step, rows_of[step], texts)
+
+
+def _of_step(step: int, rows: list[dict[str, Any]], texts: dict[int, tuple[str, str]]) -> dict[str, Any]:
+    prompts = {}
+    for row in rows:
+        del row["step"]
+        row["text"] = readable(row["text"])
+        row["read"] = readable(row["read"] or "")
+        text, label = texts[row["prompt_id"]]
+        prompts[row["prompt_id"]] = {"text": readable(text), "label": readable(label)}
+    return {"step": step, "rollouts": rows, "prompts": prompts}
