@@ -232,6 +232,19 @@ def test_idle_connections_keep_nobody_out(store, running, serve, files):
     assert (code, errors) == (0, "")
 
 
+def test_a_damaged_run_is_an_error_of_its_own_answers(store, running, fill, serve):
+    (run, _), other = running, fill.run(store, "other")
+    with store.database.transaction(write=True) as connection:
+        connection.exec_driver_sql("UPDATE dbb_step SET created_at = 'yesterday', metrics = 'x'")
+    server = serve(store.url)
+    listed = {each["name"]: each for each in server.ask()["runs"]}
+    assert "error" in listed["run"] and "error" not in listed["other"]
+    status, _, body = server.get(f"api/runs/{run.record.run_id}/series")
+    assert status == 503 and "run 'run', step 1" in json.loads(body)["error"]
+    server.ask(f"runs/{other.record.run_id}/series")
+    assert server.end()[:2] == (0, "")
+
+
 def test_many_ask_at_once_while_steps_are_written(store, running, fill, serve):
     (run, ids), server = running, serve(store.url)
     done = threading.Event()
