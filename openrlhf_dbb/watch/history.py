@@ -157,28 +157,29 @@ _NOW = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prom
 _OUTSIDE = "SELECT 1 FROM dbb_history WHERE run_id = :run AND ({condition}) LIMIT 1"
 # The variance of N rewards in [0, 1] with a mean m is at most m (1 - m) N / (N - 1).
 _TOO_FAR_APART = "variance > mean * (1 - mean) * rollouts / nullif(rollouts - 1.0, 0) + 1e-9"
-_SOME_SCORES = """
+_KEPT_SCORES = "SELECT score FROM dbb_rollout WHERE run_id = :run ORDER BY step {direction} LIMIT 1000"
+_SOME_SCORES = f"""
     SELECT min(score) AS low, max(score) AS high FROM
-    (SELECT score FROM dbb_rollout WHERE run_id = :run ORDER BY step {direction} LIMIT 1000) some_rollouts"""
+    (SELECT * FROM ({_KEPT_SCORES.format(direction="ASC")}) early
+     UNION ALL SELECT * FROM ({_KEPT_SCORES.format(direction="DESC")}) late) kept"""
 
 
 def has_unit_scores(store: PosteriorStore, run: RunRecord) -> bool:
-    """Return whether the scores of a run lie in [0, 1], as far as the store tells; only then 0 means not solved.
+    """Return whether all scores of a run lie in [0, 1], as far as the store tells.
 
-    The history holds the sums of groups: of scores -1 and 1, half of them right, the sum is 0.
+    Only then a sum of 0 means that nothing was solved: of scores -1 and 1 it means that half was.
     """
     outside = "successes < 0 OR successes > rollouts"
     if run.estimator == "point":  # its means and variances are those of the groups themselves
         outside += f" OR {_TOO_FAR_APART}"
     if store.query(_OUTSIDE.format(condition=outside), run=run.run_id):
         return False
-    kept = [store.query(_SOME_SCORES.format(direction=direction), run=run.run_id)[0] for direction in ("ASC", "DESC")]
-    scores = [(row.low, row.high) for row in kept if row.low is not None]
-    if any(low < 0 or high > 1 for low, high in scores):
-        return False
-    # The other memories only take scores in [0, 1].
+    (kept,) = store.query(_SOME_SCORES, run=run.run_id)
+    if kept.low is not None:
+        return bool(kept.low >= 0 and kept.high <= 1)
+    # Without kept rollouts: the other memories take only scores in [0, 1].
     memory = run.parameters.get("memory", run.estimator)
-    return memory != "gaussian" or run.estimator == "point" or bool(scores)
+    return memory != "gaussian" or run.estimator == "point"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.engine import table
 from openrlhf_dbb.storage.read import prompt_history, prompt_texts, whole_prompts
-from openrlhf_dbb.storage.records import Integers
+from openrlhf_dbb.storage.records import Floats, Integers
 from openrlhf_dbb.terminal import readable
 from openrlhf_dbb.watch import history
 from openrlhf_dbb.watch.history import Visits
@@ -65,78 +65,90 @@ def one_prompt(store: PosteriorStore, run: RunRecord, prompt_id: int, *, unit: b
 
     ``unit``: whether the scores of the run lie in [0, 1]; otherwise "state" is None.
     """
-    key = {"run": run.run_id, "prompt": prompt_id}
+    values = {"run": run.run_id, "prompt": prompt_id}
     query = "SELECT mean FROM posteriors WHERE run_id = :run AND prompt_id = :prompt"
-    posterior = store.query(query, **key)
+    posterior = store.query(query, **values)
     if not posterior:
         return None
     rows = prompt_history(store, run, prompt_id)
-    visits = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _VISIT}
+    log = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _VISIT}
+    log["prompt_id"] = np.full(len(rows), float(prompt_id))
     # By step, since the table is keyed by it: otherwise all kept rollouts of the run would be read.
-    query = _KEPT.format(chosen=f"prompt_id = :prompt AND {store.database.one_of('step')}")
-    steps = store.database.ids(visits["step"].astype(np.int64))
-    kept = {row.step: row.kept for row in store.query(query, ids=steps, **key)}
-    columns = (visits["step"], np.full(len(rows), prompt_id), visits["successes"], visits["mean"])
-    mean_now = np.array([posterior[0].mean], dtype=np.float64)
-    now = history.summed(np.array([prompt_id]), mean_now, np.stack(columns, 1), unit=unit)
-    ((text, label),) = whole_prompts(store, np.array([prompt_id]))
-    return {
-        "text": readable(text),
-        "label": readable(label),
-        "state": now.state[0] if unit else None,
-        "mean": now.mean[0],
-        "visits": visits | _interval(visits) | {"kept": [kept.get(row["step"], 0) for row in rows]},
-    }
+    of_steps = f"prompt_id = :prompt AND {store.database.one_of('step')}"
+    steps = store.database.ids(log["step"].astype(np.int64))
+    kept = store.query(_KEPT.format(chosen=of_steps), ids=steps, **values)
+    mean = np.array([posterior[0].mean], dtype=np.float64)
+    ((_, answer),) = _answers(store, np.array([prompt_id]), mean, log, kept, unit)
+    return answer
 
 
 def every_prompt(
-    store: PosteriorStore, run: RunRecord, visits: Visits, prompt_ids: Integers
+    store: PosteriorStore, run: RunRecord, visits: Visits, order: Integers
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each of these prompts as :func:`one_prompt`, in this order; many are read at a time."""
-    for start in range(0, len(prompt_ids), _BLOCK):
-        yield from _block(store, run, visits, prompt_ids[start : start + _BLOCK])
+    """Yield each prompt as :func:`one_prompt`, with its id; many are read at a time.
 
-
-def _block(
-    store: PosteriorStore, run: RunRecord, visits: Visits, prompt_ids: Integers
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    database = store.database
-    of_prompts = database.one_of("prompt_id")
-    values = {"run": run.run_id, "ids": database.ids(prompt_ids)}
+    ``order``: (P,) places in ``visits``.
+    """
+    of_prompts = store.database.one_of("prompt_id")
     kind = [(name, "<f8") for name in ("prompt_id", *_VISIT)]
-    with database.transaction() as connection:
-        log = table(connection, kind, _ALL_VISITS.format(of_prompts=of_prompts), values)
-    columns = {name: np.ascontiguousarray(log[name]) for name in _VISIT}
-    columns |= _interval(columns)
-    kept = {(row.prompt_id, row.step): row.kept for row in store.query(_KEPT.format(chosen=of_prompts), **values)}
-    starts = np.searchsorted(log["prompt_id"], prompt_ids, side="left").tolist()
-    ends = np.searchsorted(log["prompt_id"], prompt_ids, side="right").tolist()
-    rows = np.searchsorted(visits.prompt_id, prompt_ids).tolist()
-    texts = whole_prompts(store, prompt_ids)
-    for number, row, start, end, (text, label) in zip(prompt_ids.tolist(), rows, starts, ends, texts, strict=True):
-        own = {name: column[start:end].tolist() for name, column in columns.items()}
+    for start in range(0, len(order), _BLOCK):
+        places = order[start : start + _BLOCK]
+        ids = visits.prompt_id[places]
+        values = {"run": run.run_id, "ids": store.database.ids(ids)}
+        with store.database.transaction() as connection:
+            rows = table(connection, kind, _ALL_VISITS.format(of_prompts=of_prompts), values)
+        log = {name: np.ascontiguousarray(rows[name]) for name, _ in kind}
+        kept = store.query(_KEPT.format(chosen=of_prompts), **values)
+        yield from _answers(store, ids, visits.mean[places], log, kept, visits.unit)
+
+
+def _answers(
+    store: PosteriorStore, ids: Integers, means: Floats, log: dict[str, Floats], kept: list[Any], unit: bool
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each prompt with its id.
+
+    Args:
+        ids, means: (P,) of the prompts; a mean counts for a prompt without visits.
+        log: their visits by column, (V,), ordered by prompt, then step.
+        kept: rows of prompt_id, step and the number of kept rollouts.
+    """
+    columns = np.stack([log[name] for name in ("step", "prompt_id", "successes", "mean")], axis=1)
+    ascending = np.argsort(ids)
+    now = history.summed(ids[ascending], means[ascending], columns, unit=unit)
+    starts = np.searchsorted(log["prompt_id"], ids, side="left")
+    ends = np.searchsorted(log["prompt_id"], ids, side="right")
+    kept_of = {(row.prompt_id, row.step): row.kept for row in kept}
+    log |= _interval(log)
+    del log["prompt_id"]
+    texts = whole_prompts(store, ids)
+    for at, prompt_id in enumerate(ids.tolist()):
+        visits = {name: column[starts[at] : ends[at]].tolist() for name, column in log.items()}
+        visits["kept"] = [kept_of.get((prompt_id, step), 0) for step in visits["step"]]
+        place = np.searchsorted(now.prompt_id, prompt_id)
+        text, label = texts[at]
         yield (
-            number,
+            prompt_id,
             {
                 "text": readable(text),
                 "label": readable(label),
-                "state": visits.state[row] if visits.unit else None,
-                "mean": visits.mean[row],
-                "visits": own | {"kept": [kept.get((number, step), 0) for step in own["step"]]},
+                "state": now.state[place] if unit else None,
+                "mean": now.mean[place],
+                "visits": visits,
             },
         )
 
 
-def _interval(visits: dict[str, Any]) -> dict[str, Any]:
+def _interval(log: dict[str, Floats]) -> dict[str, Floats]:
     """Return "low" and "high", (V,): the central 90 % credible interval; without alpha and beta, a normal one."""
     from scipy.special import betaincinv  # here: a server starts without it
 
-    alpha, beta = visits["alpha"], visits["beta"]
+    alpha = log["alpha"]
+    beta = log["beta"]
     has_beta = ~np.isnan(alpha + beta)
     with np.errstate(divide="ignore", invalid="ignore"):  # of an edited row; shown as not known
-        half = 1.645 * np.sqrt(visits["variance"] / visits["rollouts"])
-    low = visits["mean"] - half
-    high = visits["mean"] + half
+        half = 1.645 * np.sqrt(log["variance"] / log["rollouts"])
+    low = log["mean"] - half
+    high = log["mean"] + half
     low[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], 0.05)
     high[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], 0.95)
     return {"low": low, "high": high}

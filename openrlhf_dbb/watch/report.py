@@ -83,7 +83,7 @@ class _File:
         visits, _ = api.visits(run)
         moved = np.abs(np.nan_to_num(visits.mean - visits.first))
         order = np.lexsort((visits.prompt_id, -moved))
-        prompts = every_prompt(store, record, visits, visits.prompt_id[order])
+        prompts = every_prompt(store, record, visits, order)
         with naming_damage(run.name):
             count, left = self._add_fitting(f"{base}/rollouts", rollouts, room / 2)
             self.steps += count

@@ -142,21 +142,12 @@ class _Server(ThreadingTCPServer):
             self._end_oldest_wait()
             is_full = not self._room.acquire(timeout=_FULL_PAUSE_S)
         self._waiting[request] = None
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # no more threads
-            self._room.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
+        super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         self.has_asked(request)
         super().shutdown_request(request)
+        self._room.release()
 
     def has_asked(self, request: Any) -> None:
         """Note that the request of a connection has come."""
