@@ -27,7 +27,8 @@ _SAMPLED_PROMPTS = 200
 
 # One row per run; only tables that are small or keyed by run and step are read.
 _MARKS = f"""
-    SELECT r.uuid, r.name, r.run_id, r.status, r.last_step AS until, e.event, v.evaluations, v.evaluated_at,
+    SELECT r.uuid, r.name, r.run_id, r.status, r.last_step AS until, e.event,
+           v.evaluations, v.evaluated_at,
            (SELECT count(s.metrics) FROM dbb_step s
             WHERE s.run_id = r.run_id AND s.step > r.last_step - {_LATE}) AS measured,
            (SELECT max(x.step) FROM dbb_rollout x WHERE x.run_id = r.run_id) AS kept
@@ -129,7 +130,10 @@ class Api:
         return Listed(mark.run_id, mark.uuid, mark.name, record, version, numbers)
 
     def ask(self, path: str) -> bytes:
-        """Return an answer as JSON: the kept one if its runs have not changed. Raises as :meth:`answer`."""
+        """Return an answer as JSON: the kept one if its runs have not changed.
+
+        Raises as :meth:`answer`.
+        """
         self.refresh()
         if path == "state":  # it tells the age of each run, so it is never the same twice
             return encoded(self.answer(path))
@@ -180,7 +184,8 @@ class Api:
             case ["runs", int(run), "rollouts", int(step)]:
                 return dict(prompts.rollouts_of_steps(store, self._record(run), [step]))[step]
             case ["runs", int(run), "rollouts", int(step), int(prompt_id)]:
-                return dict(prompts.rollouts_of_steps(store, self._record(run), [step], prompt_id))[step]
+                record = self._record(run)
+                return dict(prompts.rollouts_of_steps(store, record, [step], prompt_id))[step]
             case ["runs", int(run), "compare", int(other)]:
                 difference = held_out_difference(store, self._record(run), self._record(other))
                 return {"difference": difference, "caution": ONE_PAIR}
@@ -208,7 +213,10 @@ class Api:
             raise NoSuchAnswer(f"run {run.name!r} was deleted; state lists the others")
 
     def visits(self, run: Listed) -> tuple[Visits, dict[str, Any]]:
-        """Return the state of the prompts of a run, and their picture; raise StoreError if it cannot be read."""
+        """Return the state of the prompts of a run, and their picture.
+
+        Raise StoreError if the run cannot be read.
+        """
         read = partial(history.read_visits, self._store, record_of(run))
         visits: tuple[Visits, dict[str, Any]] = self._once(("visits", run.uuid), run.version, read)
         return visits
@@ -232,7 +240,7 @@ def record_of(run: Listed) -> RunRecord:
 
 @contextlib.contextmanager
 def naming_damage(name: str) -> Iterator[None]:
-    """Turn an exception that a value of a run raises, such as an edited one, into a StoreError that names the run."""
+    """Turn an exception that an edited value raises into a StoreError that names the run."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -246,7 +254,8 @@ def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """Return what the list shows of a run, but its state."""
     recent = store.query(_LAST_STEPS, run=run.run_id)
     rollouts = sum(row.rollouts for row in recent)
-    logged: dict[str, Any] = next(filter(None, (history.metrics_of(run, row) for row in recent)), {})
+    measured = [row for row in recent if row.metrics]
+    logged = history.metrics_of(run, measured[0]) if measured else {}
     numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
     has_posterior = {"alpha", "beta"} <= set(run.state_fields)
     return numbers | {
@@ -287,7 +296,7 @@ def encoded(answer: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return numpy's arrays and numbers as lists and numbers, and bytes that somebody put for a text as a text."""
+    """Return numpy's arrays and numbers as Python's, and bytes in the place of a text as a text."""
     return value.tolist() if hasattr(value, "tolist") else readable(value)
 
 

@@ -93,14 +93,14 @@ def _milliseconds(run: RunRecord, row: Any) -> int:
     try:
         ended = datetime.fromisoformat(row.ended_at.replace("Z", "+00:00"))
     except (AttributeError, ValueError):
-        raise _damaged(run, row.step, "created_at", row.ended_at, "a time as 2026-01-31T08:00:00Z") from None
+        raise _damaged(run, row.step, "created_at", row.ended_at, "2026-01-31T08:00:00Z or so") from None
     if ended.tzinfo is None:
         ended = ended.replace(tzinfo=timezone.utc)
     return round(1000 * ended.timestamp())
 
 
 def metrics_of(run: RunRecord, row: Any) -> dict[str, Any]:
-    """Return the metrics of a row with ``step`` and ``metrics``; raise StoreError if they are no JSON object."""
+    """Return the metrics of a row with its step; raise StoreError if they are no JSON object."""
     try:
         metrics = json.loads(row.metrics or "{}")
     except (TypeError, ValueError):
@@ -151,13 +151,14 @@ MOST_CELLS = 4_000_000  # about; a browser draws them in a moment
 LEVELS, DRAWN = 126, 128
 CLASSES = 5  # of means, for the shares among drawn prompts and among the others
 _VISITS = """
-    SELECT step, prompt_id, successes, coalesce(alpha / nullif(alpha + beta, 0), mean) FROM dbb_history
-    WHERE run_id = :run ORDER BY step, prompt_id"""
+    SELECT step, prompt_id, successes, coalesce(alpha / nullif(alpha + beta, 0), mean)
+    FROM dbb_history WHERE run_id = :run ORDER BY step, prompt_id"""
 _NOW = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
 _OUTSIDE = "SELECT 1 FROM dbb_history WHERE run_id = :run AND ({condition}) LIMIT 1"
 # The variance of N rewards in [0, 1] with a mean m is at most m (1 - m) N / (N - 1).
 _TOO_FAR_APART = "variance > mean * (1 - mean) * rollouts / nullif(rollouts - 1.0, 0) + 1e-9"
-_KEPT_SCORES = "SELECT score FROM dbb_rollout WHERE run_id = :run ORDER BY step {direction} LIMIT 1000"
+_KEPT_SCORES = """
+    SELECT score FROM dbb_rollout WHERE run_id = :run ORDER BY step {direction} LIMIT 1000"""
 _SOME_SCORES = f"""
     SELECT min(score) AS low, max(score) AS high FROM
     (SELECT * FROM ({_KEPT_SCORES.format(direction="ASC")}) early
@@ -198,8 +199,9 @@ def read_visits(store: PosteriorStore, run: RunRecord) -> tuple[Visits, dict[str
     """Read the whole history of a run, and draw it: about 2 s for a million visits."""
     kind = [(name, "<f8") for name in ("step", "prompt_id", "successes", "mean")]
     with store.database.transaction() as connection:
-        history = table(connection, kind, _VISITS, {"run": run.run_id}).view("<f8").reshape(-1, len(kind))
+        rows = table(connection, kind, _VISITS, {"run": run.run_id})
         now = table(connection, [("prompt_id", "<i8"), ("mean", "<f8")], _NOW, {"run": run.run_id})
+    history = rows.view("<f8").reshape(-1, len(kind))
     visits = summed(now["prompt_id"], now["mean"], history, unit=has_unit_scores(store, run))
     return visits, picture(visits, history)
 
@@ -249,7 +251,7 @@ def picture(visits: Visits, history: Floats) -> dict[str, Any]:
 
 
 def _run_through(cells_KP: Bytes, states_KP: Bytes) -> tuple[list[Integers], Floats]:
-    """Return "states" and "beliefs" of :func:`picture`, and fill the cells of a prompt between its visits.
+    """Return "states" and "beliefs" of :func:`picture`; fill the cells between two visits.
 
     Args:
         cells_KP: 1 + the level of a prompt's last visit in the column, 0 without a visit.
@@ -312,9 +314,11 @@ def summed(prompt_id: Integers, mean_now: Floats, history: Floats, *, unit: bool
 
 
 def _states(row: Integers, mean: Floats, is_right: Bools) -> Integers:
-    """Return the state after each visit, from its prompt's row, its mean, and whether a rollout was right.
+    """Return the state after each visit.
 
-    The visits (V,) come prompt after prompt, those of each by step.
+    Args:
+        row, mean, is_right: (V,) place of the prompt, mean afterwards, whether a rollout was right;
+            prompt after prompt, the visits of each by step.
     """
     # Keys that grow with the prompt: a running maximum over all visits begins anew at each prompt.
     means, rank = np.unique(mean, return_inverse=True)

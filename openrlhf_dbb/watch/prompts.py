@@ -1,4 +1,4 @@
-"""Answer questions about the prompts of a run: a table of all, the visits of each, and the kept rollouts.
+"""Answer questions about the prompts of a run: a table, the visits of each, the kept rollouts.
 
 Axes: P prompts, V visits.
 """
@@ -17,6 +17,9 @@ from openrlhf_dbb.terminal import readable
 from openrlhf_dbb.watch import history
 from openrlhf_dbb.watch.history import Visits
 
+Answer = dict[str, Any]
+Columns = dict[str, Floats]  # (V,) each, by name
+
 _TEXT = 500  # characters of a prompt in the table
 _BLOCK = 20_000  # prompts that are read at a time
 _STEPS = 50  # steps whose rollouts are read at a time
@@ -24,25 +27,30 @@ _VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", 
 _ALL_VISITS = """
     SELECT prompt_id, step, rollouts, successes, alpha, beta,
            coalesce(alpha / nullif(alpha + beta, 0), mean) AS mean,
-           coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)), variance) AS variance,
-           lag
+           coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)),
+                    variance) AS variance, lag
     FROM posterior_history WHERE run_id = :run AND {of_prompts} ORDER BY prompt_id, step"""
 _KEPT = """
     SELECT prompt_id, step, count(*) AS kept FROM dbb_rollout
     WHERE run_id = :run AND {chosen} GROUP BY prompt_id, step"""
 _ROLLOUTS = """
     SELECT step, prompt_id, sample, reward, score,
-           CASE WHEN s.generated IS NULL OR s.informative IS NOT NULL THEN r.advantage END AS advantage,
+           CASE WHEN s.generated IS NULL OR s.informative IS NOT NULL
+                THEN r.advantage END AS advantage,
            length, truncated, missing, log_prob, lag, read, text
     FROM rollouts r JOIN dbb_step s USING (run_id, step)
     WHERE run_id = :run AND {of_steps} AND prompt_id = coalesce(:prompt, prompt_id)
     ORDER BY prompt_id, sample"""
 
 
-def prompt_table(store: PosteriorStore, visits: Visits) -> dict[str, Any]:
-    """Return the "columns" of a table of all prompts, (P,) each; raise StoreError if the text of one is not stored."""
-    texts = {number: (text, label) for number, text, label, _ in prompt_texts(store, visits.prompt_id, length=_TEXT)}
-    columns: dict[str, Any] = {
+def prompt_table(store: PosteriorStore, visits: Visits) -> Answer:
+    """Return the "columns" of a table of all prompts, (P,) each.
+
+    Raise StoreError if the text of a prompt is not stored.
+    """
+    stored = prompt_texts(store, visits.prompt_id, length=_TEXT)
+    texts = {number: (text, label) for number, text, label, _ in stored}
+    columns: Answer = {
         "id": visits.prompt_id,
         "state": visits.state,
         "mean": visits.mean,
@@ -53,14 +61,14 @@ def prompt_table(store: PosteriorStore, visits: Visits) -> dict[str, Any]:
     }
     for prompt_id in visits.prompt_id.tolist():
         if prompt_id not in texts:
-            raise StoreError(f"prompt {prompt_id} is not in dbb_prompt of {store.location}; restore a backup")
+            raise StoreError(f"prompt {prompt_id} is not in {store.location}; restore a backup")
         text, label = texts[prompt_id]
         columns["text"].append(readable(text))
         columns["label"].append(readable(label))
     return {"last": visits.last, "unit": visits.unit, "columns": columns}
 
 
-def one_prompt(store: PosteriorStore, run: RunRecord, prompt_id: int, *, unit: bool) -> dict[str, Any] | None:
+def one_prompt(store: PosteriorStore, run: RunRecord, prompt_id: int, *, unit: bool) -> Answer | None:
     """Return one prompt of a run with every visit; None if the run has no posterior of it.
 
     ``unit``: whether the scores of the run lie in [0, 1]; otherwise "state" is None.
@@ -84,7 +92,7 @@ def one_prompt(store: PosteriorStore, run: RunRecord, prompt_id: int, *, unit: b
 
 def every_prompt(
     store: PosteriorStore, run: RunRecord, visits: Visits, order: Integers
-) -> Iterator[tuple[int, dict[str, Any]]]:
+) -> Iterator[tuple[int, Answer]]:
     """Yield each prompt as :func:`one_prompt`, with its id; many are read at a time.
 
     ``order``: (P,) places in ``visits``.
@@ -103,8 +111,8 @@ def every_prompt(
 
 
 def _answers(
-    store: PosteriorStore, ids: Integers, means: Floats, log: dict[str, Floats], kept: list[Any], unit: bool
-) -> Iterator[tuple[int, dict[str, Any]]]:
+    store: PosteriorStore, ids: Integers, means: Floats, log: Columns, kept: list[Any], unit: bool
+) -> Iterator[tuple[int, Answer]]:
     """Yield each prompt with its id.
 
     Args:
@@ -138,8 +146,8 @@ def _answers(
         )
 
 
-def _interval(log: dict[str, Floats]) -> dict[str, Floats]:
-    """Return "low" and "high", (V,): the central 90 % credible interval; without alpha and beta, a normal one."""
+def _interval(log: Columns) -> Columns:
+    """Return "low" and "high" of the central 90 % of Beta(alpha, beta), or of a normal distribution."""
     from scipy.special import betaincinv  # here: a server starts without it
 
     alpha = log["alpha"]
@@ -154,7 +162,7 @@ def _interval(log: dict[str, Floats]) -> dict[str, Floats]:
     return {"low": low, "high": high}
 
 
-def latest_rollouts(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
+def latest_rollouts(store: PosteriorStore, run: RunRecord) -> Answer:
     """Return the kept rollouts of the last step that has any, as :func:`rollouts_of_steps`."""
     query = "SELECT max(step) AS step FROM dbb_rollout WHERE run_id = :run"
     step = store.query(query, run=run.run_id)[0].step
@@ -166,23 +174,23 @@ def latest_rollouts(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 
 def rollouts_of_steps(
     store: PosteriorStore, run: RunRecord, steps: list[int], prompt_id: int | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each step with its kept rollouts, of one prompt unless that is None, and their prompts."""
+) -> Iterator[tuple[int, Answer]]:
+    """Yield each step with its kept rollouts and their prompts; None: of all prompts."""
     query = _ROLLOUTS.format(of_steps=store.database.one_of("step"))
     for start in range(0, len(steps), _STEPS):
         part = steps[start : start + _STEPS]
         ids = store.database.ids(np.array(part))
         rows_of = defaultdict(list)
-        for row in store.query(query, run=run.run_id, ids=ids, prompt=prompt_id):
+        rows = store.query(query, run=run.run_id, ids=ids, prompt=prompt_id)
+        for row in rows:
             rows_of[row.step].append(row._asdict())
-        numbers = np.array([row["prompt_id"] for rows in rows_of.values() for row in rows], dtype=np.int64)
-        numbers = np.unique(numbers)
+        numbers = np.unique(np.array([row.prompt_id for row in rows], dtype=np.int64))
         texts = dict(zip(numbers.tolist(), whole_prompts(store, numbers), strict=True))
         for step in part:
             yield step, _of_step(step, rows_of[step], texts)
 
 
-def _of_step(step: int, rows: list[dict[str, Any]], texts: dict[int, tuple[str, str]]) -> dict[str, Any]:
+def _of_step(step: int, rows: list[Answer], texts: dict[int, tuple[str, str]]) -> Answer:
     prompts = {}
     for row in rows:
         del row["step"]

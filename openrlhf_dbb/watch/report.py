@@ -58,8 +58,9 @@ def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         raise UsageError(f"{arguments.output}: {error.strerror}; name a file that can be written") from None
     size = len(page.encode()) / _MEGABYTE
     left_out = f"; --size {arguments.size:g} left out the rest" if file.is_cut else ""
-    contents = f"{file.prompts:,} prompts with their visits, {file.steps:,} steps with rollouts{left_out}"
-    print(f"wrote {shown(arguments.output, None)}, {size:.1f} MB: {contents}; open it in a browser")
+    contents = f"{file.prompts:,} prompts with their visits, {file.steps:,} steps with rollouts"
+    written = f"wrote {shown(arguments.output, None)}, {size:.1f} MB"
+    print(f"{written}: {contents}{left_out}; open it in a browser")
 
 
 class _File:
@@ -72,9 +73,9 @@ class _File:
         self.is_cut = False
 
     def add_rest(self, store: PosteriorStore, api: Api, run: Listed, room: float) -> None:
-        """Add the kept rollouts and the visits of the prompts of a run, as many as fit into ``room`` bytes.
+        """Add kept rollouts and prompts with their visits, as many as fit into ``room`` bytes.
 
-        Half of them is for rollouts, newest first, and the rest for prompts, those that moved most first.
+        Half of it is for rollouts, newest first, the rest for prompts, those that moved most first.
         """
         record = record_of(run)
         base = f"runs/{run.run_id}"
@@ -114,8 +115,8 @@ def render(title: str, answers: Mapping[str, bytes] | None) -> str:
     style = _asset("css")
     script = "\n".join(map(_asset, _SCRIPTS))
     # This style, this script; a live page may also ask its own server.
-    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
-    policy += "; form-action 'none'"
+    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
+    policy += "; base-uri 'none'; form-action 'none'"
     if answers is None:
         policy += "; connect-src 'self'"
         data = '{"live":true}'

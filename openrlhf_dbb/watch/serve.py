@@ -44,7 +44,8 @@ def add_commands(add: Any) -> None:
     parser.add_argument("--host", default="127.0.0.1", help=text)
     parser.add_argument("--port", type=int, default=PORT, help=f"0 is any free one (default: {PORT})")
     text = "names by which a browser may call the page, such as a proxy's; .NAME is all that end so"
-    parser.add_argument("--allowed_hosts", metavar="NAME", nargs="+", type=allowed_host, default=[], help=text)
+    names = parser.add_argument("--allowed_hosts", metavar="NAME", nargs="+", default=[], help=text)
+    names.type = allowed_host
 
 
 def allowed_host(text: str) -> str:
@@ -165,7 +166,7 @@ class _Server(ThreadingTCPServer):
 
 
 class _Request(io.RawIOBase):
-    """Reads from a connection; raises TimeoutError after ``REQUEST_S``, however slowly bytes come."""
+    """Reads from a connection; TimeoutError after ``REQUEST_S``, however slowly bytes come."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
