@@ -117,13 +117,14 @@ class Api:
             with naming_damage(mark.name):
                 if record is None:  # begun since, or it cannot be read
                     record = self._store.find_run(mark.uuid)
+                age = round(max(seconds_since(record.heartbeat_at), 0), 1)
+                now = {"state": state(record), "age_s": age}
+                numbers |= now
                 former = self._described.get(mark.uuid)
                 if former is None or former.version != version or "error" in former.numbers:
                     numbers |= _numbers(self._store, record)
                 else:
-                    numbers |= former.numbers
-                numbers["state"] = state(record)
-                numbers["age_s"] = round(max(seconds_since(record.heartbeat_at), 0), 1)
+                    numbers |= former.numbers | now
         except StoreError as error:
             numbers["error"] = shown(error, width=None)
         numbers |= {"version": version, "keeps_rollouts": mark.kept is not None}

@@ -59,7 +59,7 @@ function tick(id, checked) {
 // ---- the head
 
 function liveText() {
-  const readable = runs.filter((run) => !run.error), written = readable.filter((run) => run.state === "running");
+  const readable = runs.filter((run) => isNumber(run.age_s)), written = readable.filter((run) => run.state === "running");
   const newest = (written.length ? written : readable).reduce((best, run) => best && best.age_s <= run.age_s ? best : run, null);
   if (!isLive) return shownState.now ? `as of ${utc(shownState.now)}` : "a file";
   if (lost) return lost;

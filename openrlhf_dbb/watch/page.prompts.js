@@ -64,6 +64,7 @@ VIEWS.prompts = {
       : "Choose a prompt to see its history and its responses; choose a heading to sort."
       + ` Mean: ${theRun().mean_name}. Change: of the mean, from the first visit to the last.${answer.unit ? "" : ` ${NO_STATES}`}`);
     byId("state").parentElement.hidden = !answer.unit;
+    byId("prompts").classList.toggle("no-states", !answer.unit);
     setValue(byId("search"), at.q ?? "");
     setValue(byId("state"), at.state ?? "");
     setText(byId("hits"), `${whole(rows.length)} of ${plural(columns.id.length, "prompt")}${rows.length > MOST_PROMPTS ? `; the first ${MOST_PROMPTS} are shown` : ""}`);
