@@ -52,6 +52,13 @@ class RunRecord:
     parent: dict[str, Any] | None  # the run it was warm-started from: name, uuid, step, weight, database
     heartbeat_at: str = field(compare=False)  # last write of its owner, as of when this was read; UTC, ISO 8601
     owner: Owner = field(compare=False)
+    damage: str = ""  # why a column of its row cannot be read, in one line; the column has a stand-in here
+
+    def checked(self) -> "RunRecord":
+        """Return it; raise StoreError if a column of its row cannot be read."""
+        if self.damage:
+            raise StoreError(self.damage)
+        return self
 
 
 @dataclass(frozen=True)

@@ -358,6 +358,35 @@ def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store,
     asked("series")
 
 
+def test_a_run_whose_own_row_is_damaged(store, fill, monkeypatch, tmp_path):
+    for name in ("good", "bad"):
+        run, ids = fill.run(store, name), fill.prompts(store, 1)
+        fill.step(run, 1, ids, [1])
+    damage = "config of run 'bad' is 'x', not a JSON object"
+    of_store = type(store).runs
+
+    def runs(of):
+        return [replace(each, damage=damage) if each.name == "bad" else each for each in of_store(of)]
+
+    monkeypatch.setattr(type(store), "runs", runs)
+    asked = asking(store, run.record)
+    bad, good = asked("state")["runs"]
+    assert bad["error"] == damage and bad["name"] == "bad" and "error" not in good
+    for name in ("series", "pool", "about", f"prompts/{ids[0]}"):
+        with pytest.raises(StoreError, match="config of run 'bad'"):
+            asked(name)
+    assert "good" in reported(store, tmp_path, "good")
+
+
+def test_a_clock_that_goes_back(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    fill.train(run, ids, (1, 2, 3))
+    for step, at in ((1, "08:00"), (2, "07:00"), (3, "09:00")):
+        values = {"at": f"2026-01-01T{at}:00.000Z", "step": step}
+        changed(store, "UPDATE dbb_step SET created_at = :at WHERE step = :step", **values)
+    assert asking(store, run.record)("series")["curves"]["hours"] == [0, 0, 1]
+
+
 def test_a_run_that_is_deleted_while_it_is_read(store, fill, monkeypatch):
     run, ids = fill.run(store), fill.prompts(store, 1)
     fill.step(run, 1, ids, [1])

@@ -54,7 +54,7 @@ class Listed(NamedTuple):
     run_id: int
     uuid: str
     name: str
-    record: RunRecord | None  # None if it cannot be read
+    record: RunRecord | None  # None if the run cannot be found
     version: str  # changes when anything of the run changes
     numbers: dict[str, Any]  # all that the list shows; "error" says why the run cannot be read
 
@@ -117,6 +117,7 @@ class Api:
             with naming_damage(mark.name):
                 if record is None:  # begun since, or it cannot be read
                     record = self._store.find_run(mark.uuid)
+                record.checked()
                 age = round(max(seconds_since(record.heartbeat_at), 0), 1)
                 now = {"state": state(record), "age_s": age}
                 numbers |= now
@@ -236,7 +237,7 @@ def record_of(run: Listed) -> RunRecord:
     """Return the record of a run; raise StoreError if it cannot be read."""
     if run.record is None:
         raise StoreError(run.numbers["error"])
-    return run.record
+    return run.record.checked()
 
 
 @contextlib.contextmanager

@@ -66,7 +66,8 @@ def _curves(store: PosteriorStore, run: RunRecord, width: int) -> dict[str, Floa
     names = ("step", "rewards", "successes", "steps", *TOTALS)
     table = np.array([[getattr(row, name) for name in names] for row in rows], dtype=np.float64)
     sums = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
-    ends_K = np.array([_milliseconds(run, row) for row in rows], dtype=np.int64)
+    ends = np.array([_milliseconds(run, row) for row in rows], dtype=np.int64)
+    ends_K = np.maximum.accumulate(ends)  # where the clock went back, time stands still
     curves = {
         "step": sums["step"],
         # After a step that was not counted (NaN), the number until a later step is not known.
