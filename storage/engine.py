@@ -6,7 +6,7 @@ import random
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -273,7 +273,7 @@ def driver(connection: Connection) -> Any:
     return connection.connection.dbapi_connection
 
 
-def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iterator[Sequence[Any]]:
+def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Generator[Sequence[Any], None, None]:
     """Yield the result in lists of at most ``CHUNK`` rows (tuples), never all in memory at once."""
     # On the driver's connection: SQLAlchemy's rows take four times as long.
     if connection.dialect.name == "sqlite":
