@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import quote
@@ -182,7 +182,7 @@ def driver(connection: Connection) -> Any:
     return connection.connection.dbapi_connection
 
 
-def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Iterator[Sequence[Any]]:
+def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Generator[Sequence[Any], None, None]:
     """Yield the result in lists of at most ``CHUNK`` rows (tuples), never all in memory at once."""
     # On the driver's connection: SQLAlchemy's rows take four times as long.
     if connection.dialect.name == "sqlite":
@@ -202,7 +202,9 @@ def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values:
 
     Raise StoreError if a value is not of its type: SQLite stores any value in any column.
     """
-    parts = [_records(rows, kind) for rows in chunks(connection, sql, values)]
+    # Closed here even if a value has another type, while its connection is open.
+    with closing(chunks(connection, sql, values)) as parts_of_rows:
+        parts = [_records(rows, kind) for rows in parts_of_rows]
     return np.concatenate([np.empty(0, dtype=kind), *parts])
 
 

@@ -18,7 +18,7 @@ class Serving:
         command = [sys.executable, "-m", "openrlhf_dbb", "serve", "--store.url", url, *("--port", "0"), *arguments]
         self.process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.said = self.process.stdout.readline()
-        found = re.search(r"http://[\w.-]+:(\d+)/", self.said)
+        found = re.search(r"http://[\w.:\[\]-]+:(\d+)/", self.said)
         assert found, self.said + self.process.stderr.read()
         self.url, self.port = found[0], int(found[1])
 

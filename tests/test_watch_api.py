@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.stats import beta as beta_distribution
+from sqlalchemy import text
 
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.storage import StepRows
+from openrlhf_dbb.storage import StepRows, StoreError
 from openrlhf_dbb.watch import api as api_module
 from openrlhf_dbb.watch import history
 from openrlhf_dbb.watch.api import Api, NoSuchAnswer, encoded
@@ -122,7 +123,7 @@ ROWS = [
     (1, 7, 4, 0.9), (1, 8, 0, 0.1), (1, 9, 3, 0.7), (2, 7, 4, 0.95), (2, 8, 0, 0.05), (2, 9, 0, 0.39),
     (3, 8, 1, 0.1), (3, 9, 0, 0.41),
 ]  # fmt: skip
-ROW_VALUES = np.array([(step, prompt, 4, successes, mean) for step, prompt, successes, mean in ROWS])
+ROW_VALUES = np.array(ROWS)
 
 
 def cells(picture):
@@ -131,7 +132,7 @@ def cells(picture):
 
 
 def test_states_and_a_picture_of_them(monkeypatch):
-    visits = summed(np.array([7, 8, 9]), np.zeros(3), ROW_VALUES)
+    visits = summed(np.array([7, 8, 9]), np.zeros(3), ROW_VALUES, unit=True)
     assert visits.prompt_id.tolist() == [7, 8, 9] and visits.visits.tolist() == [2, 3, 3]
     assert visits.state.tolist() == [MASTERED, LEARNING, LEARNING] and visits.last == 3
     assert visits.mean.tolist() == [0.95, 0.1, 0.41] and visits.first.tolist() == [0.9, 0.1, 0.7]
@@ -142,12 +143,14 @@ def test_states_and_a_picture_of_them(monkeypatch):
     assert np.array(found["states"]).tolist() == [[1, 1, 0, 1], [1, 0, 1, 1], [1, 2, 0, 0]]
     # at step 3, before which 8 and 9 had 0.05 and 0.39, and 7 had 0.95
     assert np.array(found["beliefs"])[:, :, 2].tolist() == [[0.5, 0.5, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]]
-    monkeypatch.setattr(history, "COLUMNS", 2)
+    monkeypatch.setattr(history, "MOST_COLUMNS", 2)
     found = picture(visits, ROW_VALUES)
     assert found["width"] == 2 and cells(found) == [[249, 121], [178, 181], [135, 142]]
     # rewards outside 0 and 1, and a prompt that comes later
-    rows = np.array([(1, 1, 4, 20, 5.0), (2, 1, 4, 12, 4.0), (2, 2, 4, -4, -1.0)])
-    found = picture(summed(np.array([1, 2]), np.zeros(2), rows), rows)
+    rows = np.array([(1, 1, 20, 5.0), (2, 1, 12, 4.0), (2, 2, -4, -1.0)])
+    visits = summed(np.array([1, 2]), np.zeros(2), rows, unit=False)
+    assert visits.state.tolist() == [LEARNING, LEARNING]
+    found = picture(visits, rows)
     assert (found["low"], found["high"]) == (-1, 5)
     assert cells(found) == [[128 + 127, 128 + 106], [0, 128 + 1]]
 
@@ -240,6 +243,209 @@ def test_kept_rollouts(store, fill):
     assert [each["text"] for each in one["rollouts"]] == ["c", "d"] and one["step"] == 1
     assert asked("rollouts/3")["rollouts"] == [] and asked("state")["runs"][0]["keeps_rollouts"]
     assert asked(f"prompts/{ids[0]}")["visits"]["kept"] == [2, 2, 0]
+
+
+def changed(store, statement, **values):
+    with store.database.transaction(write=True) as connection:
+        connection.execute(text(statement), values)
+
+
+def test_runs_are_described_once_however_many_there_are(store, fill, monkeypatch):
+    monkeypatch.setattr(api_module, "_KEPT_ANSWERS", 2)
+    runs = [fill.run(store, f"run {number}") for number in range(4)]
+    described = []
+    numbers = api_module._numbers
+    monkeypatch.setattr(api_module, "_numbers", lambda *of: described.append(of[1].name) or numbers(*of))
+    asked = asking(store, runs[0].record)
+    for _ in range(3):
+        assert len(asked("state")["runs"]) == 4
+    assert described == ["run 3", "run 2", "run 1", "run 0"]
+    fill.step(runs[2], 1, fill.prompts(store, 1), [1])
+    runs[0].finish()
+    store.delete_run(runs[0].record)
+    assert [run["name"] for run in asked("state")["runs"]] == ["run 3", "run 2", "run 1"]
+    assert described[4:] == ["run 2"]
+
+
+def test_the_answer_asked_for_last_stays(store, fill, monkeypatch):
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    fill.step(run, 1, ids, [1])
+    monkeypatch.setattr(api_module, "_KEPT_ANSWERS", 3)  # the list of runs is one of them
+    made = []
+    series_of = history.series
+    monkeypatch.setattr(history, "series", lambda *of: made.append(1) or series_of(*of))
+    asked = asking(store, run.record)
+    for name in ("series", "about", "series", "rollouts/latest", "series"):
+        asked(name)
+    assert len(made) == 1
+
+
+# Statements that put a value into the run "bad" which cannot be read.
+DAMAGE = [
+    "UPDATE dbb_step SET metrics = 'x' WHERE run_id = :bad",
+    "UPDATE dbb_step SET metrics = '[1]' WHERE run_id = :bad",
+    """UPDATE dbb_step SET metrics = '{"loss": "high"}' WHERE run_id = :bad""",
+    "UPDATE dbb_step SET created_at = 'yesterday' WHERE run_id = :bad",
+    "UPDATE dbb_step SET created_at = '2026-11-28T07:10:56' WHERE run_id = :bad",
+    "UPDATE dbb_step SET shared = '7' WHERE run_id = :bad",
+    "UPDATE dbb_run SET heartbeat_at = 'yesterday' WHERE run_id = :bad",
+    "UPDATE dbb_run SET heartbeat_at = '2026-11-28T07:10:56' WHERE run_id = :bad",
+    "UPDATE dbb_run SET created_at = '' WHERE run_id = :bad",
+    "UPDATE dbb_event SET detail = 'x' WHERE run_id = :bad",
+    "UPDATE dbb_event SET detail = '[]' WHERE run_id = :bad",
+    "UPDATE dbb_event SET created_at = '' WHERE run_id = :bad",
+    "DELETE FROM dbb_prompt WHERE prompt_id = :prompt",
+    "DELETE FROM dbb_step WHERE run_id = :bad",
+    "DELETE FROM dbb_history WHERE run_id = :bad",
+    "UPDATE dbb_history SET rollouts = 0 WHERE run_id = :bad",
+    "UPDATE dbb_history SET alpha = 0, beta = 0 WHERE run_id = :bad",
+    "UPDATE dbb_run SET last_step = 0 WHERE run_id = :bad",
+    "UPDATE dbb_run SET last_step = -1 WHERE run_id = :bad",
+]
+DAMAGE += [  # SQLite takes a text for a number
+    f"UPDATE {table} SET {column} = '{value}' WHERE run_id = :bad"
+    for table, column, value in (
+        ("dbb_step", "rollouts", "x"), ("dbb_step", "generated", "x"), ("dbb_history", "successes", "x"),
+        ("dbb_history", "rollouts", "x"), ("dbb_history", "alpha", "x"), ("dbb_rollout", "score", "x"),
+        ("dbb_rollout", "length", "x"), ("dbb_posterior", "visits", "x"), ("dbb_run", "last_step", "x"),
+        ("dbb_event", "from_step", "x"),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("statement", DAMAGE)
+def test_a_damaged_value_of_a_run_hides_no_other_run(open_new, fill, tmp_path, capsys, statement):
+    store = open_new("sqlite")
+    runs = {}
+    ids = {"bad": store.register_prompts(["gone"], [""]), "good": fill.prompts(store, 1)}
+    for name in ("bad", "good"):
+        runs[name] = fill.run(store, name)
+        fill.step(runs[name], 1, ids[name], [1], kept=fill.rollouts(ids[name], [1]))
+        runs[name].record_metrics(1, {"loss": 1.0})
+        runs[name].finish()
+    values = {"bad": runs["bad"].record.run_id, "prompt": int(ids["bad"][0])}
+    changed(store, statement, **{name: value for name, value in values.items() if f":{name}" in statement})
+    api = Api(store)
+    names = ("series", "pool", "prompts", "about", "rollouts/latest", "rollouts/1")
+    assert [run["name"] for run in json.loads(api.ask("state"))["runs"]] == ["good", "bad"]
+    for name, run in runs.items():
+        for path in (*names, f"prompts/{ids[name][0]}"):
+            try:
+                api.ask(f"runs/{run.record.run_id}/{path}")
+            except StoreError as error:
+                assert name == "bad" and "\n" not in str(error)
+                assert "bad" in str(error) or "prompt" in str(error) or "no longer" in str(error)
+    assert "good" in reported(store, tmp_path, "good")
+    # The report of the damaged run is written, or refused in one line.
+    code = main(["report", "bad", "-o", str(tmp_path / "bad.html"), "--store.url", store.url])
+    assert code in (0, 2) and capsys.readouterr().err.count("\n") == (1 if code else 0)
+
+
+def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    fill.step(run, 1, ids, [1])
+    run.record_metrics(1, {"loss": 1.0})
+    asked = asking(store, run.record)
+    changed(store, "UPDATE dbb_step SET metrics = 'x\x1b[31m'")
+    (listed,) = asked("state")["runs"]
+    assert (listed["name"], listed["step"]) == ("run", 1)
+    assert "run 'run'" in listed["error"] and "x\\x1b[31m" in listed["error"] and "JSON object" in listed["error"]
+    with pytest.raises(StoreError, match="metrics"):
+        asked("series")
+    assert asked("pool")["states"] == [[0, 1, 0, 0]]
+    changed(store, "UPDATE dbb_step SET metrics = '{}'")
+    assert "error" not in asked("state")["runs"][0]
+    asked("series")
+
+
+def test_a_run_whose_own_row_is_damaged(store, fill, monkeypatch, tmp_path):
+    for name in ("good", "bad"):
+        run, ids = fill.run(store, name), fill.prompts(store, 1)
+        fill.step(run, 1, ids, [1])
+    damage = "config of run 'bad' is 'x', not a JSON object"
+    of_store = type(store).runs
+
+    def runs(of):
+        return [replace(each, damage=damage) if each.name == "bad" else each for each in of_store(of)]
+
+    monkeypatch.setattr(type(store), "runs", runs)
+    asked = asking(store, run.record)
+    bad, good = asked("state")["runs"]
+    assert bad["error"] == damage and bad["name"] == "bad" and "error" not in good
+    for name in ("series", "pool", "about", f"prompts/{ids[0]}"):
+        with pytest.raises(StoreError, match="config of run 'bad'"):
+            asked(name)
+    assert "good" in reported(store, tmp_path, "good")
+
+
+def test_a_clock_that_goes_back(store, fill):
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    fill.train(run, ids, (1, 2, 3))
+    for step, at in ((1, "08:00"), (2, "07:00"), (3, "09:00")):
+        values = {"at": f"2026-01-01T{at}:00.000Z", "step": step}
+        changed(store, "UPDATE dbb_step SET created_at = :at WHERE step = :step", **values)
+    assert asking(store, run.record)("series")["curves"]["hours"] == [0, 0, 1]
+
+
+def test_a_run_that_is_deleted_while_it_is_read(store, fill, monkeypatch):
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    fill.step(run, 1, ids, [1])
+    run.finish()
+    asked = asking(store, run.record)
+
+    def read(*_):
+        store.delete_run(run.record)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(api_module, "facts", read)
+    with pytest.raises(NoSuchAnswer, match="run 'run' was deleted"):
+        asked("about")
+
+
+def scored(fill, run, step, ids, scores, **more):
+    """Record a step of groups of these scores, with the mean and the variance of each group as ``point`` has them."""
+    scores = np.array(scores, dtype=float)
+    rows = fill.rows(run, ids, np.zeros(len(ids)), scores.shape[1], **more)
+    variance = scores.var(axis=1) * scores.shape[1] / max(scores.shape[1] - 1, 1)
+    own = {"successes": scores.sum(axis=1), "mean": scores.mean(axis=1), "variance": variance}
+    run.record_step(step, replace(rows, **own))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "memory", "scores", "kept", "unit"),
+    [
+        ("point", "dbb", [-1, -1, 1, 1], None, False),  # the sum of half right is 0, as of all wrong
+        ("point", "dbb", [-1, 1], None, False),
+        ("point", "dbb", [-1, 1, 1, 1], None, False),
+        ("point", "dbb", [-1, -1, -1, 1], None, False),
+        ("point", "dbb", [0, 0, 0, 1], None, True),
+        ("point", "dbb", [0, 0, 0, 0], None, True),
+        ("point", "dbb", [0.25, 0.5, 0, 0], None, True),
+        ("point", "dbb", [0], None, True),
+        ("point", "dbb", [0, 2, 0, 0], None, False),
+        ("point", "gaussian", [0, 0, 1, 1], None, True),
+        ("gaussian", "", [0, 0, 1, 1], None, False),  # not known
+        ("gaussian", "", [0, 0, 1, 1], [0, 1], True),
+        ("gaussian", "", [-1, -1, 1, 1], [-1, 1], False),
+        ("dbb", "", [-1, -1, 1, 1], [-1, 1], False),
+        ("dbb", "", [0, 0, 1, 1], None, True),
+    ],
+)
+def test_prompts_have_states_where_scores_are_known_to_lie_between_0_and_1(
+    store, fill, estimator, memory, scores, kept, unit
+):
+    parameters = {"memory": memory} if memory else {}
+    run, ids = fill.run(store, estimator=estimator, parameters=parameters), fill.prompts(store, 1)
+    more = {}
+    if kept is not None:
+        rows = fill.rollouts(ids, [1])
+        more["kept"] = replace(rows, score=np.array(kept, dtype=float), reward=np.array(kept, dtype=float))
+    scored(fill, run, 1, ids, [scores], **more)
+    asked = asking(store, run.record)
+    assert asked("pool")["unit"] == asked("prompts")["unit"] == unit
+    assert (asked(f"prompts/{ids[0]}")["state"] is None) == (not unit)
+    if not unit:
+        assert asked("pool")["state"] == [LEARNING] and asked("pool")["states"] == [[0, 1, 0, 0]]
 
 
 def in_file(page):

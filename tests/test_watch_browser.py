@@ -1,6 +1,8 @@
 """The page about runs in a real browser, from a file and from a server: what it shows, and how it is used."""
 
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -326,6 +328,55 @@ def test_a_run_of_no_step_and_of_one_step_of_an_estimator_without_history(browse
     assert text(browser, "#prompt-facts") == "learning, group mean 0.500, 1 visit"
     assert text(browser, "#prompt-text pre") == chat[1].strip()
     assert text(browser, "#prompt-note").startswith("This estimator keeps no history: the group mean is")
+
+
+def test_a_run_whose_scores_are_minus_1_and_1_has_no_states(browser, store, fill, written):
+    run, ids = fill.run(store, estimator="point"), fill.prompts(store, 2)
+    rows = fill.rows(run, ids, [0, 4])
+    # Half of the first prompt's four are right, and all of the second's.
+    run.record_step(1, replace(rows, mean=np.array([0.0, 1.0]), variance=np.array([4 / 3, 0.0])))
+    address = written(store)
+    browser.open(address)
+    assert text(browser, "#pool-note").startswith("The scores of this run are not known to lie in [0, 1]")
+    for selector in ("#states", "#state-shares"):
+        assert not browser.page.locator(selector).is_visible()
+    assert browser.page.locator("#beliefs-drawn").is_visible()
+    browser.open(f"{address}#view=prompts&state=3")  # an address that was sent for another run
+    assert texts(browser, "#prompts th") == ["id \u25b2", "mean", "change", "visits", "text"]
+    assert text(browser, "#hits") == "2 of 2 prompts" and not browser.page.locator("#state").is_visible()
+    browser.page.click("#prompts tbody a >> nth=0")
+    until_text(browser, "#prompt-facts", "posterior mean 0.1")
+
+
+def test_a_damaged_run_says_why_and_hides_no_other(browser, store, fill, write, serve):
+    for name in ("good", "bad"):
+        run, ids = fill.run(store, name), fill.prompts(store, 2)
+        write(run, ids, 1, [1, 2])
+        run.finish()
+    number = run.record.run_id
+    with store.database.transaction(write=True) as connection:
+        connection.exec_driver_sql(f"UPDATE dbb_step SET metrics = 'x' WHERE run_id = {number}")
+    address = serve(store.url).url
+    browser.open(f"{address}#view=runs")
+    notes = texts(browser, "#runs tbody .problem")
+    assert len(notes) == 1 and "run 'bad'" in notes[0] and "metrics" in notes[0]
+    browser.open(f"{address}#view=usage&run={number}")
+    until_text(browser, "#problem", "This could not be read: ")
+    assert "run 'bad'" in text(browser, "#problem")
+    browser.complaints.clear()  # the browser's own about the answer 503
+    browser.page.select_option("#run-choice", label="good (finished)")
+    browser.until("document.querySelector('#problem').hidden")
+    assert texts(browser, "#usage-parts dt")[0] == "mixed: 8 (100.0 %)"
+    browser.complaints.clear()
+
+
+def test_times_carry_their_zone(browser, store, fill, drawn, written):
+    run, _ = drawn
+    run.finish()
+    browser.open(f"{written(store)}#view=run")
+    assert re.fullmatch(r"as of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", text(browser, "#live"))
+    (event,) = texts(browser, "#events li")
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC finish", event)
 
 
 def test_an_open_page_gains_steps_runs_and_what_is_written(browser, store, fill, write, serve):

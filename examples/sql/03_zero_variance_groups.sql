@@ -3,7 +3,9 @@
 SELECT step,
        count(*) AS prompts,
        sum(CASE WHEN successes = 0 OR successes = rollouts THEN 1 ELSE 0 END) AS zero_variance,
-       avg(CASE WHEN successes = 0 OR successes = rollouts THEN variance END) AS posterior_variance
+       avg(CASE WHEN successes = 0 OR successes = rollouts
+                THEN coalesce(alpha / nullif(alpha + beta, 0) * (beta / nullif(alpha + beta, 0)), variance)
+           END) AS posterior_variance
 FROM posterior_history
 WHERE run_id = (SELECT max(run_id) FROM runs)
 GROUP BY step

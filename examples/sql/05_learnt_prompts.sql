@@ -1,6 +1,6 @@
 -- Which prompts has the latest run learnt: rise of the posterior mean from the first visit to the last?
 WITH visits AS (
-    SELECT prompt_id, step, mean,
+    SELECT prompt_id, step, coalesce(alpha / nullif(alpha + beta, 0), mean) AS mean,
            min(step) OVER (PARTITION BY prompt_id) AS first_step,
            max(step) OVER (PARTITION BY prompt_id) AS last_step
     FROM posterior_history

@@ -1,7 +1,8 @@
--- Which prompts has the latest run forgotten: fall of the posterior mean from its peak to now?
+-- Which prompts has the latest run forgotten: fall of the posterior mean from its peak to now? The page
+-- calls a prompt forgotten from a fall of 0.3 on.
 SELECT q.prompt_id, h.peak, q.mean, h.peak - q.mean AS fall, p.prompt
 FROM (
-    SELECT run_id, prompt_id, max(mean) AS peak
+    SELECT run_id, prompt_id, max(coalesce(alpha / nullif(alpha + beta, 0), mean)) AS peak
     FROM posterior_history
     GROUP BY run_id, prompt_id
 ) h

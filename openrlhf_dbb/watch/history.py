@@ -9,9 +9,11 @@ import base64
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.inspect.show import usage_totals
@@ -20,6 +22,9 @@ from openrlhf_dbb.storage.engine import table
 from openrlhf_dbb.storage.read import SUMS, held_out, unused_rollouts
 from openrlhf_dbb.storage.records import TOTALS, Integers
 from openrlhf_dbb.terminal import shown
+
+Bools = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
 
 POINTS = 1000
 _AXES = ("rollouts", "tokens", "hours")
@@ -40,8 +45,9 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
     curves, measured = _curves(store, run, width), held_out(store, run)
     totals = usage_totals(store, run)
     if totals["generated"] is not None:
-        parts = None if totals["informative"] is None else _parts(totals)
-        totals |= {"unused_rollouts": unused_rollouts(store, run), "parts": parts}
+        totals["unused_rollouts"] = unused_rollouts(store, run)
+        # A log without advantages does not tell what was trained on.
+        totals["parts"] = None if totals["informative"] is None else _parts(totals)
     return {
         "width": width,
         "last": run.last_step,
@@ -61,10 +67,8 @@ def _curves(store: PosteriorStore, run: RunRecord, width: int) -> dict[str, Floa
     names = ("step", "rewards", "successes", "steps", *TOTALS)
     table = np.array([[getattr(row, name) for name in names] for row in rows], dtype=np.float64)
     sums = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
-    of_run = f"of run {run.name!r}"
-    ends = [decode.moment(row.ended_at, f"created_at of step {row.step} {of_run}") for row in rows]
-    ends_K = np.array([end.rstrip("Z") for end in ends], dtype="datetime64[ms]").astype(np.int64)
-    ends_K = np.maximum.accumulate(ends_K)  # where the clock went back, time stands still
+    ends = np.array([_milliseconds(run, row) for row in rows], dtype=np.int64)
+    ends_K = np.maximum.accumulate(ends)  # where the clock went back, time stands still
     curves = {
         "step": sums["step"],
         # After a step that was not counted (NaN), the number until a later step is not known.
@@ -86,6 +90,17 @@ def _curves(store: PosteriorStore, run: RunRecord, width: int) -> dict[str, Floa
     return curves | _metric_means(store, run, (sums["step"] - 1) // width, width)
 
 
+def _milliseconds(run: RunRecord, row: Any) -> int:
+    """Return the end of a step since 1970; raise StoreError if it is no time."""
+    ended = decode.moment(row.ended_at, f"created_at of step {row.step} of run {run.name!r}")
+    return round(1000 * datetime.fromisoformat(ended.replace("Z", "+00:00")).timestamp())
+
+
+def metrics_of(run: RunRecord, row: Any) -> dict[str, Any]:
+    """Return the metrics of a row with its step; raise StoreError if they are no JSON object of numbers."""
+    return decode.numbers(row.metrics, f"metrics of step {row.step} of run {run.name!r}")
+
+
 def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
     """Return how many rollouts are in each of four parts; every generated rollout is in one of them."""
     return {
@@ -99,8 +114,7 @@ def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
 def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: int) -> dict[str, Floats]:
     """Return the mean of each logged metric over each point, by name; a step without a value does not count."""
     rows = store.query(_METRICS, run=run.run_id, last=run.last_step)
-    of_run = f"of run {run.name!r}"
-    logged = [decode.numbers(row.metrics, f"metrics of step {row.step} {of_run}") for row in rows]
+    logged = [metrics_of(run, row) for row in rows]
     row_T = np.searchsorted(points, (np.array([row[0] for row in rows]) - 1) // width)
     means = {}
     for name in dict.fromkeys(name for values in logged for name in values):
@@ -116,14 +130,41 @@ STATES = ("mastered", "learning", "forgotten", "never solved", "no visits")
 MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
 # Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at most this.
 THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "unsolved": 0.1}
-COLUMNS = 400  # the most of a picture, about as many as a screen shows
-CELLS = 4_000_000  # about the most of a picture; a browser draws them in a moment
+MOST_COLUMNS = 400  # of a picture, about as many as a screen shows
+MOST_CELLS = 4_000_000  # about; a browser draws them in a moment
 LEVELS, DRAWN = 126, 128
 CLASSES = 5  # of means, for the shares among drawn prompts and among the others
 _VISITS = """
-    SELECT step, prompt_id, rollouts, successes, coalesce(alpha / nullif(alpha + beta, 0), mean) FROM dbb_history
-    WHERE run_id = :run ORDER BY step, prompt_id"""
+    SELECT step, prompt_id, successes, coalesce(alpha / nullif(alpha + beta, 0), mean)
+    FROM dbb_history WHERE run_id = :run ORDER BY step, prompt_id"""
 _NOW = "SELECT prompt_id, mean FROM posteriors WHERE run_id = :run ORDER BY prompt_id"
+_OUTSIDE = "SELECT 1 FROM dbb_history WHERE run_id = :run AND ({condition}) LIMIT 1"
+# The variance of N rewards in [0, 1] with a mean m is at most m (1 - m) N / (N - 1).
+_TOO_FAR_APART = "variance > mean * (1 - mean) * rollouts / nullif(rollouts - 1.0, 0) + 1e-9"
+_KEPT_SCORES = """
+    SELECT score FROM dbb_rollout WHERE run_id = :run ORDER BY step {direction} LIMIT 1000"""
+_SOME_SCORES = f"""
+    SELECT min(score) AS low, max(score) AS high FROM
+    (SELECT * FROM ({_KEPT_SCORES.format(direction="ASC")}) early
+     UNION ALL SELECT * FROM ({_KEPT_SCORES.format(direction="DESC")}) late) kept"""
+
+
+def has_unit_scores(store: PosteriorStore, run: RunRecord) -> bool:
+    """Return whether all scores of a run lie in [0, 1], as far as the store tells.
+
+    Only then a sum of 0 means that nothing was solved: of scores -1 and 1 it means that half was.
+    """
+    outside = "successes < 0 OR successes > rollouts"
+    if run.estimator == "point":  # its means and variances are those of the groups themselves
+        outside += f" OR {_TOO_FAR_APART}"
+    if store.query(_OUTSIDE.format(condition=outside), run=run.run_id):
+        return False
+    (kept,) = store.query(_SOME_SCORES, run=run.run_id)
+    if kept.low is not None:
+        return bool(kept.low >= 0 and kept.high <= 1)
+    # Without kept rollouts: the other memories take only scores in [0, 1].
+    memory = run.parameters.get("memory", run.estimator)
+    return memory != "gaussian" or run.estimator == "point"
 
 
 @dataclass(frozen=True)
@@ -135,21 +176,25 @@ class Visits:
     mean: Floats  # (P,) mean after the last visit; without visits, the mean now
     state: Integers  # (P,) index into STATES after the last visit
     state_V: Integers  # (V,) the same after each visit
-    unit: bool  # whether all rewards may be in [0, 1]
+    unit: bool  # whether the scores lie in [0, 1]; otherwise every visited prompt is "learning"
 
 
 def read_visits(store: PosteriorStore, run: RunRecord) -> tuple[Visits, dict[str, Any]]:
     """Read the whole history of a run, and draw it: about 2 s for a million visits."""
-    kind = [(name, "<f8") for name in ("step", "prompt_id", "rollouts", "successes", "mean")]
+    kind = [(name, "<f8") for name in ("step", "prompt_id", "successes", "mean")]
     with store.database.transaction() as connection:
-        visits = table(connection, kind, _VISITS, {"run": run.run_id}).view("<f8").reshape(-1, len(kind))
+        rows = table(connection, kind, _VISITS, {"run": run.run_id})
         now = table(connection, [("prompt_id", "<i8"), ("mean", "<f8")], _NOW, {"run": run.run_id})
-    found = summed(now["prompt_id"], now["mean"], visits)
-    return found, picture(found, visits)
+    history = rows.view("<f8").reshape(-1, len(kind))
+    visits = summed(now["prompt_id"], now["mean"], history, unit=has_unit_scores(store, run))
+    return visits, picture(visits, history)
 
 
-def picture(found: Visits, visits: Floats) -> dict[str, Any]:
+def picture(visits: Visits, history: Floats) -> dict[str, Any]:
     """Return a picture of all prompts, one row each, highest mean first; a column covers ``width`` steps.
+
+    Args:
+        visits, history: what :func:`summed` returned, and the rows that it was given.
 
     Returns:
         "id", "state" (P,) of the rows; "width"; "low", "high": the means of the lowest and the highest level;
@@ -159,66 +204,111 @@ def picture(found: Visits, visits: Floats) -> dict[str, Any]:
         "cells": (P, K) bytes, row after row, compressed by zlib and in base64. A byte is 0 before the first visit, else
         1 + the level in [0, LEVELS] of the mean after the column, + DRAWN if the column has a visit.
     """
-    step_V, id_V, _, _, mean_V = visits.T
-    prompts, width = len(found.prompt_id), 1
-    while width * min(COLUMNS, max(1, CELLS // max(1, prompts))) < found.last:  # powers of two, as of the curves
+    step_V, id_V, _, mean_V = history.T
+    prompts = len(visits.prompt_id)
+    most = min(MOST_COLUMNS, max(1, MOST_CELLS // max(1, prompts)))
+    width = 1
+    while width * most < visits.last:  # powers of two, as of the curves
         width *= 2
-    low, high = (0.0, 1.0) if found.unit else (float(mean_V.min()), float(mean_V.max()))
-    cells, states = np.zeros((2, -(-found.last // width), prompts), dtype=np.uint8)
-    at_V = (step_V.astype(np.int64) - 1) // width, np.searchsorted(found.prompt_id, id_V)
+    low, high = 0.0, 1.0
+    if not visits.unit and len(history):
+        low, high = float(mean_V.min()), float(mean_V.max())
+    place_V = (step_V.astype(np.int64) - 1) // width, np.searchsorted(visits.prompt_id, id_V)
+    level_V = np.rint(np.clip((mean_V - low) / max(high - low, 1e-300), 0, 1) * LEVELS)
     # The visits are ordered by step: the last one of a column stays.
-    share_V = np.clip((mean_V - low) / max(high - low, 1e-300), 0, 1)
-    cells[at_V] = 1 + np.rint(share_V * LEVELS)
-    states[at_V] = found.state_V
-    cell, state = np.zeros(prompts, dtype=np.uint8), np.full(prompts, NO_VISITS, dtype=np.uint8)
-    class_of = np.array([CLASSES, *np.minimum(np.arange(LEVELS + 1) * CLASSES // LEVELS, CLASSES - 1)])
-    counts, beliefs = [], []
-    for column, state_after in zip(cells, states, strict=True):
-        drawn = column > 0
-        before = class_of[cell]
-        of_both = [np.bincount(before[some], minlength=CLASSES + 1) / max(some.sum(), 1) for some in (drawn, ~drawn)]
-        beliefs.append(of_both)
-        cell, state = np.where(drawn, column, cell), np.where(drawn, state_after, state)
-        column[:] = cell + DRAWN * drawn.astype(np.uint8)
-        counts.append(np.bincount(state, minlength=len(STATES))[:NO_VISITS])
-    order = np.lexsort((found.prompt_id, -found.mean))
-    packed = base64.b64encode(zlib.compress(cells.T[order].tobytes(), 1)).decode()
-    rows = {"id": found.prompt_id[order], "state": found.state[order], "cells": packed}
-    shares = np.array(beliefs).reshape(-1, 2, CLASSES + 1).transpose(1, 2, 0)
-    return rows | {"width": width, "low": low, "high": high, "states": counts, "beliefs": shares}
+    cells_KP = np.zeros((-(-visits.last // width), prompts), dtype=np.uint8)
+    cells_KP[place_V] = 1 + level_V
+    states_KP = np.zeros_like(cells_KP)
+    states_KP[place_V] = visits.state_V
+    counts, shares = _run_through(cells_KP, states_KP)
+    order = np.lexsort((visits.prompt_id, -visits.mean))
+    return {
+        "id": visits.prompt_id[order],
+        "state": visits.state[order],
+        "cells": base64.b64encode(zlib.compress(cells_KP.T[order].tobytes(), 1)).decode(),
+        "width": width,
+        "low": low,
+        "high": high,
+        "states": counts,
+        "beliefs": shares,
+    }
 
 
-def summed(prompt_id: Integers, mean_now: Floats, visits: Floats) -> Visits:
+def _run_through(cells_KP: Bytes, states_KP: Bytes) -> tuple[list[Integers], Floats]:
+    """Return "states" and "beliefs" of :func:`picture`; fill the cells between two visits.
+
+    Args:
+        cells_KP: 1 + the level of a prompt's last visit in the column, 0 without a visit.
+        states_KP: its state after that visit.
+    """
+    class_of_level = np.minimum(np.arange(LEVELS + 1) * CLASSES // LEVELS, CLASSES - 1)
+    class_of_cell = np.array([CLASSES, *class_of_level])
+    cell_P = np.zeros(cells_KP.shape[1], dtype=np.uint8)
+    state_P = np.full(cells_KP.shape[1], NO_VISITS, dtype=np.uint8)
+    counts = []
+    shares = np.zeros((2, CLASSES + 1, len(cells_KP)))
+    for k in range(len(cells_KP)):
+        is_drawn_P = cells_KP[k] > 0
+        class_P = class_of_cell[cell_P]
+        for which, some in enumerate((class_P[is_drawn_P], class_P[~is_drawn_P])):
+            shares[which, :, k] = np.bincount(some, minlength=CLASSES + 1) / max(len(some), 1)
+        cell_P = np.where(is_drawn_P, cells_KP[k], cell_P)
+        state_P = np.where(is_drawn_P, states_KP[k], state_P)
+        counts.append(np.bincount(state_P, minlength=len(STATES))[:NO_VISITS])
+        cells_KP[k] = cell_P + DRAWN * is_drawn_P.astype(np.uint8)
+    return counts, shares
+
+
+def summed(prompt_id: Integers, mean_now: Floats, history: Floats, *, unit: bool) -> Visits:
     """Return the states of prompts, from their visits.
 
     Args:
         prompt_id, mean_now: (P,) of the prompts with a posterior, ids ascending.
-        visits: (V, 5) step, prompt id, rollouts, successes and mean afterwards, ordered by step.
+        history: (V, 4) step, prompt id, successes and mean afterwards, ordered by step.
+        unit: whether the scores lie in [0, 1].
     """
-    step_V, id_V, rollouts_V, successes_V, mean_V = visits.T
+    step_V, id_V, successes_V, mean_V = history.T
     ids = np.union1d(prompt_id, id_V).astype(np.int64)
     row_V = np.searchsorted(ids, id_V)
     order = np.argsort(row_V, kind="stable")  # prompt after prompt, the visits of each by step
-    row, now, right = row_V[order], mean_V[order], successes_V[order] > 0
-    # Keys that grow with the prompt: a running maximum over all visits begins anew at each prompt.
-    values, rank = np.unique(now, return_inverse=True)
-    peak = values[np.maximum.accumulate(row * len(values) + rank) % max(len(values), 1)]
-    solved = np.maximum.accumulate(2 * row + right) % 2 == 1
-    learnt = np.where(now >= THRESHOLDS["mastered"], MASTERED, LEARNING)
-    learnt[peak - now >= THRESHOLDS["forgotten"]] = FORGOTTEN
-    learnt[~solved & (now <= THRESHOLDS["unsolved"])] = UNSOLVED
-    first, mean = np.full((2, len(ids)), np.nan)
-    state, state_V = np.full(len(ids), NO_VISITS), np.empty(len(visits), dtype=np.int64)
-    mean[np.searchsorted(ids, prompt_id)] = mean_now
-    mean[row], state[row], state_V[order] = now, learnt, learnt  # of each prompt, the last visit stays
-    first[row[::-1]] = now[::-1]
+    row = row_V[order]
+    mean = mean_V[order]
+    state = np.full(len(history), LEARNING)
+    if unit:
+        state = _states(row, mean, successes_V[order] > 0)
+    state_V = np.empty(len(history), dtype=np.int64)
+    state_V[order] = state
+    first_P = np.full(len(ids), np.nan)
+    first_P[row[::-1]] = mean[::-1]
+    mean_P = np.full(len(ids), np.nan)
+    mean_P[np.searchsorted(ids, prompt_id)] = mean_now
+    mean_P[row] = mean  # of each prompt, the last visit stays
+    state_P = np.full(len(ids), NO_VISITS)
+    state_P[row] = state
     return Visits(
-        last=int(step_V[-1]) if len(visits) else 0,
+        last=int(step_V[-1]) if len(history) else 0,
         prompt_id=ids,
         visits=np.bincount(row_V, minlength=len(ids)),
-        first=first,
-        mean=mean,
-        state=state,
+        first=first_P,
+        mean=mean_P,
+        state=state_P,
         state_V=state_V,
-        unit=bool(((successes_V >= 0) & (successes_V <= rollouts_V)).all()),
+        unit=unit,
     )
+
+
+def _states(row: Integers, mean: Floats, is_right: Bools) -> Integers:
+    """Return the state after each visit.
+
+    Args:
+        row, mean, is_right: (V,) place of the prompt, mean afterwards, whether a rollout was right;
+            prompt after prompt, the visits of each by step.
+    """
+    # Keys that grow with the prompt: a running maximum over all visits begins anew at each prompt.
+    means, rank = np.unique(mean, return_inverse=True)
+    peak = means[np.maximum.accumulate(row * len(means) + rank) % max(len(means), 1)]
+    is_solved = np.maximum.accumulate(2 * row + is_right) % 2 == 1
+    state = np.where(mean >= THRESHOLDS["mastered"], MASTERED, LEARNING)
+    state[peak - mean >= THRESHOLDS["forgotten"]] = FORGOTTEN
+    state[~is_solved & (mean <= THRESHOLDS["unsolved"])] = UNSOLVED
+    return state

@@ -99,6 +99,7 @@ const short = or((value) => {
   const part = value / unit;
   return (part && Math.abs(part) < 1e-3 ? part.toExponential(0) : String(Number(part.toPrecision(4)))) + letter;
 });
+const utc = (moment) => `${String(moment).slice(0, 19).replace("T", " ")} UTC`; // as the store has it
 const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;
 
 function duration(seconds) {

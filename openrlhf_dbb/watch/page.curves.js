@@ -25,6 +25,7 @@ const CHARTS = [
   { key: "probes", title: "Error against the probes", dots: true, of: [["m:probe/mse"], ["m:probe/mse_point"]], names: ["stored estimate", "group's own mean"],
     note: () => "Mean squared error against extra rollouts that were never trained on, less their own noise: chance can make it negative." },
   { key: "estimator-mean", title: "Mean of the estimates", of: [["m:estimator/mean"]] },
+  { key: "unverified", title: "Prompts set aside, since none of their last rollouts could be verified", of: [["m:estimator/unverified"]], low: 0 },
   { key: "lag", title: "Lag, training steps", of: [["m:async/lag"]], low: 0,
     note: () => "Between the policy that wrote a rollout and the one that trained on it, mean over the rollouts; 0: on-policy." },
 ];

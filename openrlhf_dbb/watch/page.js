@@ -24,7 +24,8 @@ const RUN_COLUMNS = [
   { name: "run", left: true, make: () => element("div", {}, element("a", { dir: "auto" }), element("div", { class: "note" })), update(node, run) {
     setText(node.firstChild, run.name);
     setAttributes(node.firstChild, { href: viewHash("run", { run: run.id }) });
-    setText(node.lastChild, about(run));
+    setText(node.lastChild, run.error ?? about(run));
+    setAttributes(node.lastChild, { class: run.error ? "problem" : "note" });
   } },
   { name: "state", left: true, make: () => element("span"), update(node, run) {
     setAttributes(node, { class: `is-${run.state}`, title: run.state === "stale" ? "It is not finished, but its process no longer writes." : null });
@@ -58,11 +59,11 @@ function tick(id, checked) {
 // ---- the head
 
 function liveText() {
-  const written = runs.filter((run) => run.state === "running");
-  const newest = (written.length ? written : runs).reduce((best, run) => best && best.age_s <= run.age_s ? best : run, null);
-  if (!isLive) return shownState.now ? `as of ${shownState.now.slice(0, 16).replace("T", " ")}` : "a file";
+  const readable = runs.filter((run) => isNumber(run.age_s)), written = readable.filter((run) => run.state === "running");
+  const newest = (written.length ? written : readable).reduce((best, run) => best && best.age_s <= run.age_s ? best : run, null);
+  if (!isLive) return shownState.now ? `as of ${utc(shownState.now)}` : "a file";
   if (lost) return lost;
-  if (!newest) return "no run yet";
+  if (!newest) return runs.length ? "no run can be read" : "no run yet";
   return `${written.length ? `live, step ${whole(newest.step ?? 0)},` : "no run is being written; last write"} ${duration(sinceWrite(newest))} ago`;
 }
 
@@ -118,8 +119,9 @@ async function refresh(started = null) {
     asking = needed();
   }
   byId("loading").hidden = true;
-  byId("problem").hidden = !problem || lost !== null;
-  if (problem) setText(byId("problem"), `This could not be read: ${problem.message}`);
+  const reason = problem?.message ?? (runs.length && view().ofOneRun ? theRun().error : null);
+  byId("problem").hidden = !reason || lost !== null;
+  if (reason) setText(byId("problem"), `This could not be read: ${reason}`);
   const drawing = performance.now();
   draw();
   if (started) {

@@ -1,8 +1,14 @@
 // ---- the pool: all prompts in one picture, and what became of them
 
 const STATE_NAMES = ["mastered", "learning", "forgotten", "never solved", "no visits"];
+const NO_VISITS = 4;
 const TOLD_FIRST = [0, 1, 3, 2]; // the order of the four numbers
 const stateClass = (name) => name.replace(" ", "-");
+
+const NO_STATES = "The scores of this run are not known to lie in [0, 1], so its prompts are not sorted into mastered, learning, never solved and forgotten.";
+
+// Returns the state whose prompts are shown, null for all of them.
+const chosenState = ({ unit }) => unit ? numberIn("state") : null;
 
 // Explains the estimator's number for a prompt.
 const MEANINGS = {
@@ -54,7 +60,7 @@ let painted = null; // what the picture shows: its answer, the rows of it from t
 
 // Returns the prompts of the picture as places in the answer, from the highest mean to the lowest.
 function shownRows(answer) {
-  const state = numberIn("state"), places = [...answer.state.keys()].filter((row) => state === null || answer.state[row] === state);
+  const state = chosenState(answer), places = [...answer.state.keys()].filter((row) => state === null || answer.state[row] === state);
   const [from, to] = (at.rows ?? "").split("-").map(Number);
   return to > from && from >= 0 ? places.slice(from, to) : places;
 }
@@ -115,7 +121,7 @@ function paint(answer, rows) {
   context.drawImage(small, 0, 0, columns, lines, 0, 0, right - 2 * scale, height);
   const states = STATE_NAMES.map((name) => `rgb(${colourOf(name === "no visits" ? "--line" : `--${stateClass(name)}`)})`);
   for (let line = 0; line < lines; line++) {
-    context.fillStyle = states[answer.state[rows[Math.floor((line + 0.5) * size)]]];
+    context.fillStyle = states[answer.unit ? answer.state[rows[Math.floor((line + 0.5) * size)]] : NO_VISITS];
     context.fillRect(right, Math.floor(line * height / lines), width, Math.ceil(height / lines));
   }
 }
@@ -135,7 +141,7 @@ function point(line, column, byKey = false) {
   const row = promptIn(pointed.line), cell = answer.cells[row * answer.columns + pointed.column], others = rows.length / lines;
   const told = !cell ? "not visited yet" : `${theRun().mean_name} ${meanAt(answer, cell).toFixed(2)}, ${cell & DRAWN ? "drawn" : "not drawn"}`;
   setAttributes(byId("pool-told"), { "aria-live": byKey ? "polite" : null });
-  setText(byId("pool-told"), `Prompt ${answer.id[row]}, ${STATE_NAMES[answer.state[row]]}; ${stepsOf(answer, pointed.column)}: ${told}`
+  setText(byId("pool-told"), `Prompt ${answer.id[row]}${answer.unit ? `, ${STATE_NAMES[answer.state[row]]}` : ""}; ${stepsOf(answer, pointed.column)}: ${told}`
     + (others > 1.5 ? ` (one of ${whole(others)} prompts in this line; drag to see them apart)` : ""));
   byId("pool-line").hidden = false;
   Object.assign(byId("pool-line").style, { top: `${100 * pointed.line / lines}%`, height: `${100 / lines}%` });
@@ -245,7 +251,8 @@ VIEWS.pool = {
     if (!answer) return 0;
     const { last, unit, state } = answer, meanName = theRun().mean_name;
     const counts = STATE_NAMES.map((_, s) => state.filter((each) => each === s).length);
-    byId("pool-body").hidden = byId("states").hidden = !last;
+    byId("pool-body").hidden = !last;
+    byId("states").hidden = byId("state-shares").hidden = !last || !unit;
     if (!last) {
       setText(byId("pool-note"), "No prompt was visited yet.");
       return theRun().step ?? 0;
@@ -253,9 +260,9 @@ VIEWS.pool = {
     const before = lastVisit(theRun(), { counts, step: last }), rows = shownRows(answer);
     drawStates(answer, counts, before, meanName);
     setText(byId("pool-note"), [before && `Changes are since your last visit, ${duration((Date.now() - before.at) / 1000)} ago at step ${whole(before.step)}.`,
-      counts[4] && `${plural(counts[4], "prompt")} without a visit, known from the warm start.`,
+      counts[NO_VISITS] && `${plural(counts[NO_VISITS], "prompt")} without a visit, known from the warm start.`,
       meanName !== "posterior mean" && MEANINGS[meanName],
-      !unit && "The states are meant for rewards in [0, 1]; this run has rewards outside that range."].filter(Boolean).join(" "));
+      !unit && NO_STATES].filter(Boolean).join(" "));
     byId("pool").style.height = rows.length < 30 ? `${Math.max(1, rows.length) * 20}px` : ""; // else as the style sheet says
     paint(answer, rows);
     describePicture(answer, rows, meanName);

@@ -16,17 +16,17 @@ function sorting(name, column) {
 }
 
 // Returns the columns of a table whose rows are places in the answer's columns.
-function promptColumns({ id, state, mean, change, visits, text }) {
+function promptColumns({ unit, columns: { id, state, mean, change, visits, text } }) {
   return [
     sorting("id", { make: () => element("a"), update(link, row) {
       setAttributes(link, { href: addressWith({ prompt: id[row], visit: null }), "aria-label": `Prompt ${id[row]}: its history` });
       return String(id[row]);
     } }),
-    sorting("state", { make: () => element("span", {}, swatch(""), element("span")), update(node, row) {
+    ...(!unit ? [] : [sorting("state", { make: () => element("span", {}, swatch(""), element("span")), update(node, row) {
       const name = STATE_NAMES[state[row]];
       setAttributes(node.firstChild.firstChild, { class: stateClass(name) });
       setText(node.lastChild, ` ${name}`);
-    } }),
+    } })]),
     sorting("mean", { update: (_, row) => fixed(mean[row]) }),
     sorting("change", { update: (_, row) => signed(change[row]) }),
     sorting("visits", { update: (_, row) => whole(visits[row]) }),
@@ -37,7 +37,7 @@ function promptColumns({ id, state, mean, change, visits, text }) {
 const tablePath = (run) => `runs/${run.id}/prompts`;
 
 function selectedRows(answer) {
-  const { columns } = answer, wanted = (at.q ?? "").trim().toLowerCase(), state = numberIn("state");
+  const { columns } = answer, wanted = (at.q ?? "").trim().toLowerCase(), state = chosenState(answer);
   const rows = [];
   for (let row = 0; row < columns.id.length; row++) {
     if (state !== null && columns.state[row] !== state) continue;
@@ -62,11 +62,13 @@ VIEWS.prompts = {
     const { columns } = answer, rows = selectedRows(answer);
     setText(byId("prompts-note"), !columns.id.length ? "This run has no prompts yet."
       : "Choose a prompt to see its history and its responses; choose a heading to sort."
-      + ` Mean: ${theRun().mean_name}. Change: of the mean, from the first visit to the last.`);
+      + ` Mean: ${theRun().mean_name}. Change: of the mean, from the first visit to the last.${answer.unit ? "" : ` ${NO_STATES}`}`);
+    byId("state").parentElement.hidden = !answer.unit;
+    byId("prompts").classList.toggle("no-states", !answer.unit);
     setValue(byId("search"), at.q ?? "");
     setValue(byId("state"), at.state ?? "");
     setText(byId("hits"), `${whole(rows.length)} of ${plural(columns.id.length, "prompt")}${rows.length > MOST_PROMPTS ? `; the first ${MOST_PROMPTS} are shown` : ""}`);
-    drawTable(byId("prompts"), promptColumns(columns), rows.slice(0, MOST_PROMPTS), (row) => columns.id[row]);
+    drawTable(byId("prompts"), promptColumns(answer), rows.slice(0, MOST_PROMPTS), (row) => columns.id[row]);
     return answer.last ?? 0;
   },
 };
@@ -109,7 +111,7 @@ const PROMPT = {
     for (const part of dialog.querySelectorAll(".beside > div")) part.hidden = !answer;
     setText(byId("prompt-note"), answer ? "" : entry?.error ? `The history of this prompt cannot be shown: ${entry.error}` : "Loading \u2026");
     if (!answer) return setText(byId("prompt-facts"), "");
-    setText(byId("prompt-facts"), `${STATE_NAMES[answer.state]}, ${theRun().mean_name} ${fixed(answer.mean)}, ${plural(answer.visits.step.length, "visit")}`);
+    setText(byId("prompt-facts"), `${answer.state === null ? "" : `${STATE_NAMES[answer.state]}, `}${theRun().mean_name} ${fixed(answer.mean)}, ${plural(answer.visits.step.length, "visit")}`);
     drawOnce(byId("prompt-text"), `${theRun().id} ${at.prompt}`, () => {
       byId("prompt-text").replaceChildren(textBox(answer.text, "Prompt"));
       byId("label-title").hidden = !answer.label;

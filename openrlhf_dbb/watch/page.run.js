@@ -65,7 +65,7 @@ VIEWS.run = {
       byId("facts").replaceChildren(...pairs(told.facts));
       byId("config").replaceChildren(...pairs(told.config));
       const events = told.events.map(([when, kind, from, to]) =>
-        `${when} ${kind.replaceAll("_", " ")}, ` + (from === to ? `at step ${whole(to)}` : `from step ${whole(from)} to ${whole(to)}`));
+        `${utc(when)} ${String(kind).replaceAll("_", " ")}, ` + (from === to ? `at step ${whole(to)}` : `from step ${whole(from)} to ${whole(to)}`));
       byId("events").replaceChildren(...(events.length ? events : ["None."]).map((event) => element("li", {}, event)));
     });
     return theRun().step ?? 0;

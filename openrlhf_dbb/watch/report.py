@@ -4,8 +4,9 @@ import argparse
 import base64
 import hashlib
 import html
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
@@ -17,7 +18,8 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.options import RUN_HELP, chosen
 from openrlhf_dbb.storage import PosteriorStore
 from openrlhf_dbb.terminal import shown
-from openrlhf_dbb.watch.api import Api, encoded
+from openrlhf_dbb.watch.api import Api, Listed, encoded, naming_damage, record_of
+from openrlhf_dbb.watch.prompts import every_prompt, rollouts_of_steps
 
 _MEGABYTE = 1_000_000
 _SIZE_MB = 20.0
@@ -37,64 +39,97 @@ def add_commands(add: Any) -> None:
 def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     chosen_runs = [chosen(store, ref) for ref in arguments.runs or [None]]
     ids = sorted({run.run_id for run in chosen_runs})
-    api = Api(store)
+    api = Api(store, only=ids)
     api.refresh()
-    api.runs = [run for run in api.runs if run.record.run_id in ids]
-    paths = ["state", *(f"runs/{first}/compare/{second}" for first, second in combinations(ids, 2))]
-    paths += [f"runs/{number}/{name}" for number in ids for name in ("series", "pool", "prompts", "about")]
-    answers = {path: api.answer(path) for path in paths}
-    written, known = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64)  # steps with rollouts, prompts
+    paths = ["state"]
+    for first, second in combinations(ids, 2):
+        paths.append(f"runs/{first}/compare/{second}")
+    for number in ids:
+        for name in ("series", "pool", "prompts", "about"):
+            paths.append(f"runs/{number}/{name}")
+    answers = {path: encoded(api.answer(path)) for path in paths}
+    file = _File(answers)
     for run in api.runs:
-        base = f"runs/{run.record.run_id}"
-        kept = [row.step for row in store.query(_STEPS, run=run.record.run_id)]
-        visits, _ = api.visits(run)
-        # The prompts that moved most come first.
-        moved = np.abs(np.nan_to_num(visits.mean - visits.first))
-        moving = visits.prompt_id[np.lexsort((visits.prompt_id, -moved))].tolist()
-        # Half of the bytes is for rollouts, newest first, and the rest for prompts.
-        half = arguments.size * _MEGABYTE / len(api.runs) / 2
-        steps, left = _that_fit(api, f"{base}/rollouts", kept, half)
-        prompts, _ = _that_fit(api, f"{base}/prompts", moving, half + left)
-        answers |= steps | prompts
-        written += len(steps), len(prompts)
-        known += len(kept), len(moving)
-    page = render(chosen_runs[0].name, {"answers": answers})
+        file.add_rest(store, api, run, arguments.size * _MEGABYTE / len(api.runs))
+    page = render(chosen_runs[0].name, file.answers)
     try:
         arguments.output.write_text(page, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{arguments.output}: {error.strerror}; name a file that can be written") from None
     size = len(page.encode()) / _MEGABYTE
-    left_out = f"; --size {arguments.size:g} left out the rest" if (written < known).any() else ""
-    contents = f"{written[1]:,} prompts with their visits, {written[0]:,} steps with rollouts{left_out}"
-    print(f"wrote {shown(arguments.output, None)}, {size:.1f} MB: {contents}; open it in a browser")
+    left_out = f"; --size {arguments.size:g} left out the rest" if file.is_cut else ""
+    contents = f"{file.prompts:,} prompts with their visits, {file.steps:,} steps with rollouts"
+    written = f"wrote {shown(arguments.output, None)}, {size:.1f} MB"
+    print(f"{written}: {contents}{left_out}; open it in a browser")
 
 
-def _that_fit(api: Api, base: str, names: Iterable[int], room: float) -> tuple[dict[str, Any], float]:
-    """Return answers by path until one exceeds ``room`` bytes, and the bytes left."""
-    answers: dict[str, Any] = {}
-    for name in names:
-        answer = api.answer(f"{base}/{name}")
-        size = len(encoded(answer))
-        if size > room:
-            break
-        room -= size
-        answers[f"{base}/{name}"] = answer
-    return answers, room
+class _File:
+    """The answers of a file by path, as JSON, with what was counted of them."""
+
+    def __init__(self, answers: dict[str, bytes]) -> None:
+        self.answers = answers
+        self.prompts = 0
+        self.steps = 0
+        self.is_cut = False
+
+    def add_rest(self, store: PosteriorStore, api: Api, run: Listed, room: float) -> None:
+        """Add kept rollouts and prompts with their visits, as many as fit into ``room`` bytes.
+
+        Half of it is for rollouts, newest first, the rest for prompts, those that moved most first.
+        """
+        record = record_of(run)
+        base = f"runs/{run.run_id}"
+        steps = [row.step for row in store.query(_STEPS, run=run.run_id)]
+        rollouts = rollouts_of_steps(store, record, steps)
+        visits, _ = api.visits(run)
+        moved = np.abs(np.nan_to_num(visits.mean - visits.first))
+        order = np.lexsort((visits.prompt_id, -moved))
+        prompts = every_prompt(store, record, visits, order)
+        with naming_damage(run.name):
+            count, left = self._add_fitting(f"{base}/rollouts", rollouts, room / 2)
+            self.steps += count
+            self.is_cut |= count < len(steps)
+            count, _ = self._add_fitting(f"{base}/prompts", prompts, room / 2 + left)
+            self.prompts += count
+            self.is_cut |= count < len(order)
+
+    def _add_fitting(self, base: str, answers: Iterable[tuple[int, dict[str, Any]]], room: float) -> tuple[int, float]:
+        """Add answers until one exceeds ``room`` bytes; return their number, and the bytes left."""
+        count = 0
+        for number, answer in answers:
+            content = encoded(answer)
+            if len(content) > room:
+                break
+            room -= len(content)
+            self.answers[f"{base}/{number}"] = content
+            count += 1
+        return count, room
 
 
-def render(title: str, data: dict[str, Any]) -> str:
-    """Return the page; ``data``: ``{"live": True}``, or ``{"answers": {path: answer}}`` for a file without a server."""
-    style, script = _asset("css"), "\n".join(map(_asset, _SCRIPTS))
+def render(title: str, answers: Mapping[str, bytes] | None) -> str:
+    """Return the page.
+
+    Args:
+        answers: JSON by path, for a file without a server; None: the page asks its server.
+    """
+    style = _asset("css")
+    script = "\n".join(map(_asset, _SCRIPTS))
     # This style, this script; a live page may also ask its own server.
     policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
-    server = "; connect-src 'self'" * ("live" in data)
+    policy += "; base-uri 'none'; form-action 'none'"
+    if answers is None:
+        policy += "; connect-src 'self'"
+        data = '{"live":true}'
+    else:
+        members = [f"{json.dumps(path)}:{answer.decode()}" for path, answer in answers.items()]
+        data = f'{{"answers":{{{",".join(members)}}}}}'
     parts = {
         "TITLE": html.escape(shown(title)),
-        "POLICY": f"{policy}; base-uri 'none'; form-action 'none'{server}",
+        "POLICY": policy,
         "STYLE": style,
         "SCRIPT": script,
         # No text can close the script element: within it only "<" has a meaning.
-        "DATA": encoded(data).decode().replace("<", "\\u003c"),
+        "DATA": data.replace("<", "\\u003c"),
     }
     # In one pass: a text that is filled in may contain such marks.
     return re.sub(r"\{\{([A-Z]+)\}\}", lambda mark: parts[mark[1]], _asset("html"))

@@ -1,0 +1,199 @@
+"""Answer questions about the prompts of a run: a table, the visits of each, the kept rollouts.
+
+Axes: P prompts, V visits.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
+from openrlhf_dbb.storage.engine import table
+from openrlhf_dbb.storage.read import ADVANTAGE, prompt_history, prompt_texts, whole_prompts
+from openrlhf_dbb.storage.records import Floats, Integers
+from openrlhf_dbb.terminal import readable
+from openrlhf_dbb.watch import history
+from openrlhf_dbb.watch.history import Visits
+
+Answer = dict[str, Any]
+Columns = dict[str, Floats]  # (V,) each, by name
+
+_TEXT = 500  # characters of a prompt in the table
+_BLOCK = 20_000  # prompts that are read at a time
+_STEPS = 50  # steps whose rollouts are read at a time
+_VISIT = ("step", "rollouts", "successes", "alpha", "beta", "mean", "variance", "lag")
+_ALL_VISITS = """
+    SELECT prompt_id, step, rollouts, successes, alpha, beta,
+           coalesce(alpha / nullif(alpha + beta, 0), mean) AS mean,
+           coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)),
+                    variance) AS variance, lag
+    FROM posterior_history WHERE run_id = :run AND {of_prompts} ORDER BY prompt_id, step"""
+_KEPT = """
+    SELECT prompt_id, step, count(*) AS kept FROM dbb_rollout
+    WHERE run_id = :run AND {chosen} GROUP BY prompt_id, step"""
+_ROLLOUTS = f"""
+    SELECT step, prompt_id, sample, reward, score, {ADVANTAGE},
+           length, truncated, missing, log_prob, lag, read, text
+    FROM rollouts r JOIN dbb_step s USING (run_id, step)
+    WHERE run_id = :run AND {{of_steps}} AND prompt_id = coalesce(:prompt, prompt_id)
+    ORDER BY prompt_id, sample"""
+
+
+def prompt_table(store: PosteriorStore, visits: Visits) -> Answer:
+    """Return the "columns" of a table of all prompts, (P,) each.
+
+    Raise StoreError if the text of a prompt is not stored.
+    """
+    stored = prompt_texts(store, visits.prompt_id, length=_TEXT)
+    texts = {number: (text, label) for number, text, label, _ in stored}
+    columns: Answer = {
+        "id": visits.prompt_id,
+        "state": visits.state,
+        "mean": visits.mean,
+        "change": visits.mean - visits.first,
+        "visits": visits.visits,
+        "text": [],
+        "label": [],
+    }
+    for prompt_id in visits.prompt_id.tolist():
+        if prompt_id not in texts:
+            raise StoreError(f"prompt {prompt_id} is not in {store.location}; restore a backup")
+        text, label = texts[prompt_id]
+        columns["text"].append(readable(text))
+        columns["label"].append(readable(label))
+    return {"last": visits.last, "unit": visits.unit, "columns": columns}
+
+
+def one_prompt(store: PosteriorStore, run: RunRecord, prompt_id: int, *, unit: bool) -> Answer | None:
+    """Return one prompt of a run with every visit; None if the run has no posterior of it.
+
+    ``unit``: whether the scores of the run lie in [0, 1]; otherwise "state" is None.
+    """
+    values = {"run": run.run_id, "prompt": prompt_id}
+    query = "SELECT mean FROM posteriors WHERE run_id = :run AND prompt_id = :prompt"
+    posterior = store.query(query, **values)
+    if not posterior:
+        return None
+    rows = prompt_history(store, run, prompt_id)
+    log = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in _VISIT}
+    log["prompt_id"] = np.full(len(rows), float(prompt_id))
+    # By step, since the table is keyed by it: otherwise all kept rollouts of the run would be read.
+    of_steps = f"prompt_id = :prompt AND {store.database.one_of('step')}"
+    steps = store.database.ids(log["step"].astype(np.int64))
+    kept = store.query(_KEPT.format(chosen=of_steps), ids=steps, **values)
+    mean = np.array([posterior[0].mean], dtype=np.float64)
+    ((_, answer),) = _answers(store, np.array([prompt_id]), mean, log, kept, unit)
+    return answer
+
+
+def every_prompt(
+    store: PosteriorStore, run: RunRecord, visits: Visits, order: Integers
+) -> Iterator[tuple[int, Answer]]:
+    """Yield each prompt as :func:`one_prompt`, with its id; many are read at a time.
+
+    ``order``: (P,) places in ``visits``.
+    """
+    of_prompts = store.database.one_of("prompt_id")
+    kind = [(name, "<f8") for name in ("prompt_id", *_VISIT)]
+    for start in range(0, len(order), _BLOCK):
+        places = order[start : start + _BLOCK]
+        ids = visits.prompt_id[places]
+        values = {"run": run.run_id, "ids": store.database.ids(ids)}
+        with store.database.transaction() as connection:
+            rows = table(connection, kind, _ALL_VISITS.format(of_prompts=of_prompts), values)
+        log = {name: np.ascontiguousarray(rows[name]) for name, _ in kind}
+        kept = store.query(_KEPT.format(chosen=of_prompts), **values)
+        yield from _answers(store, ids, visits.mean[places], log, kept, visits.unit)
+
+
+def _answers(
+    store: PosteriorStore, ids: Integers, means: Floats, log: Columns, kept: list[Any], unit: bool
+) -> Iterator[tuple[int, Answer]]:
+    """Yield each prompt with its id.
+
+    Args:
+        ids, means: (P,) of the prompts; a mean counts for a prompt without visits.
+        log: their visits by column, (V,), ordered by prompt, then step.
+        kept: rows of prompt_id, step and the number of kept rollouts.
+    """
+    columns = np.stack([log[name] for name in ("step", "prompt_id", "successes", "mean")], axis=1)
+    ascending = np.argsort(ids)
+    now = history.summed(ids[ascending], means[ascending], columns, unit=unit)
+    starts = np.searchsorted(log["prompt_id"], ids, side="left")
+    ends = np.searchsorted(log["prompt_id"], ids, side="right")
+    kept_of = {(row.prompt_id, row.step): row.kept for row in kept}
+    log |= _interval(log)
+    del log["prompt_id"]
+    texts = whole_prompts(store, ids)
+    for at, prompt_id in enumerate(ids.tolist()):
+        visits = {name: column[starts[at] : ends[at]].tolist() for name, column in log.items()}
+        visits["kept"] = [kept_of.get((prompt_id, step), 0) for step in visits["step"]]
+        place = np.searchsorted(now.prompt_id, prompt_id)
+        text, label = texts[at]
+        yield (
+            prompt_id,
+            {
+                "text": readable(text),
+                "label": readable(label),
+                "state": now.state[place] if unit else None,
+                "mean": now.mean[place],
+                "visits": visits,
+            },
+        )
+
+
+def _interval(log: Columns) -> Columns:
+    """Return "low" and "high" of the central 90 % of Beta(alpha, beta), or of a normal distribution."""
+    from scipy.special import betaincinv  # here: a server starts without it
+
+    alpha = log["alpha"]
+    beta = log["beta"]
+    has_beta = ~np.isnan(alpha + beta)
+    with np.errstate(divide="ignore", invalid="ignore"):  # of an edited row; shown as not known
+        half = 1.645 * np.sqrt(log["variance"] / log["rollouts"])
+    low = log["mean"] - half
+    high = log["mean"] + half
+    low[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], 0.05)
+    high[has_beta] = betaincinv(alpha[has_beta], beta[has_beta], 0.95)
+    return {"low": low, "high": high}
+
+
+def latest_rollouts(store: PosteriorStore, run: RunRecord) -> Answer:
+    """Return the kept rollouts of the last step that has any, as :func:`rollouts_of_steps`."""
+    query = "SELECT max(step) AS step FROM dbb_rollout WHERE run_id = :run"
+    step = store.query(query, run=run.run_id)[0].step
+    if step is None:
+        return {"step": None, "rollouts": [], "prompts": {}}
+    ((_, answer),) = rollouts_of_steps(store, run, [step])
+    return answer
+
+
+def rollouts_of_steps(
+    store: PosteriorStore, run: RunRecord, steps: list[int], prompt_id: int | None = None
+) -> Iterator[tuple[int, Answer]]:
+    """Yield each step with its kept rollouts and their prompts; None: of all prompts."""
+    query = _ROLLOUTS.format(of_steps=store.database.one_of("step"))
+    for start in range(0, len(steps), _STEPS):
+        part = steps[start : start + _STEPS]
+        ids = store.database.ids(np.array(part))
+        rows_of = defaultdict(list)
+        rows = store.query(query, run=run.run_id, ids=ids, prompt=prompt_id)
+        for row in rows:
+            rows_of[row.step].append(row._asdict())
+        numbers = np.unique(np.array([row.prompt_id for row in rows], dtype=np.int64))
+        texts = dict(zip(numbers.tolist(), whole_prompts(store, numbers), strict=True))
+        for step in part:
+            yield step, _of_step(step, rows_of[step], texts)
+
+
+def _of_step(step: int, rows: list[Answer], texts: dict[int, tuple[str, str]]) -> Answer:
+    prompts = {}
+    for row in rows:
+        del row["step"]
+        row["text"] = readable(row["text"])
+        row["read"] = readable(row["read"] or "")
+        text, label = texts[row["prompt_id"]]
+        prompts[row["prompt_id"]] = {"text": readable(text), "label": readable(label)}
+    return {"step": step, "rollouts": rows, "prompts": prompts}
