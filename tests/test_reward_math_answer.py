@@ -76,7 +76,6 @@ TABLE = [
     ("Is it prime?", "no", "Neither yes nor no.", False),
     ("Which one?", r"\text{(E)}", "So the answer is E.", True),
     ("Which one?", r"\text{(E)}", "E?", False),
-    ("When?", "March 14, 2023", "It is on March 14, 2023.", True),
     ("Which one?", "i", "The answer is $i$.", True),
     ("Which one?", "E", r"\boxed{\left(\text{E}\right)}", True),
     ("Which one?", "MR=SRMC", "The answer is MR=SRMC.", True),
@@ -91,7 +90,6 @@ TABLE = [
     ("How much?", "3.5", "It costs 3,5.", True),
     ("How much?", "1234", "It costs 1,234.", True),
     ("How many?", "21", "There are twenty-one.", False),
-    ("Write 10 in binary.", "1010_2", r"\boxed{10}", False),
     # values in the question, and formulas copied from it where their value is the answer
     ("The chance of heads is 1/2. And of tails?", "0.5", r"\boxed{1/2}", True),
     ("Convert 63/5 to a mixed number.", r"12\frac{3}{5}", r"\boxed{12\frac35}", True),

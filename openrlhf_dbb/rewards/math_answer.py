@@ -5,8 +5,10 @@ r"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not
 
 import functools
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 # OpenRLHF runs this file outside its package, so imports are absolute.
@@ -16,6 +18,7 @@ from openrlhf_dbb.rewards import answers, values
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 _NOTHING_READ = f"{NO_ANSWER} of the label's kind in a box, after 'answer is' or at the end"
+_PERCENT = re.compile("percent|%|\u767e\u5206", re.IGNORECASE)
 _logger = logging.getLogger(__name__)
 _pool = VerifierPool()
 _read_label = functools.lru_cache(maxsize=4096)(answers.read_label)
@@ -55,6 +58,8 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
         if question and values.is_copied(answer, right, _spelled(question)):
             return 0.0, answer, f"{NO_ANSWER}: the question's {read}"
         verdict = values.equal(right, answer, _ask)
+        if verdict is False and isinstance(answer, values.Number) and _PERCENT.search(question or "%"):
+            verdict = values.equal(right, replace(answer, is_percent=False), _ask)  # "What percentage ...?" 28 %
     except Exception:  # a fault of this package must not end a training
         _logger.exception("not verified: %r, label %r", response[-200:], label)
         return None, None, None
@@ -62,7 +67,7 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
 
 
 def _answer(response: str, right: values.Value) -> values.Value | None:
-    if isinstance(right, values.Words) and right.words[0].isalpha() and right.words[0] != "date":
+    if isinstance(right, values.Words) and right.words[0].isalpha():
         label = " ".join(right.words)
         said = answers.letter(response, answers.ALPHABET) if len(label) == 1 else answers.words(response, label)
         return values.Words(said, tuple(said.lower().split())) if said else None
@@ -71,6 +76,8 @@ def _answer(response: str, right: values.Value) -> values.Value | None:
 
 def _ask(label: str, answer: str) -> bool | None:
     """Return Math-Verify's verdict. Where it fails on the answer and not on the label, the answer is wrong."""
+    if r"\ln" in label and r"\log" not in label:
+        answer = re.sub(r"\\log(?![A-Za-z_])", r"\\ln", answer)
     try:
         verdict = _pool.verify(answer, label)
         return False if verdict is None and _pool.verify(label, label) else verdict

@@ -123,6 +123,15 @@ def _end(process: subprocess.Popen[str]) -> None:
 # The functions below run in the verifier process.
 
 
+def _with_capitals() -> None:
+    """Make Math-Verify tell R from r: its configuration of the parser cannot be set from outside."""
+    from latex2sympy2_extended import latex2sympy2
+    from math_verify import parser
+
+    config = latex2sympy2.ConversionConfig(lowercase_symbols=False)
+    parser.latex2sympy = functools.partial(latex2sympy2.latex2sympy, conversion_config=config)
+
+
 @functools.lru_cache(maxsize=1024)  # a label comes back with each rollout of its group
 def _parse(text: str) -> Any:
     from math_verify import LatexExtractionConfig, parse
@@ -158,24 +167,36 @@ def reply_to(label: str, answer: str) -> dict[str, Any]:
 def _is_equal(right: Any, given: Any) -> bool:
     """Compare values without variables by their ratio, because Math-Verify takes 1e-20 for 0, and all else by it."""
     from math_verify import verify
-    from sympy import Eq, Expr, Float, I, N, simplify
+    from sympy import Eq, Expr, I, Symbol, simplify
 
+    if isinstance(right, Symbol) and isinstance(given, Symbol):  # Math-Verify takes X_1 for x_1
+        return bool(right.name == given.name)
     names = [{symbol.name for symbol in value.free_symbols} for value in (right, given)]
     if sorted(names, key=len) == [set(), {"i"}]:  # 2 + i, and 2 + sqrt(-1)
         right, given = (value.subs({symbol: I for symbol in value.free_symbols}) for value in (right, given))
     if all(isinstance(value, Expr) and not value.free_symbols for value in (right, given)):
-        right, given = right.doit(), given.doit()
-        if right.is_Rational and given.is_Rational:
-            return bool(right == given)
-        difference, size = (N(abs(value), 30) for value in (given - right, right))
-        if difference.is_number and size.is_number and difference.is_finite:
-            tolerance = 1e-6 if right.has(Float) or given.has(Float) else 1e-20
-            return bool(difference <= tolerance * size)
+        verdict = _is_same_constant(right.doit(), given.doit())
+        if verdict is not None:
+            return verdict
     if isinstance(right, Eq) and isinstance(given, Eq):  # Math-Verify may compare the right-hand sides alone
         ratio = simplify((right.lhs - right.rhs) / (given.lhs - given.rhs))
         return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
     options = {"timeout_seconds": None, "raise_on_error": True, "allow_set_relation_comp": True}
     return bool(verify(right, given, **options) or verify(given, right, **options))
+
+
+def _is_same_constant(right: Any, given: Any) -> bool | None:
+    """Compare two values without variables; None if they have no finite value. A decimal may differ by 1e-6 of it."""
+    from sympy import Float, N
+
+    if right.is_Rational and given.is_Rational:
+        return bool(right == given)
+    difference = N(abs(given - right), 30)
+    size = N(abs(right), 30)
+    if not (difference.is_number and size.is_number and difference.is_finite):
+        return None
+    tolerance = 1e-6 if right.has(Float) or given.has(Float) else 1e-20
+    return bool(difference <= tolerance * size)
 
 
 def serve(
@@ -205,4 +226,5 @@ def serve(
 
 
 if __name__ == "__main__":
+    _with_capitals()
     serve(float(sys.argv[1]), "math_verify", reply_to)

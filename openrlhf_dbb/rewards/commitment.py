@@ -1,0 +1,114 @@
+"""Says whether a response stands by the answer at a place of its text. The words stand in ``tables.toml``, by kind."""
+
+import re
+
+from openrlhf_dbb.rewards.notation import TABLES
+
+_CHINESE = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Chinese, Japanese, Korean: written without spaces
+
+
+def _words(*kinds: str) -> str:
+    """Return the alternatives of an expression that matches the words of some kinds."""
+    words = sorted((word for kind in kinds for word in TABLES["words"][kind]), key=len, reverse=True)
+    borders = [rf"(?<![^\W{_CHINESE}])" if word[0].isalpha() else "" for word in words]
+    is_chinese = [re.match(f"[{_CHINESE}]", word) is not None for word in words]
+    spelled = [
+        re.escape(word) if chinese else rf"{border}{re.escape(word)}(?![^\W{_CHINESE}])"
+        for word, border, chinese in zip(words, borders, is_chinese, strict=True)
+    ]
+    return "(?:" + "|".join(spelled).replace(r"\ ", r"\s+") + ")"
+
+
+_END = re.compile(r"[.!?](?=\s|\Z)|[\u3002\uff01\uff1f\n]|<answer>|</answer>")
+_CLAUSE = re.compile(r"[,;.!?](?=\s|\Z)|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
+_MARKUP = re.compile(r"\\(?:boxed|fbox|framebox|text[a-z]*|math[a-z]+)\s*\{|\\[()\[\],;! ]|[$*_{}`]")
+_DENIAL = _words("denial", "wrong")
+_VERB = r"(?:is|are|was|were|be|equals?)"
+# "the correct answer is", "it's", "x ="
+_SUBJECT = (
+    r"(?:(?:that|whether|if|when)\s+)?(?:(?:the|my|your|its|a)\s+)?(?:(?:final|correct|right|true)\s+)?"
+    r"(?:it|this|that|answer|result|solution|value|[a-z])(?:'s|\s+(?:would\s+|could\s+|can\s+)?"
+    rf"{_VERB}|\s*=)?(?:\s+equal\s+to)?[\s:]*"
+)
+# "not 5", "cannot be 5", "nobody would say that the answer is 5"; not "not prime is 5", "not 6 but 5"
+_DENIED_BEFORE = re.compile(
+    rf"(?:{_words('denial', 'wrong', 'condition', 'hedge')}|n't)\s*(?:be\s+)?(?:equal\s+to\s+)?"
+    rf"(?:(?!(?:but|rather|yet|so|then|{_VERB}|equals)\b)[^\W\d_{_CHINESE}][^\W\d_]*'?[a-z]*\s+){{0,3}}(?:{_SUBJECT})?\(?\Z"
+    rf"|(?:{_words('denial', 'wrong', 'condition', 'hedge')})(?<=[{_CHINESE}])[{_CHINESE}\s:\uff1a]{{0,6}}\Z"
+    rf"|(?:{_words('bound')}|[<>]|\\[lg]eq?|\\ne)[\s(:{_CHINESE}]{{0,3}}\Z",
+    re.IGNORECASE,
+)
+_ASIDE = re.compile(rf"(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound')}\s*\Z", re.IGNORECASE)
+_BE = r"(?:is|are|was|were|would be|seems?|can|could|does|must|as|ist|n'est|est|es|\u662f)"
+# "5 is wrong", "5 is not it", "5 or more"; not "5, not 6"
+_DENIED_AFTER = re.compile(
+    rf"[\s)}}\]]*(?:{_BE}\s*)?(?:{_DENIAL}|n't\b|{_words('bound_after')})(?!\W*\d)", re.IGNORECASE
+)
+# "which is wrong", "this answer is a mistake", "it cannot be right"; not "this is not a prime"
+_CALLED_WRONG = (
+    rf"\b(?:which|it|this|that|answer|result|solution|box)(?:'s|\s+{_BE})\s*"
+    rf"(?:(?:[^\W\d_]+\s+){{0,2}}{_words('wrong')}"
+    r"|(?:n't|not|never)\s+(?:be\s+)?(?:right|correct|true|it|so|valid|possible|sure|the\s+(?:\w+\s+)?answer)\b)"
+)
+_ASKED = re.compile(r"\s*[?\uff1f]")
+_DOUBT = re.compile(_words("doubt"), re.IGNORECASE)
+_REST = re.compile(rf"{_words('doubt', 'correction')}|{_CALLED_WRONG}", re.IGNORECASE)
+_LATER = re.compile(
+    rf"{_words('doubt', 'correction')}|{_CALLED_WRONG}|(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
+    re.IGNORECASE,
+)
+CORRECTION = re.compile(rf"{_words('correction', 'wrong', 'denial')}|actually", re.IGNORECASE)
+RESTART = re.compile(rf"{_words('correction')}|\bno[,.!]", re.IGNORECASE)
+_OR_BEFORE = re.compile(_words("alternative") + r"[\s$\\(\[{*]*\Z", re.IGNORECASE)
+_OR_AFTER = re.compile(rf"[\s$\\)\]}}*,(]*{_words('alternative')}", re.IGNORECASE)
+# A comment of LaTeX or HTML, and a quotation with an answer in it.
+_HIDDEN = re.compile(
+    r"^[ \t]*%[^\n]*|(?<=\s)%\s*(?=\\boxed)[^\n]*|<!--.*?(?:-->|\Z)|\\iffalse.*?(?:\\fi|\Z)"
+    r"|(?:\"|\u201c)(?=[^\"\u201d]*(?:\\boxed|answer\s+is\s))[^\"\u201d\n]*(?:\"|\u201d)",
+    re.DOTALL | re.MULTILINE | re.IGNORECASE,
+)
+
+
+def visible(text: str) -> str:
+    """Return a response without comments and quoted answers; a response that is one quotation stays."""
+    if re.fullmatch(r"[\"\u201c][^\"\u201d]*[\"\u201d]", text):
+        return text[1:-1]
+    return _HIDDEN.sub("", text)
+
+
+def sentence_before(text: str, start: int) -> str:
+    """Return what stands in the sentence before a place, without markup."""
+    before = text[max(0, start - 600) : start]
+    ends = [found.end() for found in _END.finditer(before)]
+    return _MARKUP.sub("", before[ends[-1] if ends else 0 :])
+
+
+def is_denied(text: str, start: int, end: int) -> bool:
+    """Return whether its own sentence denies, doubts, bounds or asks for the answer at a place."""
+    sentence = sentence_before(text, start)
+    clauses = [found.end() for found in _CLAUSE.finditer(sentence)]
+    clause = sentence[clauses[-1] if clauses else 0 :]
+    is_box = text.startswith("\\", start)
+    if is_box:
+        clause = _ASIDE.sub("", clause)  # "so she must score at least \boxed{9} points"
+    if _DENIED_BEFORE.search(clause) or _DOUBT.search(sentence):
+        return True
+    after = _MARKUP.sub("", text[end : end + 600])
+    stop = _END.search(after)
+    rest = after[: stop.start() if stop else None]
+    is_question = stop is not None and _ASKED.match(after, stop.start()) is not None
+    return is_question or _DENIED_AFTER.match(rest) is not None or _REST.search(rest) is not None
+
+
+def is_taken_back(text: str, end: int) -> bool:
+    """Return whether the sentences behind an answer take it back."""
+    stop = _END.search(text, end)
+    return stop is not None and _LATER.search(_MARKUP.sub("", text[stop.end() :])) is not None
+
+
+def alternative(text: str, start: int, end: int) -> str:
+    """Return the sentence of an alternative beside an answer, "5 or 6"; "" if there is none."""
+    if (found := _OR_AFTER.match(text, end)) is not None:
+        return text[found.end() : found.end() + 100]
+    found = _OR_BEFORE.search(text, max(0, start - 60), start)
+    return text[: found.start()].rstrip(" $") if found else ""
