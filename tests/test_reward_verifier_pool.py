@@ -74,7 +74,7 @@ def test_worker_is_started_when_needed_then_reused_and_replaced_where_it_was_kil
     assert workers() == []
 
 
-RESETS = "import signal\n    signal.setitimer(signal.ITIMER_REAL, 0)"
+RESETS = "import signal\n    signal.setitimer(signal.ITIMER_PROF, 0)"
 FORKS = "import os\n    if os.fork() == 0: time.sleep(1000)"
 DOUBLES = "import os\n    os.fork()\n    return {'correct': os.getppid() == parent}"
 

@@ -34,7 +34,9 @@ _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
 _LONG_WORD, _WORDS_OF_A_STEP = re.compile(r"[^\W\d_]{2,}"), 4
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
-_SAID = re.compile(r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z])|\n|\Z|, [a-z]|\u3002|</?answer>|####)")
+_SAID = re.compile(
+    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z])|\n|\Z|, ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
+)
 _LONE_NUMBER_ABOVE = re.compile(r"(?:\A|\n)[ \t$]*([-+]?[\d.,/]*\d)[ \t$.]*\n\s*\Z")
 _VERB = r"(?:\s+(?:is|are|was|would\s+be|should\s+be|must\s+be|will\s+be|has\s+to\s+be)\b\s*:?|\s*\"?[:=]|\s*\n)"
 STATEMENT = re.compile(
@@ -132,11 +134,16 @@ def last_box(text: str) -> str | None:
     return text[slice(*places[-1])] if places else None
 
 
-def read_label(label: str) -> Value | None:
-    """Return the value of a label in a box, behind ``####`` or by itself; None if it is none."""
+def bare_label(label: str) -> str:
+    """Return the text of a label without its box, what stands before ``####``, and dollars around its formulas."""
     box = last_box(label)
     text = label.rpartition("####")[2] if box is None else box
-    return read(text.replace("$", "") if text.count("$") > 1 else text)
+    return (text.replace("$", "") if text.count("$") > 1 else text).strip()
+
+
+def read_label(label: str) -> Value | None:
+    """Return the value of a label in a box, behind ``####`` or by itself; None if it is none."""
+    return read(bare_label(label))
 
 
 def find(response: str, label: Value) -> Value | None:
@@ -361,7 +368,7 @@ def _settled(place: int, said: str, is_boxed: bool, letters: str) -> tuple[int, 
         return None
     rest, start = said[found.end() :], place + found.start(1)
     end = place + len(said) + 1 if is_boxed else place + found.end()
-    if _SECOND.match(rest):
+    if _SECOND.match(rest) or rest.startswith("?"):
         return start, end, ""
     # "A lone pair" in a box is an option's text; so are "a lone pair" and "I think" in a sentence, not "B because".
     is_text = (is_boxed or found[1] in "aiI") and not found[2] and not re.match(r"\s*(?:[.:),;!?\]]|$)", rest)

@@ -32,17 +32,19 @@ _SUBJECT = (
 )
 # "not 5", "cannot be 5", "nobody would say that the answer is 5"; not "not prime is 5", "not 6 but 5"
 _DENIED_BEFORE = re.compile(
-    rf"(?:{_words('denial', 'wrong', 'condition', 'hedge')}|n't)\s*(?:be\s+)?(?:equal\s+to\s+)?"
+    rf"(?:{_words('denial', 'wrong', 'condition', 'hedge')}|n't)(?:(?<!no):\s*|\s*)(?:be\s+)?(?:equal\s+to\s+)?"
     rf"(?:(?!(?:but|rather|yet|so|then|{_VERB}|equals)\b)[^\W\d_{_CHINESE}][^\W\d_]*'?[a-z]*\s+){{0,3}}(?:{_SUBJECT})?\(?\Z"
     rf"|(?:{_words('denial', 'wrong', 'condition', 'hedge')})(?<=[{_CHINESE}])[{_CHINESE}\s:\uff1a]{{0,6}}\Z"
-    rf"|(?:{_words('bound')}|[<>]|\\[lg]eq?|\\ne)[\s(:{_CHINESE}]{{0,3}}\Z",
+    rf"|(?:{_words('bound', 'exception')}|[<>]|\\[lg]eq?|\\ne)[\s(:{_CHINESE}]{{0,3}}\Z",
     re.IGNORECASE,
 )
-_ASIDE = re.compile(rf"(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound')}\s*\Z", re.IGNORECASE)
-_BE = r"(?:is|are|was|were|would be|seems?|can|could|does|must|as|ist|n'est|est|es|\u662f)"
-# "5 is wrong", "5 is not it", "5 or more"; not "5, not 6"
+_ASIDE = re.compile(rf"(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound')}\s*\Z", re.IGNORECASE)
+_BE = r"(?:is|are|was|were|would be|seems?|can|could|does|must|as|ist|n'est|est|es|\u662f|\u3067\u306f|\uac00|\uc774)"
+# "5 is wrong", "5 is a wrong answer", "5 is not it", "5 or more", "5 --> 6"; not "5, not 6"
 _DENIED_AFTER = re.compile(
-    rf"[\s)}}\]]*(?:{_BE}\s*)?(?:{_DENIAL}|n't\b|{_words('bound_after')})(?!\W*\d)", re.IGNORECASE
+    rf"[\s)}}\]]*(?:(?:{_BE}\s*)?(?:{_DENIAL}|n't\b|{_words('bound_after')})(?!\W*\d)"
+    rf"|{_BE}\s+(?:[^\W\d_]+\s+){{0,2}}{_words('wrong')}|\\neq?(?![a-z])|\u2260|-+>|\u2192)",
+    re.IGNORECASE,
 )
 # "which is wrong", "this answer is a mistake", "it cannot be right"; not "this is not a prime"
 _CALLED_WRONG = (
@@ -52,7 +54,7 @@ _CALLED_WRONG = (
 )
 _ASKED = re.compile(r"\s*[?\uff1f]")
 _DOUBT = re.compile(_words("doubt"), re.IGNORECASE)
-_REST = re.compile(rf"{_words('doubt', 'correction')}|{_CALLED_WRONG}", re.IGNORECASE)
+_REST = re.compile(rf"{_words('doubt', 'correction')}|\bno[,.!]|{_CALLED_WRONG}", re.IGNORECASE)
 _LATER = re.compile(
     rf"{_words('doubt', 'correction')}|{_CALLED_WRONG}|(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
     re.IGNORECASE,
@@ -64,7 +66,8 @@ _OR_AFTER = re.compile(rf"[\s$\\)\]}}*,(]*{_words('alternative')}", re.IGNORECAS
 # A comment of LaTeX or HTML, and a quotation with an answer in it.
 _HIDDEN = re.compile(
     r"^[ \t]*%[^\n]*|(?<=\s)%\s*(?=\\boxed)[^\n]*|<!--.*?(?:-->|\Z)|\\iffalse.*?(?:\\fi|\Z)"
-    r"|(?:\"|\u201c)(?=[^\"\u201d]*(?:\\boxed|answer\s+is\s))[^\"\u201d\n]*(?:\"|\u201d)",
+    r"|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)"
+    r"|[\"\u201c](?=[^\"\u201d]*(?:\\boxed|answer\s+is\s))[^\"\u201d\n]*[\"\u201d]",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
 

@@ -85,16 +85,25 @@ def _ask(label: str, answer: str) -> bool | None:
         return None
 
 
-def unreadable_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return the labels that their own text does not earn, with reasons; UsageError if no process could start."""
+def unreadable_labels(labels: Sequence[str], questions: Sequence[Any] = ()) -> dict[str, str]:
+    """Return the labels that no answer can earn, with reasons.
+
+    Args:
+        labels: (B,) as in the data set.
+        questions: (B,) their prompts, texts or messages, or none; each distinct label is tried with its first one.
+
+    Raises:
+        UsageError: no process of the verifier could start.
+    """
+    first = dict(zip(reversed(labels), reversed(questions or [""] * len(labels)), strict=True))
     distinct = list(dict.fromkeys(labels))
     with ThreadPoolExecutor(_pool.size) as threads:
-        unreadable = {label: why for label, why in zip(distinct, threads.map(_fault, distinct), strict=True) if why}
+        reasons = list(threads.map(lambda label: _fault(label, str(first[label])), distinct))
     _pool.close()
-    return unreadable
+    return {label: why for label, why in zip(distinct, reasons, strict=True) if why}
 
 
-def _fault(label: str) -> str | None:
+def _fault(label: str, question: str) -> str | None:
     right = _read_label(label)
     if right is None:
         return "it is not one number, formula, list, letter or phrase"
@@ -102,12 +111,15 @@ def _fault(label: str) -> str | None:
         reply = _pool.ask({"label": formula, "answer": formula})
         if not reply.get("correct"):
             return f"Math-Verify: {reply.get('bad_label') or reply.get('unverified') or 'it does not equal itself'}"
-    return None if judge(f"\\boxed{{{label}}}", label)[0] == 1.0 else "its own text in a box does not earn it"
+    for text in {answers.bare_label(label), values.inner(right).text}:
+        if judge(f"\\boxed{{{text}}}", label, question)[0] != 1.0:
+            return f"\\boxed{{{text}}} does not earn it"
+    return None
 
 
 def boxes_needed(labels: Iterable[str]) -> list[str]:
     """Return a warning if labels are not earned by "The answer is LABEL."."""
     distinct = list(dict.fromkeys(labels))
-    lost = [label for label in distinct if judge(f"The answer is {label}.", label)[0] != 1.0]
+    lost = [label for label in distinct if judge(f"The answer is {answers.bare_label(label)}.", label)[0] != 1.0]
     some = f"{len(lost)} of {len(distinct)} labels, such as {lost[0][:60]!r}," if lost else ""
     return [f"{some} are earned only in a box: ask for \\boxed{{}}"] if lost else []

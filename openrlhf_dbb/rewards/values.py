@@ -32,7 +32,9 @@ _VARIABLE = re.compile(rf"(?<![\\{UPRIGHT}])(?<![^\W\d_]){_LETTERS}")
 _START = re.compile(rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})")  # of words that may follow a formula
 _PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")  # ``def`` in a fraction is a product
 _PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
-_IN_BRACKETS = re.compile(rf"(?<=[\w}}%]) ?\(({_PHRASE.pattern[:-5]}{{1,5}})\)$")  # 9 (apples)
+_REMARK = re.compile(
+    rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$"
+)  # 9 (apples)
 _NO_UNIT = re.compile(
     rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no|wrong|false)\b"
 )
@@ -126,7 +128,7 @@ def read(text: str, like: Value | None = None) -> Value | None:
         text = re.sub(r"(?<=\d)\.(?=\d\d(?!\d))", ":", text)
     is_number = isinstance(kind, Number)
     try:
-        text = _IN_BRACKETS.sub(r" \1", stripped(normal(text, decimal_comma=is_number)))
+        text = _without_remark(stripped(normal(text, decimal_comma=is_number)))
         numeric = is_number or (like is None and re.search(r"\d [A-Za-z]", text) is not None)
         is_decimal = isinstance(kind, Number) and kind.half_place is not None
         value = _list(text if is_decimal else _without_approximation(text), numeric)
@@ -134,6 +136,17 @@ def read(text: str, like: Value | None = None) -> Value | None:
         return None
     is_solved = isinstance(value, Formula) and value.right is not None and like is not None
     return value.right if is_solved and not _is_relation(like) else value
+
+
+def _without_remark(text: str) -> str:
+    """Return ``9`` for ``9 (apples)`` and ``9 ft`` for ``9 (ft)``; ``4 (ab)`` and any other text as it is."""
+    found = _REMARK.search(text)
+    if found is None:
+        return text
+    if unit_of(found[1], letters=True):
+        return f"{text[: found.start()]} {found[1]}"
+    is_words = re.search("[A-Za-z]{3}", found[1]) is not None and " - " not in found[1]
+    return text[: found.start()] if is_words else text
 
 
 def _without_approximation(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs Math-Verify, or the verifiers of ``openrlhf_dbb.tasks``, in processes with a hard time limit.
+"""Runs Math-Verify, or the verifiers of ``openrlhf_dbb.tasks``, in processes with a hard limit of CPU time.
 
 Math-Verify never finishes on some expressions, and its own limit works only in the main thread, which calls no rewards.
 
@@ -18,7 +18,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,7 +27,8 @@ from openrlhf_dbb.errors import UsageError
 MATH_WORKER, TASK_WORKER = "openrlhf_dbb.rewards.verifier_pool", "openrlhf_dbb.tasks"  # modules
 SECONDS_VARIABLE = "OPENRLHF_DBB_VERIFIER_SECONDS"
 START_LIMIT_S = 120.0  # the import of Math-Verify takes long while all other processes of a training start
-GRACE_S = 1.0  # for the process to end by its own alarm
+# A process that gets a tenth of a core still has its seconds; then it is one that waits for something.
+WALL_FACTOR, GRACE_S = 10.0, 1.0
 MEMORY_BYTES = 4 * 1024**3
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,9 @@ logger = logging.getLogger(__name__)
 class VerifierPool:
     """Up to ``size`` verifier processes (default: one a core, at most 8), each started when it is needed.
 
-    Threads may share a pool. One verification may take ``time_limit_s`` seconds of wall-clock time (default: 5, or the
-    environment variable OPENRLHF_DBB_VERIFIER_SECONDS). ``worker``, the module of the processes, calls :func:`serve`.
+    Threads may share a pool. One verification may take ``time_limit_s`` seconds of its process's CPU time (default: 5,
+    or the environment variable OPENRLHF_DBB_VERIFIER_SECONDS), and ten times as much by the clock. ``worker``, the
+    module of the processes, calls :func:`serve`.
     """
 
     def __init__(self, size: int | None = None, time_limit_s: float | None = None, worker: str = MATH_WORKER) -> None:
@@ -76,10 +77,8 @@ class VerifierPool:
         try:
             if process is None or process.poll() is not None:  # it may have been killed while it was idle
                 process = self._start()
-            began = time.monotonic()
-            reply = _exchange(process, json.dumps(request) + "\n", self.time_limit_s)
-            is_late = time.monotonic() - began >= self.time_limit_s
-            return reply or {"unverified": f"no reply within {self.time_limit_s} s" if is_late else "its process ended"}
+            reply = _exchange(process, json.dumps(request) + "\n", WALL_FACTOR * self.time_limit_s + GRACE_S)
+            return reply or {"unverified": f"its process ended, or took more than {self.time_limit_s} s of CPU time"}
         finally:
             # After an interrupt too: a late reply must not answer the next request.
             if reply is None and process is not None:
@@ -109,8 +108,8 @@ def _exchange(process: subprocess.Popen[str], request: str, seconds: float) -> d
         process.stdin.flush()
     except BrokenPipeError:
         return None
-    # Its own alarm ends the process first, unless a verifier has reset it or a child of the process keeps the pipe.
-    line = process.stdout.readline() if replies.poll(1000 * (seconds + GRACE_S)) else ""
+    # Its own timer ends the process first, unless a verifier has reset it, or waits, or a child keeps the pipe.
+    line = process.stdout.readline() if replies.poll(1000 * seconds) else ""
     return json.loads(line) if line.endswith("\n") else None
 
 
@@ -203,9 +202,10 @@ def serve(
     seconds: float, library: str, reply_to: Callable[..., dict[str, Any]], memory: int | None = MEMORY_BYTES
 ) -> None:
     """Import the library, then answer requests until stdin closes; stdin closes too when the parent is killed."""
-    # Nobody handles the alarm, so it ends the process even within a computation in C, also after the parent's death.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    # Nobody handles the timer's signal, so it ends the process even within a computation in C, also after the parent's
+    # death. It counts CPU time: on a busy machine right answers would be lost by the clock.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     sys.set_int_max_str_digits(0)  # the time limit bounds long numbers
@@ -217,11 +217,11 @@ def serve(
     print("{}", file=replies, flush=True)
     serving = os.getpid()
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         reply = reply_to(**json.loads(line))
         if os.getpid() != serving:  # a child that the verifier has forked: a second reply would go to the next answer
             os._exit(0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(reply), file=replies, flush=True)
 
 
