@@ -84,7 +84,7 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> BenchmarkPrompts:
     if not ids:
         raise _error(benchmark, "the data set has no rows")
     is_math = benchmark.verifier.startswith("math")
-    reasons = {"": "the label is empty"} | (unreadable_labels(list(filter(None, labels))) if is_math else {})
+    reasons = {"": "the label is empty"} | (unreadable_labels(filter(None, labels)) if is_math else {})
     bad = [(row_id, reasons[label]) for row_id, label in zip(ids, labels, strict=True) if label in reasons]
     if bad and (benchmark.verifier != "math_or_text" or not all(labels)):
         raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")

@@ -4,6 +4,7 @@ r"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not
 """
 
 import functools
+import itertools
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -85,22 +86,21 @@ def _ask(label: str, answer: str) -> bool | None:
         return None
 
 
-def unreadable_labels(labels: Sequence[str], questions: Sequence[Any] = ()) -> dict[str, str]:
+def unreadable_labels(labels: Iterable[str], questions: Iterable[Any] = ()) -> dict[str, str]:
     """Return the labels that no answer can earn, with reasons.
 
     Args:
         labels: (B,) as in the data set.
-        questions: (B,) their prompts, texts or messages, or none; each distinct label is tried with its first one.
+        questions: (B,) their prompts, texts or messages, or none; a label is tried with its last one.
 
     Raises:
         UsageError: no process of the verifier could start.
     """
-    first = dict(zip(reversed(labels), reversed(questions or [""] * len(labels)), strict=True))
-    distinct = list(dict.fromkeys(labels))
+    question_of = dict(itertools.zip_longest(labels, map(str, questions), fillvalue=""))
     with ThreadPoolExecutor(_pool.size) as threads:
-        reasons = list(threads.map(lambda label: _fault(label, str(first[label])), distinct))
+        reasons = list(threads.map(_fault, question_of.keys(), question_of.values()))
     _pool.close()
-    return {label: why for label, why in zip(distinct, reasons, strict=True) if why}
+    return {label: why for label, why in zip(question_of, reasons, strict=True) if why}
 
 
 def _fault(label: str, question: str) -> str | None:
