@@ -6,14 +6,15 @@ same order; without box or statement, a letter stands alone on the last line or 
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from openrlhf_dbb.core import NO_ANSWER
 from openrlhf_dbb.rewards.commitment import (
     CORRECTION,
+    OR_AFTER,
+    OR_BEFORE,
     RESTART,
-    alternative,
     is_denied,
     is_taken_back,
     visible,
@@ -23,6 +24,7 @@ from openrlhf_dbb.rewards.values import UNITS, Equation, Formula, Items, Number,
 
 TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statement is read
 SAID_CHARACTERS = 400
+MOST_OFFERS = 50  # boxes and statements that are compared with the answer
 
 _BRACES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{|\\.|[{}]", re.DOTALL)
 _MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`|^#{1,3}(?= )", re.MULTILINE)
@@ -159,9 +161,9 @@ def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Valu
     if value is None:
         return None
     start, end = text.rindex("\\", 0, places[-1][0]), places[-1][1] + 1
-    for box_start, box_end in places:
-        other = read(text[box_start:box_end], label)
-        if box_end < start and _is_offered_too(text[box_end + 1 : start]) and not _is_same(other, value):
+    for box_start, box_end in places[-MOST_OFFERS:]:
+        is_offered = box_end < start and _is_offered_too(text[box_end + 1 : start])
+        if is_offered and not _is_same(read(text[box_start:box_end], label), value):
             return None
     return value if _is_final(text, start, end, value, label) else None
 
@@ -188,10 +190,11 @@ def _in_prose(text: str, label: Value) -> Value | None:
     first_line = read(first[1], label) if first and not statements else None
     if first and first_line is not None and isinstance(inner(first_line), type(inner(label))):
         return first_line if _is_final(text, first.start(1), first.end(1), first_line, label) else None
+    tail = max(0, len(text) - TAIL_CHARACTERS)
     if not statements:
-        places = _values(text, max(0, len(text) - TAIL_CHARACTERS), label)[::-1]
+        places = _values(text, tail, label, last_first=True)
     elif RESTART.search(text, statements[-1]):
-        places = _values(text, statements[-1], label)[::-1]
+        places = _values(text, max(tail, statements[-1]), label, last_first=True)
     else:
         places = _values(text[: statements[-1] + SAID_CHARACTERS], statements[-1], label)
     denied = set()
@@ -209,15 +212,26 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
     """Return whether a response affirms an answer, does not take it back and offers no other one."""
     if is_denied(text, start, end) or is_taken_back(text, end):
         return False
-    if other := alternative(text, start, end):
-        numbers = _values(other, 0, label)
-        if text.startswith(other):
-            return not numbers or numbers[-1][1] < len(other) or _is_same(numbers[-1][2], value)
-        return bool(numbers) and _is_same(numbers[0][2], value)
-    line = _LONE_NUMBER_ABOVE.search(text[:start])
+    if _has_alternative(text, start, end, value, label):
+        return False
+    line = _LONE_NUMBER_ABOVE.search(text[max(0, start - SAID_CHARACTERS) : start])
     if line is not None and not _is_same(read(line[1], label), value):
         return False
-    return not any(_says_another(text, statement.end(), start, value, label) for statement in STATEMENT.finditer(text))
+    statements = [statement.end() for statement in STATEMENT.finditer(text)][-MOST_OFFERS:]
+    return not any(_says_another(text, place, start, value, label) for place in statements)
+
+
+def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
+    """Return whether another value stands beside an answer, with "or" between them."""
+    if (found := OR_AFTER.match(text, end)) is not None:
+        after = next(_values(text[: found.end() + SAID_CHARACTERS], found.end(), label), None)
+        return after is None or not _is_same(after[2], value)
+    found = OR_BEFORE.search(text, max(0, start - SAID_CHARACTERS), start)
+    if found is None:
+        return False
+    begin = max(0, found.start() - SAID_CHARACTERS)
+    before = next(_values(text[: found.start()], begin, label, last_first=True), None)
+    return before is not None and before[1] == found.start() and not _is_same(before[2], value)
 
 
 def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:
@@ -242,11 +256,13 @@ def _plain(text: str) -> str:
     return _REMARK.sub("", _MARKER.sub("", text))
 
 
-def _values(text: str, start: int, label: Value) -> list[tuple[int, int, Value]]:
-    """Return the places and values behind a place of a text, in order."""
+def _values(text: str, start: int, label: Value, *, last_first: bool = False) -> Iterator[tuple[int, int, Value]]:
+    """Yield the places and values behind a place of a text, in order."""
     borders = [start, *(found.end() for found in _SENTENCE_END.finditer(text, start)), len(text)]
     find_in = _numbers if isinstance(inner(label), Number) else _at_the_end
-    return [place for begin, end in itertools.pairwise(borders) for place in find_in(text, begin, end, label)]
+    step = -1 if last_first else 1
+    for begin, end in list(itertools.pairwise(borders))[::step]:
+        yield from find_in(text, begin, end, label)[::step]
 
 
 def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:

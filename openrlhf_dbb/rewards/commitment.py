@@ -61,13 +61,13 @@ _LATER = re.compile(
 )
 CORRECTION = re.compile(rf"{_words('correction', 'wrong', 'denial')}|actually", re.IGNORECASE)
 RESTART = re.compile(rf"{_words('correction')}|\bno[,.!]", re.IGNORECASE)
-_OR_BEFORE = re.compile(_words("alternative") + r"[\s$\\(\[{*]*\Z", re.IGNORECASE)
-_OR_AFTER = re.compile(rf"[\s$\\)\]}}*,(]*{_words('alternative')}", re.IGNORECASE)
+OR_BEFORE = re.compile(rf"[\s$]*{_words('alternative')}[\s$\\(\[{{*]*\Z", re.IGNORECASE)
+OR_AFTER = re.compile(rf"[\s$\\)\]}}*,(]*{_words('alternative')}", re.IGNORECASE)
 # A comment of LaTeX or HTML, and a quotation with an answer in it.
 _HIDDEN = re.compile(
     r"^[ \t]*%[^\n]*|(?<=\s)%\s*(?=\\boxed)[^\n]*|<!--.*?(?:-->|\Z)|\\iffalse.*?(?:\\fi|\Z)"
     r"|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)"
-    r"|[\"\u201c](?=[^\"\u201d]*(?:\\boxed|answer\s+is\s))[^\"\u201d\n]*[\"\u201d]",
+    r"|[\"\u201c](?=[^\"\u201d]{0,400}(?:\\boxed|answer\s+is\s))[^\"\u201d\n]{0,400}[\"\u201d]",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
 
@@ -107,11 +107,3 @@ def is_taken_back(text: str, end: int) -> bool:
     """Return whether the sentences behind an answer take it back."""
     stop = _END.search(text, end)
     return stop is not None and _LATER.search(_MARKUP.sub("", text[stop.end() :])) is not None
-
-
-def alternative(text: str, start: int, end: int) -> str:
-    """Return the sentence of an alternative beside an answer, "5 or 6"; "" if there is none."""
-    if (found := _OR_AFTER.match(text, end)) is not None:
-        return text[found.end() : found.end() + 100]
-    found = _OR_BEFORE.search(text, max(0, start - 60), start)
-    return text[: found.start()].rstrip(" $") if found else ""
