@@ -31,7 +31,9 @@ _MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`|^#{1,
 _MARKER = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+(?=\S)", re.MULTILINE)
 # "(apples)", "(that is 7 + 4 - 6)", "(see equation 5)"; not "(xy + 1)", "(or 6)"
 _NO_REMARK = rf"(?:{'|'.join(FUNCTIONS)}|or|not|maybe|perhaps|possibly|wrong|i)\b"
-_REMARK = re.compile(rf"\s\((?!{_NO_REMARK})[A-Za-z]{{3,}}(?! ?[-+*/^=<>_])[^()]*\)", re.IGNORECASE)
+_REMARK = re.compile(
+    rf"\s\((?:[\d.,]+ )?(?!{_NO_REMARK})[A-Za-z]{{3,}}(?! ?[-+*/^=<>_])[^()]*\)|\s?\([\u3040-\u9fff]+\)", re.IGNORECASE
+)
 _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
 _LONG_WORD, _WORDS_OF_A_STEP = re.compile(r"[^\W\d_]{2,}"), 4
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")

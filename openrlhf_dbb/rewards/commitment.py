@@ -8,15 +8,12 @@ _CHINESE = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # Chinese, Japanese, Kore
 
 
 def _words(*kinds: str) -> str:
-    """Return the alternatives of an expression that matches the words of some kinds."""
+    """Return an expression that matches the words of some kinds; those of Chinese also within a row of letters."""
     words = sorted((word for kind in kinds for word in TABLES["words"][kind]), key=len, reverse=True)
-    borders = [rf"(?<![^\W{_CHINESE}])" if word[0].isalpha() else "" for word in words]
-    is_chinese = [re.match(f"[{_CHINESE}]", word) is not None for word in words]
-    spelled = [
-        re.escape(word) if chinese else rf"{border}{re.escape(word)}(?![^\W{_CHINESE}])"
-        for word, border, chinese in zip(words, borders, is_chinese, strict=True)
-    ]
-    return "(?:" + "|".join(spelled).replace(r"\ ", r"\s+") + ")"
+    escaped = [re.escape(word).replace(r"\ ", r"\s+") for word in words]
+    spaced = "|".join(word for word in escaped if re.match(rf"[^\W{_CHINESE}]", word))
+    others = "".join(f"|{word}" for word in escaped if not re.match(rf"[^\W{_CHINESE}]", word))
+    return rf"(?:(?<![^\W{_CHINESE}])(?:{spaced})(?![^\W{_CHINESE}]){others})"
 
 
 _END = re.compile(r"[.!?](?=\s|\Z)|[\u3002\uff01\uff1f\n]|<answer>|</answer>")
@@ -42,21 +39,25 @@ _ASIDE = re.compile(rf"(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound
 _BE = r"(?:is|are|was|were|would be|seems?|can|could|does|must|as|ist|n'est|est|es|\u662f|\u3067\u306f|\uac00|\uc774)"
 # "5 is wrong", "5 is a wrong answer", "5 is not it", "5 or more", "5 --> 6"; not "5, not 6"
 _DENIED_AFTER = re.compile(
-    rf"[\s)}}\]]*(?:(?:{_BE}\s*)?(?:{_DENIAL}|n't\b|{_words('bound_after')})(?!\W*\d)"
+    rf"[\s)}}\]]*(?:(?:{_BE}\s*(?:[a-z]+ly\s+)?)?(?:{_DENIAL}|n't\b|{_words('bound_after')})(?!\W*\d)"
     rf"|{_BE}\s+(?:[^\W\d_]+\s+){{0,2}}{_words('wrong')}|\\neq?(?![a-z])|\u2260|-+>|\u2192)",
     re.IGNORECASE,
 )
 # "which is wrong", "this answer is a mistake", "it cannot be right"; not "this is not a prime"
 _CALLED_WRONG = (
-    rf"\b(?:which|it|this|that|answer|result|solution|box)(?:'s|\s+{_BE})\s*"
+    rf"\b(?:and|which|it|this|that|answer|result|solution|box)(?:'s|\s+{_BE})\s*"
     rf"(?:(?:[^\W\d_]+\s+){{0,2}}{_words('wrong')}"
     r"|(?:n't|not|never)\s+(?:be\s+)?(?:right|correct|true|it|so|valid|possible|sure|the\s+(?:\w+\s+)?answer)\b)"
 )
 _ASKED = re.compile(r"\s*[?\uff1f]")
-_DOUBT = re.compile(_words("doubt"), re.IGNORECASE)
-_REST = re.compile(rf"{_words('doubt', 'correction')}|\bno[,.!]|{_CALLED_WRONG}", re.IGNORECASE)
+_NO_DOUBT = r"(?<!\bno )(?<!without )"
+_FIRST_PERSON = r"\bI\s+(?:do\s+not|don't|cannot|can't|disagree)\b|\b(?:do\s+not|don't)\s+(?:trust|believe|use)\b"
+_DOUBT = re.compile(_NO_DOUBT + _words("doubt"), re.IGNORECASE)
+_WRONG = re.compile(rf"{_words('wrong')}|{_FIRST_PERSON}", re.IGNORECASE)
+_REST = re.compile(rf"{_NO_DOUBT}{_words('doubt', 'correction')}|\bno[,.!]|{_CALLED_WRONG}", re.IGNORECASE)
 _LATER = re.compile(
-    rf"{_words('doubt', 'correction')}|{_CALLED_WRONG}|(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
+    rf"{_NO_DOUBT}{_words('doubt', 'correction')}|{_CALLED_WRONG}"
+    rf"|(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
     re.IGNORECASE,
 )
 CORRECTION = re.compile(rf"{_words('correction', 'wrong', 'denial')}|actually", re.IGNORECASE)
@@ -67,6 +68,7 @@ OR_AFTER = re.compile(rf"[\s$\\)\]}}*,(]*{_words('alternative')}", re.IGNORECASE
 _HIDDEN = re.compile(
     r"^[ \t]*%[^\n]*|(?<=\s)%\s*(?=\\boxed)[^\n]*|<!--.*?(?:-->|\Z)|\\iffalse.*?(?:\\fi|\Z)"
     r"|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)"
+    r"|~~[^~\n]{0,400}~~|\\(?:sout|[bx]?cancel|[hv]?phantom)\s*\{(?:[^{}]|\{[^{}]*\})*\}"
     r"|[\"\u201c](?=[^\"\u201d]{0,400}(?:\\boxed|answer\s+is\s))[^\"\u201d\n]{0,400}[\"\u201d]",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
@@ -104,6 +106,9 @@ def is_denied(text: str, start: int, end: int) -> bool:
 
 
 def is_taken_back(text: str, end: int) -> bool:
-    """Return whether the sentences behind an answer take it back."""
+    """Return whether what stands behind an answer takes it back; a box by any such word in its paragraph."""
+    paragraph = text[end:].partition("\n\n")[0]
+    if text.endswith("}", 0, end) and _WRONG.search(_MARKUP.sub("", paragraph)):
+        return True
     stop = _END.search(text, end)
     return stop is not None and _LATER.search(_MARKUP.sub("", text[stop.end() :])) is not None
