@@ -88,7 +88,9 @@ def rewards(
     ``judge`` gets a response without special tokens behind it, its label and its prompt, and returns a score and the
     text that it read as the answer. Raise ValueError for an empty label, and for a query without its prompt.
     """
-    scores, read = [], []
+    scores: list[float | None] = []
+    read: list[str | None] = []
+    verdict: tuple[float | None, str | None]
     for query, prompt, label in zip(*columns, strict=True):
         text = str(label).strip()
         if not text:
@@ -100,11 +102,11 @@ def rewards(
             response = response.removesuffix(token).rstrip()
         answered = without_thought(response, prompt)
         if answered is None:
-            score, answer = 0.0, f"{NO_ANSWER}: the thought does not end"
+            verdict = (0.0, f"{NO_ANSWER}: the thought does not end")
         else:
-            score, answer = judge(answered.lstrip(), text, prompt)
-        scores.append(score)
-        read.append(answer)
+            verdict = judge(answered.lstrip(), text, prompt)
+        scores.append(verdict[0])
+        read.append(verdict[1])
     return {"rewards": scores, "scores": list(scores), "extra_logs": {}, "read": read}
 
 
@@ -246,9 +248,12 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
 
 
 def _is_same(other: Value | None, value: Value) -> bool:
-    if other is not None and isinstance(inner(other), Number) and isinstance(inner(value), Number):
-        return inner(other).value == inner(value).value
-    return other is not None and canonical(other) == canonical(value)
+    if other is None:
+        return False
+    one, two = inner(other), inner(value)
+    if isinstance(one, Number) and isinstance(two, Number):
+        return one.value == two.value
+    return canonical(one) == canonical(two)
 
 
 def _plain(text: str) -> str:
@@ -308,8 +313,8 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
         found = re.fullmatch(r"\W*([A-Z])[^\w?]*", line, re.IGNORECASE) or _AT_THE_END.search(line)
         if found is None or found[1].upper() not in letters:
             return None
-        place = text.rindex(line)
-        settled = [(place + found.start(1), place + found.end(1), found[1].upper())]
+        begin = text.rindex(line)
+        settled = [(begin + found.start(1), begin + found.end(1), found[1].upper())]
     start, end, said = settled[-1]
     for _, other_end, other in settled:
         if other != said and not CORRECTION.search(text, other_end, start):

@@ -32,7 +32,7 @@ _DENIED_BEFORE = re.compile(
     rf"(?:{_words('denial', 'wrong', 'condition', 'hedge')}|n't)(?:(?<!no):\s*|\s*)(?:be\s+)?(?:equal\s+to\s+)?"
     rf"(?:(?!(?:but|rather|yet|so|then|{_VERB}|equals)\b)[^\W\d_{_CHINESE}][^\W\d_]*'?[a-z]*\s+){{0,3}}(?:{_SUBJECT})?\(?\Z"
     rf"|(?:{_words('denial', 'wrong', 'condition', 'hedge')})(?<=[{_CHINESE}])[{_CHINESE}\s:\uff1a]{{0,6}}\Z"
-    rf"|(?:{_words('bound', 'exception')}|[<>]|\\[lg]eq?|\\ne)[\s(:{_CHINESE}]{{0,3}}\Z",
+    rf"|(?:{_words('bound', 'exception')}|[<>]|\\[lg]eq?|\\ne)[\s({_CHINESE}]{{0,3}}\Z",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(rf"(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound')}\s*\Z", re.IGNORECASE)
@@ -60,7 +60,7 @@ _LATER = re.compile(
     rf"|(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
     re.IGNORECASE,
 )
-CORRECTION = re.compile(rf"{_words('correction', 'wrong', 'denial')}|actually", re.IGNORECASE)
+CORRECTION = re.compile(rf"{_words('correction', 'wrong', 'denial')}|actually|\bno\b", re.IGNORECASE)
 RESTART = re.compile(rf"{_words('correction')}|\bno[,.!]", re.IGNORECASE)
 OR_BEFORE = re.compile(rf"[\s$]*{_words('alternative')}[\s$\\(\[{{*]*\Z", re.IGNORECASE)
 OR_AFTER = re.compile(rf"[\s$\\)\]}}*,(]*{_words('alternative')}", re.IGNORECASE)

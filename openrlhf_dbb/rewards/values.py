@@ -132,8 +132,9 @@ def read(text: str, like: Value | None = None) -> Value | None:
         value = _list(text if is_decimal else _without_approximation(text), numeric)
     except RecursionError:  # a thousand brackets
         return None
-    is_solved = isinstance(value, Formula) and value.right is not None and like is not None
-    return value.right if is_solved and not _is_relation(like) else value
+    if isinstance(value, Formula) and value.right is not None and like is not None and not _is_relation(like):
+        return value.right
+    return value
 
 
 def _without_remark(text: str) -> str:
@@ -326,14 +327,23 @@ def _number(text: str, numeric: bool) -> Number | None:
         return None
     value = -size if found["sign"] not in (None, "+") or found["inner"] is not None else size
     above, below = value.as_integer_ratio()
-    written = str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
-    half_place = None
-    _, point, places = (found["decimal"] or "").partition(".")
-    if point:  # Math-Verify compares decimals with a tolerance
-        written = f"{'-' if value < 0 else ''}{found['decimal']}\\times 10^{{{found['power'] or 0}}}"
-        half_place = Fraction(10) ** (int(found["power"] or 0) - len(places)) / 2
-    unit = unit_of(found["money"] or "") or unit
-    return Number(written, value, unit, bool(found["percent"]), half_place, int(found["below"] or 0) > below)
+    number = Number(
+        text=str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}",
+        value=value,
+        unit=unit_of(found["money"] or "") or unit,
+        is_percent=found["percent"] is not None,
+        is_reducible=int(found["below"] or 0) > below,
+    )
+    return _decimal(number, found) if "." in (found["decimal"] or "") else number
+
+
+def _decimal(number: Number, found: re.Match[str]) -> Number:
+    """Return a number with the half of its last place, written as a decimal: Math-Verify has a tolerance for these."""
+    power = int(found["power"] or 0)
+    places = len(found["decimal"].partition(".")[2])
+    sign = "-" if number.value < 0 else ""
+    written = f"{sign}{found['decimal']}\\times 10^{{{power}}}"
+    return replace(number, text=written, half_place=Fraction(10) ** (power - places) / 2)
 
 
 def _size(found: re.Match[str]) -> Fraction | None:
@@ -379,23 +389,31 @@ def inner(value: Value) -> Value:
 
 def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
     """Return whether an answer has the label's value; None if ``ask`` cannot tell."""
-    if isinstance(label, Equation) and isinstance(answer, Equation) and _have_other_letters(label, answer):
-        return label.name == answer.value.text and answer.name == label.value.text  # B = C and C = B; x = 5 and y = 5
+    if _have_other_letters(label, answer):
+        return _is_turned(label, answer)
     if not any(isinstance(value, Formula) and value.is_relation for value in (label, answer)):
         label, answer = inner(label), inner(answer)
     if isinstance(label, Formula) and isinstance(answer, Number) and answer.unit:  # 5m, and 5 metres
         label = _number(label.text, True) or label
-    if isinstance(label, Number):
-        return isinstance(answer, Number) and _same_number(label, answer)
-    if isinstance(label, Items) and isinstance(answer, Items):
-        return _same_items(label, answer, ask)
-    if isinstance(label, Words) and isinstance(answer, Words):
-        return label.words == answer.words and (label.half == answer.half or "" in (label.half, answer.half))
-    return True if label.text == answer.text else _same_formula(label, answer, ask)
+    match label, answer:
+        case Number(), _:
+            return isinstance(answer, Number) and _same_number(label, answer)
+        case Items(), Items():
+            return _same_items(label, answer, ask)
+        case Words(), Words():
+            return label.words == answer.words and (label.half == answer.half or "" in (label.half, answer.half))
+    return label.text == answer.text or _same_formula(label, answer, ask)
 
 
-def _have_other_letters(label: Equation, answer: Equation) -> bool:
-    return label.name != answer.name and len(label.name) == len(answer.name) == 1
+def _have_other_letters(label: Value, answer: Value) -> bool:
+    """Return whether two values are of equations for two letters, as x = 5 and y = 5."""
+    names = {value.name for value in (label, answer) if isinstance(value, Equation)}
+    return len(names) == 2 and {len(name) for name in names} == {1}
+
+
+def _is_turned(label: Value, answer: Value) -> bool:
+    """Return whether one equation is the other with its sides exchanged: B = C and C = B."""
+    return label.text.split("=") == answer.text.split("=")[::-1]
 
 
 def _same_formula(label: Value, answer: Value, ask: Ask) -> bool | None:

@@ -166,13 +166,11 @@ def reply_to(label: str, answer: str) -> dict[str, Any]:
 def _is_equal(right: Any, given: Any) -> bool:
     """Compare values without variables by their ratio, because Math-Verify takes 1e-20 for 0, and all else by it."""
     from math_verify import verify
-    from sympy import Eq, Expr, I, Symbol, simplify
+    from sympy import Eq, Expr, Symbol, simplify
 
     if isinstance(right, Symbol) and isinstance(given, Symbol):  # Math-Verify takes X_1 for x_1
         return bool(right.name == given.name)
-    names = [{symbol.name for symbol in value.free_symbols} for value in (right, given)]
-    if sorted(names, key=len) == [set(), {"i"}]:  # 2 + i, and 2 + sqrt(-1)
-        right, given = (value.subs({symbol: I for symbol in value.free_symbols}) for value in (right, given))
+    right, given = _with_imaginary(right, given), _with_imaginary(given, right)
     if all(isinstance(value, Expr) and not value.free_symbols for value in (right, given)):
         verdict = _is_same_constant(right.doit(), given.doit())
         if verdict is not None:
@@ -182,6 +180,15 @@ def _is_equal(right: Any, given: Any) -> bool:
         return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
     options = {"timeout_seconds": None, "raise_on_error": True, "allow_set_relation_comp": True}
     return bool(verify(right, given, **options) or verify(given, right, **options))
+
+
+def _with_imaginary(value: Any, other: Any) -> Any:
+    """Return 2 + i with the imaginary unit as its i, if the other value has no variables."""
+    from sympy import I
+
+    if other.free_symbols or [symbol.name for symbol in value.free_symbols] != ["i"]:
+        return value
+    return value.subs(dict.fromkeys(value.free_symbols, I))
 
 
 def _is_same_constant(right: Any, given: Any) -> bool | None:
