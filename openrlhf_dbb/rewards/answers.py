@@ -49,16 +49,25 @@ STATEMENT = re.compile(
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")  # "$5 and $7" encloses words, not a formula
-# What neither words nor punctuation part; units and words between numbers are a part, "a" and "I" alone are none.
+# The parts of a value in running text, each with an example.
 _OPERATOR = r"[-=+*/^(<>]"
-_PART = rf"""\\[A-Za-z]+|\\.|\{{(?:[^{{}}]|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})*\}}|\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d
-    |(?<![^\W\d_])(?<!')(?:[B-HJ-Zb-z]|[aAI](?=\s*{_OPERATOR})|(?<={_OPERATOR})[aAI]|{"|".join(FUNCTIONS)})(?![^\W\d_']|'[a-z])
-    |(?i:minus|negative)(?=\s*\d)|\.(?=/)|(?![\w?"',:;.}}])[!-~\u20ac\u00a3\u00a5]|_"""
-_MATHS = re.compile(
-    rf"""(?:{_PART})(?:\s*(?:{_PART}|[,:](?=\s*[-\d\\$(])|(?:and|or|plus|minus|times|to|by|over)(?=\s*[-\d\\$])
-    |(?:square|cubic|percent|{"|".join(name for name in UNITS if name.isalpha() and name != "in")})s?(?![^\W\d_])))*""",
-    re.VERBOSE | re.ASCII,
-)
+_NO_LETTER = r"(?![^\W\d_']|'[a-z])"
+_PARTS = [
+    r"\\[A-Za-z]+|\\.",  # \frac, \%
+    r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}",  # {n+1}
+    r"\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d",  # 1,234.5; 1e-5; .5
+    # x; a and I only beside an operator, as they are words; sin
+    rf"(?<![^\W\d_])(?<!')(?:[B-HJ-Zb-z]|[aAI](?=\s*{_OPERATOR})|(?<={_OPERATOR})[aAI]|{'|'.join(FUNCTIONS)}){_NO_LETTER}",
+    r"(?i:minus|negative)(?=\s*\d)|\.(?=/)",  # minus 5; 1./3
+    r"(?![\w?\"',:;.}])[!-~\u20ac\u00a3\u00a5]|_",  # +, (, $
+]
+_UNIT_NAMES = "|".join(name for name in UNITS if name.isalpha() and name != "in")
+_MORE_PARTS = [
+    r"[,:](?=\s*[-\d\\$(])",  # 1, 2
+    r"(?:and|or|plus|minus|times|to|by|over)(?=\s*[-\d\\$])",  # 1 and 2
+    rf"(?:square|cubic|percent|{_UNIT_NAMES})s?(?![^\W\d_])",  # 5 square metres
+]
+_MATHS = re.compile(rf"(?:{'|'.join(_PARTS)})(?:\s*(?:{'|'.join(_PARTS + _MORE_PARTS)}))*", re.ASCII)
 LETTERS, ALPHABET = "ABCDEFGHIJ", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # MMLU-Pro has up to ten options
 _PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
 
