@@ -101,7 +101,12 @@ TABLE = [
     ("How large is it?", "e", r"\boxed{\lim_{m\to\infty} (1+1/m)^m}", False),
     ("How large is it?", "x-6", r"\boxed{\begin{vmatrix}1&2\\3&x\end{vmatrix}}", False),
     ("How large is it?", "3", r"\boxed{\max(2, 3)}", False),
-    (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{1\cdot(\sqrt{12})}", False),
+    *[
+        (SIMPLIFY, SIMPLIFY_LABEL, rf"\boxed{{{copy}}}", False)
+        for copy in (r"1\cdot(\sqrt{12})", r"+\sqrt{12}", r"\frac{\sqrt{12}}{1}", r"-(-\sqrt{12})", r"\sqrt{12}+0")
+    ],
+    (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{\sqrt{12} = 2\sqrt{3}}", True),
+    (SIMPLIFY, SIMPLIFY_LABEL, r"The answer is $2$. The answer is $2\sqrt{3}$.", False),
     (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{\frac{2}{2}\sqrt{12}}", False),
     ("Integrate.", r"\int f(x)dx", r"\boxed{\int f(x) dx}", True),
     # letters in both cases
@@ -109,6 +114,8 @@ TABLE = [
     ("Simplify.", r"\frac{R}{r}", r"\boxed{R r^{-1}}", True),
     ("Simplify.", r"\frac{M}{M+m}", r"\boxed{\frac12}", False),
     ("Simplify.", "X_1", r"\boxed{x_1}", False),
+    ("Simplify.", r"\frac{GMm}{r^2}", r"\boxed{GMm/r^2}", True),
+    ("Which roots?", "2, 3", r"\boxed{2 < x < 3}", False),
     # equations and lists
     ("Add.", "5", "So $m + n = 5$.", True),
     ("How likely?", r"\frac12", r"\boxed{P(X=2) = \frac12}", True),

@@ -251,7 +251,8 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
     """Return whether "The answer is" before a place states another value than the answer, and nothing corrects it."""
     said = _SAID.match(text, place)
     offered = read(said[1], label) if said else None
-    if offered is None or not isinstance(inner(offered), type(inner(label))) or _is_same(offered, value):
+    kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
+    if offered is None or not isinstance(inner(offered), kinds) or _is_same(offered, value):
         return False
     return place > start or CORRECTION.search(text, place, start) is None
 
@@ -291,16 +292,23 @@ def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, i
 
 
 def _at_the_end(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
-    """Return the longest end of a sentence, or else the last formula in dollars, that is of the label's kind."""
+    """Return the longest end of a sentence that is of the label's kind, or else its formulas in dollars."""
     sentence = text[begin:end].rstrip()
-    ends = [(found.start(), len(sentence)) for found in _PLACE.finditer(sentence)][-60:]
-    formulas = [found.span() for found in _FORMULA.finditer(sentence) if not _PROSE.search(found[0])]
-    for place, stop in ends + formulas[::-1]:
-        piece = sentence[place:stop]
-        value = read(piece, label) or read(piece.rstrip("!"), label)
-        if value is not None and _is_like(value, label):
-            return [(begin + place, begin + stop, value)]
-    return []
+    for found in list(_PLACE.finditer(sentence))[-60:]:
+        if (value := _like(sentence[found.start() :], label)) is not None:
+            return [(begin + found.start(), begin + len(sentence), value)]
+    places = []
+    for found in _FORMULA.finditer(sentence):
+        value = None if _PROSE.search(found[0]) else _like(found[0], label)
+        if value is not None:
+            places.append((begin + found.start(), begin + found.end(), value))
+    return places
+
+
+def _like(text: str, label: Value) -> Value | None:
+    """Return the value of a text if it is of the label's kind."""
+    value = read(text, label) or read(text.rstrip("!"), label)
+    return value if value is not None and _is_like(value, label) else None
 
 
 def _is_like(value: Value, label: Value) -> bool:

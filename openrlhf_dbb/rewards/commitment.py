@@ -54,7 +54,9 @@ _NO_DOUBT = r"(?<!\bno )(?<!without )"
 _FIRST_PERSON = r"\bI\s+(?:do\s+not|don't|cannot|can't|disagree)\b|\b(?:do\s+not|don't)\s+(?:trust|believe|use)\b"
 _DOUBT = re.compile(_NO_DOUBT + _words("doubt"), re.IGNORECASE)
 _WRONG = re.compile(rf"{_words('wrong')}|{_FIRST_PERSON}", re.IGNORECASE)
-_REST = re.compile(rf"{_NO_DOUBT}{_words('doubt', 'correction')}|\bno[,.!]|{_CALLED_WRONG}", re.IGNORECASE)
+_REST = re.compile(
+    rf"{_NO_DOUBT}{_words('doubt', 'correction')}|\bno[,.!]|{_CALLED_WRONG}|{_FIRST_PERSON}", re.IGNORECASE
+)
 _LATER = re.compile(
     rf"{_NO_DOUBT}{_words('doubt', 'correction')}|{_CALLED_WRONG}"
     rf"|(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",

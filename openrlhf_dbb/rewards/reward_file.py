@@ -79,7 +79,7 @@ def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: R
     """Return a warning if prompts are right as responses to themselves; refuse a broken file."""
     name, step = Path(file).name, max(1, len(prompts) // TRIED_PROMPTS)
     rows = list(zip(prompts, labels, strict=True))[::step][:TRIED_PROMPTS]
-    with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")) as pool:
+    with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file", 1.0)) as pool:
         tried = pool.ask({"file": file, "rows": rows})
     source = f"reward_func of {name}"
     if "scores" not in tried:

@@ -23,7 +23,7 @@ _RELATION = r"[=<>]|\\(?:approx|le|ge|ne|in)(?![A-Za-z])"
 _TURNED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
 _LETTERS = r"[^\W\d_]+"
 _BARE_WORD = (  # letters that are a word and no product of variables
-    rf"(?<![^\W\d_])(?<![\\{UPRIGHT}])(?![A-Z]+(?![^\W\d_]))"
+    rf"(?<![^\W\d_])(?<![\\{UPRIGHT}])(?![A-Z]+(?![^\W\d_])|[^\W\d_]+[A-Z])"  # not GM, GMm
     r"(?:[^\W\d_]{3,}|(?i:is|it|we|to|of|in|at|so|be|by|an|as|or|if|on|he|do|no|up))(?![^\W\d_])"
 )
 _WORD = re.compile(rf"{UPRIGHT}{_LETTERS}|{_BARE_WORD}")
@@ -68,9 +68,10 @@ _UNITS_WITHOUT_FONT = {"m", "s", "h", "g", "L", "in"}  # other single letters ar
 _UNEVALUATED = re.compile(
     r"\\(?:i*int|sum|prod|lim|max|min|gcd|lcm|det|sup|inf)(?![A-Za-z])|vmatrix|\\text\{(?:lcm|gcd)"
 )
-# What changes no value: 0 + F, 1 \cdot F, \frac{2}{2} F, F + 0, F^1, (F).
+# What changes no value: 0 + F, +F, 1 \cdot F, \frac{2}{2} F, F + 0, F^1, \frac{F}{1}, -(-F).
 _TRIVIAL = re.compile(
-    r"^0\+|^1(?:\\cdot|\\times)?(?=[(\\])|^\\frac\{(\d+)\}\{\1\}(?:\\cdot|\\times)?|[-+]0$|(?:\\cdot|\\times|/|\^)1$|\^\{1\}$"
+    r"^0\+|^\+|^1(?:\\cdot|\\times)?(?=[(\\])|^\\frac\{(\d+)\}\{\1\}(?:\\cdot|\\times)?|[-+]0$|(?:\\cdot|\\times|/|\^)1$"
+    r"|\^\{1\}$|^\\frac\{(.*)\}\{1\}$|^-\(-(.*)\)$"
 )
 
 
@@ -460,7 +461,8 @@ def _is_near(label: Number, answer: Number, right: Fraction, given: Fraction) ->
 def _same_items(label: Items, answer: Items, ask: Ask) -> bool | None:
     kinds = {label.kind, answer.kind}
     is_unordered = kinds <= {",", "{}", "u"}
-    is_like = is_unordered or len(kinds) == 1 or kinds in ({",", "()"}, {",", "[]"})
+    is_list = kinds in ({",", "()"}, {",", "[]"}) and not re.search(r"[<>]|\\[lg]e", label.text + answer.text)
+    is_like = is_unordered or len(kinds) == 1 or is_list
     if len(label.items) != len(answer.items) or not is_like:
         return False
     rest = list(answer.items)
@@ -511,7 +513,7 @@ def is_copied(answer: Value, label: Value, question: str) -> bool:
     text = spelled(answer.text)
     if not isinstance(answer, Formula) or text in (spelled(inner(label).text), spelled(label.text)):
         return False
-    while (bare := _TRIVIAL.sub("", text)) != text:
+    while (bare := _TRIVIAL.sub(r"\2\3", text)) != text:
         text = bare
     if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
         text = brackets[2]
