@@ -24,6 +24,8 @@ def test_exact_match_compares_what_follows_the_prompt_without_special_tokens_at_
     rewards = [1.0] * len(right) + [0.0] * len(wrong)
     result = reward_func(queries, ["12+9="] * len(queries), labels)
     assert result == {"rewards": rewards, "scores": rewards, "extra_logs": {}, "read": [None] * len(rewards)}
+    unfinished = reward_func(["12+9=<think>21"], ["12+9="], ["21"])
+    assert unfinished["rewards"] == [0.0] and "thought" in unfinished["read"][0]
     with pytest.raises(ValueError, match="does not start with its prompt"):
         reward_func(["2+9=11<eos>"], ["12+9="], ["11"])
 

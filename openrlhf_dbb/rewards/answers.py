@@ -318,7 +318,7 @@ def _is_like(value: Value, label: Value) -> bool:
         return isinstance(value, Words) and (value.words == like.words or not value.words[0].isalpha())
     if isinstance(like, Formula):
         return value.text == like.text or not (isinstance(value, Words) or value.text.isalpha())
-    return isinstance(value, (type(inner(label)), Items))
+    return isinstance(value, (type(like), Items))
 
 
 def letter(response: str, letters: str = LETTERS) -> str | None:

@@ -19,7 +19,6 @@ def _words(*kinds: str) -> str:
 _END = re.compile(r"[.!?](?=\s|\Z)|[\u3002\uff01\uff1f\n]|<answer>|</answer>")
 _CLAUSE = re.compile(r"[,;.!?](?=\s|\Z)|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
 _MARKUP = re.compile(r"\\(?:boxed|fbox|framebox|text[a-z]*|math[a-z]+)\s*\{|\\[()\[\],;! ]|[$*_{}`]")
-_DENIAL = _words("denial", "wrong")
 _VERB = r"(?:is|are|was|were|be|equals?)"
 # "the correct answer is", "it's", "x ="
 _SUBJECT = (
@@ -27,11 +26,12 @@ _SUBJECT = (
     r"(?:it|this|that|answer|result|solution|value|[a-z])(?:'s|\s+(?:would\s+|could\s+|can\s+)?"
     rf"{_VERB}|\s*=)?(?:\s+equal\s+to)?[\s:]*"
 )
+_GOVERNING = _words("denial", "wrong", "condition", "hedge")
 # "not 5", "cannot be 5", "nobody would say that the answer is 5"; not "not prime is 5", "not 6 but 5"
 _DENIED_BEFORE = re.compile(
-    rf"(?:{_words('denial', 'wrong', 'condition', 'hedge')}|n't)(?:(?<!no):\s*|\s*)(?:be\s+)?(?:equal\s+to\s+)?"
+    rf"(?:{_GOVERNING}|n't)[\s:]*(?:be\s+)?(?:equal\s+to\s+)?"
     rf"(?:(?!(?:but|rather|yet|so|then|{_VERB}|equals)\b)[^\W\d_{_CHINESE}][^\W\d_]*'?[a-z]*\s+){{0,3}}(?:{_SUBJECT})?\(?\Z"
-    rf"|(?:{_words('denial', 'wrong', 'condition', 'hedge')})(?<=[{_CHINESE}])[{_CHINESE}\s:\uff1a]{{0,6}}\Z"
+    rf"|{_GOVERNING}(?<=[{_CHINESE}])[{_CHINESE}\s:\uff1a]{{0,6}}\Z"
     rf"|(?:{_words('bound', 'exception')}|[<>]|\\[lg]eq?|\\ne)[\s({_CHINESE}]{{0,3}}\Z",
     re.IGNORECASE,
 )
@@ -39,7 +39,7 @@ _ASIDE = re.compile(rf"(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound
 _BE = r"(?:is|are|was|were|would be|seems?|can|could|does|must|as|ist|n'est|est|es|\u662f|\u3067\u306f|\uac00|\uc774)"
 # "5 is wrong", "5 is a wrong answer", "5 is not it", "5 or more", "5 --> 6"; not "5, not 6"
 _DENIED_AFTER = re.compile(
-    rf"[\s)}}\]]*(?:(?:{_BE}\s*(?:[a-z]+ly\s+)?)?(?:{_DENIAL}|n't\b|{_words('bound_after')})(?!\W*\d)"
+    rf"[\s)}}\]]*(?:(?:{_BE}\s*(?:[a-z]+ly\s+)?)?(?:{_words('denial', 'wrong')}|n't\b|{_words('bound_after')})(?!\W*\d)"
     rf"|{_BE}\s+(?:[^\W\d_]+\s+){{0,2}}{_words('wrong')}|\\neq?(?![a-z])|\u2260|-+>|\u2192)",
     re.IGNORECASE,
 )
@@ -95,8 +95,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
     sentence = sentence_before(text, start)
     clauses = [found.end() for found in _CLAUSE.finditer(sentence)]
     clause = sentence[clauses[-1] if clauses else 0 :]
-    is_box = text.startswith("\\", start)
-    if is_box:
+    if text.startswith("\\", start):  # a box
         clause = _ASIDE.sub("", clause)  # "so she must score at least \boxed{9} points"
     if _DENIED_BEFORE.search(clause) or _DOUBT.search(sentence):
         return True
