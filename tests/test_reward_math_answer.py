@@ -177,6 +177,7 @@ UNCOMMITTED = (
     r"The answer is not $\boxed{5}$.", r"I do not think that the answer is \boxed{5}.", "I doubt that it is 5.",
     "Everything except 5", "答案不是5", "Maybe 5.", r"It might be \boxed{5}.", r"Any number except \boxed{5}.",
     r"Nobody would say \boxed{5}.", "Die Antwort ist nicht 5.", "答案是5吗", r"Wrong: \boxed{5}", "It exceeds 5.",
+    r"\boxed{5} could be it.", r"\boxed{5} is only a placeholder.", "Some claim 5.", r"\boxed{5}" "\n\nI give up.",
     # one of several
     r"\boxed{4} or \boxed{5}", r"\boxed{4} and \boxed{5} are possible.", "The answer is 5 or 6.", "答案是5或6",
     " ".join(f"The answer is {k}." for k in range(1, 6)), "4\n5", r"\boxed{4}" "\n\n" r"\boxed{5}",
@@ -194,7 +195,8 @@ COMMITTED = (
     r"The answer is \boxed{5}, because 7 + 4 is 11, not 12.", "The answer isn't 6, it's 5.", "Not 6 but 5.",
     r"Since n cannot be 0, we obtain $\boxed{5}$.", r"The number of integers that are not prime is \boxed{5}.",
     r"If we simplify, then we get \boxed{5}.", r"So she must score at least \boxed{5} points.",
-    r"It is $10/2$ or $\boxed{5}$.",
+    r"It is $10/2$ or $\boxed{5}$.", r"There is no doubt that it is \boxed{5}.",
+    r"We may conclude that there are \boxed{5}.",
     r"\boxed{4} is wrong. The correct answer is \boxed{5}.", "The answer is 4. No, sorry, the answer is 5.",
     "First, 7 + 4 = \\boxed{11}.\n\nThen we subtract 6 and find \\boxed{5}.", r"\boxed{5}" "\n\nWould you like more?",
     "<think>4? no, \\boxed{6}</think>\n\nThe answer is 5.", "4 or 5?</think>\\boxed{5}", "因此答案是\\boxed{5}。",

@@ -23,24 +23,29 @@ _VERB = r"(?:is|are|was|were|be|equals?)"
 # "the correct answer is", "it's", "x ="
 _SUBJECT = (
     r"(?:(?:that|whether|if|when)\s+)?(?:(?:the|my|your|its|a)\s+)?(?:(?:final|correct|right|true)\s+)?"
-    r"(?:it|this|that|answer|result|solution|value|[a-z])(?:'s|\s+(?:would\s+|could\s+|can\s+)?"
+    r"(?:it|this|that|there|answer|result|solution|value|[a-z])(?:'s|\s+(?:would\s+|could\s+|can\s+)?"
     rf"{_VERB}|\s*=)?(?:\s+equal\s+to)?[\s:]*"
 )
-_GOVERNING = _words("denial", "wrong", "condition", "hedge")
+_GOVERNING = _words("denial", "wrong", "condition")
 # "not 5", "cannot be 5", "nobody would say that the answer is 5"; not "not prime is 5", "not 6 but 5"
 _DENIED_BEFORE = re.compile(
     rf"(?:{_GOVERNING}|n't)[\s:]*(?:be\s+)?(?:equal\s+to\s+)?"
     rf"(?:(?!(?:but|rather|yet|so|then|{_VERB}|equals)\b)[^\W\d_{_CHINESE}][^\W\d_]*'?[a-z]*\s+){{0,3}}(?:{_SUBJECT})?\(?\Z"
+    rf"|{_words('hedge')}\s+(?:(?!{_VERB})[a-z]+\s+)?\(?\Z"
     rf"|{_GOVERNING}(?<=[{_CHINESE}])[{_CHINESE}\s:\uff1a]{{0,6}}\Z"
-    rf"|(?:{_words('bound', 'exception')}|[<>]|\\[lg]eq?|\\ne)[\s({_CHINESE}]{{0,3}}\Z",
+    rf"|(?:{_words('bound', 'exception')}|[<>\u00ac]|\\[lg]eq?|\\neg?|\\lnot)[\s({_CHINESE}]{{0,3}}\Z",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(rf"(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound')}\s*\Z", re.IGNORECASE)
-_BE = r"(?:is|are|was|were|would be|seems?|can|could|does|must|as|ist|n'est|est|es|\u662f|\u3067\u306f|\uac00|\uc774)"
+_BE = (
+    r"(?:is|are|was|were|would be|seems?|feels|looks|can|could|does|must|as|ist|n'est|est|es"
+    r"|\u662f|\u3067\u306f|\uac00|\uc774)"
+)
 # "5 is wrong", "5 is a wrong answer", "5 is not it", "5 or more", "5 --> 6"; not "5, not 6"
 _DENIED_AFTER = re.compile(
-    rf"[\s)}}\]]*(?:(?:{_BE}\s*(?:[a-z]+ly\s+)?)?(?:{_words('denial', 'wrong')}|n't\b|{_words('bound_after')})(?!\W*\d)"
-    rf"|{_BE}\s+(?:[^\W\d_]+\s+){{0,2}}{_words('wrong')}|\\neq?(?![a-z])|\u2260|-+>|\u2192)",
+    rf"[\s)}}\]]*(?:(?:{_BE}\s*(?:[a-z]+ly\s+)?)?"
+    rf"(?:{_words('denial', 'wrong', 'bound_after', 'hedge')}|n't\b)(?!\W*\d)"
+    rf"|{_BE}\s+(?:[^\W\d_]+\s+){{0,2}}{_words('wrong', 'uncertain')}|\\neq?(?![a-z])|\u2260|-+>|\u2192)",
     re.IGNORECASE,
 )
 # "which is wrong", "this answer is a mistake", "it cannot be right"; not "this is not a prime"
@@ -55,7 +60,7 @@ _FIRST_PERSON = r"\bI\s+(?:do\s+not|don't|cannot|can't|disagree)\b|\b(?:do\s+not
 _DOUBT = re.compile(_NO_DOUBT + _words("doubt"), re.IGNORECASE)
 _WRONG = re.compile(rf"{_words('wrong')}|{_FIRST_PERSON}", re.IGNORECASE)
 _REST = re.compile(
-    rf"{_NO_DOUBT}{_words('doubt', 'correction')}|\bno[,.!]|{_CALLED_WRONG}|{_FIRST_PERSON}", re.IGNORECASE
+    rf"{_NO_DOUBT}{_words('doubt', 'correction')}|\bno(?:[,.!]|\s\d)|{_CALLED_WRONG}|{_FIRST_PERSON}", re.IGNORECASE
 )
 _LATER = re.compile(
     rf"{_NO_DOUBT}{_words('doubt', 'correction')}|{_CALLED_WRONG}"
