@@ -64,7 +64,7 @@ def load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
     rows = _load(args, backend, flag)
     if args.reward.remote_url and Path(args.reward.remote_url[0]) == MATH_FILE:
         labels = rows[args.data.label_key][:]
-        unreadable = unreadable_labels(labels)
+        unreadable = unreadable_labels(labels, rows[args.data.input_key][:])
         bad = {
             f"row {number}": f"no answer can earn the label {label[:60]!r} ({unreadable[label]})"
             for number, label in enumerate(labels, 1)

@@ -311,5 +311,3 @@ def test_no_text_breaks_a_rule(response):
         assert score in (0.0, 1.0)
         assert (score == 1.0) <= (answer is not None)
     assert VERIFIERS["math"](response, "8").score in (0.0, 1.0)
-    # what a response says last in a box is what it answers
-    assert VERIFIERS["choice"](response.replace("{", "").replace("}", "") + "\n\\boxed{D}", "D").score == 1.0

@@ -1,5 +1,6 @@
 """The grammar reads texts as values, and compares values; exact_match compares texts."""
 
+import re
 import runpy
 from fractions import Fraction
 from pathlib import Path
@@ -17,11 +18,14 @@ def test_exact_match_compares_what_follows_the_prompt_without_special_tokens_at_
     path = Path(openrlhf_dbb.rewards.__file__).with_name("exact_match.py")
     reward_func = runpy.run_path(str(path))["reward_func"]
     right = {"21<eos>": 21, " 21 <|im_end|>\n<|endoftext|><pad><pad>": " 21", "a</s>b": "a</s>b"}
+    right["<think>20?</think>\n\n21"] = "21"
     wrong = {"21.0<eos>": "21", "12+9=21<eos>": "21", "01<eos>": "1", "</s>": "1"}  # Math-Verify would take 21.0 for 21
     queries, labels = zip(*((f"12+9={response}", label) for response, label in (right | wrong).items()), strict=True)
     rewards = [1.0] * len(right) + [0.0] * len(wrong)
     result = reward_func(queries, ["12+9="] * len(queries), labels)
     assert result == {"rewards": rewards, "scores": rewards, "extra_logs": {}, "read": [None] * len(rewards)}
+    unfinished = reward_func(["12+9=<think>21"], ["12+9="], ["21"])
+    assert unfinished["rewards"] == [0.0] and "thought" in unfinished["read"][0]
     with pytest.raises(ValueError, match="does not start with its prompt"):
         reward_func(["2+9=11<eos>"], ["12+9="], ["11"])
 
@@ -40,7 +44,7 @@ def test_last_box_is_the_last_one_whose_braces_close():
         ("1e-5", "1/100000"), ("2.5e10", "25000000000"), (r"6.02 \times 10^{23}", "602000000000000000000000"),
         ("50\u00b0", "50"), ("5.", "5"), ("$5.$", "5"), (r"\boxed{1,234.}", "1234"), ("\u20135", "-5"),
         ("2 1/2", "5/2"), ("x=3", "3"), ("-1./3", "-1/3"), (r"111, \! 111", "111111"), ("6\\frac15", "31/5"),
-        ("She sold 48/2.\n#### 72", "72"), ("0.\\overline{6}", "2/3"), ("\uff15", "5"), ("{3\\over 4}", "3/4"),
+        ("She sold 48/2.\n#### 72", "72"), ("\uff15", "5"), ("{3\\over 4}", "3/4"),
         # prose and torn texts are not read
         ("???", None), ("There are $12$ ways for $n=3$.", None), ("It is 7 because 3 plus 4 is 7", None),
         ("5 is right", None), ("1" * 5000, None), ("(1,2", None),
@@ -68,22 +72,29 @@ def same(label, answer):
 @pytest.mark.parametrize(
     ("label", "equals", "differs"),
     [
-        ("28", ["28%", "28 apples", r"\text{28 ways}", "x = 28", "(28)", "7+21=28"], ["2 8", "-28", "x>28", "28!"]),
+        ("28", ["28 apples", r"\text{28 ways}", "x = 28", "(28)", "7+21=28"], ["2 8", "-28", "x>28", "28!"]),
+        ("28", ["f(3) = 28", "m + n = 28"], ["28%", "27 = 28", "28 = 28", "28.1"]),
         ("5\\text{ km}", ["5000 m", "5 kilometers", "5"], ["5 m", "5 \\text{ kg}", "5000"]),
         ("9\\text{ cm}^2", ["9 square centimetres", "0.0009 m^2"], ["9 cm", "9 \\text{ cm}^3"]),
         ("18.50", [r"\$18.5", "18 dollars and 50 cents", "18,50"], ["1850", "18.05"]),
         ("50^{\\circ}", ["50", "50 degrees"], ["50 radians"]),
         ("0.5", [r"\frac12", r"\frac 1 2", r"$\tfrac{1}{2}$.", "50\\%", ".5"], ["5", "0.05"]),
+        (r"\frac{27}{35}", [r"\frac{27}{35} \approx 0.771", "P = 27/35 = 0.7714"], [r"\frac{27}{35} = 0.76", "0.7714"]),
+        (r"\frac{2017}{2018}", ["4034/4036"], [r"\frac{2016}{2017}", "1", "0.9995"]),
+        ("3.162", ["3.162", "3.1620"], ["3.1628", "3.16"]),
+        ("0.1234567", [".1234567"], ["0.1234568"]),
+        ("9 (apples)", ["9", "9 apples", r"9 \text{ (apples)}"], ["9 (a + b)", "9 (ab)"]),
+        ("B = C", ["C = B", "B=C"], ["B = D", "B"]),
+        ("0.5", ["50%"], ["0.5%"]),
+        ("1/9, 4/9", ["4/9 and 1/9.", r"\frac49, \frac19"], ["1/9, 1/9"]),
         ("1234", ["1,234", "1{,}234", r"1\,234", r"1,\!234", "+1234.0", r"\$1234", "01234"], ["234"]),
-        ("1010_2", ["(1010)_2", "0b1010", "1010"], ["1010_3", "1011_2"]),
         ("(1,2)", ["x=1, y=2", r"\left(1,\,2\right)", r"\langle 1,2\rangle"], ["(2,1)", "[1,2]", "(1,2,3)"]),
         (r"\{1,2,3\}", ["3, 2, 1", "{3,2,1}", "1 and 2 and 3", "x=1, x=2, x=3"], ["1,2", r"\{1,2,3,4\}"]),
-        (r"(-\infty,2]", [r"]-\infty,2]", "x \\le 2", r"x\in(-\infty,2]", r"\{x \mid x \le 2\}"],
+        (r"(-\infty,2]", ["x \\le 2", r"x\in(-\infty,2]", r"\{x \mid x \le 2\}"],
          [r"(-\infty,2)", "x<2", "(2,\\infty)"]),
         (r"(-\infty,1)\cup(3,\infty)", ["x<1 or x>3", "(3,\\infty)\\cup(-\\infty,1)"], ["x<1"]),
         (r"\pm 12", ["12, -12", r"x=\pm 12"], ["12", "-12"]),
         ("12:30", ["12:30 PM", "12.30"], ["12:03", "12.5"]),
-        ("March 14, 2023", [r"\text{14 March 2023}"], ["May 14, 2023", "2023"]),
         (r"\infty", ["+\u221e", "infinite"], [r"-\infty"]),
         ("Quadrant I", [r"\text{quadrant I}", "Quadrant~I"], ["Quadrant II", "I"]),
     ],
@@ -99,6 +110,14 @@ def test_formulas_are_asked_one_by_one_and_an_answer_that_cannot_be_told_is_none
     assert isinstance(label, Items) and isinstance(label.items[0], Formula)
     assert equal(label, answer, lambda *pair: asked.append(pair)) is None
     assert asked == [(r"\sqrt{8}", r"2\sqrt{2}")]
+
+
+def test_items_of_a_list_are_matched_one_to_one_in_any_order():
+    label, turned = read(r"\sqrt{2}, \sqrt{2}, \sqrt{3}"), read(r"\sqrt3, \sqrt2, \sqrt2")
+    wrong = read(r"\sqrt2, \sqrt3, \sqrt3")
+    same_root = lambda *roots: len({re.sub(r"\D", "", root) for root in roots}) == 1  # noqa: E731
+    assert equal(label, turned, same_root) is True
+    assert equal(label, wrong, same_root) is False
 
 
 SPELLINGS = ["{}", " {}.", "+{}", "${}$", r"\text{{{}}}", "x = {}", r"\boxed{{{}}}", "({})", r"{} \text{{ apples}}"]

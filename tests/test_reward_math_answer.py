@@ -76,7 +76,6 @@ TABLE = [
     ("Is it prime?", "no", "Neither yes nor no.", False),
     ("Which one?", r"\text{(E)}", "So the answer is E.", True),
     ("Which one?", r"\text{(E)}", "E?", False),
-    ("When?", "March 14, 2023", "It is on March 14, 2023.", True),
     ("Which one?", "i", "The answer is $i$.", True),
     ("Which one?", "E", r"\boxed{\left(\text{E}\right)}", True),
     ("Which one?", "MR=SRMC", "The answer is MR=SRMC.", True),
@@ -91,13 +90,48 @@ TABLE = [
     ("How much?", "3.5", "It costs 3,5.", True),
     ("How much?", "1234", "It costs 1,234.", True),
     ("How many?", "21", "There are twenty-one.", False),
-    ("Write 10 in binary.", "1010_2", r"\boxed{10}", False),
     # values in the question, and formulas copied from it where their value is the answer
     ("The chance of heads is 1/2. And of tails?", "0.5", r"\boxed{1/2}", True),
     ("Convert 63/5 to a mixed number.", r"12\frac{3}{5}", r"\boxed{12\frac35}", True),
     (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{\sqrt{12}}", False),
     ("Expand $(x+1)^2$.", "x^2+2x+1", r"It is $(x+1)^2$.", False),
     ("Write 12/24 in lowest terms.", "1/2", "12/24", False),
+    # what is left to be calculated
+    ("How large is it?", r"\frac{\pi}{4}", r"\boxed{0+\int_0^1 \frac{1}{1+x^2} dx}", False),
+    ("How large is it?", "e", r"\boxed{\lim_{m\to\infty} (1+1/m)^m}", False),
+    ("How large is it?", "x-6", r"\boxed{\begin{vmatrix}1&2\\3&x\end{vmatrix}}", False),
+    ("How large is it?", "3", r"\boxed{\max(2, 3)}", False),
+    *[
+        (SIMPLIFY, SIMPLIFY_LABEL, rf"\boxed{{{copy}}}", False)
+        for copy in (r"1\cdot(\sqrt{12})", r"+\sqrt{12}", r"\frac{\sqrt{12}}{1}", r"-(-\sqrt{12})", r"\sqrt{12}+0")
+    ],
+    (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{\sqrt{12} = 2\sqrt{3}}", True),
+    (SIMPLIFY, SIMPLIFY_LABEL, r"The answer is $2$. The answer is $2\sqrt{3}$.", False),
+    (SIMPLIFY, SIMPLIFY_LABEL, r"\boxed{\frac{2}{2}\sqrt{12}}", False),
+    ("Integrate.", r"\int f(x)dx", r"\boxed{\int f(x) dx}", True),
+    # letters in both cases
+    ("Simplify.", r"\frac{R}{r}", r"\boxed{\frac{r}{R}}", False),
+    ("Simplify.", r"\frac{R}{r}", r"\boxed{R r^{-1}}", True),
+    ("Simplify.", r"\frac{M}{M+m}", r"\boxed{\frac12}", False),
+    ("Simplify.", "X_1", r"\boxed{x_1}", False),
+    ("Simplify.", r"\frac{GMm}{r^2}", r"\boxed{GMm/r^2}", True),
+    ("Which roots?", "2, 3", r"\boxed{2 < x < 3}", False),
+    # equations and lists
+    ("Add.", "5", "So $m + n = 5$.", True),
+    ("How likely?", r"\frac12", r"\boxed{P(X=2) = \frac12}", True),
+    ("Which line?", "2x-5y+7=0", r"\boxed{2x-5y=-7}", True),
+    ("How large?", r"\pi", r"\boxed{A = \pi \approx 3.14}", True),
+    ("How large?", "3.14", r"\boxed{\pi \approx 3.14}", True),
+    ("Which roots?", r"1+\sqrt2, 1-\sqrt2", r"\boxed{1-\sqrt{2} \text{ and } 1+\sqrt{2}}", True),
+    ("Which roots?", r"\sqrt{2},\sqrt{2}", r"\boxed{\sqrt{5},\sqrt{2}}", False),
+    ("How large?", r"\frac{\ln 2}{2}", r"\boxed{\frac{\log 2}{2}}", True),
+    ("Multiply.", "15x^2+24x", r"\boxed{3 x (5 x + 8)}", True),
+    ("How many?", r"50\binom{100}{50}", r"\boxed{\binom{100}{50} \cdot 50}", True),
+    # a percentage is the number if the question asks for one
+    ("What percentage is it?", "28", r"\boxed{28\%}", True),
+    ("How many are there?", "28", r"\boxed{28\%}", False),
+    # brackets that are a factor
+    ("How large?", "4", "The answer is $4 (xy + 1)$.", False),
     # units, money, signs
     ("What is 3 - 8?", "-5", "3 - 8 = \u22125", True),
     ("How much is 2 + 3 dollars?", r"\$5", "You pay $5 and not $7.", True),
@@ -132,6 +166,71 @@ TABLE = [
     ("Compute.", r"\frac{100!}{2^{50}}", r"\boxed{\frac{100!}{2^{50}}+1}", False),
     ("Compute.", r"\frac{1}{5}, \frac{1}{3}", r"\boxed{\sqrt{\frac15, \frac13}}", False),
 ]
+
+
+# One for each way not to commit to an answer, and the affirmed answers that look like it.
+UNCOMMITTED = (
+    # taken back behind the box
+    r"\boxed{5} is incorrect; I cannot solve it.", r"\boxed{5}. However, this answer is wrong.", r"\boxed{5}? No.",
+    r"\boxed{5}. Wait, it is 6.", r"\boxed{5}, just kidding.", r"\boxed{5} 不对。", r"\boxed{5} is a wrong answer.",
+    # denied or doubted in its sentence
+    r"The answer is not $\boxed{5}$.", r"I do not think that the answer is \boxed{5}.", "I doubt that it is 5.",
+    "Everything except 5", "答案不是5", "Maybe 5.", r"It might be \boxed{5}.", r"Any number except \boxed{5}.",
+    r"Nobody would say \boxed{5}.", "Die Antwort ist nicht 5.", "答案是5吗", r"Wrong: \boxed{5}", "It exceeds 5.",
+    r"\boxed{5} could be it.", r"\boxed{5} is only a placeholder.", "Some claim 5.", r"\boxed{5}" "\n\nI give up.",
+    # one of several
+    r"\boxed{4} or \boxed{5}", r"\boxed{4} and \boxed{5} are possible.", "The answer is 5 or 6.", "答案是5或6",
+    " ".join(f"The answer is {k}." for k in range(1, 6)), "4\n5", r"\boxed{4}" "\n\n" r"\boxed{5}",
+    r"The answer is 4. \boxed{5}", r"\boxed{5}. The answer is 6.", "<answer>4</answer><answer>5</answer>",
+    # said by another one, or in a condition
+    'The task says "write \\boxed{5}".', "% \\boxed{5}\nThe answer is 6.", "<!-- \\boxed{5} -->", "Unless it is 5, no.",
+    r"Suppose the answer is \boxed{5}.",
+    # false
+    r"\boxed{6 = 5}", r"\boxed{5 = 5}", r"\boxed{5\%}", r"\boxed{500\%}",
+    # an unfinished thought
+    r"<think>So it is \boxed{5}.", "<think>a</think>b<think>The answer is 5.", "[THINK]5",
+    r"<|channel|>analysis<|message|>\boxed{5}",
+)  # fmt: skip
+COMMITTED = (
+    r"The answer is \boxed{5}, because 7 + 4 is 11, not 12.", "The answer isn't 6, it's 5.", "Not 6 but 5.",
+    r"Since n cannot be 0, we obtain $\boxed{5}$.", r"The number of integers that are not prime is \boxed{5}.",
+    r"If we simplify, then we get \boxed{5}.", r"So she must score at least \boxed{5} points.",
+    r"It is $10/2$ or $\boxed{5}$.", r"There is no doubt that it is \boxed{5}.",
+    r"We may conclude that there are \boxed{5}.",
+    r"\boxed{4} is wrong. The correct answer is \boxed{5}.", "The answer is 4. No, sorry, the answer is 5.",
+    "First, 7 + 4 = \\boxed{11}.\n\nThen we subtract 6 and find \\boxed{5}.", r"\boxed{5}" "\n\nWould you like more?",
+    "<think>4? no, \\boxed{6}</think>\n\nThe answer is 5.", "4 or 5?</think>\\boxed{5}", "因此答案是\\boxed{5}。",
+    "<|channel|>analysis<|message|>4?<|end|><|start|>assistant<|channel|>final<|message|>5", "Is it 4? No. It is 5.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("response", UNCOMMITTED)
+def test_a_response_that_does_not_commit_to_the_answer_earns_nothing(reward, response):
+    assert reward(response, "5", SUM) == 0.0
+
+
+@pytest.mark.parametrize("response", COMMITTED)
+def test_a_response_that_affirms_the_answer_earns_it(reward, response):
+    assert reward(response, "5", SUM) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [("The answer is B. The answer is D.", False), (r"\boxed{B} is wrong.", False), ("Maybe B", False), ("B?", False),
+     ("<think>B", False), ("答案不是B", False), ("The answer is A. No, sorry, the answer is B.", True),
+     ("The answer is B, because A is wrong.", True)],
+)  # fmt: skip
+def test_a_letter_is_committed_to_as_a_number_is(reward, response, right):
+    assert reward(response, "B", "Which one?") == float(right)
+
+
+def test_a_thought_that_the_prompt_opens_is_unfinished_until_it_is_closed(module):
+    opened, closed = SUM + "\n<think>\n", SUM + "\n<think>\n\n</think>\n\n"
+    rows = [(opened, r"so \boxed{5}", 0.0), (opened, r"4?</think>\boxed{5}", 1.0), (closed, r"\boxed{5}", 1.0)]
+    queries = [prompt + response for prompt, response, _ in rows]
+    result = module.reward_func(queries, [prompt for prompt, *_ in rows], ["5"] * len(rows))
+    assert result["rewards"] == [reward for *_, reward in rows]
+    assert result["read"][0] == "no answer: the thought does not end"
 
 
 @pytest.mark.parametrize(("question", "label", "response", "right"), TABLE)
@@ -186,12 +285,14 @@ def test_eight_threads_get_their_own_verdicts(reward):
 def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(module, monkeypatch):
     prose, torn = "There are $12$ ways for $n=3$.", r"t(0,4]"
     labels = ["5", r"\frac{1}{2}", prose, r"\{1,2\}", "(0,1]", prose, "50\u00b0", "5.", torn, r"\text{yes}"]
+    labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}."]
     assert list(module.unreadable_labels(labels)) == [prose, torn]
+    assert list(module.unreadable_labels(["2/4", "x+1"], ["What is 2/4?", "Repeat x+1."])) == ["2/4"]  # a copy
     monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))
     assert module.unreadable_labels(map(str, range(10_000))) == {}  # numbers need no Math-Verify
 
 
 def test_labels_that_only_a_box_earns_are_named(module):
-    assert module.boxes_needed(["5", r"\sqrt{2}", "x^2+1"]) == []
+    assert module.boxes_needed(["5", r"\sqrt{2}", "x^2+1", r"\boxed{7}"]) == []
     [warning] = module.boxes_needed(["MR=SRMC", "x=1,\ny=2"])
     assert warning.startswith("1 of 2 labels, such as 'x=1,\\ny=2', are earned only in a box")

@@ -74,7 +74,7 @@ def test_worker_is_started_when_needed_then_reused_and_replaced_where_it_was_kil
     assert workers() == []
 
 
-RESETS = "import signal\n    signal.setitimer(signal.ITIMER_REAL, 0)"
+RESETS = "import signal\n    signal.setitimer(signal.ITIMER_PROF, 0)"
 FORKS = "import os\n    if os.fork() == 0: time.sleep(1000)"
 DOUBLES = "import os\n    os.fork()\n    return {'correct': os.getppid() == parent}"
 
@@ -96,6 +96,18 @@ def test_a_verifier_without_its_alarm_or_with_children_does_not_hold_the_caller(
     pool.close()
     # The kernel takes a killed child away later than it ends the process that was waited for.
     until(lambda: not running("-m worker"))
+
+
+def test_the_limit_is_cpu_time_so_that_a_busy_machine_loses_no_answer(tmp_path, monkeypatch):
+    (tmp_path / "worker.py").write_text(
+        "import sys, time\nfrom openrlhf_dbb.rewards import verifier_pool\n"
+        "def reply_to(label, answer):\n    time.sleep(1.0)\n    return {'correct': True}\n"
+        "verifier_pool.serve(float(sys.argv[1]), 'json', reply_to)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = VerifierPool(size=1, time_limit_s=0.3, worker="worker")
+    assert pool.verify("a", "b") is True
+    pool.close()
 
 
 def test_a_worker_that_cannot_start_raises_every_time(monkeypatch):

@@ -14,6 +14,7 @@ from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Key, Results, Row, as_results
 from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 from openrlhf_dbb.platform import cpu, ray_start
+from openrlhf_dbb.rewards.answers import without_thought
 
 _ENDED = re.compile(r"^\(\w+ pid=\d+\) ERROR .*?\] ([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
 
@@ -191,7 +192,8 @@ def answer(prompts: Mapping[str, BenchmarkPrompts], keys: Sequence[Key], generat
 def _verify(prompts: Mapping[str, BenchmarkPrompts], key: Key, finished: Finished) -> Row:
     of, (_, responses, tokens, truncated) = prompts[key.benchmark], finished
     label, verify = of.labels[key.place], VERIFIERS[of.benchmark.verifier]
-    scores, extracted = map(list, zip(*(verify(response, label) for response in responses), strict=True))
+    answered = [without_thought(response, of.texts[key.place]) or "" for response in responses]
+    scores, extracted = map(list, zip(*(verify(response, label) for response in answered), strict=True))
     asked = of.ids[key.place], of.texts[key.place], label
     return Row(*key, *asked, scores, extracted, tokens, truncated, responses)
 

@@ -1,25 +1,47 @@
-r"""Finds the answer of a response: the last box, else what follows "answer is" or ``####``, else the last value.
+r"""Finds the one answer that a response commits to; docs/rewards.md states the rule.
 
-A value that is denied ("not 5", "7 is wrong"), a bound ("at least 51"), an operand or a question is no answer.
-
-A letter or words are what a response settles on: the last box, "the answer is ...", "option ... is correct"; without
-one, a letter alone on the last line or in parentheses at its end. Several letters, "(A) or (B)", are not an answer.
+It is the last box, else what follows "answer is" or ``####``, else the last value. A letter or words are found in the
+same order; without box or statement, a letter stands alone on the last line or in parentheses at its end.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from openrlhf_dbb.core import NO_ANSWER
+from openrlhf_dbb.rewards.commitment import (
+    CORRECTION,
+    OR_AFTER,
+    OR_BEFORE,
+    RESTART,
+    is_denied,
+    is_taken_back,
+    visible,
+)
 from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
-from openrlhf_dbb.rewards.values import UNITS, Equation, Formula, Items, Number, Value, Words, inner, read
+from openrlhf_dbb.rewards.values import UNITS, Equation, Formula, Items, Number, Value, Words, canonical, inner, read
 
 TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statement is read
 SAID_CHARACTERS = 400
+MOST_OFFERS = 50  # boxes and statements that are compared with the answer
 
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_BRACES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{|\\.|[{}]", re.DOTALL)
 _MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`|^#{1,3}(?= )", re.MULTILINE)
 _MARKER = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+(?=\S)", re.MULTILINE)
-_REMARK = re.compile(r"\s\([^()]*(?<![\\A-Za-z])[A-Za-z]{2}[^()]*\)")
+# "(apples)", "(that is 7 + 4 - 6)", "(see equation 5)"; not "(xy + 1)", "(or 6)"
+_NO_REMARK = rf"(?:{'|'.join(FUNCTIONS)}|or|not|maybe|perhaps|possibly|wrong|i)\b"
+_REMARK = re.compile(
+    rf"\s\((?:[\d.,]+ )?(?!{_NO_REMARK})[A-Za-z]{{3,}}(?! ?[-+*/^=<>_])[^()]*\)|\s?\([\u3040-\u9fff]+\)", re.IGNORECASE
+)
+_TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
+_LONG_WORD, _WORDS_OF_A_STEP = re.compile(r"[^\W\d_]{2,}"), 4
+_SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
+_PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
+_SAID = re.compile(
+    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z])|\n|\Z|, ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
+)
+_LONE_NUMBER_ABOVE = re.compile(r"(?:\A|\n)[ \t$]*([-+]?[\d.,/]*\d)[ \t$.]*\n\s*\Z")
 _VERB = r"(?:\s+(?:is|are|was|would\s+be|should\s+be|must\s+be|will\s+be|has\s+to\s+be)\b\s*:?|\s*\"?[:=]|\s*\n)"
 STATEMENT = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u6545\u9009",
@@ -27,29 +49,25 @@ STATEMENT = re.compile(
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")  # "$5 and $7" encloses words, not a formula
-# What neither words nor punctuation part; units and words between numbers are a part, "a" and "I" alone are none.
+# The parts of a value in running text, each with an example.
 _OPERATOR = r"[-=+*/^(<>]"
-_PART = rf"""\\[A-Za-z]+|\\.|\{{(?:[^{{}}]|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})*\}}|\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d
-    |(?<![^\W\d_])(?<!')(?:[B-HJ-Zb-z]|[aAI](?=\s*{_OPERATOR})|(?<={_OPERATOR})[aAI]|{"|".join(FUNCTIONS)})(?![^\W\d_']|'[a-z])
-    |(?i:minus|negative)(?=\s*\d)|\.(?=/)|(?![\w?"',:;.}}])[!-~\u20ac\u00a3\u00a5]|_"""
-_MATHS = re.compile(
-    rf"""(?:{_PART})(?:\s*(?:{_PART}|[,:](?=\s*[-\d\\$(])|(?:and|or|plus|minus|times|to|by|over)(?=\s*[-\d\\$])
-    |(?:square|cubic|percent|{"|".join(name for name in UNITS if name.isalpha() and name != "in")})s?(?![^\W\d_])))*""",
-    re.VERBOSE | re.ASCII,
-)
-_DENIED_BEFORE = re.compile(
-    r"(?:\b(?:not|never|neither|nor|than|instead of|if|whether|unless|false|suppose|assum(?:e|ing)|let|cannot|longer|"
-    r"unlikely)|n't)[ :]+(?:(?!but\b|rather\b|yet\b|so\b|then\b)[a-z']+[ ]+){0,3}\Z|(?:\b(?:at least|at most|up to|"
-    r"over|under|above|below|between|out of|step|case|equation|chapter|rule)|[<>]|\\[lg]e|\\ne|!=) *\Z",
-    re.IGNORECASE,
-)
-_DENIED_AFTER = re.compile(
-    r"\s*(?:(?:(?:is|are|was|would be|seems|can|could|does)\s*)?(?:not\b|n't|never|wrong|incorrect|false|too\b|"
-    r"impossible)|(?:isn|can|doesn|wasn)'t|cannot|"
-    r"(?:or|and) (?:more|less|fewer|greater|above|below|higher|lower|up)\b|at (?:most|least)\b|\?)",
-    re.IGNORECASE,
-)
-
+_NO_LETTER = r"(?![^\W\d_']|'[a-z])"
+_PARTS = [
+    r"\\[A-Za-z]+|\\.",  # \frac, \%
+    r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}",  # {n+1}
+    r"\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d",  # 1,234.5; 1e-5; .5
+    # x; a and I only beside an operator, as they are words; sin
+    rf"(?<![^\W\d_])(?<!')(?:[B-HJ-Zb-z]|[aAI](?=\s*{_OPERATOR})|(?<={_OPERATOR})[aAI]|{'|'.join(FUNCTIONS)}){_NO_LETTER}",
+    r"(?i:minus|negative)(?=\s*\d)|\.(?=/)",  # minus 5; 1./3
+    r"(?![\w?\"',:;.}])[!-~\u20ac\u00a3\u00a5]|_",  # +, (, $
+]
+_UNIT_NAMES = "|".join(name for name in UNITS if name.isalpha() and name != "in")
+_MORE_PARTS = [
+    r"[,:](?=\s*[-\d\\$(])",  # 1, 2
+    r"(?:and|or|plus|minus|times|to|by|over)(?=\s*[-\d\\$])",  # 1 and 2
+    rf"(?:square|cubic|percent|{_UNIT_NAMES})s?(?![^\W\d_])",  # 5 square metres
+]
+_MATHS = re.compile(rf"(?:{'|'.join(_PARTS)})(?:\s*(?:{'|'.join(_PARTS + _MORE_PARTS)}))*", re.ASCII)
 LETTERS, ALPHABET = "ABCDEFGHIJ", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # MMLU-Pro has up to ten options
 _PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
 
@@ -79,7 +97,9 @@ def rewards(
     ``judge`` gets a response without special tokens behind it, its label and its prompt, and returns a score and the
     text that it read as the answer. Raise ValueError for an empty label, and for a query without its prompt.
     """
-    scores, read = [], []
+    scores: list[float | None] = []
+    read: list[str | None] = []
+    verdict: tuple[float | None, str | None]
     for query, prompt, label in zip(*columns, strict=True):
         text = str(label).strip()
         if not text:
@@ -89,10 +109,24 @@ def rewards(
         response = query[len(prompt) :].rstrip()
         while token := next((token for token in TABLES["special_tokens"] if response.endswith(token)), None):
             response = response.removesuffix(token).rstrip()
-        score, answer = judge(response.lstrip(), text, prompt)
-        scores.append(score)
-        read.append(answer)
+        answered = without_thought(response, prompt)
+        if answered is None:
+            verdict = (0.0, f"{NO_ANSWER}: the thought does not end")
+        else:
+            verdict = judge(answered.lstrip(), text, prompt)
+        scores.append(verdict[0])
+        read.append(verdict[1])
     return {"rewards": scores, "scores": list(scores), "extra_logs": {}, "read": read}
+
+
+def without_thought(response: str, prompt: str = "") -> str | None:
+    """Return what follows the thought of a response; None if the thought does not end. A prompt may begin one."""
+    for opening, closing in TABLES["thoughts"]:
+        _, ending, rest = response.rpartition(closing)
+        if opening in rest or (not ending and prompt.rstrip().endswith(opening)):
+            return None
+        response = rest
+    return response
 
 
 def boxes(text: str) -> list[tuple[int, int]]:
@@ -115,83 +149,171 @@ def last_box(text: str) -> str | None:
     return text[slice(*places[-1])] if places else None
 
 
-def read_label(label: str) -> Value | None:
-    """Return the value of a label in a box, behind ``####`` or by itself; None if it is none."""
+def bare_label(label: str) -> str:
+    """Return the text of a label without its box, what stands before ``####``, and dollars around its formulas."""
     box = last_box(label)
     text = label.rpartition("####")[2] if box is None else box
-    return read(text.replace("$", "") if text.count("$") > 1 else text)
+    return (text.replace("$", "") if text.count("$") > 1 else text).strip()
+
+
+def read_label(label: str) -> Value | None:
+    """Return the value of a label in a box, behind ``####`` or by itself; None if it is none."""
+    return read(bare_label(label))
 
 
 def find(response: str, label: Value) -> Value | None:
-    """Return the answer of a response, read like the label; None if there is none."""
-    like, box = inner(label), last_box(response)
-    if box is not None:
-        value, phrase = read(box, like), _REMARK.sub("", FONT.sub(r" \2 ", box))
-        if not isinstance(like, Number) or isinstance(value, (Number, Equation)) or not _PROSE.search(phrase):
-            return value
-        found = list(_values(phrase, like))  # the only number in a phrase, ``\text{about } 5``
-        return found[0] if len(found) == 1 else value
-    if r"\boxed{" in response:
+    """Return the one answer that a response commits to, read like the label; None if there is none."""
+    text = visible(response)
+    if places := boxes(text):
+        return _in_last_box(text, places, label)
+    return None if r"\boxed{" in text else _in_prose(_plain(text), label)
+
+
+def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Value | None:
+    value = _read_box(text[slice(*places[-1])], label)
+    if value is None:
         return None
-    text = _plain(response.rpartition("</think>")[2])
-    if isinstance(like, Number):
-        text = re.sub(r"!(?=\s*(?:\n|\Z|[A-Z]))", ".", text)  # no factorial
-    statements = [statement for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
-    if statements:
-        start, end = statements[-1].span()
-        if _is_denied(text, start):
+    start, end = text.rindex("\\", 0, places[-1][0]), places[-1][1] + 1
+    for box_start, box_end in places[-MOST_OFFERS:]:
+        is_offered = box_end < start and _is_offered_too(text[box_end + 1 : start])
+        if is_offered and not _is_same(read(text[box_start:box_end], label), value):
             return None
-        text = text[end:].strip()
-        if not re.search(r"\b(?:wait|actually|correction|oops|sorry|rather|no)\b", text, re.IGNORECASE):
-            return next(_values(text[:SAID_CHARACTERS], like), None)
-    text = text[-TAIL_CHARACTERS:].strip()
-    first, _, rest = text.partition("\n")
-    if not statements and rest.startswith("\n") and isinstance(value := read(first, like), type(like)):
+    return value if _is_final(text, start, end, value, label) else None
+
+
+def _is_offered_too(gap: str) -> bool:
+    """Return whether what stands between two boxes neither corrects the first one nor is a step to the second."""
+    is_step = re.search(r"[.!?\n]", gap) is not None and len(_LONG_WORD.findall(gap)) >= _WORDS_OF_A_STEP
+    return not is_step and CORRECTION.search(gap) is None
+
+
+def _read_box(box: str, label: Value) -> Value | None:
+    value, phrase = read(box, label), _plain(FONT.sub(r" \2 ", box))
+    if not isinstance(inner(label), Number) or isinstance(value, (Number, Equation)) or not _PROSE.search(phrase):
         return value
-    return next(_values(text, like, last_first=True), None)
+    found = [number for *place, number in _numbers(phrase, 0, len(phrase), label) if not is_denied(phrase, *place)]
+    return found[0] if len(found) == 1 else value  # the only number in a phrase, ``\text{about } 5``
 
 
-def _is_denied(text: str, start: int) -> bool:
-    return _DENIED_BEFORE.search(text[:start][-60:]) is not None
+def _in_prose(text: str, label: Value) -> Value | None:
+    if isinstance(inner(label), Number):
+        text = re.sub(r"!(?=\s*(?:\n|\Z|[A-Z]))", ".", text)  # no factorial
+    statements = [statement.end() for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
+    first = re.match(r"\s*(\S.*)\n\s*\n", text)
+    first_line = read(first[1], label) if first and not statements else None
+    if first and first_line is not None and isinstance(inner(first_line), type(inner(label))):
+        return first_line if _is_final(text, first.start(1), first.end(1), first_line, label) else None
+    tail = max(0, len(text) - TAIL_CHARACTERS)
+    if not statements:
+        places = _values(text, tail, label, last_first=True)
+    elif RESTART.search(text, statements[-1]):
+        places = _values(text, max(tail, statements[-1]), label, last_first=True)
+    else:
+        places = _values(text[: statements[-1] + SAID_CHARACTERS], statements[-1], label)
+    denied = set()
+    for start, end, value in places:
+        if is_denied(text, start, end):
+            denied.add(canonical(value))
+        elif canonical(value) in denied or not _is_final(text, start, end, value, label):
+            return None
+        else:
+            return value
+    return None
+
+
+def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bool:
+    """Return whether a response affirms an answer, does not take it back and offers no other one."""
+    if is_denied(text, start, end) or is_taken_back(text, end):
+        return False
+    if _has_alternative(text, start, end, value, label):
+        return False
+    line = _LONE_NUMBER_ABOVE.search(text[max(0, start - SAID_CHARACTERS) : start])
+    if line is not None and not _is_same(read(line[1], label), value):
+        return False
+    statements = [statement.end() for statement in STATEMENT.finditer(text)][-MOST_OFFERS:]
+    return not any(_says_another(text, place, start, value, label) for place in statements)
+
+
+def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
+    """Return whether another value stands beside an answer, with "or" between them."""
+    if (found := OR_AFTER.match(text, end)) is not None:
+        after = next(_values(text[: found.end() + SAID_CHARACTERS], found.end(), label), None)
+        return after is None or not _is_same(after[2], value)
+    found = OR_BEFORE.search(text, max(0, start - SAID_CHARACTERS), start)
+    if found is None:
+        return False
+    begin = max(0, found.start() - SAID_CHARACTERS)
+    before = next(_values(text[: found.start()], begin, label, last_first=True), None)
+    return before is not None and before[1] == found.start() and not _is_same(before[2], value)
+
+
+def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:
+    """Return whether "The answer is" before a place states another value than the answer, and nothing corrects it."""
+    said = _SAID.match(text, place)
+    offered = read(said[1], label) if said else None
+    kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
+    if offered is None or not isinstance(inner(offered), kinds) or _is_same(offered, value):
+        return False
+    return place > start or CORRECTION.search(text, place, start) is None
+
+
+def _is_same(other: Value | None, value: Value) -> bool:
+    if other is None:
+        return False
+    one, two = inner(other), inner(value)
+    if isinstance(one, Number) and isinstance(two, Number):
+        return one.value == two.value
+    return canonical(one) == canonical(two)
 
 
 def _plain(text: str) -> str:
+    text = _TABLE_ROW.sub(lambda row: row[0].replace("|", " "), text)
     text = _MARKDOWN.sub("", plain_signs(text)).replace("</answer>", "\n")
     text = _FORMULA.sub(lambda found: found[0].replace("\n", " "), text)
     return _REMARK.sub("", _MARKER.sub("", text))
 
 
-def _values(text: str, like: Value, *, last_first: bool = False) -> Iterator[Value]:
+def _values(text: str, start: int, label: Value, *, last_first: bool = False) -> Iterator[tuple[int, int, Value]]:
+    """Yield the places and values behind a place of a text, in order."""
+    borders = [start, *(found.end() for found in _SENTENCE_END.finditer(text, start)), len(text)]
+    find_in = _numbers if isinstance(inner(label), Number) else _at_the_end
     step = -1 if last_first else 1
-    for sentence in re.split(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+", text)[::step]:
-        yield from (_numbers if isinstance(like, Number) else _at_the_end)(sentence, like)[::step]
+    for begin, end in list(itertools.pairwise(borders))[::step]:
+        yield from find_in(text, begin, end, label)[::step]
 
 
-def _numbers(sentence: str, like: Value) -> list[Value]:
-    values = []
-    for found in _MATHS.finditer(sentence):
-        start, end = found.span()
-        is_ordinal = re.match("[A-Za-z]", sentence[end:])  # 5th
-        if not is_ordinal and not _is_denied(sentence, start) and not _DENIED_AFTER.match(sentence, end):
-            values.append(read(found[0], like))
-    return [value for value in values if value is not None and isinstance(inner(value), Number)]
+def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
+    places = []
+    for found in _MATHS.finditer(text, begin, end):
+        value = read(found[0], label) if re.match("[A-Za-z]", text[found.end() :]) is None else None  # 5th
+        if value is not None and isinstance(inner(value), Number):
+            places.append((*found.span(), value))
+    return places
 
 
-def _at_the_end(sentence: str, like: Value) -> list[Value]:
-    """Return the longest end of a sentence, or else the last formula in dollars, that is of the label's kind."""
-    starts = [found.start() for found in re.finditer(r"(?:(?<=\s)|\A|(?<=[:=]))\S", sentence)][-60:]
-    places = [(start, sentence[start:]) for start in starts]
-    formulas = [found for found in _FORMULA.finditer(sentence) if not _PROSE.search(found[0])]
-    for place, text in places + [(found.start(), found[0]) for found in reversed(formulas)]:
-        value = read(text, like) or read(text.rstrip("!"), like)
-        if value is not None and _is_like(value, like) and not _is_denied(sentence, place):
-            return [value]
-    return []
+def _at_the_end(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
+    """Return the longest end of a sentence that is of the label's kind, or else its formulas in dollars."""
+    sentence = text[begin:end].rstrip()
+    for found in list(_PLACE.finditer(sentence))[-60:]:
+        if (value := _like(sentence[found.start() :], label)) is not None:
+            return [(begin + found.start(), begin + len(sentence), value)]
+    places = []
+    for found in _FORMULA.finditer(sentence):
+        value = None if _PROSE.search(found[0]) else _like(found[0], label)
+        if value is not None:
+            places.append((begin + found.start(), begin + found.end(), value))
+    return places
 
 
-def _is_like(value: Value, like: Value) -> bool:
+def _like(text: str, label: Value) -> Value | None:
+    """Return the value of a text if it is of the label's kind."""
+    value = read(text, label) or read(text.rstrip("!"), label)
+    return value if value is not None and _is_like(value, label) else None
+
+
+def _is_like(value: Value, label: Value) -> bool:
     """Return whether a value in running text may be the answer for a label: words have to be the label's."""
-    value = inner(value)
+    value, like = inner(value), inner(label)
     if isinstance(like, Words):
         return isinstance(value, Words) and (value.words == like.words or not value.words[0].isalpha())
     if isinstance(like, Formula):
@@ -201,33 +323,58 @@ def _is_like(value: Value, like: Value) -> bool:
 
 def letter(response: str, letters: str = LETTERS) -> str | None:
     """Return the letter that a response settles on; None if it names none, or several."""
-    text = _without_markup(response)
-    said = [settled for each in _stated(text) if (settled := _settled(*each, letters)) is not None]
-    if said:
-        return said[-1] or None
-    line = last_line(text)
-    found = re.fullmatch(r"\W*([A-Z])[^\w?]*", line, re.IGNORECASE) or _AT_THE_END.search(line)
-    return found[1].upper() if found and found[1].upper() in letters else None
+    text = _without_markup(visible(response))
+    settled = [place for each in _stated(text) if (place := _settled(*each, letters)) is not None]
+    if not settled:
+        line = last_line(text)
+        found = re.fullmatch(r"\W*([A-Z])[^\w?]*", line, re.IGNORECASE) or _AT_THE_END.search(line)
+        if found is None or found[1].upper() not in letters:
+            return None
+        begin = text.rindex(line)
+        settled = [(begin + found.start(1), begin + found.end(1), found[1].upper())]
+    start, end, said = settled[-1]
+    for _, other_end, other in settled:
+        if other != said and not CORRECTION.search(text, other_end, start):
+            return None
+    return said if said and not is_denied(text, start, end) and not is_taken_back(text, end) else None
 
 
 def words(response: str, label: str) -> str | None:
     """Return the last words that a response states as its answer, in lower case; for a label as yes, yes or no."""
-    text = _without_markup(response)
+    text = _without_markup(visible(response))
+    line = last_line(text)
+    last_words = line.rpartition("?")[2]
+    places = _stated(text) or [(text.rindex(line) + len(line) - len(last_words), last_words, False)]
     pair = next((pair for pair in _PAIRS if label.lower() in pair), ())
-    size, right = len(label.split()), _WORD.findall(label)
-    for said, is_boxed in reversed(_stated(text) or [(last_line(text).rpartition("?")[2], False)]):
-        found = _WORD.findall(said.lower())
-        if pair:
-            either = rf"\b(?:{'|'.join(pair)})\b"
-            if re.search(rf"{either}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){either}", said, re.IGNORECASE):
-                return None  # yes or no
-            is_denied = any(word in _DENIALS or word.endswith(("not", "n't")) for word in found[:-1])
-            found = [word for word in found[:1] + found[-1:] * (not is_denied) if word in pair][:1]
-        elif not is_boxed and right == found[-size:] and not _DENIALS & set(found[:-size][-1:]):  # the function is odd
-            found = right
+    for start, said, is_boxed in reversed(places):
+        found = _one_of(said, pair) if pair else _words(said, label, is_boxed)
         if found:
-            return " ".join(found)
+            *_, place = re.finditer(r"[\W_]+".join(map(re.escape, found)), said.lower())
+            begin, end = start + place.start(), start + place.end()
+            if is_boxed:
+                begin, end = text.rindex("\\", 0, start), start + len(said) + 1
+            return None if is_denied(text, begin, end) or is_taken_back(text, end) else " ".join(found)
     return None
+
+
+def _one_of(said: str, pair: tuple[str, ...]) -> list[str]:
+    """Return yes or no, as a statement says it: first, or last without a denial; nothing for "yes or no"."""
+    found = _WORD.findall(said.lower())
+    either = rf"\b(?:{'|'.join(pair)})\b"
+    if re.search(rf"{either}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){either}", said, re.IGNORECASE):
+        return []
+    is_denied_word = any(word in _DENIALS or word.endswith(("not", "n't")) for word in found[:-1])
+    candidates = found[:1] if is_denied_word else found[:1] + found[-1:]
+    return [word for word in candidates if word in pair][:1]
+
+
+def _words(said: str, label: str, is_boxed: bool) -> list[str]:
+    """Return the words of a statement, or of a sentence that ends with the label's, such as "the function is odd"."""
+    found, right = _WORD.findall(said.lower()), _WORD.findall(label)
+    size = len(right)
+    if not is_boxed and right == found[-size:] and not _DENIALS & set(found[:-size][-1:]):
+        return right
+    return found
 
 
 def last_line(text: str) -> str:
@@ -241,25 +388,28 @@ def _without_markup(text: str) -> str:
     return _MARKUP.sub("", _LATEX_SPACE.sub(" ", text))
 
 
-def _stated(text: str) -> list[tuple[str, bool]]:
+def _stated(text: str) -> list[tuple[int, str, bool]]:
     """Return in order what is said after "the answer is" on its line, and, with True, in boxes that are not long."""
-    found = [(start, (text[start:end], True)) for start, end in boxes(text) if end - start <= TAIL_CHARACTERS]
+    found = [(start, text[start:end], True) for start, end in boxes(text) if end - start <= TAIL_CHARACTERS]
     for statement in STATEMENT.finditer(text):
-        line = text[statement.end() : statement.end() + SAID_CHARACTERS].lstrip().split("\n", 1)[0].strip()
-        if line and not line.startswith("\\boxed"):
-            found.append((statement.end(), (line, False)))
-    found += [(praised.end(), (praised[1] or praised[2], False)) for praised in _PRAISED.finditer(text)]
-    return [said for _, said in sorted(found, key=lambda place: place[0])]
+        line = re.compile(r"\s*([^\n]*)").match(text, statement.end(), statement.end() + SAID_CHARACTERS)
+        if line and line[1].strip() and not line[1].startswith("\\boxed"):
+            found.append((line.start(1), line[1].rstrip(), False))
+    for praised in _PRAISED.finditer(text):
+        group = 1 if praised[1] else 2
+        found.append((praised.start(group), praised[group], False))
+    return sorted(found, key=lambda place: place[0])
 
 
-def _settled(said: str, is_boxed: bool, letters: str) -> str | None:
-    """Return the letter of a statement; "" if it names several letters, None if it names no letter."""
+def _settled(place: int, said: str, is_boxed: bool, letters: str) -> tuple[int, int, str] | None:
+    """Return the place and letter of a statement; "" if it names several letters, None if it names no letter."""
     found = _LETTER.match(said)
     if found is None or found[1].upper() not in letters:
         return None
-    rest = said[found.end() :]
-    if _SECOND.match(rest):
-        return ""
+    rest, start = said[found.end() :], place + found.start(1)
+    end = place + len(said) + 1 if is_boxed else place + found.end()
+    if _SECOND.match(rest) or rest.startswith("?"):
+        return start, end, ""
     # "A lone pair" in a box is an option's text; so are "a lone pair" and "I think" in a sentence, not "B because".
     is_text = (is_boxed or found[1] in "aiI") and not found[2] and not re.match(r"\s*(?:[.:),;!?\]]|$)", rest)
-    return None if is_text else found[1].upper()
+    return None if is_text else (start, end, found[1].upper())

@@ -4,9 +4,12 @@ r"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not
 """
 
 import functools
+import itertools
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 # OpenRLHF runs this file outside its package, so imports are absolute.
@@ -16,6 +19,7 @@ from openrlhf_dbb.rewards import answers, values
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 _NOTHING_READ = f"{NO_ANSWER} of the label's kind in a box, after 'answer is' or at the end"
+_PERCENT = re.compile("percent|%|\u767e\u5206", re.IGNORECASE)
 _logger = logging.getLogger(__name__)
 _pool = VerifierPool()
 _read_label = functools.lru_cache(maxsize=4096)(answers.read_label)
@@ -55,6 +59,8 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
         if question and values.is_copied(answer, right, _spelled(question)):
             return 0.0, answer, f"{NO_ANSWER}: the question's {read}"
         verdict = values.equal(right, answer, _ask)
+        if verdict is False and isinstance(answer, values.Number) and _PERCENT.search(question or "%"):
+            verdict = values.equal(right, replace(answer, is_percent=False), _ask)  # "What percentage ...?" 28 %
     except Exception:  # a fault of this package must not end a training
         _logger.exception("not verified: %r, label %r", response[-200:], label)
         return None, None, None
@@ -62,7 +68,7 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
 
 
 def _answer(response: str, right: values.Value) -> values.Value | None:
-    if isinstance(right, values.Words) and right.words[0].isalpha() and right.words[0] != "date":
+    if isinstance(right, values.Words) and right.words[0].isalpha():
         label = " ".join(right.words)
         said = answers.letter(response, answers.ALPHABET) if len(label) == 1 else answers.words(response, label)
         return values.Words(said, tuple(said.lower().split())) if said else None
@@ -71,6 +77,8 @@ def _answer(response: str, right: values.Value) -> values.Value | None:
 
 def _ask(label: str, answer: str) -> bool | None:
     """Return Math-Verify's verdict. Where it fails on the answer and not on the label, the answer is wrong."""
+    if r"\ln" in label and r"\log" not in label:
+        answer = re.sub(r"\\log(?![A-Za-z_])", r"\\ln", answer)
     try:
         verdict = _pool.verify(answer, label)
         return False if verdict is None and _pool.verify(label, label) else verdict
@@ -78,16 +86,24 @@ def _ask(label: str, answer: str) -> bool | None:
         return None
 
 
-def unreadable_labels(labels: Iterable[str]) -> dict[str, str]:
-    """Return the labels that their own text does not earn, with reasons; UsageError if no process could start."""
-    distinct = list(dict.fromkeys(labels))
+def unreadable_labels(labels: Iterable[str], questions: Iterable[Any] = ()) -> dict[str, str]:
+    """Return the labels that no answer can earn, with reasons.
+
+    Args:
+        labels: (B,) as in the data set.
+        questions: (B,) their prompts, texts or messages, or none; a label is tried with its last one.
+
+    Raises:
+        UsageError: no process of the verifier could start.
+    """
+    question_of = dict(itertools.zip_longest(labels, map(str, questions), fillvalue=""))
     with ThreadPoolExecutor(_pool.size) as threads:
-        unreadable = {label: why for label, why in zip(distinct, threads.map(_fault, distinct), strict=True) if why}
+        reasons = list(threads.map(_fault, question_of.keys(), question_of.values()))
     _pool.close()
-    return unreadable
+    return {label: why for label, why in zip(question_of, reasons, strict=True) if why}
 
 
-def _fault(label: str) -> str | None:
+def _fault(label: str, question: str) -> str | None:
     right = _read_label(label)
     if right is None:
         return "it is not one number, formula, list, letter or phrase"
@@ -95,12 +111,15 @@ def _fault(label: str) -> str | None:
         reply = _pool.ask({"label": formula, "answer": formula})
         if not reply.get("correct"):
             return f"Math-Verify: {reply.get('bad_label') or reply.get('unverified') or 'it does not equal itself'}"
-    return None if judge(f"\\boxed{{{label}}}", label)[0] == 1.0 else "its own text in a box does not earn it"
+    for text in {answers.bare_label(label), values.inner(right).text}:
+        if judge(f"\\boxed{{{text}}}", label, question)[0] != 1.0:
+            return f"\\boxed{{{text}}} does not earn it"
+    return None
 
 
 def boxes_needed(labels: Iterable[str]) -> list[str]:
     """Return a warning if labels are not earned by "The answer is LABEL."."""
     distinct = list(dict.fromkeys(labels))
-    lost = [label for label in distinct if judge(f"The answer is {label}.", label)[0] != 1.0]
+    lost = [label for label in distinct if judge(f"The answer is {answers.bare_label(label)}.", label)[0] != 1.0]
     some = f"{len(lost)} of {len(distinct)} labels, such as {lost[0][:60]!r}," if lost else ""
     return [f"{some} are earned only in a box: ask for \\boxed{{}}"] if lost else []

@@ -18,7 +18,7 @@ _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
 _DEEPEST = 100  # brackets in each other; reading takes the square of the depth
 
 FONT = re.compile(r"\\(text[a-z]*|math[a-z]+|boldsymbol|bm|operatorname|emph|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_FONT_OR_BOX = re.compile(FONT.pattern.replace("emph", "emph|boxed|fbox"))
+_FONT_OR_BOX = re.compile(FONT.pattern.replace("emph", "emph|boxed|fbox|framebox"))
 _UPRIGHT_FONTS = {"text", "textrm", "textbf", "textit", "texttt", "mathrm", "mbox", "operatorname"}
 _LETTERS = re.compile(rf"(?<![{UPRIGHT}\\A-Za-z])(?!(?<=\d)[eE][+-]?\d)[A-Za-z]+")
 _GROUPED = r"(?<![\d.,])\d{1,3}(?:(\{,\}|\\[,!]|, ?\\!\s*%s)\d{3})(?:\1\d{3})*(?!\d|,\d| ?/)|"
@@ -35,24 +35,16 @@ _REWRITES: list[tuple[str, Any]] = [
     (rf"(?<![{UPRIGHT}\\A-Za-z])({'|'.join(sorted(FUNCTIONS))})(?![A-Za-z])", r"\\\1"),
     (r"\\sqrt ?\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"\\binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
-    (r"C_(?:\{(\w+)\}|(\w))\^(?:\{(\w+)\}|(\w))", r"\\binom{\1\2}{\3\4}"),
     (r"\{([^{}]*)\\over([^{}A-Za-z][^{}]*)\}", r"\\frac{\1}{\2}"),
     (
         r"\\frac ?(?:(\d|\\(?!frac|sqrt)[A-Za-z]+)(?= ?[\d{])|\{([^{}]*)\}) ?(?:(\d)|\{([^{}]*)\})",
         r"\\frac{\1\2}{\3\4}",
     ),
-    (r"(?<![\w.}/^])(\d+) ?/ ?(\d+)(?![\w./(])", r"\\frac{\1}{\2}"),
-    (r"(\d\.\d*)\\(?:overline|bar|dot)\{(\d+)\}", r"\1(\2)"),
-    (r"(\d\.\d*?)(\d+?)\2+\.\.\.+", r"\1(\2)"),
+    (r"(?<![\w.}/^])(\d+) ?/ ?(\d+)(?![\w/(]|\.\d)", r"\\frac{\1}{\2}"),
     (r"(?<![\w.\\])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d+)(?!\w|[{^]|\.\d)", r"\1\\times 10^{\2}"),
     (rf"(?<=[\d)]) ?(?:\\times|\\cdot|\*|{UPRIGHT}?x) ?10 ?\^ ?(?:(-?\d)|\{{([+-]?\d+)\}})", r"\\times 10^{\1\2}"),
-    (r"(?<=[\d)]) x (?=[\d(])", r"\\times "),
-    (r"\b0b([01]+)", r"\1_{2}"),
-    (r"\((\d+)\)_", r"\1_"),
-    (  # ]0,1[
-        r"([\[\]])([^][(){}]+,[^][(){}]+)([\[\]])",
-        lambda found: ("(" if found[1] == "]" else "[") + found[2] + (")" if found[3] == "[" else "]"),
-    ),
+    (r"(?<=\d) x (?=\d)", r"\\times "),
+    (r"(?<=\d) ?(?=\\binom)", r"\\cdot "),
 ]
 
 

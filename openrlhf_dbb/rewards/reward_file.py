@@ -79,7 +79,7 @@ def _failure(error: BaseException, file: str) -> str:
 def check(file: str, prompts: Sequence[str], labels: Sequence[str], estimator: RewardEstimator) -> list[str]:
     """Return a warning if prompts are right as responses to themselves; refuse a broken file."""
     rows = rows_to_try(prompts, labels)
-    with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file")) as pool:
+    with contextlib.closing(VerifierPool(1, LIMIT_S, "openrlhf_dbb.rewards.reward_file", 1.0)) as pool:
         tried = pool.ask({"file": file, "rows": rows})
     source = f"reward_func of {Path(file).name}"
     if "scores" not in tried:

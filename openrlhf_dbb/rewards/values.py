@@ -1,9 +1,10 @@
 r"""Reads an answer or a label by one grammar, and compares values. Does no algebra.
 
-:func:`read` takes a text whole or not at all: ``10^{-7}`` is never 7. What is no number, list, interval, time, date,
+:func:`read` takes a text whole or not at all: ``10^{-7}`` is never 7. What is no number, list, interval, time,
 letter or word is a ``Formula``, which Math-Verify compares.
 """
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,36 +13,34 @@ from fractions import Fraction
 from openrlhf_dbb.rewards.notation import FUNCTIONS, TABLES, UPRIGHT, latex, normal, split, squeezed, stripped
 
 LONGEST = 4000  # characters; Python reads no number of more than 4,300 digits
-TOLERANCE = Fraction(1, 10**6)  # relative
+TOLERANCE = Fraction(1, 10**6)  # relative; of decimals alone
 MOST_ITEMS, LARGEST_EXPONENT = 50, 1000
 Ask = Callable[[str, str], bool | None]  # says of two formulas whether they are equal; None if it cannot tell
 Unit = tuple[tuple[tuple[str, int], ...], Fraction]  # powers of base units, sorted, and the factor to them
 
 _COMMA, _UNION = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b", r"\\cup(?![A-Za-z])"
 _RELATION = r"[=<>]|\\(?:approx|le|ge|ne|in)(?![A-Za-z])"
-_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _TURNED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
 _LETTERS = r"[^\W\d_]+"
 _BARE_WORD = (  # letters that are a word and no product of variables
-    rf"(?<![^\W\d_])(?<![\\{UPRIGHT}])(?![A-Z]+(?![^\W\d_]))"
+    rf"(?<![^\W\d_])(?<![\\{UPRIGHT}])(?![A-Z]+(?![^\W\d_])|[^\W\d_]+[A-Z])"  # not GM, GMm
     r"(?:[^\W\d_]{3,}|(?i:is|it|we|to|of|in|at|so|be|by|an|as|or|if|on|he|do|no|up))(?![^\W\d_])"
 )
 _WORD = re.compile(rf"{UPRIGHT}{_LETTERS}|{_BARE_WORD}")
 _NAMED = re.compile(rf"{_WORD.pattern}|(?<![\\{UPRIGHT}])\b[A-Z]+\b")  # Quadrant I
+_VARIABLE = re.compile(rf"(?<![\\{UPRIGHT}])(?<![^\W\d_]){_LETTERS}")
 _START = re.compile(rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})")  # of words that may follow a formula
 _PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")  # ``def`` in a fraction is a product
 _PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
+_REMARK = re.compile(rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$")  # 9 (apples)
 _NO_UNIT = re.compile(
     rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no|wrong|false)\b"
 )
-_NUMBER = re.compile(
-    rf"""(?P<sign>[-+]|{UPRIGHT}?(?:minus|negative)\ ?)?(?:(?P<money>[$\u20ac\u00a3\u00a5])(?P<inner>-)?)?
-    (?:(?P<digits>\d+)_\{{?(?P<base>\d+)\}}?|(?P<whole>\d+)?\ ?\\frac\{{(?P<above>[-+]?\d+)\}}\{{(?P<below>[-+]?\d+)\}}
-    |(?P<decimal>(?!10\ ?\^\{{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?(?:\((?P<period>\d+)\))?
-     (?:(?:\\times\ )?10\ ?\^\{{?(?P<power>[-+]?\d+)\}}?)?)
-    \ ?(?P<percent>%|{UPRIGHT}?percent)?""",
-    re.VERBOSE,
-)
+_SIGN = rf"(?P<sign>[-+]|{UPRIGHT}?(?:minus|negative)\ ?)?(?:(?P<money>[$\u20ac\u00a3\u00a5])(?P<inner>-)?)?"
+_FRACTION = r"(?P<whole>\d+)?\ ?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}"  # 2\frac{1}{3}
+_DECIMAL = r"(?P<decimal>(?!10\ ?\^\{?[-+]?\d)(?:\d+\.?\d*|\.\d+))?"  # 12, 2.50, .5; not the 10 of 10^3
+_POWER = r"(?:(?:\\times\ )?10\ ?\^\{?(?P<power>[-+]?\d+)\}?)?"  # \times 10^{-5}
+_NUMBER = re.compile(rf"{_SIGN}(?:{_FRACTION}|{_DECIMAL}{_POWER})\ ?(?P<percent>%|{UPRIGHT}?percent)?", re.VERBOSE)
 _NAME = re.compile(
     rf"(?:\\(?!frac|sqrt|infty|pm|{'|'.join(sorted(FUNCTIONS))})[A-Za-z]+ ?)?\{{?"
     r"(?:[A-Za-z]|[A-Z]+|(?:\\text\{[^{}]*\}|[A-Za-z]{3,})(?: ?(?:\\text\{[^{}]*\}|[A-Za-z]+))*)?"
@@ -50,6 +49,7 @@ _NAME = re.compile(
 _TIME = re.compile(rf"(?=\d+\D)([01]?\d|2[0-4])(?::([0-5]\d))? ?{UPRIGHT}?([ap]m|)", re.IGNORECASE)
 _INFINITE = re.compile(rf"\+?(-?) ?(?:\\infty|{UPRIGHT}?(?:infinity|infinite))")
 _BRACKETS = re.compile(r"(\\?\{|[(\[])(.*?)(\\\}|[)\]}])", re.DOTALL)
+_APPROXIMATION = re.compile(r"(.*\S) ?(?:\\approx|=) ?(-?\d*\.\d+)\D*")  # \frac{27}{35} \approx 0.771
 
 UNITS = {
     name: (base, Fraction(factor))
@@ -64,6 +64,15 @@ _FACTOR = re.compile(
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
 _BARE = re.compile(rf"(?<![A-Za-z\\{UPRIGHT}])(?:[A-Za-z]|in)(?![A-Za-z])")
 _UNITS_WITHOUT_FONT = {"m", "s", "h", "g", "L", "in"}  # other single letters are variables
+# What asks for a calculation.
+_UNEVALUATED = re.compile(
+    r"\\(?:i*int|sum|prod|lim|max|min|gcd|lcm|det|sup|inf)(?![A-Za-z])|vmatrix|\\text\{(?:lcm|gcd)"
+)
+# What changes no value: 0 + F, +F, 1 \cdot F, \frac{2}{2} F, F + 0, F^1, \frac{F}{1}, -(-F).
+_TRIVIAL = re.compile(
+    r"^0\+|^\+|^1(?:\\cdot|\\times)?(?=[(\\])|^\\frac\{(\d+)\}\{\1\}(?:\\cdot|\\times)?|[-+]0$|(?:\\cdot|\\times|/|\^)1$"
+    r"|\^\{1\}$|^\\frac\{(.*)\}\{1\}$|^-\(-(.*)\)$"
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class Number(Value):
     value: Fraction
     unit: Unit | None = None
     is_percent: bool = False
-    base: int = 0  # if not 0, the value's decimal digits are digits of this base
+    half_place: Fraction | None = None  # of a decimal, half a unit of its last place; None: exact
     is_reducible: bool = False  # a fraction that is not in lowest terms: 10/2
 
 
@@ -94,56 +103,104 @@ class Equation(Value):
 
 @dataclass(frozen=True)
 class Words(Value):
-    words: tuple[str, ...]  # in lower case; or one letter, an infinity, a time or a date
+    words: tuple[str, ...]  # in lower case; or one letter, an infinity or a time
     half: str = ""  # of the day: am, pm or unknown
 
 
 @dataclass(frozen=True)
 class Formula(Value):
     is_relation: bool = False
+    right: Value | None = None  # the value of ``m + n = 5``
 
 
 def read(text: str, like: Value | None = None) -> Value | None:
     """Return the value that a text is, or None.
 
     Args:
-        like: the label. Like a number, ``3,5`` is a decimal and ``5m`` has a unit; like a time, ``12.30`` is one. In a
-            label ``5 m`` has a unit, and ``5m`` is a formula.
+        like: the label. Like a number, ``3,5`` is a decimal and ``5m`` has a unit; like a time, ``12.30`` is one;
+            unlike an equation, ``m + n = 5`` is 5. In a label ``5 m`` has a unit, and ``5m`` is a formula.
     """
     if len(text) > LONGEST or not re.search(r"\w|\\[A-Za-z]|\u221e", text):
         return None
-    if isinstance(like, Words) and _TIME.fullmatch(like.words[0]):
+    kind = inner(like) if like is not None else None
+    if isinstance(kind, Words) and _TIME.fullmatch(kind.words[0]):
         text = re.sub(r"(?<=\d)\.(?=\d\d(?!\d))", ":", text)
-    is_number = isinstance(like, Number)
+    is_number = isinstance(kind, Number)
     try:
-        text = stripped(normal(text, decimal_comma=is_number))
-        return _list(text, is_number or (like is None and re.search(r"\d [A-Za-z]", text) is not None))
+        text = _without_remark(stripped(normal(text, decimal_comma=is_number)))
+        numeric = is_number or (like is None and re.search(r"\d [A-Za-z]", text) is not None)
+        is_decimal = isinstance(kind, Number) and kind.half_place is not None
+        value = _list(text if is_decimal else _without_approximation(text), numeric)
     except RecursionError:  # a thousand brackets
         return None
+    if isinstance(value, Formula) and value.right is not None and like is not None and not _is_relation(like):
+        return value.right
+    return value
+
+
+def _without_remark(text: str) -> str:
+    """Return ``9`` for ``9 (apples)`` and ``9 ft`` for ``9 (ft)``; ``4 (ab)`` and any other text as it is."""
+    found = _REMARK.search(text)
+    if found is None:
+        return text
+    if unit_of(found[1], letters=True):
+        return f"{text[: found.start()]} {found[1]}"
+    is_words = re.search("[A-Za-z]{3}", found[1]) is not None and " - " not in found[1]
+    return text[: found.start()] if is_words else text
+
+
+def _without_approximation(text: str) -> str:
+    """Return the exact value before a decimal that approximates it; any other text as it is."""
+    found = _APPROXIMATION.fullmatch(text)
+    exact = _single((split(found[1], _RELATION)[0] or [""])[-1]) if found else None
+    if found is None or exact is None:
+        return text
+    if isinstance(exact, Number):
+        approximation = _number(found[2], False)
+        is_exact = exact.half_place is None and approximation is not None and _agree(exact, approximation)
+    else:
+        is_exact = isinstance(exact, Formula) and not _VARIABLE.search(exact.text)
+    return found[1] if is_exact else text
+
+
+def _agree(one: Number, other: Number) -> bool:
+    """Return whether two numbers are equal, or one is the other's rounding."""
+    place = max(one.half_place or 0, other.half_place or 0)
+    return abs(one.value - other.value) <= place or _same_number(one, other) or _same_number(other, one)
 
 
 def _list(text: str, numeric: bool) -> Value | None:
     """Read pieces between commas and words; ``numeric`` allows letters as units."""
     pieces = [piece for piece in split(text, _COMMA)[0] if piece]
-    date = _date(text)
-    if len(pieces) < 2 or date is not None:
-        return date or _relation(text, numeric)
+    if len(pieces) < 2:
+        return _relation(text, numeric)
     members = _items(latex(text), ",", pieces, _relation)
     if members is None:
         return None
-    text, values = members.text, members.items
+    values = members.items
     if all(isinstance(value, Words) for value in values):
-        return Words(text, tuple(word for value in values if isinstance(value, Words) for word in value.words))
-    names = [value.name if isinstance(value, Equation) else "" for value in values]
-    items = tuple(map(inner, values))
-    if all(names) and len(set(names)) == len(names):  # x=3, y=-2
-        return Items(text, "()", tuple(item for _, item in sorted(zip(names, items, strict=True), key=lambda p: p[0])))
-    if names[0] and not any(names[1:]):  # n = 1, 2, 3
-        return Equation(text, names[0], Items(text, ",", items))
-    match items:  # 18 dollars and 50 cents
+        return Words(members.text, tuple(word for value in values if isinstance(value, Words) for word in value.words))
+    return _amount(members) or _named(members)
+
+
+def _amount(members: Items) -> Number | None:
+    """Return the sum of ``18 dollars and 50 cents``; None for any other list."""
+    match members.items:
         case [Number(unit=(base, size)) as large, Number(unit=(other, part)) as small] if base == other and part < size:
             return replace(large, value=large.value + small.value * part / size)
-    return Items(text, ",", items) if len(set(names)) == 1 else Formula(text, is_relation=True)
+    return None
+
+
+def _named(members: Items) -> Value:
+    """Return the list of what stands behind names: ``x=3, y=-2`` is a tuple, ``n = 1, 2, 3`` an equation."""
+    names = [value.name if isinstance(value, Equation) else "" for value in members.items]
+    items = tuple(map(inner, members.items))
+    if all(names) and len(set(names)) == len(names):
+        order = sorted(range(len(names)), key=names.__getitem__)
+        return Items(members.text, "()", tuple(items[place] for place in order))
+    if names[0] and not any(names[1:]):
+        return Equation(members.text, names[0], Items(members.text, ",", items))
+    return Items(members.text, ",", items) if len(set(names)) == 1 else Formula(members.text, is_relation=True)
 
 
 def _relation(text: str, numeric: bool) -> Value | None:
@@ -153,16 +210,30 @@ def _relation(text: str, numeric: bool) -> Value | None:
     if not all(members[1:]) or _PROSE.search(text):
         return None
     written, names = latex(text), [_NAME.fullmatch(latex(member)) is not None for member in members]
-    is_equation = set(signs) <= {"=", r"\approx"}
-    if is_equation and names == [False, True]:  # 5 = x
-        members, names = members[::-1], names[::-1]
-    first, last = _single(members[0], numeric), _single(members[-1], numeric)
-    if names[0] and (signs == [r"\in"] or (is_equation and members[0])):
-        return last and Equation(written, latex(members[0]), last)
-    if is_equation and not re.search(rf"(?<![\\{UPRIGHT}])(?<![^\W\d_]){_LETTERS}", _WORD.sub("", text)):
-        # 12 + 9 = 21, or 21 = 12 + 9
-        return first if isinstance(first, Number) and not isinstance(last, Number) else last
+    if set(signs) <= {"=", r"\approx"}:
+        return _equation(written, members, names, numeric)
+    if names[0] and signs == [r"\in"]:
+        value = _single(members[1], numeric)
+        return value and Equation(written, latex(members[0]), value)
     return _interval(written, members, signs, names) or Formula(written, is_relation=True)
+
+
+def _equation(text: str, members: list[str], names: list[bool], numeric: bool) -> Value | None:
+    """Return the value of ``x = 5``, ``5 = x``, ``12 + 9 = 21`` or ``m + n = 5``; None for ``5 = 6``."""
+    if names == [False, True]:
+        members, names = members[::-1], names[::-1]
+    values = [_single(member, numeric) for member in members if member]
+    numbers = [value for value in values if isinstance(value, Number)]
+    for left, right in itertools.pairwise(numbers):
+        if left == right or not _agree(left, right):
+            return None
+    is_turned = isinstance(values[0], Number) and not isinstance(values[-1], Number)  # 21 = 12 + 9
+    value = values[0] if is_turned else values[-1]
+    if names[0] and members[0]:
+        return values[-1] and Equation(text, latex(members[0]), values[-1])
+    if not _VARIABLE.search(_WORD.sub("", "".join(members))):
+        return value
+    return Formula(text, is_relation=True, right=value)
 
 
 def _interval(text: str, members: list[str], signs: list[str], names: list[bool]) -> Value | None:
@@ -185,28 +256,39 @@ def _interval(text: str, members: list[str], signs: list[str], names: list[bool]
 def _single(text: str, numeric: bool = False) -> Value | None:
     if not text or not split(text)[0]:
         return None
-    tight, written = squeezed(text), latex(text)
-    united, ratio = split(text, _UNION)[0], split(text, ":")[0]
     if r"\begin" in text:
-        return Formula(written)
+        return Formula(latex(text))
+    united = split(text, _UNION)[0]
     if len(united) > 1:
-        return _items(written, "u", united)
-    if number := _number(tight, numeric):
+        return _items(latex(text), "u", united)
+    if number := _number(squeezed(text), numeric):
         return number
     if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
         return _bracketed(brackets, numeric)
-    if clock := _TIME.fullmatch(tight):
-        return Words(written, (f"{int(clock[1])}:{clock[2] or '00'}",), clock[3].lower())
-    if len(ratio) > 1 and r"\{" not in text:
-        return _items(written, ":", ratio)
-    if letter := re.fullmatch(rf"{UPRIGHT}?([A-Z])", tight):
+    return _time_or_ratio(text) or _words(text) or _formula(text)
+
+
+def _time_or_ratio(text: str) -> Value | None:
+    if clock := _TIME.fullmatch(squeezed(text)):
+        return Words(latex(text), (f"{int(clock[1])}:{clock[2] or '00'}",), clock[3].lower())
+    ratio = split(text, ":")[0]
+    return _items(latex(text), ":", ratio) if len(ratio) > 1 and r"\{" not in text else None
+
+
+def _words(text: str) -> Words | None:
+    """Read a capital letter, an infinity or words."""
+    if letter := re.fullmatch(rf"{UPRIGHT}?([A-Z])", squeezed(text)):
         return Words(letter[1], (letter[1].lower(),))
-    if infinite := _INFINITE.fullmatch(tight):
-        return Words(written, (infinite[1] + r"\infty",))
-    if _WORD.search(text) and not _NAMED.sub("", text).strip(" '-"):
-        return Words(written, tuple(word.strip(UPRIGHT).lower() for word in _NAMED.findall(text)))
+    if infinite := _INFINITE.fullmatch(squeezed(text)):
+        return Words(latex(text), (infinite[1] + r"\infty",))
+    if not _WORD.search(text) or _NAMED.sub("", text).strip(" '-"):
+        return None
+    return Words(latex(text), tuple(word.strip(UPRIGHT).lower() for word in _NAMED.findall(text)))
+
+
+def _formula(text: str) -> Value | None:
     if re.search(r"\\pm(?![A-Za-z])", text):
-        return _items(written, ",", [re.sub(r"\\pm(?![A-Za-z])", sign, text) for sign in "+-"])
+        return _items(latex(text), ",", [re.sub(r"\\pm(?![A-Za-z])", sign, text) for sign in "+-"])
     ends = (word.start() for word in _START.finditer(text, 1) if _is_after_formula(text[word.start() :]))
     formula = stripped(text[: next(ends, None)])
     return None if _PROSE.search(formula) else Formula(latex(formula))
@@ -244,20 +326,28 @@ def _number(text: str, numeric: bool) -> Number | None:
     unit = unit_of(rest, letters=numeric)
     if unit is None and (not _PHRASE.fullmatch(rest) or _NO_UNIT.search(rest)):
         return None
-    is_negative = found["sign"] not in (None, "+") or found["inner"] is not None
-    value = -size if is_negative else size
+    value = -size if found["sign"] not in (None, "+") or found["inner"] is not None else size
     above, below = value.as_integer_ratio()
-    written = str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
-    if "." in (found["decimal"] or "") and not found["period"]:  # Math-Verify compares decimals with a tolerance
-        written = f"{'-' * is_negative}{found['decimal']}\\times 10^{{{found['power'] or 0}}}"
-    is_reducible = int(found["below"] or 0) > below
-    unit = unit_of(found["money"] or "") or unit
-    return Number(written, value, unit, bool(found["percent"]), int(found["base"] or 0), is_reducible)
+    number = Number(
+        text=str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}",
+        value=value,
+        unit=unit_of(found["money"] or "") or unit,
+        is_percent=found["percent"] is not None,
+        is_reducible=int(found["below"] or 0) > below,
+    )
+    return _decimal(number, found) if "." in (found["decimal"] or "") else number
+
+
+def _decimal(number: Number, found: re.Match[str]) -> Number:
+    """Return a number with the half of its last place, written as a decimal: Math-Verify has a tolerance for these."""
+    power = int(found["power"] or 0)
+    places = len(found["decimal"].partition(".")[2])
+    sign = "-" if number.value < 0 else ""
+    written = f"{sign}{found['decimal']}\\times 10^{{{power}}}"
+    return replace(number, text=written, half_place=Fraction(10) ** (power - places) / 2)
 
 
 def _size(found: re.Match[str]) -> Fraction | None:
-    if found["base"]:
-        return Fraction(int(found["digits"]))
     if found["below"]:
         whole, above, below = (int(found[name] or -1) for name in ("whole", "above", "below"))
         is_proper = below != 0 and (whole < 0 or 0 <= above < below)
@@ -265,11 +355,7 @@ def _size(found: re.Match[str]) -> Fraction | None:
     power, decimal = int(found["power"] or 0), found["decimal"] or "1"
     if abs(power) > LARGEST_EXPONENT or not (found["power"] or found["decimal"]):
         return None
-    value = Fraction(decimal.rstrip("."))
-    if found["period"]:
-        places = len(decimal.partition(".")[2])
-        value += Fraction(int(found["period"]), (10 ** len(found["period"]) - 1) * 10**places)
-    return value * Fraction(10) ** power
+    return Fraction(decimal.rstrip(".")) * Fraction(10) ** power
 
 
 def unit_of(text: str, *, letters: bool = False) -> Unit | None:
@@ -295,16 +381,6 @@ def unit_of(text: str, *, letters: bool = False) -> Unit | None:
     return tuple(sorted(powers.items())), factor
 
 
-def _date(text: str) -> Words | None:
-    bare = re.sub(r"\b(?:th|st|nd|rd|of)\b|(?<=\d)(?:th|st|nd|rd)\b", "", text.lower())
-    words = re.findall(rf"\d+|{_LETTERS}|[^\s,.{UPRIGHT}]", bare)
-    months = [word for word in words if word.isalpha() and word[:3] in _MONTHS]
-    numbers = [word for word in words if word.isdigit()]
-    if len(months) != 1 or len(words) != 1 + len(numbers) or not 0 < len(numbers) < 3 or words[-1] in months:
-        return None
-    return Words(latex(text), ("date", *numbers[1:], months[0][:3], numbers[0]))
-
-
 def inner(value: Value) -> Value:
     """Return the value of an equation, or of a set of one; any other value as it is."""
     if isinstance(value, Items) and len(value.items) == 1:
@@ -314,25 +390,41 @@ def inner(value: Value) -> Value:
 
 def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
     """Return whether an answer has the label's value; None if ``ask`` cannot tell."""
-    names = {value.name for value in (label, answer) if isinstance(value, Equation)}
-    if len(names) == 2 and set(map(len, names)) == {1}:  # x=5 and y=5
-        return False
+    if _have_other_letters(label, answer):
+        return _is_turned(label, answer)
     if not any(isinstance(value, Formula) and value.is_relation for value in (label, answer)):
         label, answer = inner(label), inner(answer)
     if isinstance(label, Formula) and isinstance(answer, Number) and answer.unit:  # 5m, and 5 metres
         label = _number(label.text, True) or label
-    if isinstance(label, Number):
-        return isinstance(answer, Number) and _same_number(label, answer)
-    if isinstance(label, Items) and isinstance(answer, Items):
-        return _same_items(label, answer, ask)
-    if isinstance(label, Words) and isinstance(answer, Words):
-        return label.words == answer.words and (label.half == answer.half or "" in (label.half, answer.half))
-    if label.text == answer.text:
-        return True
-    kinds, is_relation = {type(label), type(answer)}, _is_relation(label)
-    is_vector = kinds == {Items, Formula} and r"\begin" in label.text + answer.text
-    is_wrong = Words in kinds or is_relation != _is_relation(answer) or (Items in kinds and not is_relation)
-    return False if is_wrong and not is_vector else ask(label.text, answer.text)
+    match label, answer:
+        case Number(), _:
+            return isinstance(answer, Number) and _same_number(label, answer)
+        case Items(), Items():
+            return _same_items(label, answer, ask)
+        case Words(), Words():
+            return label.words == answer.words and (label.half == answer.half or "" in (label.half, answer.half))
+    return label.text == answer.text or _same_formula(label, answer, ask)
+
+
+def _have_other_letters(label: Value, answer: Value) -> bool:
+    """Return whether two values are of equations for two letters, as x = 5 and y = 5."""
+    names = {value.name for value in (label, answer) if isinstance(value, Equation)}
+    return len(names) == 2 and {len(name) for name in names} == {1}
+
+
+def _is_turned(label: Value, answer: Value) -> bool:
+    """Return whether one equation is the other with its sides exchanged: B = C and C = B."""
+    return label.text.split("=") == answer.text.split("=")[::-1]
+
+
+def _same_formula(label: Value, answer: Value, ask: Ask) -> bool | None:
+    kinds = {type(label), type(answer)}
+    if kinds == {Items, Formula} and r"\begin" in label.text + answer.text:  # a vector
+        return ask(label.text, answer.text)
+    is_relation = _is_relation(label)
+    if Words in kinds or is_relation != _is_relation(answer) or (Items in kinds and not is_relation):
+        return False
+    return ask(label.text, answer.text)
 
 
 def _is_relation(value: Value) -> bool:
@@ -343,37 +435,46 @@ def _is_relation(value: Value) -> bool:
 
 def _same_number(label: Number, answer: Number) -> bool:
     right, given = label.value, answer.value
-    is_calculation = answer.is_reducible and not label.is_reducible and right.denominator == 1
-    if is_calculation or (label.base and answer.base and label.base != answer.base):
+    if answer.is_reducible and not label.is_reducible and right.denominator == 1:  # a calculation
         return False
+    if label.is_percent and not answer.is_percent:  # 28 % is 28, and 0.28
+        return _is_near(label, answer, right, given) or _is_near(label, answer, right, given * 100)
+    if answer.is_percent and not label.is_percent:  # 50 % is 0.5; 500 % is no good way to write 5
+        return abs(right) <= 1 and _is_near(label, answer, right, given / 100)
     if label.unit and answer.unit:
         if label.unit[0] != answer.unit[0]:
             return False
-        right, given = right * label.unit[1], given * answer.unit[1]
-    values = [given]
-    if label.is_percent != answer.is_percent:  # 28 % is 28, and 0.28
-        values.append(given / 100 if answer.is_percent else given * 100)
-    tolerance = 0 if right.denominator == 1 else TOLERANCE * abs(right)
-    return any(abs(right - value) <= tolerance for value in values)
+        given = given * answer.unit[1] / label.unit[1]
+    return _is_near(label, answer, right, given)
+
+
+def _is_near(label: Number, answer: Number, right: Fraction, given: Fraction) -> bool:
+    """Return whether two values are equal; a decimal may differ from a value that is no integer, as it is rounded."""
+    half_place = label.half_place or answer.half_place
+    if right == given or half_place is None or right.denominator == 1:
+        return right == given
+    relative = TOLERANCE * abs(right)
+    is_rough = label.half_place is None and half_place > relative  # 1.0 for 2097151/2097152
+    return not is_rough and abs(right - given) <= min(half_place, relative)
 
 
 def _same_items(label: Items, answer: Items, ask: Ask) -> bool | None:
     kinds = {label.kind, answer.kind}
     is_unordered = kinds <= {",", "{}", "u"}
-    is_like = is_unordered or len(kinds) == 1 or kinds in ({",", "()"}, {",", "[]"})
+    is_list = kinds in ({",", "()"}, {",", "[]"}) and not re.search(r"[<>]|\\[lg]e", label.text + answer.text)
+    is_like = is_unordered or len(kinds) == 1 or is_list
     if len(label.items) != len(answer.items) or not is_like:
         return False
     rest = list(answer.items)
     for wanted in label.items:
+        verdicts = []
         for given in rest if is_unordered else rest[:1]:
-            verdict = equal(wanted, given, ask)
-            if verdict is None:
-                return None
-            if verdict:
-                rest.remove(given)
+            verdicts.append(equal(wanted, given, ask))
+            if verdicts[-1]:
                 break
-        else:
-            return False
+        if not verdicts[-1]:
+            return None if None in verdicts else False
+        del rest[len(verdicts) - 1]
     return True
 
 
@@ -402,11 +503,18 @@ def formulas(value: Value) -> list[str]:
 
 
 def is_copied(answer: Value, label: Value, question: str) -> bool:
-    """Return whether an answer is a calculation from the question, in one spelling, and not the label itself."""
+    """Return whether an answer is left to be calculated: an integral, or the question's own formula, not the label."""
     answer = inner(answer)
     if isinstance(answer, Number):
         fractions = re.findall(r"\\frac\{(\d+)\}\{(\d+)\}", question)
         return answer.is_reducible and abs(answer.value) in [Fraction(int(a), int(b)) for a, b in fractions if int(b)]
+    if _UNEVALUATED.search(answer.text) and not _UNEVALUATED.search(label.text):
+        return True
     text = spelled(answer.text)
-    is_calculation = isinstance(answer, Formula) and re.search(r"[-+*/^\\]", text.lstrip("+-")) is not None
-    return is_calculation and text in question and text not in (spelled(inner(label).text), spelled(label.text))
+    if not isinstance(answer, Formula) or text in (spelled(inner(label).text), spelled(label.text)):
+        return False
+    while (bare := _TRIVIAL.sub(r"\2\3", text)) != text:
+        text = bare
+    if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
+        text = brackets[2]
+    return re.search(r"[-+*/^\\]", text.lstrip("+-")) is not None and text in question

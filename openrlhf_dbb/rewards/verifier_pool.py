@@ -1,4 +1,4 @@
-"""Runs Math-Verify, or the verifiers of ``openrlhf_dbb.tasks``, in processes with a hard time limit.
+"""Runs Math-Verify, or the verifiers of ``openrlhf_dbb.tasks``, in processes with a hard limit of CPU time.
 
 Math-Verify never finishes on some expressions, and its own limit works only in the main thread, which calls no rewards.
 
@@ -18,7 +18,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,7 +27,8 @@ from openrlhf_dbb.errors import UsageError
 MATH_WORKER, TASK_WORKER = "openrlhf_dbb.rewards.verifier_pool", "openrlhf_dbb.tasks"  # modules
 SECONDS_VARIABLE = "OPENRLHF_DBB_VERIFIER_SECONDS"
 START_LIMIT_S = 120.0  # the import of Math-Verify takes long while all other processes of a training start
-GRACE_S = 1.0  # for the process to end by its own alarm
+# A process that gets a tenth of a core still has its seconds; then it is one that waits for something.
+WALL_FACTOR, GRACE_S = 10.0, 1.0
 MEMORY_BYTES = 4 * 1024**3
 
 logger = logging.getLogger(__name__)
@@ -37,13 +37,21 @@ logger = logging.getLogger(__name__)
 class VerifierPool:
     """Up to ``size`` verifier processes (default: one a core, at most 8), each started when it is needed.
 
-    Threads may share a pool. One verification may take ``time_limit_s`` seconds of wall-clock time (default: 5, or the
-    environment variable OPENRLHF_DBB_VERIFIER_SECONDS). ``worker``, the module of the processes, calls :func:`serve`.
+    Threads may share a pool. One verification may take ``time_limit_s`` seconds of its process's CPU time (default: 5,
+    or the environment variable OPENRLHF_DBB_VERIFIER_SECONDS), and ``wall_factor`` times as much by the clock.
+    ``worker``, the module of the processes, calls :func:`serve`.
     """
 
-    def __init__(self, size: int | None = None, time_limit_s: float | None = None, worker: str = MATH_WORKER) -> None:
+    def __init__(
+        self,
+        size: int | None = None,
+        time_limit_s: float | None = None,
+        worker: str = MATH_WORKER,
+        wall_factor: float = WALL_FACTOR,
+    ) -> None:
         self._worker, self.size = worker, size or min(8, os.cpu_count() or 1)
         self.time_limit_s = float(os.environ.get(SECONDS_VARIABLE) or 5.0) if time_limit_s is None else time_limit_s
+        self._wall_factor = wall_factor
         # Last in, first out: a process that runs is used before another one is started.
         self._idle: queue.LifoQueue[subprocess.Popen[str] | None] = queue.LifoQueue()
         for _ in range(self.size):
@@ -76,15 +84,17 @@ class VerifierPool:
         try:
             if process is None or process.poll() is not None:  # it may have been killed while it was idle
                 process = self._start()
-            began = time.monotonic()
-            reply = _exchange(process, json.dumps(request) + "\n", self.time_limit_s)
-            is_late = time.monotonic() - began >= self.time_limit_s
-            return reply or {"unverified": f"no reply within {self.time_limit_s} s" if is_late else "its process ended"}
+            limit_s = self._wall_factor * self.time_limit_s + GRACE_S
+            reply = _exchange(process, json.dumps(request) + "\n", limit_s)
         finally:
             # After an interrupt too: a late reply must not answer the next request.
             if reply is None and process is not None:
                 _end(process)
             self._idle.put(process if reply else None)
+        if reply is not None:
+            return reply
+        is_late = process.returncode in (-signal.SIGPROF, -signal.SIGKILL)
+        return {"unverified": f"no reply within {self.time_limit_s} s" if is_late else "its process ended"}
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", self._worker, str(self.time_limit_s)]
@@ -109,8 +119,8 @@ def _exchange(process: subprocess.Popen[str], request: str, seconds: float) -> d
         process.stdin.flush()
     except BrokenPipeError:
         return None
-    # Its own alarm ends the process first, unless a verifier has reset it or a child of the process keeps the pipe.
-    line = process.stdout.readline() if replies.poll(1000 * (seconds + GRACE_S)) else ""
+    # Its own timer ends the process first, unless a verifier has reset it, or waits, or a child keeps the pipe.
+    line = process.stdout.readline() if replies.poll(1000 * seconds) else ""
     return json.loads(line) if line.endswith("\n") else None
 
 
@@ -121,6 +131,15 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 # The functions below run in the verifier process.
+
+
+def _with_capitals() -> None:
+    """Make Math-Verify tell R from r: its configuration of the parser cannot be set from outside."""
+    from latex2sympy2_extended import latex2sympy2
+    from math_verify import parser
+
+    config = latex2sympy2.ConversionConfig(lowercase_symbols=False)
+    parser.latex2sympy = functools.partial(latex2sympy2.latex2sympy, conversion_config=config)
 
 
 @functools.lru_cache(maxsize=1024)  # a label comes back with each rollout of its group
@@ -158,19 +177,15 @@ def reply_to(label: str, answer: str) -> dict[str, Any]:
 def _is_equal(right: Any, given: Any) -> bool:
     """Compare values without variables by their ratio, because Math-Verify takes 1e-20 for 0, and all else by it."""
     from math_verify import verify
-    from sympy import Eq, Expr, Float, I, N, simplify
+    from sympy import Eq, Expr, Symbol, simplify
 
-    names = [{symbol.name for symbol in value.free_symbols} for value in (right, given)]
-    if sorted(names, key=len) == [set(), {"i"}]:  # 2 + i, and 2 + sqrt(-1)
-        right, given = (value.subs({symbol: I for symbol in value.free_symbols}) for value in (right, given))
+    if isinstance(right, Symbol) and isinstance(given, Symbol):  # Math-Verify takes X_1 for x_1
+        return bool(right.name == given.name)
+    right, given = _with_imaginary(right, given), _with_imaginary(given, right)
     if all(isinstance(value, Expr) and not value.free_symbols for value in (right, given)):
-        right, given = right.doit(), given.doit()
-        if right.is_Rational and given.is_Rational:
-            return bool(right == given)
-        difference, size = (N(abs(value), 30) for value in (given - right, right))
-        if difference.is_number and size.is_number and difference.is_finite:
-            tolerance = 1e-6 if right.has(Float) or given.has(Float) else 1e-20
-            return bool(difference <= tolerance * size)
+        verdict = _is_same_constant(right.doit(), given.doit())
+        if verdict is not None:
+            return verdict
     if isinstance(right, Eq) and isinstance(given, Eq):  # Math-Verify may compare the right-hand sides alone
         ratio = simplify((right.lhs - right.rhs) / (given.lhs - given.rhs))
         return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
@@ -178,13 +193,37 @@ def _is_equal(right: Any, given: Any) -> bool:
     return bool(verify(right, given, **options) or verify(given, right, **options))
 
 
+def _with_imaginary(value: Any, other: Any) -> Any:
+    """Return 2 + i with the imaginary unit as its i, if the other value has no variables."""
+    from sympy import I
+
+    if other.free_symbols or [symbol.name for symbol in value.free_symbols] != ["i"]:
+        return value
+    return value.subs(dict.fromkeys(value.free_symbols, I))
+
+
+def _is_same_constant(right: Any, given: Any) -> bool | None:
+    """Compare two values without variables; None if they have no finite value. A decimal may differ by 1e-6 of it."""
+    from sympy import Float, N
+
+    if right.is_Rational and given.is_Rational:
+        return bool(right == given)
+    difference = N(abs(given - right), 30)
+    size = N(abs(right), 30)
+    if not (difference.is_number and size.is_number and difference.is_finite):
+        return None
+    tolerance = 1e-6 if right.has(Float) or given.has(Float) else 1e-20
+    return bool(difference <= tolerance * size)
+
+
 def serve(
     seconds: float, library: str, reply_to: Callable[..., dict[str, Any]], memory: int | None = MEMORY_BYTES
 ) -> None:
     """Import the library, then answer requests until stdin closes; stdin closes too when the parent is killed."""
-    # Nobody handles the alarm, so it ends the process even within a computation in C, also after the parent's death.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    # Nobody handles the timer's signal, so it ends the process even within a computation in C, also after the parent's
+    # death. It counts CPU time: on a busy machine right answers would be lost by the clock.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     sys.set_int_max_str_digits(0)  # the time limit bounds long numbers
@@ -196,13 +235,14 @@ def serve(
     print("{}", file=replies, flush=True)
     serving = os.getpid()
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
         reply = reply_to(**json.loads(line))
         if os.getpid() != serving:  # a child that the verifier has forked: a second reply would go to the next answer
             os._exit(0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(reply), file=replies, flush=True)
 
 
 if __name__ == "__main__":
+    _with_capitals()
     serve(float(sys.argv[1]), "math_verify", reply_to)
