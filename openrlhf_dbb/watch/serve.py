@@ -161,7 +161,9 @@ class _Server(ThreadingTCPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say in one line why a connection was not answered."""
+        """Say in one line why a connection was not answered; nothing of one that Ctrl-C has closed."""
+        if request.fileno() == -1:
+            return
         _log.error("%s", _in_one_line("a connection", sys.exc_info()[1]))
 
 
