@@ -125,6 +125,26 @@ def test_draws_are_even_while_the_posteriors_draws_would_have_too_few_mixed_grou
     assert sorted(drawn.inclusion for drawn in outcomes(resumed, set(), 1)) == pytest.approx([1 / 3, 1])
 
 
+def test_the_memory_of_another_models_run_directs_the_draws(store):
+    prompts, labels = ["hard", "half", "easy"], ["1", "2", "3"]
+    memory = {"estimator": "point", "parameters": {"memory": "dbb"}}
+    with Posteriors.create(store, "large", prompts, labels, model="org/large-7B", **memory) as large:
+        rollouts = ["hard"] * 8 + ["half"] * 8 + ["easy"] * 8
+        rewards = [0] * 8 + [1, 0] * 4 + [1] * 8
+        large.observe(1, rollouts, ["1"] * 8 + ["2"] * 8 + ["3"] * 8, rewards)
+        large.finish()
+    small = Posteriors.create(store, "small", prompts, labels, model="org/small-1B", warm_start="large", **memory)
+    with small:
+        expected = small.predictive()
+        ids = [small.prompt_ids[key] for key in zip(prompts, labels, strict=True)]
+    # Beta(1, 1) and 8 rollouts, faded by 1/2 before the next visit: Beta(0.5, 4.5), (2.5, 2.5), (4.5, 0.5).
+    beliefs = dict(zip(expected.prompt_ids.tolist(), zip(expected.alpha, expected.beta, strict=True), strict=True))
+    assert [beliefs[number] for number in ids] == [(0.5, 4.5), (2.5, 2.5), (4.5, 0.5)]
+    drawn, _ = drawn_by(PosteriorSampling(floor=0.1), expected, batches=200)
+    counts = [sum(each.prompt_id == number for each in drawn) for number in ids]
+    assert counts[1] > 1.3 * max(counts[0], counts[2])
+
+
 # Two mixed groups; the forecast's draws have them with 1 and 1/3, even draws with 1/2 each.
 BY_FORECAST = [(1.0, 1 / 2, 1.0), (1.0, 3 / 2, 1.0)]
 BY_EVEN_DRAWS = [(1.0, 1.0, 2.0), (1.0, 1.0, 2 / 3)]
