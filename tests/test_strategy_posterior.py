@@ -137,9 +137,9 @@ def test_the_memory_of_another_models_run_directs_the_draws(store):
     with small:
         expected = small.predictive()
         ids = [small.prompt_ids[key] for key in zip(prompts, labels, strict=True)]
-    # Beta(1, 1) and 8 rollouts, faded by 1/2 before the next visit: Beta(0.5, 4.5), (2.5, 2.5), (4.5, 0.5).
+    # Beta(1, 1) is halved before the 8 rollouts, and all of it before the next visit.
     beliefs = dict(zip(expected.prompt_ids.tolist(), zip(expected.alpha, expected.beta, strict=True), strict=True))
-    assert [beliefs[number] for number in ids] == [(0.5, 4.5), (2.5, 2.5), (4.5, 0.5)]
+    assert [beliefs[number] for number in ids] == [(0.25, 4.25), (2.25, 2.25), (4.25, 0.25)]
     drawn, _ = drawn_by(PosteriorSampling(floor=0.1), expected, batches=200)
     counts = [sum(each.prompt_id == number for each in drawn) for number in ids]
     assert counts[1] > 1.3 * max(counts[0], counts[2])
