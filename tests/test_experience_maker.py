@@ -264,6 +264,19 @@ def test_where_a_step_is_one_update_the_policy_is_not_asked_for_log_probs(ours, 
     assert [(each.action_log_probs, each.rollout_log_probs.min()) for each in made] == [(None, -1.5)] * 4
 
 
+def test_vllms_log_probs_stand_for_the_policys_where_they_are_asked_for(ours, monkeypatch):
+    mine, _ = ours("dbb", "--train.vllm_log_probs")  # two updates a step
+    rollouts = experiences(RANDOM, batch=1)
+    for rollout in rollouts:
+        rollout.action_log_probs = None
+        rollout.rollout_log_probs = -1.5 * rollout.action_mask
+    monkeypatch.setattr(mine, "make_experience", None)  # it would ask the policy
+    groups = tuple(group(prompt, rollouts[8 * prompt : 8 * prompt + 8]) for prompt in range(4))
+    made, _ = mine.make(RolloutBatch(groups), 1, None)
+    for each in made:
+        assert torch.equal(each.action_log_probs, -1.5 * each.action_mask)
+
+
 def filtered_group(prompt, scores, length=TOKENS):
     """A group that was generated, but is not trained on: the policy has taken no log-probs."""
     rollouts = experiences([scores], batch=1, lengths=[length] * len(scores))

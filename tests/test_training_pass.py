@@ -53,7 +53,8 @@ def test_log_probs_entropy_and_gradients_of_the_response_tokens_alone(tmp_path, 
         if rows is not None and wrapper is ResponseActor:
             assert torch.equal(log_probs, log_probs * kept)  # rows that are left out are 0
     assert output["logits"] is None  # their memory has become the gradient's
-    torch.testing.assert_close(found[1], found[0], rtol=rounding, atol=rounding / 10)
+    # Sums in another order: a gradient of 0.01 differs by up to 2e-5 on one processor.
+    torch.testing.assert_close(found[1], found[0], rtol=rounding, atol=rounding / 2)
 
 
 PROMPTS = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])  # of four tokens and of two
@@ -200,6 +201,9 @@ def test_log_probs_before_the_update_are_compared_with_vllms_where_they_were_com
     for old, rollout in ((None, theirs), (2 * ours, theirs), (None, None)):
         loss(ours, old, torch.ones(2, 3), action_mask=mask, rollout_log_probs=rollout, batch_num_tokens=2.0)
     assert torch.cat(loss.differences).tolist() == [0.5, 0.25, 0.5, 1.75]
+    loss = StepLoss(PolicyLoss(), old_are_vllms=True)  # else they would be compared with themselves
+    loss(ours, theirs, torch.ones(2, 3), action_mask=mask, rollout_log_probs=theirs, batch_num_tokens=2.0)
+    assert torch.cat(loss.differences).tolist() == [0.5, 0.25]
 
 
 def row(token):

@@ -35,15 +35,19 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     def make(self, batch: RolloutBatch, step: int, probes: Probes | None) -> tuple[list[Experience], dict[str, float]]:
         """Return the step's rollouts with log-probs and advantages, and what is logged of them.
 
-        Where one optimizer update takes all rollouts, the training pass takes the log-probs itself.
+        Where one optimizer update takes all rollouts, the training pass takes the log-probs itself. With
+        ``--train.vllm_log_probs`` the engine's stand for them.
         """
         # Copies, since OpenRLHF writes into its experiences.
         samples = self.split_rollout_samples([replace(rollout) for rollout in rollouts_of(batch.trained)])
         self._progress.enter(LOG_PROBS)
-        if samples[0].rewards is None or not one_update(self.args):
+        vllms = self.args.train.vllm_log_probs
+        if samples[0].rewards is None or not (vllms or one_update(self.args)):
             samples = self.make_experience(samples)
         else:
             for sample in samples:
+                if vllms:
+                    sample.action_log_probs = sample.rollout_log_probs
                 sample.kl = torch.zeros(sample.action_mask.shape)
                 sample.info |= {name: torch.zeros(len(sample.kl)) for name in ("kl", "logprobs_diff")}
         return samples, self.add_advantages(samples, batch, step, probes)

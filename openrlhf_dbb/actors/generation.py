@@ -137,6 +137,7 @@ class RolloutGenerator(SamplesGenerator):
         # One update: then nobody else takes the log-probs that are stored. Groups that wait come with those of others.
         self._takes_log_probs = one_update(self.args) or self._at_a_time > size
         self._takes_log_probs |= self.args.algo.advantage.is_correction_level != "off"
+        self._takes_log_probs |= self.args.train.vllm_log_probs
         self._compares = True  # the first batch comes with vLLM's log-probs; the training pass compares them
         self._predictive, self._drawn = predictive, 0  # prompts drawn in this pass
         self._prompts_iter: Iterator[Group] | None = None  # None: the next call starts a new pass over the data

@@ -2,7 +2,6 @@
 
 import contextlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb.platform import cpu
@@ -87,15 +86,10 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         """
         trainer = self.trainer
         args = self.strategy.args
-        policy = trainer.actor
-        weights = {n: w for n, w in merged(policy.model.module).items() if w.requires_grad}
-        if args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:
-            if args.ds.lora.rank:
-                module = SimpleNamespace(named_parameters=weights.items)
-                trainer.actor = SimpleNamespace(model=SimpleNamespace(module=module))
+        if args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:  # both are refused with LoRA
             super().broadcast_to_vllm()
-            trainer.actor = policy
             return
+        weights = {n: w for n, w in merged(trainer.actor.model.module).items() if w.requires_grad}
         sends = torch.distributed.get_rank() == 0
         cleared = []
         if sends and args.vllm.enable_prefix_caching:

@@ -156,8 +156,9 @@ class StepLoss(torch.nn.Module):
     Source: Dr.GRPO, "Understanding R1-Zero-Like Training: A Critical Perspective", section 3.
     """
 
-    def __init__(self, loss: PolicyLoss, length: int | None = None) -> None:
+    def __init__(self, loss: PolicyLoss, length: int | None = None, *, old_are_vllms: bool = False) -> None:
         super().__init__()
+        self._old_are_vllms = old_are_vllms
         loss.token_level_loss |= length is not None
         self.loss, self.length = loss, length
         self.rows: torch.Tensor | None = None  # (B,) bool, the rows that were computed; None: all
@@ -169,10 +170,11 @@ class StepLoss(torch.nn.Module):
         if self.length is not None:
             info["batch_num_tokens"] = info.pop("global_batch_size") * self.length
         old = log_probs.detach() if old_log_probs is None else old_log_probs
+        own = log_probs.detach() if self._old_are_vllms else old
         if self.rows is not None:
             log_probs = torch.where(self.rows[:, None], log_probs, old)
         if (theirs := info.get("rollout_log_probs")) is not None:
-            self.differences.append((old - theirs)[info["action_mask"].bool() & old.ne(0)].abs())
+            self.differences.append((own - theirs)[info["action_mask"].bool() & own.ne(0)].abs())
         return self.loss(log_probs, old, *args, **info)
 
 
@@ -184,7 +186,9 @@ class PolicyTrainer(ActorPPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         length = constant_length(self.args) if self.args.actor.loss_agg_mode == CONSTANT_LENGTH else None
-        self.actor_loss_fn = self._loss = StepLoss(self.actor_loss_fn, length)
+        vllms = getattr(self.args.train, "vllm_log_probs", False)  # OpenRLHF alone has no such flag
+        self._loss = StepLoss(self.actor_loss_fn, length, old_are_vllms=vllms)
+        self.actor_loss_fn = self._loss
         if not self.args.train.dynamic_batch_enable:
             self.replay_buffer.collate_fn = list  # rows, of which ``together`` makes micro-batches
 

@@ -147,7 +147,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 dataset=without_secrets(dataset),
                 dataset_digest=dataset_digest(prompts, labels),
                 reward=without_secrets(reward),
-                config=without_secrets(as_json(without_secrets(dict(config or {})))),
+                config=without_secrets(as_json(dict(config or {}))),
                 method=method,
             )
             undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began

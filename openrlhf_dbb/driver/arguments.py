@@ -99,6 +99,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--train.max_rollouts", {"type": number(int, 1)}, "most rollouts to generate, instead of --train.num_episodes"),
     ("--train.max_lag", {"type": number(int, 0)}, "most steps of lag, async alone; default: --train.async_queue_size"),
     ("--train.thin", {"type": number(float, 0, 100), "default": 0.0}, "keep |A| < C with probability |A| / C, as C"),
+    ("--train.vllm_log_probs", _SWITCH, "old log-probs are vLLM's: no pass for them, a bias by rounding"),
     ("--ckpt.save_adapter", _SWITCH, "with --ds.lora.rank: save the best and the last model as adapters, not merged"),
     ("--verbose", _SWITCH, "show the output of all workers"),
 )

@@ -76,7 +76,7 @@ _ANY = (
 _WITHOUT_ESTIMATOR = (
     *(Rule(f"{flag} estimator", _OURS) for flag in (
         "train.max_rollouts", "eval.benchmarks", "probe.fraction", "warm_start", "data.pass_rate_key", "data.group_key",
-        "train.thin",
+        "train.thin", "train.vllm_log_probs",
     )),
     # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
     Rule("rollout.strategy estimator", _OURS,
@@ -94,6 +94,11 @@ _WITH_ESTIMATOR = (
          lambda s, a: s.values[_FORM] not in FORMS.available()),
     Rule(f"train.thin {_FORM}", "whitening moves every advantage away from 0; leave one out",
          lambda s, a: a.train.thin and FORMS.get(s.values[_FORM]).whitened),
+    Rule("train.vllm_log_probs algo.kl.init_coef", "the KL term takes the policy's log-probs; leave one out",
+         lambda s, a: a.train.vllm_log_probs and a.algo.kl.init_coef > 0),
+    Rule("train.vllm_log_probs algo.advantage.is_correction_level",
+         "the correction compares vLLM's log-probs with the policy's; leave one out",
+         lambda s, a: a.train.vllm_log_probs and a.algo.advantage.is_correction_level != "off"),
     Rule(f"{_FORM} estimator", "the form scores a rollout by the mean without it, which this estimator cannot tell "
          "(its group_weight is None); use dr_grpo, or --estimator dbb",
          lambda s, a: FORMS.get(s.values[_FORM]).leave_one_out and not s.built_estimator.can_leave_one_out()),
