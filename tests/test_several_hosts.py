@@ -223,7 +223,7 @@ class TestSeveralHosts:
         assert refused.returncode == 2, refused.stderr[-4000:]
         *waits, line = refused.stderr.splitlines()
         assert line == f"error: node nodeb (10.77.9.2) does not see {alone} (--ckpt.path); all hosts have to share it"
-        assert all(wait.startswith("reading data and model ") for wait in waits)  # on a slow machine
+        assert all(wait.startswith("reading data and model") for wait in waits)  # on a slow machine
         assert rows(cluster.shared, "SELECT count(*) FROM dbb_run") == [(0,)]
 
     def test_a_run_over_both_hosts_outlives_the_loss_of_either_and_trains_exactly(self, cluster):
