@@ -271,7 +271,7 @@ def test_rounding_is_no_advantage_of_a_group_of_equal_rewards(url):
     prompts, labels = ["p", "q"], ["1", "2"]
     with Posteriors.create(url, "run", prompts, labels, parameters={"memory": "gaussian"}) as posteriors:
         rollouts = (["p", "p", "q", "q"], ["1", "1", "2", "2"], [1.2, 1.2, 1, 0])
-        scored = posteriors.observe(1, *rollouts, form=None, advantages=[3e-4, -3e-4, 0.5, -3e-4])
+        scored = posteriors.observe(1, *rollouts, form=None, advantages=[3e-4, -4e-3, 0.5, -3e-4])
         posteriors.settle()
         counts = posteriors.store.query("SELECT trained, informative, rescued, zero_variance FROM steps")
     assert scored.advantages.tolist() == [0, 0, 0.5, -3e-4]

@@ -271,7 +271,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         estimate, changed = self._update(state, step, rollouts, groups, advantage_form)
         scored = steps.score(rollouts, groups, estimate, advantage_form)
         if form is None:
-            scored = steps.as_trained(scored, groups, advantages)
+            scored = steps.as_trained(scored, groups, rollouts.rewards, advantages)
         usage, metrics = steps.usage(rollouts, groups, scored), steps.metrics(step, rollouts, groups, scored)
         metrics |= {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
         shares_V = changed.successes, changed.rollouts

@@ -391,14 +391,15 @@ def score(rollouts: Rollouts, groups: Groups, estimate: Estimate, form: Form) ->
     )
 
 
-# In float32 the mean of eight times 1.2 is not 1.2. TRL divides the difference by 1e-4, which makes 3e-4 of it.
-_ROUNDING = 1e-3
+# In float32 the mean of eight times 1.2 is not 1.2. TRL divides the difference, up to 2e-7 of the reward, by 1e-4.
+_ROUNDING = 4e-3
 
 
-def as_trained(scored: Scored, groups: Groups, advantages: Column) -> Scored:
+def as_trained(scored: Scored, groups: Groups, rewards_R: Floats, advantages: Column) -> Scored:
     """Return a step with the trainer's own advantages (R,); NaN for each rollout if it is None.
 
-    Where all rewards of a group are equal, an advantage below 0.001 is rounding, and becomes 0.
+    Where all rewards of a group are equal, an advantage below 0.004 (times the reward, if that is
+    above 1) is rounding, and becomes 0.
 
     Raises:
         ValueError: there is not one finite advantage for each rollout.
@@ -412,7 +413,8 @@ def as_trained(scored: Scored, groups: Groups, advantages: Column) -> Scored:
     advantages_R = column("advantages", advantages, size)
     if np.isnan(advantages_R).any():
         raise ValueError("a rollout has no advantage; pass one for each rollout, or advantages=None")
-    is_rounding_R = (scored.zero_variance > 0) & (np.abs(advantages_R) < _ROUNDING)
+    rounding_R = _ROUNDING * np.maximum(1.0, np.abs(np.nan_to_num(rewards_R)))
+    is_rounding_R = (scored.zero_variance > 0) & (np.abs(advantages_R) < rounding_R)
     advantages_R = np.where(is_rounding_R, 0.0, advantages_R)
     given_P = np.bincount(groups.group_R, advantages_R != 0) > 0
     return replace(
