@@ -356,7 +356,12 @@ def _resume(prepared: Prepared, store: storage.PosteriorStore, record: storage.R
     _check_same(record, now, settings, prepared.prompts)
     prepared.run, (prepared.checkpoint, notes) = record, _checkpoint(Path(settings.args.ckpt.path), store, record)
     prepared.notes += notes
-    changed = [flag for flag in now if now[flag] != stored.get(flag, now[flag]) and flag != "ckpt.load_enable"]
+    changed = [
+        flag
+        for flag in now
+        if flag != "ckpt.load_enable"
+        and wherever_installed(now[flag]) != wherever_installed(stored.get(flag, now[flag]))
+    ]
     if changed:
         said = ", ".join(f"--{flag} {stored[flag]} -> {now[flag]}" for flag in changed)
         if prepared.checkpoint is not None and "actor.adam.lr" in changed:
@@ -378,7 +383,7 @@ def _check_same(record: storage.RunRecord, now: dict[str, Any], settings: Settin
     begins = (*_KEPT, f"{settings.strategy.name}.", f"{settings.built_estimator.name}.")
     kept = [*_SUBJECT, *(flag for flag in now if flag in stored and flag.startswith(begins))]
     for flag in kept:
-        _check_equal(record, f"--{flag}", stored.get(flag), now[flag])
+        _check_equal(record, f"--{flag}", wherever_installed(stored.get(flag)), wherever_installed(now[flag]))
     if record.dataset_digest != dataset_digest(prompts.texts, prompts.labels):
         raise UsageError(
             f"--resume {record.name}: the prompts and labels, or their order, are not those that it was "
@@ -387,6 +392,23 @@ def _check_same(record: storage.RunRecord, now: dict[str, Any], settings: Settin
     stored_ranks = math.prod(stored.get(flag, 1) for flag in _RANKS)
     ranks = math.prod(now.get(flag, 1) for flag in _RANKS)
     _check_equal(record, " x ".join(f"--{flag}" for flag in _RANKS), stored_ranks, ranks)
+
+
+def wherever_installed(value: Any) -> Any:
+    """Return a flag's value with the verifiers of this package by their names, wherever it is installed.
+
+    Example:
+        >>> wherever_installed(["/a/site-packages/openrlhf_dbb/rewards/math_answer.py", "/home/mine.py"])
+        ['math_answer', '/home/mine.py']
+    """
+    if not isinstance(value, list):
+        return value
+    folder = ("openrlhf_dbb", "rewards")
+    names = []
+    for entry in value:
+        path = Path(str(entry))
+        names.append(path.stem if path.parent.parts[-2:] == folder else entry)
+    return names
 
 
 def _check_equal(record: storage.RunRecord, name: str, before: object, after: object) -> None:
