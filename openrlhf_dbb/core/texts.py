@@ -76,6 +76,17 @@ def content_text(content: Any) -> Any:
     return "".join(texts)
 
 
+def response_text(response: Any) -> str:
+    """Return a response, or the messages of one as in TRL's tables, as text: "" if it is missing."""
+    if not isinstance(response, list):
+        return str(response or "")
+    texts = []
+    for message in response:
+        content = message.get("content") if isinstance(message, Mapping) else message
+        texts.append(str(content or ""))
+    return "\n".join(texts)
+
+
 def label_text(label: Any) -> str:
     """Return a label as text: "" if it is missing; lists, dictionaries and booleans as JSON.
 

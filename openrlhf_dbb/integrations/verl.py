@@ -226,7 +226,7 @@ class WithPosteriors(PPOTrainer):
             shared.refuse_taken(settings.store, name, way_out)
             resumes = False
         else:
-            resumes = shared.run_exists(settings.store, name)
+            resumes = shared.stored_run(settings.store, name, create=True) is not None
         keys = keys_of(self.train_dataset)
         prompts = [prompt for prompt, _ in keys]
         labels = [label for _, label in keys]
