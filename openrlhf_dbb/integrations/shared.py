@@ -240,13 +240,9 @@ class Steps:
                 self._sampler.observe(drawn, varies(scores_N))
         self._sampler.end_step()
         scored.metrics.update(self._sampler.metrics())
-        tokens_R = np.where(np.isnan(rewards_R), 0, np.asarray(extras.tokens)) * np.asarray(extras.trained)
-        if form is None or not (FORMS.get(form).whitened and tokens_R.any()):
+        if form is None or not FORMS.get(form).whitened:
             return scored
-        mean = np.average(scored.advantages, weights=tokens_R)
-        variance = np.average((scored.advantages - mean) ** 2, weights=tokens_R)
-        white_R = (scored.advantages - mean) / np.sqrt(max(variance, 1e-8))  # OpenRLHF's floor
-        return dataclasses.replace(scored, advantages=np.where(tokens_R > 0, white_R, scored.advantages))
+        return _whitened(scored, np.where(np.isnan(rewards_R), 0, extras.tokens) * np.asarray(extras.trained))
 
     def save(self, folder: Path) -> None:
         """Write what a resume needs into a checkpoint's folder, once every step up to here is durable."""
@@ -298,6 +294,16 @@ class Steps:
         self._sampler.load(saved["strategy"])
         self._left = saved["left"]
         self.posteriors.roll_back(int(saved["step"]))
+
+
+def _whitened(scored: Scored, tokens_R: Floats) -> Scored:
+    """Return a step with advantages of mean 0 and variance 1 over the tokens that are trained on."""
+    if not tokens_R.any():
+        return scored
+    mean = np.average(scored.advantages, weights=tokens_R)
+    variance = np.average((scored.advantages - mean) ** 2, weights=tokens_R)
+    white_R = (scored.advantages - mean) / np.sqrt(max(variance, 1e-8))  # OpenRLHF's floor
+    return dataclasses.replace(scored, advantages=np.where(tokens_R > 0, white_R, scored.advantages))
 
 
 def stored_run(store: storage.PosteriorStore | str | None, name: str, *, create: bool) -> storage.RunRecord | None:
