@@ -260,9 +260,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         scored = steps.score(rollouts, groups, estimate, advantage_form)
         if form is None:
             scored = steps.as_trained(scored, groups, advantages)
+        usage, metrics = steps.usage(rollouts, groups, scored), steps.metrics(step, rollouts, groups, scored)
         missed = self._ids[groups.prompts_P[~groups.verified_P]]
         unverified = self._without_score(missed, groups)
-        metrics = steps.metrics(step, rollouts, groups, scored)
         metrics |= self._estimator_metrics(rollouts, groups, changed, expected, unverified)
         if len(missed):
             changed.shared[UNVERIFIED] = missed.astype(np.float64)
@@ -270,7 +270,6 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         if rollouts.probes is not None:
             probes, errors = steps.measure(rollouts.probes, probed_Q, groups, changed)
             metrics |= errors
-        usage = steps.usage(rollouts, groups, scored)
         kept = steps.kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored)
         rows = dataclasses.replace(changed, form=form, usage=usage, probes=probes, kept=kept)
         try:
