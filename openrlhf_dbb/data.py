@@ -246,7 +246,7 @@ def _checked(
     _refuse(bad, len(table.places), source)
     added[data.input_key] = prompts
     if data.label_key is not None:
-        added[data.label_key] = [label_text(label) for label in labels]
+        added[data.label_key] = list(map(label_text, labels))
     return added
 
 
@@ -531,12 +531,10 @@ def _distinct(
     for row, prompt in enumerate(prompts):
         first.setdefault(prompt, row)
     kept = list(first.values()) if args.data.drop_duplicates else list(range(len(prompts)))
-    tested = set()
-    if held_out is not None:
-        tested = {prompt_text(prompt) for prompt in held_out[args.data.input_key][:]}
+    tested = set(map(prompt_text, [] if held_out is None else held_out[args.data.input_key][:]))
     untested = [row for row in kept if prompts[row] not in tested]
     both = len(kept) - len(untested)
-    made = any(tasks.is_spec(name) for name in _names(args.data.prompt_dataset))
+    made = any(map(tasks.is_spec, _names(args.data.prompt_dataset)))
     if both and not made:
         problem = f"--{TRAINING}: {both} of {len(kept)} prompts are in --{HELD_OUT}, too"
         warnings.append(f"{problem}, so that they are not held out; drop them from one of the two")
@@ -587,7 +585,7 @@ def _fitting(
     response = args.rollout.max_new_tokens
     limit = int(longest - (response or 1))  # OpenRLHF would cut longer ones from the left
     tokens = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    lengths = [len(ids) for ids in tokens]
+    lengths = list(map(len, tokens))
     too_long = sum(length > limit for length in lengths)
     unwanted = _left_out(args.data.leave_out, list(zip(texts, labels, strict=True)))
     fits = [i for i, n in enumerate(lengths) if 0 < n <= limit and i not in unwanted]
@@ -597,7 +595,7 @@ def _fitting(
         (len(unwanted), "left out by --data.leave_out"),
     )
     advice = ""
-    if lengths and not any(lengths):
+    if set(lengths) == {0}:
         model = args.actor.model_name_or_path
         advice = f"the tokenizer of {model} makes no token of any; put its files into the folder"
     elif too_long > len(lengths) / 10:

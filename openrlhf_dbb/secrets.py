@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
@@ -140,28 +140,27 @@ def without_secrets(value: Any, name: str = "") -> Any:
         >>> without_secrets({"hub_token": "hf_1", "input_key": "a", "files": ["s3://k:p@bucket/a"]})
         {'hub_token': '***', 'input_key': 'a', 'files': ['s3://***@bucket/a']}
     """
-    if value is None or isinstance(value, bool):
-        return value
     is_hidden = is_secret(name) or name.endswith(_STORES)
-    if value and is_hidden:
+    if is_hidden and value and value is not True:
         return MASK
-    if isinstance(value, int | float):
+    if isinstance(value, int | float | None):
         return value
     if isinstance(value, SimpleNamespace):
         return SimpleNamespace(**without_secrets(vars(value)))
     if isinstance(value, Mapping):
-        entries = {str(key): without_secrets(entry, str(key)) for key, entry in value.items()}
-        return {without_passwords(key): entry for key, entry in entries.items()}
+        return {without_passwords(str(key)): without_secrets(entry, str(key)) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_secrets(entry, _name_of(place, value)) for place, entry in enumerate(value)]
+        return list(map(without_secrets, value, _names(value)))
     return without_passwords(str(value))
 
 
-def _name_of(place: int, values: Sequence[Any]) -> str:
-    """Return the name of an entry of a command line or of a pair; "" if it has none."""
-    before = values[place - 1] if place else ""
-    names = isinstance(before, str) and (before.startswith("-") or len(values) == 2)
-    return before if names else ""
+def _names(values: Sequence[Any]) -> Iterator[str]:
+    """Yield the name of each entry of a command line or of a pair; "" if it has none."""
+    before = ""
+    for value in values:
+        is_name = isinstance(before, str) and (before.startswith("-") or len(values) == 2)
+        yield before if is_name else ""
+        before = value
 
 
 @functools.cache

@@ -50,8 +50,7 @@ def parse_url(text: str | None) -> Address:
     """
     text = str(text or os.environ.get(URL_VARIABLE) or DEFAULT_URL)
     # A mistyped address may hold a password, so that only these texts are taken for file names.
-    is_file_name = text.endswith((".db", ".sqlite", ".sqlite3")) and not any(character in text for character in ":@?")
-    if is_file_name or re.match("/(?!/)", text):
+    if re.fullmatch(r"[^:@?]*\.(db|sqlite|sqlite3)|/([^/].*)?", text, re.DOTALL):
         return _file(text)
     if text.startswith("sqlite:///"):
         if "?" in text:

@@ -328,13 +328,23 @@ def _record(row: Row[Any]) -> RunRecord:
             damage = damage or str(error)
     values["owner"] = Owner.of(SimpleNamespace(**values))
     values["method"] = values["method"] or ""
-    parent = {name: values[f"parent_{name}"] for name in ("name", "uuid", "step", "weight", "database")}
-    values["parent"] = parent if values["parent_uuid"] else None
-    if values["parent"] and None in parent.values():
+    try:
+        values["parent"] = _parent(values)
+    except StoreError as error:
         values["parent"] = None
-        damage = damage or str(decode.refusal(f"parent_* of run {row.name!r}", parent, "complete"))
+        damage = damage or str(error)
     values["damage"] = damage
     return RunRecord(**{field.name: values[field.name] for field in fields(RunRecord)})
+
+
+def _parent(values: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a run began with, None without a warm start; raise StoreError if a part is missing."""
+    parent = {name: values[f"parent_{name}"] for name in ("name", "uuid", "step", "weight", "database")}
+    if not values["parent_uuid"]:
+        return None
+    if None in parent.values():
+        raise decode.refusal(f"parent_* of run {values['name']!r}", parent, "complete")
+    return parent
 
 
 _STAND_INS: dict[str, Any] = {

@@ -223,7 +223,7 @@ def test_a_store_that_fails_ends_the_memory_alone(model, tmp_path, alone, warnin
         assert again.posteriors.step == last
 
 
-@pytest.mark.parametrize("name", ["_key", "_score", "_is_cut", "sample", "_save", "_record_held_out", "_follow"])
+@pytest.mark.parametrize("name", ["_key", "_score", "_is_cut", "sample", "save", "record_held_out", "follow"])
 def test_no_fault_of_the_memory_reaches_the_training(model, tmp_path, alone, warnings, monkeypatch, name):
     made = remembered(trainer(model, tmp_path), tmp_path)
 

@@ -9,9 +9,10 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,11 @@ _NEEDED = ("prompt", "reward")
 _NUMBER = re.compile(r"([^\W\d_]*)[\W_]*(\d+)")  # with the word in front of it
 # Processes write files side by side: their numbers are no steps.
 _PROCESSES = ("rank", "worker", "shard", "part", "process", "gpu", "node", "host")
+_STEP = attrgetter("step")
 _WORDS = {"true": 1.0, "false": 0.0}
+
+Number = tuple[str, int]
+"""A number in a file's name, behind the word in front of it."""
 
 Columns = Mapping[str, str | None]
 """The column of each of ``COLUMNS``; None where the log has none."""
@@ -121,12 +126,12 @@ def _store(arguments: argparse.Namespace, columns: Columns, rollouts: list[Rollo
     rewarded = {rollout.step for rollout in rollouts if rollout.reward is not None}
     # A step of which nothing was verified teaches nothing.
     used = [rollout for rollout in rollouts if rollout.step in rewarded]
-    used.sort(key=_step_of)  # the rollouts of a step stay in their order
+    used.sort(key=_STEP)  # the rollouts of a step stay in their order
     if not used:
         raise UsageError(f"{arguments.log[0]} has no rows with a reward; name a log of rollouts")
     has_advantages = _has_advantages(used)
-    scores = {rollout.reward for rollout in used if rollout.reward is not None}
-    memory = "auto" if scores <= {0.0, 1.0} else "gaussian"
+    is_binary = {rollout.reward for rollout in used} <= {0.0, 1.0, None}
+    memory = "auto" if is_binary else "gaussian"
     log = list(map(str, arguments.log))
     try:
         with Posteriors.create(
@@ -140,30 +145,34 @@ def _store(arguments: argparse.Namespace, columns: Columns, rollouts: list[Rollo
             dataset=", ".join(log),
             config={"import": {"log": log, "columns": dict(columns)}},
         ) as posteriors:
-            try:
-                for number, (step, group) in enumerate(groupby(used, key=_step_of), 1):
-                    _observe(posteriors, number, list(group), has_advantages)
-                    # A log may have every tenth step only.
-                    posteriors.record_metrics(number, {"import/step": step})
-                posteriors.finish()
-            except BaseException:
-                posteriors.store.delete_run(posteriors.run.record)
-                raise
-            prompts = len(posteriors.prompt_ids)
-            counted = f"{posteriors.step} steps, {prompts} prompts, {len(used)} rollouts"
+            _fill(posteriors, used, has_advantages)
     except ValueError as error:
         raise UsageError(f"the log cannot be imported: {error}") from error
+    counted = f"{posteriors.step} steps, {len(posteriors.prompt_ids)} prompts, {len(used)} rollouts"
     advantages = "the log's own advantages" if has_advantages else "its advantages are not known"
     print(f"run {arguments.run_name!r}: {counted}, memory {memory}; {advantages}")
+    _print_left_out(rollouts, rewarded)
+
+
+def _fill(posteriors: Posteriors, rollouts: list[Rollout], has_advantages: bool) -> None:
+    """Do the steps of the log and finish the run; delete it if one is refused."""
+    try:
+        for number, (step, group) in enumerate(groupby(rollouts, key=_STEP), 1):
+            _observe(posteriors, number, list(group), has_advantages)
+            # A log may have every tenth step only.
+            posteriors.record_metrics(number, {"import/step": step})
+        posteriors.finish()
+    except BaseException:
+        posteriors.store.delete_run(posteriors.run.record)
+        raise
+
+
+def _print_left_out(rollouts: list[Rollout], rewarded: set[int]) -> None:
     missing = [rollout.place for rollout in rollouts if rollout.reward is None]
     if missing:
         left_out = len({rollout.step for rollout in rollouts} - rewarded)
         counted = f"{len(missing)} rows have no reward, first {missing[0]}"
         print(shown(f"{counted}; {left_out} steps left out", None))
-
-
-def _step_of(rollout: Rollout) -> int:
-    return rollout.step
 
 
 def _observe(posteriors: Posteriors, number: int, group: list[Rollout], has_advantages: bool) -> None:
@@ -246,11 +255,10 @@ def _steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
     """
     folder = os.path.commonpath([file.absolute().parent for file in files])
     names = [str(file.absolute().relative_to(folder)) for file in files]
-    numbers = [_numbers(name) for name in names]
-    place = None
+    column = None
     if len({re.sub(r"\d+", "0", name) for name in names}) == 1:
-        place = _place_of_step(numbers)
-    if place is None:
+        column = _column_of_step([_numbers(name) for name in names])
+    if column is None:
         several = f"{names[0]} does"
         if len(files) > 1:
             several = f"{names[0]} .. {names[-1]} do"
@@ -258,27 +266,29 @@ def _steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
             f"no column has the step, and {several} not tell it by one number; "
             "give --step_key, or file names as step_1.jsonl"
         )
-    return {file: found[place][1] for file, found in zip(files, numbers, strict=True)}
+    return {file: step for file, (_, step) in zip(files, column, strict=True)}
 
 
-def _numbers(name: str) -> list[tuple[str, int]]:
-    """Return the numbers of a name, each with the word in front of it."""
+def _numbers(name: str) -> list[Number]:
     return [(word.lower(), int(digits)) for word, digits in _NUMBER.findall(name)]
 
 
-def _place_of_step(numbers: Sequence[Sequence[tuple[str, int]]]) -> int | None:
-    """Return which number of the names is the step; None if that is not plain."""
-    words = [word for word, _ in numbers[0]]
-    others = [place for place, word in enumerate(words) if word not in _PROCESSES]
-    named = [place for place in others if words[place] in ("step", "steps")]
-    varying = others
-    if len(numbers) > 1:
-        varying = [place for place in others if len({found[place][1] for found in numbers}) > 1]
+def _column_of_step(numbers: Sequence[Sequence[Number]]) -> Sequence[Number] | None:
+    """Return that number of each name which is the step; None if that is not plain."""
+    named = []
+    varying = []
+    for column in zip(*numbers, strict=True):
+        word, _ = column[0]
+        if word in _PROCESSES:
+            continue
+        if word in ("step", "steps"):
+            named.append(column)
+        if len(column) == 1 or len(set(column)) > 1:
+            varying.append(column)
     if len(named) != 1:
         return varying[0] if len(varying) == 1 else None
     # Two files of one step are two processes' files, not for example two epochs'.
-    steps = {found[named[0]][1] for found in numbers}
-    is_plain = len(steps) == len(numbers) or set(varying) <= set(named)
+    is_plain = len(set(named[0])) == len(numbers) or set(varying) <= set(named)
     return named[0] if is_plain else None
 
 
@@ -306,13 +316,12 @@ def _table_of_wandb(file: Path, table: Mapping[str, Any]) -> dict[str, dict[str,
 def _columns(rows: Sequence[Row], arguments: argparse.Namespace) -> Columns:
     """Return the columns that are given, else the first known ones that some row has."""
     names = {name: None for row in rows for name in row.fields}  # in their order
-    columns: dict[str, str | None] = {}
+    columns = {}
     for name, known in COLUMNS.items():
         given = getattr(arguments, f"{name}_key")
         wanted = known if given is None else (given,)
-        present = [key for key in wanted if key in names or _is_nested(rows, key)]
-        columns[name] = present[0] if present else None
-        if not present and (given is not None or name in _NEEDED):
+        columns[name] = _first_present(wanted, names, rows)
+        if columns[name] is None and (given is not None or name in _NEEDED):
             raise UsageError(
                 f"{rows[0].place} has no column {' or '.join(wanted)}, and no other row has; "
                 f"give --{name}_key of {', '.join(names)}"
@@ -320,8 +329,12 @@ def _columns(rows: Sequence[Row], arguments: argparse.Namespace) -> Columns:
     return columns
 
 
-def _is_nested(rows: Sequence[Row], key: str) -> bool:
-    return "." in key and any(_value(row.fields, key) is not None for row in rows)
+def _first_present(keys: Sequence[str], names: Collection[str], rows: Sequence[Row]) -> str | None:
+    for key in keys:
+        is_field = "." in key and any(_value(row.fields, key) is not None for row in rows)
+        if key in names or is_field:
+            return key
+    return None
 
 
 def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
@@ -348,7 +361,7 @@ def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
         prompt=prompt,
         label=label,
         reward=_number(row, reward_column, values["reward"]),
-        response=_response(values["response"]),
+        response=texts.response_text(values["response"]),
         advantage=_number(row, str(columns["advantage"]), values["advantage"]),
     )
 
@@ -377,14 +390,3 @@ def _number(row: Row, column: str, value: Any) -> float | None:
         advice = "write null where it is not known"
         raise UsageError(f"{row.place}: {column} {value!r:.40} is not finite; {advice}")
     return None if math.isnan(number) else number
-
-
-def _response(value: Any) -> str:
-    """Return a response, or the messages of one as in TRL's tables, as text."""
-    if not isinstance(value, list):
-        return str(value or "")
-    texts = []
-    for message in value:
-        content = message.get("content") if isinstance(message, dict) else message
-        texts.append(str(content or ""))
-    return "\n".join(texts)

@@ -6,7 +6,6 @@ group; Q probed prompts.
 
 import dataclasses
 import hashlib
-import itertools
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -117,9 +116,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             ValueError: the estimator is unknown, a parameter is out of range, or a prompt has two labels.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
-        keys = keys_of(prompts, labels)
-        prompts = [prompt for prompt, _ in keys]
-        labels = [label for _, label in keys]
+        prompts, labels = _columns(prompts, labels)
         if not many_labels:
             refuse_contradictions(prompts, labels)
         if if_exists not in ("error", "new"):
@@ -127,22 +124,18 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         known_P_2 = None if pass_rates is None else known_pass_rates(pass_rates, len(prompts))
         if known_P_2 is not None and warm_start is not None:
             raise ValueError("pass_rates and warm_start both say what the posteriors begin with; give one of them")
-        name, estimator = estimator, as_estimator(estimator, parameters)
-        if not isinstance(name, str):  # the name by which estimators.build finds the class
-            kind = type(estimator)
-            known = estimators.available().get(kind.name) is kind
-            name = kind.name if known else f"{kind.__module__}:{kind.__qualname__}"
+        built = as_estimator(estimator, parameters)
+        name = estimator if isinstance(estimator, str) else _stored_name(type(built))
         with ExitStack() as sources, ExitStack() as undo:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
             source_run = None if warm_start is None else source.find_run(warm_start)
-            names = itertools.chain([run_name], (f"{run_name}-{number}" for number in itertools.count(2)))
             run = opened.create_run(
-                next(name for name in names if if_exists == "error" or not opened.is_taken(name)),
+                run_name if if_exists == "error" else _free_name(opened, run_name),
                 estimator=name,
-                estimator_version=estimator.belief.version,
-                parameters=dataclasses.asdict(estimator),  # type: ignore[call-overload]
-                state_fields=estimator.belief.state_fields,
+                estimator_version=built.belief.version,
+                parameters=dataclasses.asdict(built),  # type: ignore[call-overload]
+                state_fields=built.belief.state_fields,
                 model=without_secrets(model),
                 dataset=without_secrets(dataset),
                 dataset_digest=dataset_digest(prompts, labels),
@@ -154,12 +147,12 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             ids = opened.register_prompts(prompts, labels)
             started = None
             if source_run is not None:
-                replayed = None if can_copy(source_run, run.record) else replay(source, source_run, estimator.belief)
+                replayed = None if can_copy(source_run, run.record) else replay(source, source_run, built.belief)
                 started = run.warm_start(source, source_run, ids, weight=warm_start_weight, replayed=replayed)
             elif known_P_2 is not None:
-                run.begin_with(of_pass_rates(estimator.belief, ids, prompts, known_P_2))
+                run.begin_with(of_pass_rates(built.belief, ids, prompts, known_P_2))
             close_store = opened is not store
-            posteriors = cls(estimator, opened, run, prompts, labels, ids, warm_start=started, close_store=close_store)
+            posteriors = cls(built, opened, run, prompts, labels, ids, warm_start=started, close_store=close_store)
             undo.pop_all()
         return posteriors
 
@@ -188,9 +181,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             ValueError: the run's estimator is not installed or not imported, or its state is of another version.
             storage.StoreError: the run does not exist, has finished, has an owner, or has not reached ``step``.
         """
-        keys = keys_of(prompts, labels)
-        prompts = [prompt for prompt, _ in keys]
-        labels = [label for _, label in keys]
+        prompts, labels = _columns(prompts, labels)
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
@@ -256,14 +247,11 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(f"{following}; to do a step again, roll back first")
         rollouts = Rollouts.checked(step, prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
-        if form is not None:  # else the advantages are the trainer's own, of whatever size of groups
-            self._check_size(groups)
-        probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
-        advantage_form = Form() if form is None else FORMS.build(str(form))
         if form is not None and advantages is not None:
             raise ValueError(f"form {form!r} makes advantages, and others are given; pass form=None with these")
-        if advantage_form.leave_one_out and not self.estimator.can_leave_one_out():
-            raise ValueError(f"form {form!r} needs means that {self.estimator.name!r} cannot tell; use dr_grpo")
+        # The trainer's own advantages are of whatever size of groups.
+        advantage_form = Form() if form is None else self._form_for(form, groups)
+        probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
 
         # The estimator changes a copy, since whatever is refused below must change nothing.
         state = self._state | {field: self._state[field].copy() for field in self._belief.state_fields}
@@ -273,28 +261,18 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         if form is None:
             scored = steps.as_trained(scored, groups, rollouts.rewards, advantages)
         usage, metrics = steps.usage(rollouts, groups, scored), steps.metrics(step, rollouts, groups, scored)
-        metrics |= {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
-        shares_V = changed.successes, changed.rollouts
         missed = self._ids[groups.prompts_P[~groups.verified_P]]
         unverified = self._without_score(missed, groups)
-        if unverified:
-            metrics["estimator/unverified"] = float(len(_set_aside(unverified)))
+        metrics |= self._estimator_metrics(rollouts, groups, changed, expected, unverified)
         if len(missed):
             changed.shared[UNVERIFIED] = missed.astype(np.float64)
-        if self._sources is not None:
-            scores_V_G = groups.matrix(rollouts.scores)
-            metrics |= steps.by_source(self._sources[groups.prompts_V], *shares_V, scores_V_G)
-        if expected is not None:
-            alpha, beta = expected
-            metrics |= steps.of_hardest(alpha / (alpha + beta), groups.prompts_V, *shares_V)
         probes = None
         if rollouts.probes is not None:
             probes, errors = steps.measure(rollouts.probes, probed_Q, groups, changed)
             metrics |= errors
         kept = steps.kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored)
+        rows = dataclasses.replace(changed, form=form, usage=usage, probes=probes, kept=kept)
         try:
-            named = None if form is None else str(form)
-            rows = dataclasses.replace(changed, form=named, usage=usage, probes=probes, kept=kept)
             rows = rows.checked()
         except storage.StoreError as error:
             raise ValueError(f"step {step} is refused: {error}") from None
@@ -392,8 +370,37 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             visits[prompt_id] = visits.get(prompt_id, 0) + 1
         return visits
 
-    def _check_size(self, groups: Groups) -> None:
-        """Raise ValueError if no group is large enough for an advantage."""
+    def _estimator_metrics(
+        self,
+        rollouts: Rollouts,
+        groups: Groups,
+        changed: storage.StepRows,
+        expected: tuple[Floats, Floats] | None,
+        unverified: Mapping[int, int],
+    ) -> dict[str, float]:
+        """Return the metrics of a step that the estimator or the sources of the prompts tell.
+
+        Args:
+            expected: alpha and beta of every prompt before the step; None if the estimator has none.
+            unverified: by prompt id how many visits in a row yielded no score.
+        """
+        metrics = {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
+        shares_V = changed.successes, changed.rollouts
+        if self._sources is not None:
+            scores_V_G = groups.matrix(rollouts.scores)
+            metrics |= steps.by_source(self._sources[groups.prompts_V], *shares_V, scores_V_G)
+        if unverified:
+            metrics["estimator/unverified"] = float(len(_set_aside(unverified)))
+        if expected is not None:
+            alpha, beta = expected
+            metrics |= steps.of_hardest(alpha / (alpha + beta), groups.prompts_V, *shares_V)
+        return metrics
+
+    def _form_for(self, name: str, groups: Groups) -> Form:
+        """Return a form by name; ValueError if the estimator, or every group's size, cannot serve it."""
+        form = FORMS.build(str(name))
+        if form.leave_one_out and not self.estimator.can_leave_one_out():
+            raise ValueError(f"form {name!r} needs means that {self.estimator.name!r} cannot tell; use dr_grpo")
         largest, needed = int(groups.slot_R.max()) + 1, self.estimator.min_rollouts
         if largest < needed:
             raise ValueError(
@@ -401,6 +408,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 f"{self.estimator.name!r} needs {needed} of a prompt for an advantage; give more, or "
                 'begin the run with estimator="auto"'
             )
+        return form
 
     def _update(
         self, state: State, step: int, rollouts: Rollouts, groups: Groups, form: Form
@@ -446,6 +454,29 @@ def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, c
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
+
+
+def _columns(prompts: Iterable[str], labels: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return texts and labels of prompts, checked."""
+    keys = keys_of(prompts, labels)
+    return [prompt for prompt, _ in keys], [label for _, label in keys]
+
+
+def _free_name(store: storage.PosteriorStore, name: str) -> str:
+    """Return the name, with a number behind it if it is taken."""
+    free = name
+    number = 1
+    while store.is_taken(free):
+        number += 1
+        free = f"{name}-{number}"
+    return free
+
+
+def _stored_name(kind: type[RewardEstimator]) -> str:
+    """Return the name by which :func:`estimators.build` finds an estimator's class."""
+    if estimators.available().get(kind.name) is kind:
+        return kind.name
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _set_aside(visits: Mapping[int, int]) -> list[int]:

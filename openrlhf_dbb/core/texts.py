@@ -32,11 +32,10 @@ def prompt_text(prompt: Any) -> str:
     if isinstance(prompt, Mapping) or not hasattr(prompt, "__iter__"):
         found = f"{prompt!r:.80}, a {type(prompt).__name__}"
         raise ValueError(f"a prompt is {found}; give a text, or a list of messages")
-    messages = [_plain_message(message) for message in prompt]
-    if len(messages) == 1 and messages[0].keys() == {"role", "content"}:
-        content = messages[0]["content"]
-        if messages[0]["role"] == "user" and isinstance(content, str):
-            return content
+    messages = list(map(_plain_message, prompt))
+    content = messages[0].get("content") if len(messages) == 1 else None
+    if isinstance(content, str) and messages[0] == {"role": "user", "content": content}:
+        return content
     try:
         return json.dumps(messages, ensure_ascii=False, sort_keys=True)
     except TypeError as error:
@@ -74,6 +73,17 @@ def content_text(content: Any) -> Any:
             return content
         texts.append(known["text"])
     return "".join(texts)
+
+
+def response_text(response: Any) -> str:
+    """Return a response, or the messages of one as in TRL's tables, as text: "" if it is missing."""
+    if not isinstance(response, list):
+        return str(response or "")
+    texts = []
+    for message in response:
+        content = message.get("content") if isinstance(message, Mapping) else message
+        texts.append(str(content or ""))
+    return "\n".join(texts)
 
 
 def label_text(label: Any) -> str:
@@ -186,20 +196,28 @@ def as_json(value: Any) -> Any:
     """
     if isinstance(value, Enum):
         return as_json(value.value)
-    if value is None or isinstance(value, (str, bool, int)):
+    if isinstance(value, str | int | None):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): as_json(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [as_json(entry) for entry in value]
+        return list(map(as_json, value))
     if isinstance(value, (set, frozenset)):
-        return sorted((as_json(entry) for entry in value), key=str)
+        return sorted(map(as_json, value), key=str)
+    entries = _entries(value)
+    if entries is not None:
+        return {str(name): as_json(entry) for name, entry in entries.items()}
     if hasattr(value, "tolist"):  # numpy, torch
         return as_json(value.tolist())
-    if isinstance(value, (SimpleNamespace, Namespace)):
-        return as_json(vars(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return {part.name: as_json(getattr(value, part.name)) for part in fields(value)}
     return str(value)
+
+
+def _entries(value: Any) -> Mapping[Any, Any] | None:
+    """Return the entries of a dictionary, a namespace or a dataclass; None for another value."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, (SimpleNamespace, Namespace)):
+        return vars(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {part.name: getattr(value, part.name) for part in fields(value)}
+    return None

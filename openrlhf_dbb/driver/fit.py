@@ -262,21 +262,7 @@ def gpu_memory(settings: Settings, shape: Shape) -> GpuMemory:
     beside = _BESIDE
     if stage == 3:
         beside += min(WEIGHT * shape.parameters, _GATHERED)
-
-    only_responses = not args.ds.packing_samples and settings.estimator != NO_ESTIMATOR
-    length = args.data.max_len
-    if only_responses and args.rollout.max_new_tokens:
-        length = args.rollout.max_new_tokens
-    logits_of_row = length * shape.vocabulary
-    units_of_row = args.data.max_len * shape.hidden
-    if args.actor.gradient_checkpointing_enable:
-        bytes_of_unit = _LAYER + _INPUT * shape.layers
-    else:
-        bytes_of_unit = _LAYER * shape.layers
-    in_training, in_log_probs = _OURS if only_responses else _COPIED
-    train_row = units_of_row * bytes_of_unit + logits_of_row * in_training
-    log_probs_row = units_of_row * _LAYER + logits_of_row * in_log_probs
-
+    train_row, log_probs_row = _row_memory(settings, shape)
     always = weights + gradients + optimizer
     awake = weights if args.ds.enable_sleep else always
     return GpuMemory(
@@ -284,6 +270,23 @@ def gpu_memory(settings: Settings, shape: Shape) -> GpuMemory:
         training=always + beside + cuda.rows(args, "train") * train_row,
         log_probs=awake + beside + cuda.rows(args, "rollout") * log_probs_row,
     )
+
+
+def _row_memory(settings: Settings, shape: Shape) -> tuple[float, float]:
+    """Return the bytes of a row in the training, and where its log-probs are computed."""
+    args = settings.args
+    only_responses = not args.ds.packing_samples and settings.estimator != NO_ESTIMATOR
+    length = args.data.max_len
+    if only_responses and args.rollout.max_new_tokens:
+        length = args.rollout.max_new_tokens
+    logits_of_row = length * shape.vocabulary
+    units_of_row = args.data.max_len * shape.hidden
+    bytes_of_unit = _LAYER * shape.layers
+    if args.actor.gradient_checkpointing_enable:
+        bytes_of_unit = _LAYER + _INPUT * shape.layers
+    in_training, in_log_probs = _OURS if only_responses else _COPIED
+    train_row = units_of_row * bytes_of_unit + logits_of_row * in_training
+    return train_row, units_of_row * _LAYER + logits_of_row * in_log_probs
 
 
 def host_memory(settings: Settings, shape: Shape) -> float:

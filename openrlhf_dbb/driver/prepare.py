@@ -77,36 +77,44 @@ def find(settings: Settings) -> storage.RunRecord | None:
     if settings.estimator == NO_ESTIMATOR:
         return None
     args = settings.args
-    resume, folder = args.resume, args.ckpt.path
     if args.warm_start is not None:
         with storage.open_store(args.warm_start_url or args.store.url, create=False) as source:
             source.find_run(args.warm_start)
     database = parse_url(args.store.url).path
-    if resume is not None and database and not Path(database).exists():
-        problem = f"--resume {resume}".rstrip() + f": there is no database {database}"
+    if args.resume is not None and database and not Path(database).exists():
+        problem = f"--resume {args.resume}".rstrip() + f": there is no database {database}"
         advice = "name the run's with --store.url, or start in the folder where the run was started"
         raise UsageError(f"{problem}; {advice}")
     with _open_store(settings) as store:
-        if resume:
-            record = store.find_run(resume)
-            if record.status == "finished":
-                ended = f"that run finished at step {record.last_step}"
-                raise UsageError(f"--resume {record.name}: {ended}; {_new_run(record)}")
-            return record
-        if resume is not None:
-            latest = store.latest_run(unfinished=True)
-            if latest is None:
-                raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
-            return latest
-        if not args.ckpt.load_enable:  # OpenRLHF's flag: continue if there is something in the folder
-            return None
-        same = [run for run in store.runs() if run.config.get("ckpt.path") == folder and run.status != "finished"]
-        if not same and checkpoints.tags(Path(folder)):
-            raise UsageError(
-                f"--ckpt.load_enable: the checkpoints in {folder} belong to no unfinished run in {store.location}; "
-                "name the run with --resume, or another --ckpt.path"
-            )
-        return same[-1] if same else None
+        if args.resume is not None:
+            return _asked_for(store, args.resume)
+        # OpenRLHF's flag: continue if there is something in the folder
+        return _of_folder(store, args.ckpt.path) if args.ckpt.load_enable else None
+
+
+def _asked_for(store: storage.PosteriorStore, resume: str) -> storage.RunRecord:
+    """Return the unfinished run that --resume names; "" is the latest one."""
+    if not resume:
+        latest = store.latest_run(unfinished=True)
+        if latest is None:
+            raise UsageError(f"--resume: no unfinished run in {store.location}; start one without --resume")
+        return latest
+    record = store.find_run(resume)
+    if record.status == "finished":
+        ended = f"that run finished at step {record.last_step}"
+        raise UsageError(f"--resume {record.name}: {ended}; {_new_run(record)}")
+    return record
+
+
+def _of_folder(store: storage.PosteriorStore, folder: str) -> storage.RunRecord | None:
+    """Return the last unfinished run with checkpoints in a folder; None for a folder without any."""
+    same = [run for run in store.runs() if run.config.get("ckpt.path") == folder and run.status != "finished"]
+    if not same and checkpoints.tags(Path(folder)):
+        raise UsageError(
+            f"--ckpt.load_enable: the checkpoints in {folder} belong to no unfinished run in {store.location}; "
+            "name the run with --resume, or another --ckpt.path"
+        )
+    return same[-1] if same else None
 
 
 @contextlib.contextmanager

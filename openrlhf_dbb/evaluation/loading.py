@@ -84,14 +84,21 @@ def load(benchmark: Benchmark, *, limit: int | None = None) -> BenchmarkPrompts:
         labels.append(label if benchmark.file and label.strip() else label.strip())
     if not ids:
         raise _error(benchmark, "the data set has no rows")
-    is_math = benchmark.verifier.startswith("math")
-    reasons = {"": "the label is empty"} | (unreadable_labels(filter(None, labels)) if is_math else {})
+    return BenchmarkPrompts(benchmark, ids, texts, labels, _notes_on_labels(benchmark, ids, labels))
+
+
+def _notes_on_labels(benchmark: Benchmark, ids: list[str], labels: list[str]) -> list[str]:
+    """Return a line on labels that are compared as text; refuse others that cannot be read."""
+    reasons = {"": "the label is empty"}
+    if benchmark.verifier.startswith("math"):
+        reasons.update(unreadable_labels(filter(None, labels)))
     bad = [(row_id, reasons[label]) for row_id, label in zip(ids, labels, strict=True) if label in reasons]
-    if bad and (benchmark.verifier != "math_or_text" or not all(labels)):
+    if not bad:
+        return []
+    if benchmark.verifier != "math_or_text" or not all(labels):
         raise _error(benchmark, f"row {bad[0][0]!r} ({len(bad)} such rows): {bad[0][1]}")
     rows = ", ".join(row_id for row_id, _ in bad)
-    note = f"{len(bad)} of {len(ids)} labels are compared as text, as no answer can be read like them: rows {rows}"
-    return BenchmarkPrompts(benchmark, ids, texts, labels, [note] if bad else [])
+    return [f"{len(bad)} of {len(ids)} labels are compared as text, as no answer can be read like them: rows {rows}"]
 
 
 def prepare(

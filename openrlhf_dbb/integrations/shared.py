@@ -23,7 +23,7 @@ from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 from openrlhf_dbb.integrations import exact_json
 
-__all__ = ["SAVED", "Settings", "Steps", "check_release", "check_same_data", "label_of", "run_exists", "text_of"]
+__all__ = ["SAVED", "Settings", "Steps", "check_release", "label_of", "text_of"]
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
@@ -40,20 +40,6 @@ def check_release(distribution: str) -> None:
     allowed, installed = ALLOWED[distribution], importlib.metadata.version(distribution)
     if installed not in SpecifierSet(allowed):
         raise ImportError(f"{distribution} {installed} is installed; pip install '{distribution}{allowed}'")
-
-
-def run_exists(store: storage.PosteriorStore | str | None, name: str) -> bool:
-    with nullcontext(store) if isinstance(store, storage.PosteriorStore) else storage.open_store(store) as opened:
-        return any(run.name == name for run in opened.runs())
-
-
-def check_same_data(record: storage.RunRecord, prompts: Sequence[str], labels: Sequence[str]) -> None:
-    """Raise ValueError if a run was begun with other prompts and labels, or with these in another order."""
-    if record.dataset_digest != dataset_digest(prompts, labels):
-        raise ValueError(
-            f"run {record.name!r} was begun with other prompts and labels, or with these in another order; give "
-            f"the data set that it was begun with, or begin another run with warm_start={record.name!r}"
-        )
 
 
 @dataclass(frozen=True)
@@ -138,7 +124,9 @@ class Steps:
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if passive and not many_labels:
             many_labels = True
-            for place, reason in list(contradictions(prompts, labels).items())[:1]:
+            bad = contradictions(prompts, labels)
+            if bad:
+                place, reason = next(iter(bad.items()))
                 _log.warning("a prompt with two labels has two posteriors; %s: %s", place, reason)
         if resume:
             self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)
@@ -180,12 +168,14 @@ class Steps:
             raise ValueError(
                 f"run {record.name!r} was begun with {begun}, not {estimator}: use that, or warm_start={record.name!r}"
             )
-        try:
-            check_same_data(record, prompts, labels)
-        except ValueError as error:
+        if record.dataset_digest != dataset_digest(prompts, labels):
+            problem = (
+                f"run {record.name!r} was begun with other prompts and labels, or with these in another order; give "
+                f"the data set that it was begun with, or begin another run with warm_start={record.name!r}"
+            )
             if not passive:
-                raise
-            _log.warning("%s; prompts that are new begin with the prior", error)
+                raise ValueError(problem)
+            _log.warning("%s; prompts that are new begin with the prior", problem)
 
     def _start_over(self) -> None:
         self._sampler = self._strategy.sampler(self._facts)
@@ -250,13 +240,9 @@ class Steps:
                 self._sampler.observe(drawn, varies(scores_N))
         self._sampler.end_step()
         scored.metrics.update(self._sampler.metrics())
-        tokens_R = np.where(np.isnan(rewards_R), 0, np.asarray(extras.tokens)) * np.asarray(extras.trained)
-        if form is None or not (FORMS.get(form).whitened and tokens_R.any()):
+        if form is None or not FORMS.get(form).whitened:
             return scored
-        mean = np.average(scored.advantages, weights=tokens_R)
-        variance = np.average((scored.advantages - mean) ** 2, weights=tokens_R)
-        white_R = (scored.advantages - mean) / np.sqrt(max(variance, 1e-8))  # OpenRLHF's floor
-        return dataclasses.replace(scored, advantages=np.where(tokens_R > 0, white_R, scored.advantages))
+        return _whitened(scored, np.where(np.isnan(rewards_R), 0, extras.tokens) * np.asarray(extras.trained))
 
     def save(self, folder: Path) -> None:
         """Write what a resume needs into a checkpoint's folder, once every step up to here is durable."""
@@ -308,6 +294,16 @@ class Steps:
         self._sampler.load(saved["strategy"])
         self._left = saved["left"]
         self.posteriors.roll_back(int(saved["step"]))
+
+
+def _whitened(scored: Scored, tokens_R: Floats) -> Scored:
+    """Return a step with advantages of mean 0 and variance 1 over the tokens that are trained on."""
+    if not tokens_R.any():
+        return scored
+    mean = np.average(scored.advantages, weights=tokens_R)
+    variance = np.average((scored.advantages - mean) ** 2, weights=tokens_R)
+    white_R = (scored.advantages - mean) / np.sqrt(max(variance, 1e-8))  # OpenRLHF's floor
+    return dataclasses.replace(scored, advantages=np.where(tokens_R > 0, white_R, scored.advantages))
 
 
 def stored_run(store: storage.PosteriorStore | str | None, name: str, *, create: bool) -> storage.RunRecord | None:

@@ -19,8 +19,9 @@ import torch
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core.posteriors import MemorySupportError, Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Responses, Scored, StepExtras
-from openrlhf_dbb.core.strategies import Plain, RunFacts
+from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
+from openrlhf_dbb.core.strategies import RunFacts
+from openrlhf_dbb.core.texts import response_text
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.evaluation.metrics import stored_rows
@@ -89,23 +90,20 @@ class _Memory:
     The trainer has no attributes of ours but this one, since a subclass may have any others.
 
     Attributes:
+        form: of the advantages that replace TRL's; None if these stay.
         strategy: draws the prompts.
-        advantages_R: of the last batch, of all processes; None if it was not observed.
         scored: what TRL has just scored: rewards (R, F), and the ids of this process's B responses.
         samples: of a held-out prompt's responses the verifier's score (NaN where missing), the length, whether it
             was cut.
         evaluated: the step of the last evaluation, and its results by benchmark.
     """
 
-    def __init__(self, trainer: "_Hooks", settings: Settings) -> None:
+    def __init__(self, trainer: "_Hooks", settings: Settings, form: str | None) -> None:
         """Note the settings; ValueError for those that do not fit the trainer."""
         estimator, strategy = settings.built
         group = trainer.num_generations
         if group < estimator.min_rollouts:
             raise ValueError(f"num_generations={group} is too few for {estimator.name!r}; use 'auto'")
-        scaling = trainer.scale_rewards
-        if settings.form is not None and scaling != "group":
-            raise ValueError(f"form {settings.form!r} is given; leave out scale_rewards={scaling!r}")
         column = settings.label_column
         _check_column(column, trainer.train_dataset)
         if column is not None and trainer.args.remove_unused_columns:
@@ -117,45 +115,42 @@ class _Memory:
         if settings.verifier is None and len(names) > 1:
             self.settings = settings.with_real_memory()
         if self.settings is not settings:
-            self._say(
+            self.say(
                 f"the memory is of the weighted sum of {', '.join(names)}, a real number; to remember "
                 "right and wrong, give verifier=, one of these"
             )
+        self.form = form
         self.strategy = strategy
-        # For "batch" too, _score divides X - p by the spread of the batch.
-        self._form = settings.form or ("group_norm" if scaling == "group" else "batch_centered")
         self._logged: tuple[int, dict[str, float]] = (0, {})
         self._opened: shared.Steps | None = None
-        self.advantages_R: Floats | None = None
         self.scored: tuple[torch.Tensor, Any] | None = None
         self.samples: dict[Key, list[tuple[float, int, bool]]] = {}
         self.evaluated: tuple[int, dict[str, storage.EvaluationRows]] = (-1, {})
-        model = getattr(self.trainer.model, "config", None)
+        model = getattr(trainer.model, "config", None)
         self._model_name = str(getattr(model, "_name_or_path", ""))
+        groups = trainer.args.generation_batch_size // group
+        self._facts = RunFacts(groups, group, trainer.args.seed)
+        self._run_name = settings.run_name or trainer.args.run_name or Path(trainer.args.output_dir).name
 
-    def attempt(self, what: str, work: Callable[[], Any]) -> Any:
-        """Return what ``work``, which ``what`` names, returns; on all processes together."""
-        return work()
+    def attempt(self, what: str, work: Callable[..., Any], *given: Any) -> None:
+        """Do ``work``, which ``what`` names, with what is given; on all processes together."""
+        work(*given)
 
-    def read_prompts(self) -> list[Key]:
-        """Return text and label of every row; refuse what would go wrong unnoticed."""
+    def read_prompts(self) -> None:
+        """Note text and label of every row; refuse what would go wrong unnoticed."""
         if not isinstance(self.trainer.train_dataset, Dataset):
             raise ValueError("posteriors need to know every prompt of train_dataset: pass a datasets.Dataset")
         column = self.settings.label_column
         columns = ["prompt"] if column is None else ["prompt", column]
-        keys = [self._key(row) for row in self.trainer.train_dataset.select_columns(columns)]
-        if len(set(keys)) == len(keys):
-            return keys
-        if self._has_images():
+        self._keys = [self._key(row) for row in self.trainer.train_dataset.select_columns(columns)]
+        if len(set(self._keys)) < len(self._keys) and self._has_images():
             raise ValueError("prompts and labels repeat, and their images may differ: give a label_column")
-        if column is None:
-            differ = _differing_columns(self.trainer.train_dataset, keys)
-            if differ:
-                self._say(
-                    f"rows of one prompt share a posterior, though they differ in {', '.join(differ)}; "
-                    "if these are other tasks, give what tells them apart as label_column="
-                )
-        return keys
+        differ = [] if column is not None else _differing_columns(self.trainer.train_dataset, self._keys)
+        if differ:
+            self.say(
+                f"rows of one prompt share a posterior, though they differ in {', '.join(differ)}; "
+                "if these are other tasks, give what tells them apart as label_column="
+            )
 
     def _has_images(self) -> bool:
         return not {"image", "images"}.isdisjoint(self.trainer.train_dataset.column_names)
@@ -165,26 +160,17 @@ class _Memory:
         label = None if column is None else row.get(column)
         return text_of(row["prompt"]), label_of(label)
 
-    def open(self, keys: list[Key]) -> None:
+    def open(self) -> None:
         """Start or resume the run, on the first process."""
-        settings = self.settings
-        groups = self.trainer.args.generation_batch_size // self.trainer.num_generations
-        self._keys = keys
-        self._run_name = settings.run_name or self.trainer.args.run_name or Path(self.trainer.args.output_dir).name
-        self._facts = RunFacts(groups, self.trainer.num_generations, self.trainer.args.seed)
-        _on_first(self._open_run)
-
-    def _open_run(self) -> None:
         store = self.settings.store
         resume = self.settings.resume
         if resume == "auto":
-            resume = shared.run_exists(store, self._run_name)
+            resume = shared.stored_run(store, self._run_name, create=True) is not None
         elif not resume:
             shared.refuse_taken(store, self._run_name, "give another run_name=, or resume='auto' to continue it")
         self._begin(resume=bool(resume))
 
-    def _begin(self, *, resume: bool, passive: bool = False) -> None:
-        """Open the run, on the first process."""
+    def _begin(self, *, resume: bool) -> None:
         settings = self.settings
         chosen = {"strategy": settings.strategy, **settings.strategy_parameters}
         # Texts with images, and those of environments, are told apart by their labels.
@@ -195,7 +181,7 @@ class _Memory:
             resume,
             self._keys,
             self._facts,
-            passive=passive,
+            passive=self.form is None,
             many_labels=by_label,
             model=self._model_name,
             reward=", ".join(self.trainer.reward_func_names),
@@ -214,7 +200,7 @@ class _Memory:
     def run(self) -> Posteriors:
         return self.steps.posteriors
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         if self.trainer.accelerator.is_main_process:
             _log.warning("%s", line)
 
@@ -230,10 +216,7 @@ class _Memory:
         self.run.record_metrics(step, self._logged[1])
 
     def save(self) -> None:
-        """Write what a resume needs into the checkpoint that TRL is about to write."""
-        _on_first(self._save)
-
-    def _save(self) -> None:
+        """Write what a resume needs into the checkpoint that TRL is about to write; on the first process."""
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.trainer.state.global_step}"  # TRL's
         folder = Path(self.trainer.args.output_dir) / name
         # transformers writes this file last. Without it an older checkpoint of this name is not whole.
@@ -241,9 +224,11 @@ class _Memory:
         self.steps.save(folder)
 
     def end_training(self) -> None:
-        """Finish the run unless the training was stopped before its last step."""
-        is_done = self.trainer.state.global_step >= self.trainer.state.max_steps
-        _on_first(lambda: self.run.finish() if is_done else self.run.settle())
+        """Finish the run unless the training was stopped before its last step; on the first process."""
+        if self.trainer.state.global_step >= self.trainer.state.max_steps:
+            self.run.finish()
+        else:
+            self.run.settle()
 
     def _just_scored(self) -> tuple[Floats, list[Any]]:
         """Return the rewards (R, F) and this process's B responses that TRL has just scored."""
@@ -266,19 +251,31 @@ class _Memory:
 
         keys_R, tokens_R, cut_R, trained_R, theirs_R = zip(*_gathered(mine), strict=True)
         # TRL has just gathered the completions of this batch for its own log.
-        texts_R = [_text(completion) for completion in self.trainer._logs["completion"]][-len(keys_R) :]
+        texts_R = [response_text(completion) for completion in self.trainer._logs["completion"]][-len(keys_R) :]
         responses = Responses(texts_R, truncated=cut_R, keep=self.settings.keep_rollouts)
         extras = StepExtras(tokens=tokens_R, trained=trained_R, responses=responses)
         advantages_R, mean_R, metrics = _on_first(lambda: self._score(keys_R, theirs_R, extras))
-        self._fill_table(mean_R)
+        self.fill_table(mean_R)
         for name, value in metrics.items():
             self.trainer._metrics["train"][name].append(value)
-        self.advantages_R = np.array(advantages_R)
+        if self.form is not None:
+            self._use(advantages_R, output, len(inputs))
+
+    def _use(self, advantages_R: list[float], output: dict[str, Any], rollouts: int) -> None:
+        """Put this process's advantages in place of TRL's, and those of all processes into TRL's log."""
+        first = self.trainer.accelerator.process_index * rollouts
+        mine = advantages_R[first : first + rollouts]
+        device = output["advantages"].device
+        output["advantages"] = torch.tensor(mine, dtype=torch.float32, device=device)
+        logged = self.trainer._logs["advantages"]  # the last ones are TRL's own advantages of this batch
+        for _ in range(min(len(advantages_R), len(logged))):
+            logged.pop()
+        logged.extend(advantages_R)
 
     def _score(
         self, keys_R: Sequence[Key], theirs_R: Sequence[float], extras: StepExtras
     ) -> tuple[list[float], list[float], dict[str, float]]:
-        """Return advantages, the means that they were made with, and metrics; on the first process.
+        """Return advantages, unless TRL's stay, the means of the prompts, and metrics; on the first process.
 
         ``theirs_R`` are TRL's own advantages.
         """
@@ -286,7 +283,13 @@ class _Memory:
         weights_F = _numpy(self.trainer.reward_weights)
         group = self.trainer.num_generations
         rewards_R, scores_R, scale = combine(rewards_R_F, weights_F, self._verifier, group)
-        scored = self._observed(keys_R, rewards_R, scores_R, theirs_R, extras)
+        if self.form is None:
+            estimator, _ = self.settings.built
+            if self._verifier is not None and estimator.belief.support == "real":
+                rewards_R = scores_R  # such a memory sees the rewards, and the user has named the verifier
+            scored = self.steps.observe(keys_R, rewards_R, scores_R, None, extras, theirs_R)
+            return [], scored.mean.tolist(), scored.metrics
+        scored = self.steps.observe(keys_R, rewards_R, scores_R, self.form, extras)
         advantages_R = scored.advantages
         if self.trainer.scale_rewards == "none":
             advantages_R = advantages_R * scale
@@ -295,16 +298,6 @@ class _Memory:
             spread = np.std(known, ddof=1) if len(known) > 1 else 0.0
             advantages_R = advantages_R / spread if spread > 0 else np.zeros(len(rewards_R))
         return advantages_R.tolist(), scored.mean.tolist(), scored.metrics
-
-    def _observed(
-        self,
-        keys_R: Sequence[Key],
-        rewards_R: Floats,
-        scores_R: Floats,
-        theirs_R: Sequence[float],
-        extras: StepExtras,
-    ) -> Scored:
-        return self.steps.observe(keys_R, rewards_R, scores_R, self._form, extras)
 
     def sample(self, inputs: list[dict[str, Any]]) -> None:
         """Note the responses of an evaluation's batch, of all processes."""
@@ -318,22 +311,21 @@ class _Memory:
 
         for (prompt, tokens, cut), value in zip(_gathered(mine), scores_R.tolist(), strict=True):
             self.samples.setdefault(prompt, []).append((value, tokens, cut))
-        self._fill_table([math.nan] * len(scores_R))
+        self.fill_table([math.nan] * len(scores_R))
 
-    def _fill_table(self, mean_R: list[float]) -> None:
-        """Add to our column of the table that TRL logs, which needs columns of one length."""
-        self.trainer._logs["extra"]["posterior_mean"].extend(mean_R)
+    def fill_table(self, mean_R: list[float]) -> None:
+        """Add to our column of the table that TRL logs on the first process; it needs columns of one length."""
+        if self._opened is not None:
+            self.trainer._logs["extra"]["posterior_mean"].extend(mean_R)
 
     def _is_cut(self, ids: Sequence[int]) -> bool:
         return len(ids) > 0 and ids[-1] not in self.trainer.eos_token_ids
 
-    def record_held_out(self, prefix: str) -> None:
-        """Store an evaluation's samples; those of several benchmarks after one step become one."""
-        samples = self.samples
-        self.samples = {}
-        _on_first(lambda: self._record_held_out(prefix.removeprefix("eval_"), samples))
+    def record_held_out(self, prefix: str, samples: dict[Key, list[tuple[float, int, bool]]]) -> None:
+        """Store an evaluation's samples, on the first process.
 
-    def _record_held_out(self, benchmark: str, samples: dict[Key, list[tuple[float, int, bool]]]) -> None:
+        Those of several benchmarks after one step become one evaluation.
+        """
         self.run.settle()
         step = self.run.step
         if step != self.evaluated[0]:
@@ -343,6 +335,7 @@ class _Memory:
         kept_P_N = [samples_N[: self.trainer.num_generations_eval] for samples_N in samples.values()]
         scores, tokens, truncated = np.moveaxis(np.array([kept_P_N]), 3, 0)
         none = np.array([None])  # the trainer extracts no answers
+        benchmark = prefix.removeprefix("eval_")
         results = Results(benchmark, [], scores, none, labels, tokens.astype(np.int64), truncated > 0, texts)
         self.evaluated[1][benchmark] = stored_rows(results, self.run.store)
         self._record_evaluation()
@@ -367,22 +360,16 @@ class _PassiveMemory(_Memory):
     """The memory of :func:`remember`: whatever it cannot take, TRL trains on."""
 
     _has_ended = False  # on all processes
-    _fills_table = True
 
-    def _fill_table(self, mean_R: list[float]) -> None:
-        if self._fills_table:
-            super()._fill_table(mean_R)
-
-    def attempt(self, what: str, work: Callable[[], Any]) -> Any:
-        """Return what ``work`` returns; if it fails, on all processes, end the memory, and return None."""
+    def attempt(self, what: str, work: Callable[..., Any], *given: Any) -> None:
+        """Do ``work``; if it fails, on all processes, end the memory."""
         if self._has_ended:
-            return None
+            return
         try:
-            return work()
+            work(*given)
         except Exception as error:  # nothing that a memory meets may end the training
             self._has_ended = True
             self._end(what, error)
-            return None
 
     def record_log(self, logs: dict[str, float]) -> None:
         try:
@@ -392,7 +379,6 @@ class _PassiveMemory(_Memory):
 
     def _end(self, what: str, error: Exception) -> None:
         """Close the run, so that it can be resumed, and say once what is lost."""
-        self._fills_table = False
         self.trainer._logs["extra"].pop("posterior_mean", None)
         if self._opened is None:  # not the first process, or it has said so
             return
@@ -406,43 +392,27 @@ class _PassiveMemory(_Memory):
             lost += f" (the run could not be closed: {failure})"
         _log.warning("remembering has ended: %s failed: %s: %s; %s", what, type(error).__name__, error, lost)
 
-    def begins(self) -> bool:
-        """Open the run; return False if the training's data cannot be remembered.
-
-        Raises:
-            ValueError, storage.StoreError: a setting is wrong, or the store cannot be opened.
-        """
-        try:
-            keys = self.read_prompts()
-        except Exception as error:  # whatever the data holds, TRL may train on it
-            self._say(f"this training is not remembered: {error}")
-            return False
-        self.open(keys)
-        self._fill_table([math.nan] * len(self.trainer._logs["prompt"]))
-        return True
-
-    def _open_run(self) -> None:
+    def open(self) -> None:
+        """Start or resume the run, on the first process; with ``resume="auto"`` start one that cannot be resumed."""
         settings = self.settings
-        if not settings.resume:
-            self._begin_new()
-            return
-        record = shared.stored_run(settings.store, self._run_name, create=settings.resume == "auto")
-        if record is not None and record.parameters.get("memory") == "gaussian":
-            self.settings = settings.with_real_memory()  # as after its first step
-        if settings.resume is True:
-            self._begin(resume=True, passive=True)
-            return
-        if record is not None:
+        if settings.resume:
+            is_needed = settings.resume is True
+            record = shared.stored_run(settings.store, self._run_name, create=not is_needed)
+            if record is not None and record.parameters.get("memory") == "gaussian":
+                self.settings = settings.with_real_memory()  # as after its first step
             try:
-                self._begin(resume=True, passive=True)
-                return
+                if record is not None or is_needed:
+                    self._begin(resume=True)
+                    return
             except (storage.StoreError, ValueError) as error:
-                _log.warning("run %r is not continued: %s", record.name, error)
+                if is_needed:
+                    raise
+                _log.warning("run %r is not continued: %s", self._run_name, error)
         self._begin_new()
 
     def _begin_new(self) -> None:
         """Begin a run, under another name if this one is taken, and say so."""
-        self._begin(resume=False, passive=True)
+        self._begin(resume=False)
         name = self.run.run.record.name
         if name != self._run_name:
             _log.warning(
@@ -453,60 +423,42 @@ class _PassiveMemory(_Memory):
             )
 
     def follow(self, checkpoint: str | bool | None) -> None:
-        """Take the run to where TRL begins: back to the checkpoint, or to a new run if it is not of this one."""
-        _on_first(lambda: self._follow(checkpoint))
+        """Take the run to where TRL begins, on the first process.
 
-    def _follow(self, checkpoint: str | bool | None) -> None:
+        That is back to the checkpoint, or to a new run if it is not of this one.
+        """
         self.evaluated = (-1, {})
-        folder = get_last_checkpoint(self.trainer.args.output_dir) if checkpoint is True else checkpoint
+        run = self.run
+        name = run.run.record.name
+        output = Path(self.trainer.args.output_dir)
+        folder = get_last_checkpoint(output) if checkpoint is True else checkpoint
         reason = "it has steps, and this training begins without a checkpoint"
         if folder:
             try:
-                self.steps.go_back(Path(folder), Path(self.trainer.args.output_dir))
+                self.steps.go_back(Path(folder), output)
                 return
             except ValueError as error:
                 reason = str(error)
-        elif not self.run.step:
-            return
-        if self.run.step:
-            former = self.run
-            _log.warning("run %r is not continued: %s", former.run.record.name, reason)
-            _give_up(former, reachable=True)
+        if run.step:
+            _log.warning("run %r is not continued: %s", name, reason)
+            _give_up(run, reachable=True)
             self._begin_new()
-        else:
-            _log.warning("run %r begins without what was before: %s", self.run.run.record.name, reason)
+        elif folder:
+            _log.warning("run %r begins without what was before: %s", name, reason)
 
-    def _observed(
-        self,
-        keys_R: Sequence[Key],
-        rewards_R: Floats,
-        scores_R: Floats,
-        theirs_R: Sequence[float],
-        extras: StepExtras,
-    ) -> Scored:
+    def _score(
+        self, keys_R: Sequence[Key], theirs_R: Sequence[float], extras: StepExtras
+    ) -> tuple[list[float], list[float], dict[str, float]]:
         """Do a step; a memory of right and wrong that meets other rewards in the first one begins again."""
         try:
-            return self._remembered(keys_R, rewards_R, scores_R, theirs_R, extras)
+            return super()._score(keys_R, theirs_R, extras)
         except MemorySupportError as error:
             real = self.settings.with_real_memory()
             if self.run.step or real is self.settings:
                 raise
             _log.warning("the memory is of real rewards, since %s", error)
             self._begin_again(real)
-        return self._remembered(keys_R, rewards_R, scores_R, theirs_R, extras)
-
-    def _remembered(
-        self,
-        keys_R: Sequence[Key],
-        rewards_R: Floats,
-        scores_R: Floats,
-        theirs_R: Sequence[float],
-        extras: StepExtras,
-    ) -> Scored:
-        estimator, _ = self.settings.built
-        if self._verifier is not None and estimator.belief.support == "real":
-            rewards_R = scores_R  # such a memory sees the rewards, and the user has named the verifier
-        return self.steps.observe(keys_R, rewards_R, scores_R, None, extras, theirs_R)
+        return super()._score(keys_R, theirs_R, extras)
 
     def _begin_again(self, settings: Settings) -> None:
         """Replace a run without steps."""
@@ -514,7 +466,7 @@ class _PassiveMemory(_Memory):
         former.store.delete_run(former.run.record)
         former.close()
         self.settings = settings
-        self._begin(resume=False, passive=True)
+        self._begin(resume=False)
         if self.evaluated[1]:
             self._record_evaluation()
 
@@ -530,9 +482,11 @@ class _Hooks(GRPOTrainer):
         self._dbb.samples = {}
         metrics: dict[str, float] = super().evaluate(*args, **options)
         prefix = args[2] if len(args) > 2 else options.get("metric_key_prefix", "eval")
-        # With several data sets, TRL calls this method for each of them inside the outer call.
-        if self._dbb.samples:
-            self._dbb.attempt("storing an evaluation", lambda: self._dbb.record_held_out(prefix))
+        samples = self._dbb.samples
+        self._dbb.samples = {}
+        if samples:  # with several data sets, TRL calls this method for each of them inside the outer call
+            store = self._dbb.record_held_out
+            self._dbb.attempt("storing an evaluation", _on_first, lambda: store(prefix, samples))
         return metrics
 
     def _calculate_rewards(self, *args: Any, **options: Any) -> torch.Tensor:
@@ -544,9 +498,9 @@ class _Hooks(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.model.training:
-            self._dbb.attempt("observing a batch", lambda: self._dbb.observe(inputs, output))
+            self._dbb.attempt("observing a batch", self._dbb.observe, inputs, output)
         else:
-            self._dbb.attempt("observing an evaluation", lambda: self._dbb.sample(inputs))
+            self._dbb.attempt("observing an evaluation", self._dbb.sample, inputs)
         self._dbb.scored = None
         return output
 
@@ -557,7 +511,7 @@ class _Hooks(GRPOTrainer):
             self._dbb.record_log(logs)
 
     def _save_checkpoint(self, *args: Any, **options: Any) -> None:
-        self._dbb.attempt("saving the posteriors of a checkpoint", self._dbb.save)
+        self._dbb.attempt("saving the posteriors of a checkpoint", _on_first, self._dbb.save)
         super()._save_checkpoint(*args, **options)
 
 
@@ -586,8 +540,14 @@ class PosteriorGRPOTrainer(_Hooks):
         super().__init__(*args, **options)
         if self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError("multi_objective_aggregation: posteriors are of one reward; use 'sum_then_normalize'")
-        self._dbb = _Memory(self, settings)
-        self._dbb.open(self._dbb.read_prompts())
+        scaling = self.scale_rewards
+        if settings.form is not None and scaling != "group":
+            raise ValueError(f"form {settings.form!r} is given; leave out scale_rewards={scaling!r}")
+        # For "batch" too, _score divides X - p by the spread of the batch.
+        form = settings.form or ("group_norm" if scaling == "group" else "batch_centered")
+        self._dbb = _Memory(self, settings, form)
+        self._dbb.read_prompts()
+        _on_first(self._dbb.open)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train as TRL does, and finish the run unless the training was stopped before its last step.
@@ -604,7 +564,7 @@ class PosteriorGRPOTrainer(_Hooks):
             self._passes = int(TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}").epoch or 0)
         self._dbb.evaluated = (-1, {})
         result = super().train(folder, *args, **options)
-        self._dbb.end_training()
+        _on_first(self._dbb.end_training)
         return result
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
@@ -618,22 +578,7 @@ class PosteriorGRPOTrainer(_Hooks):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.model.training and self._dbb.strategy.draws:
             inputs = self._drawn(inputs)
-        output = super()._generate_and_score_completions(inputs)
-        if self.model.training:
-            assert self._dbb.advantages_R is not None
-            self._use(self._dbb.advantages_R, output, len(inputs))
-        return output
-
-    def _use(self, advantages_R: Floats, output: dict[str, Any], rollouts: int) -> None:
-        """Put this process's advantages in place of TRL's, and those of all processes into TRL's log."""
-        first = self.accelerator.process_index * rollouts
-        mine = advantages_R[first : first + rollouts]
-        device = output["advantages"].device
-        output["advantages"] = torch.tensor(mine, dtype=torch.float32, device=device)
-        logged = self._logs["advantages"]  # the last ones are TRL's own advantages of this batch
-        for _ in range(min(len(advantages_R), len(logged))):
-            logged.pop()
-        logged.extend(advantages_R.tolist())
+        return super()._generate_and_score_completions(inputs)
 
     def _drawn(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return this process's share of the generation batch that the strategy draws, in place of TRL's own.
@@ -685,9 +630,9 @@ class _Remembering(_Hooks):
     def train(self, *args: Any, **options: Any) -> Any:
         """Train as TRL does, and finish the run unless the training was stopped before its last step."""
         checkpoint = args[0] if args else options.get("resume_from_checkpoint")
-        self._dbb.attempt("the start of the training", lambda: self._dbb.follow(checkpoint))
+        self._dbb.attempt("the start of the training", _on_first, lambda: self._dbb.follow(checkpoint))
         result = super().train(*args, **options)
-        self._dbb.attempt("finishing the run", self._dbb.end_training)
+        self._dbb.attempt("finishing the run", _on_first, self._dbb.end_training)
         return result
 
 
@@ -712,19 +657,24 @@ def remember(trainer: GRPOTrainer, **ours: Any) -> None:
             near = did_you_mean(name, names)
             raise ValueError(f"remember has no setting {name!r}{near}; give {', '.join(names)}")
     settings = Settings(**{"estimator": "point", **ours})
-    _, strategy = settings.built
-    changes = {"strategy": not isinstance(strategy, Plain), "form": settings.form is not None}
-    for name, is_change in changes.items():
-        if is_change:
-            value = getattr(settings, name)
+    _ = settings.built  # a wrong name is refused first
+    for name in ("strategy", "form"):
+        value = getattr(settings, name)
+        if value != getattr(Settings, name):
             raise ValueError(
                 f"{name} = {value!r} changes a training, and remember changes none; use PosteriorGRPOTrainer"
             )
-    memory = _PassiveMemory(cast(_Hooks, trainer), settings)
-    if not memory.begins():
+    hooked = cast(_Hooks, trainer)  # at the end of this function
+    memory = _PassiveMemory(hooked, settings, form=None)
+    try:
+        memory.read_prompts()
+    except Exception as error:  # whatever the data holds, TRL may train on it
+        memory.say(f"this training is not remembered: {error}")
         return
+    _on_first(memory.open)
+    memory.fill_table([math.nan] * len(trainer._logs["prompt"]))
+    hooked._dbb = memory
     cls = type(trainer)
-    cast(_Hooks, trainer)._dbb = memory
     trainer.__class__ = type(cls.__name__, (_Remembering, cls), {})  # of this one object
 
 
@@ -747,18 +697,18 @@ def _check_column(name: str | None, dataset: Any) -> None:
 
 def _differing_columns(dataset: Dataset, keys: list[Key]) -> list[str]:
     """Return the columns, apart from the prompt, in which rows with one key differ."""
-    rows_of: dict[Key, list[int]] = {}
+    first_of: dict[Key, int] = {}
+    twins = []
     for row, key in enumerate(keys):
-        rows_of.setdefault(key, []).append(row)
+        first = first_of.setdefault(key, row)
+        if first < row:
+            twins.append((first, row))
     differ = []
     for name in dataset.column_names:
-        if name == "prompt":
-            continue
-        values = dataset.select_columns([name])[:][name]
-        for rows in rows_of.values():
-            if len(rows) > 1 and len({repr(values[row]) for row in rows}) > 1:
+        if twins and name != "prompt":
+            values = dataset.select_columns([name])[:][name]
+            if any(repr(values[first]) != repr(values[row]) for first, row in twins):
                 differ.append(name)
-                break
     return differ
 
 
@@ -836,12 +786,6 @@ def _check_verifier(name: str, names: list[str]) -> None:
             f"verifier {name!r} is the name of {names.count(name)} reward functions; give each its own: "
             'function.__name__ = "correct"'
         )
-
-
-def _text(completion: str | list[dict[str, Any]]) -> str:
-    if isinstance(completion, str):
-        return completion
-    return "\n".join(str(message.get("content") or "") for message in completion)
 
 
 def _numpy(values: torch.Tensor) -> Floats:

@@ -226,7 +226,7 @@ class WithPosteriors(PPOTrainer):
             shared.refuse_taken(settings.store, name, way_out)
             resumes = False
         else:
-            resumes = shared.run_exists(settings.store, name)
+            resumes = shared.stored_run(settings.store, name, create=True) is not None
         keys = keys_of(self.train_dataset)
         prompts = [prompt for prompt, _ in keys]
         labels = [label for _, label in keys]
@@ -248,11 +248,17 @@ class WithPosteriors(PPOTrainer):
             rows, batches = self.train_dataset, iter(self._steps.draw, None)
             self.train_dataloader_it = (collate_fn([rows[row] for row in drawn]) for drawn in batches)
         if resumes:
-            folder = Path(trainer.default_local_dir)
-            given = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
-            loaded = Path(given) if given else folder / f"global_step_{self.global_steps}"  # as verl names it
-            self._steps.go_back(loaded if self.global_steps else None, folder)
+            self._steps.go_back(self._loaded(), Path(trainer.default_local_dir))
         return self._steps.posteriors
+
+    def _loaded(self) -> Path | None:
+        """Return the folder of the checkpoint that verl has loaded, if there is one."""
+        trainer = self.config.trainer
+        if not self.global_steps:
+            return None
+        if trainer.resume_mode == "resume_path" and trainer.resume_from_path:
+            return Path(trainer.resume_from_path)
+        return Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"  # as verl names it
 
 
 TRAINERS = {  # our subclasses of verl's trainers, by trainer.v1.trainer_mode

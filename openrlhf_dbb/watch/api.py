@@ -70,7 +70,6 @@ class Api:
         self._only = only
         self._lock = threading.Lock()
         self._kept: dict[Hashable, SimpleNamespace] = {}  # least recently asked for first
-        self._described: dict[str, Listed] = {}  # by uuid
         self.runs: list[Listed] = []  # newest first
 
     def _once(self, key: Hashable, version: Hashable, make: Callable[[], Any]) -> Any:
@@ -95,14 +94,14 @@ class Api:
 
     def _listed(self) -> list[Listed]:
         records = {run.run_id: run for run in self._store.runs()}
+        formerly = {run.uuid: run for run in self.runs}
         runs = []
         for mark in self._store.query(_MARKS):
             if self._only is None or mark.run_id in self._only:
-                runs.append(self._listed_run(mark, records.get(mark.run_id)))
-        self._described = {run.uuid: run for run in runs}
+                runs.append(self._listed_run(mark, records.get(mark.run_id), formerly.get(mark.uuid)))
         return runs
 
-    def _listed_run(self, mark: Any, record: RunRecord | None) -> Listed:
+    def _listed_run(self, mark: Any, record: RunRecord | None, former: Listed | None) -> Listed:
         version = "-".join([str(mark.uuid)[:8], *map(str, mark[2:])])
         numbers: dict[str, Any] = {
             "id": mark.run_id,
@@ -111,7 +110,7 @@ class Api:
             "state": shown(mark.status),
             "step": mark.until,
             "template": ("", ""),
-            "mean_name": "group mean",
+            "mean_name": _mean_name([]),
         }
         try:
             with naming_damage(mark.name):
@@ -121,7 +120,6 @@ class Api:
                 age = round(max(seconds_since(record.heartbeat_at), 0), 1)
                 now = {"state": state(record), "age_s": age}
                 numbers |= now
-                former = self._described.get(mark.uuid)
                 if former is None or former.version != version or "error" in former.numbers:
                     numbers |= _numbers(self._store, record)
                 else:
@@ -163,37 +161,46 @@ class Api:
             raise
 
     def _answer(self, path: str) -> dict[str, Any]:
-        store = self._store
         # More digits than 18 may not fit into 64 bits.
         match [int(part) if re.fullmatch("[0-9]{1,18}", part) else part for part in path.split("/")]:
             case ["state"]:
                 return {
-                    "store": shown(store.location, width=None),
+                    "store": shown(self._store.location, width=None),
                     "now": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                     "runs": [run.numbers for run in self.runs],
                 }
-            case ["runs", int(run), "series"]:
-                return history.series(store, self._record(run))
-            case ["runs", int(run), "pool"]:
-                visits, picture = self.visits(self._run(run))
-                return {"last": visits.last, "unit": visits.unit, "thresholds": history.THRESHOLDS, **picture}
-            case ["runs", int(run), "prompts"]:
-                return prompts.prompt_table(store, self.visits(self._run(run))[0])
-            case ["runs", int(run), "prompts", int(prompt_id)]:
-                return self._prompt(self._run(run), prompt_id)
-            case ["runs", int(run), "rollouts", "latest"]:
-                return prompts.latest_rollouts(store, self._record(run))
-            case ["runs", int(run), "rollouts", int(step)]:
-                return dict(prompts.rollouts_of_steps(store, self._record(run), [step]))[step]
-            case ["runs", int(run), "rollouts", int(step), int(prompt_id)]:
-                record = self._record(run)
-                return dict(prompts.rollouts_of_steps(store, record, [step], prompt_id))[step]
-            case ["runs", int(run), "compare", int(other)]:
-                difference = held_out_difference(store, self._record(run), self._record(other))
-                return {"difference": difference, "caution": ONE_PAIR}
-            case ["runs", int(run), "about"]:
-                return _about(store, self._record(run))
+            case ["runs", int(number), *parts]:
+                run = self._run(number)
+                answer = self._of_run(run, record_of(run), parts)
+                if answer is not None:
+                    return answer
         raise NoSuchAnswer(f"there is no answer {path[:80]!r}; there are: state, runs/3/series and the like")
+
+    def _of_run(self, run: Listed, record: RunRecord, parts: list[Any]) -> dict[str, Any] | None:
+        """Return the answer of a run; None if there is none by this path."""
+        store = self._store
+        match parts:
+            case ["series"]:
+                return history.series(store, record)
+            case ["pool"]:
+                visits, picture = self.visits(run)
+                return {"last": visits.last, "unit": visits.unit, "thresholds": history.THRESHOLDS, **picture}
+            case ["prompts"]:
+                return prompts.prompt_table(store, self.visits(run)[0])
+            case ["prompts", int(prompt_id)]:
+                return self._prompt(run, record, prompt_id)
+            case ["rollouts", "latest"]:
+                return prompts.latest_rollouts(store, record)
+            case ["rollouts", int(step)]:
+                return prompts.rollouts_of_step(store, record, step)
+            case ["rollouts", int(step), int(prompt_id)]:
+                return prompts.rollouts_of_step(store, record, step, prompt_id)
+            case ["compare", int(other)]:
+                difference = held_out_difference(store, record, record_of(self._run(other)))
+                return {"difference": difference, "caution": ONE_PAIR}
+            case ["about"]:
+                return _about(store, record)
+        return None
 
     def _runs_of(self, path: str) -> list[Listed]:
         """Return the runs that a path is about."""
@@ -206,9 +213,6 @@ class Api:
             if run.run_id == number:
                 return run
         raise NoSuchAnswer(f"there is no run {number} in {self._store.location}; state lists them")
-
-    def _record(self, number: int) -> RunRecord:
-        return record_of(self._run(number))
 
     def _check_still_there(self, run: Listed) -> None:
         if not self._store.query("SELECT 1 FROM dbb_run WHERE uuid = :uuid", uuid=run.uuid):
@@ -223,8 +227,7 @@ class Api:
         visits: tuple[Visits, dict[str, Any]] = self._once(("visits", run.uuid), run.version, read)
         return visits
 
-    def _prompt(self, run: Listed, prompt_id: int) -> dict[str, Any]:
-        record = record_of(run)
+    def _prompt(self, run: Listed, record: RunRecord, prompt_id: int) -> dict[str, Any]:
         look = partial(history.has_unit_scores, self._store, record)
         unit = self._once(("unit", run.uuid), run.version, look)
         prompt = prompts.one_prompt(self._store, record, prompt_id, unit=unit)
@@ -259,15 +262,19 @@ def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     measured = [row for row in recent if row.metrics]
     logged = history.metrics_of(run, measured[0]) if measured else {}
     numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
-    has_posterior = {"alpha", "beta"} <= set(run.state_fields)
     return numbers | {
-        "id": run.run_id,
         "method": safe(method(run)),
         "planned": logged.get("plan/steps"),
         "reward": sum(row.successes for row in recent) / rollouts if rollouts else None,
-        "mean_name": "posterior mean" if has_posterior else "estimated mean" if run.state_fields else "group mean",
+        "mean_name": _mean_name(run.state_fields),
         "template": template_of([readable(row.prompt) for row in store.query(_SAMPLE, run=run.run_id)]),
     }
+
+
+def _mean_name(state_fields: Collection[str]) -> str:
+    if {"alpha", "beta"} <= set(state_fields):
+        return "posterior mean"
+    return "estimated mean" if state_fields else "group mean"
 
 
 def _about(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:

@@ -161,12 +161,17 @@ def _interval(log: Columns) -> Columns:
 
 
 def latest_rollouts(store: PosteriorStore, run: RunRecord) -> Answer:
-    """Return the kept rollouts of the last step that has any, as :func:`rollouts_of_steps`."""
+    """Return the kept rollouts of the last step that has any, as :func:`rollouts_of_step`."""
     query = "SELECT max(step) AS step FROM dbb_rollout WHERE run_id = :run"
     step = store.query(query, run=run.run_id)[0].step
     if step is None:
         return {"step": None, "rollouts": [], "prompts": {}}
-    ((_, answer),) = rollouts_of_steps(store, run, [step])
+    return rollouts_of_step(store, run, step)
+
+
+def rollouts_of_step(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int | None = None) -> Answer:
+    """Return a step with its kept rollouts and their prompts; None: of all prompts."""
+    ((_, answer),) = rollouts_of_steps(store, run, [step], prompt_id)
     return answer
 
 

@@ -6,7 +6,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 from itertools import combinations
 from pathlib import Path
@@ -41,14 +41,7 @@ def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     ids = sorted({run.run_id for run in chosen_runs})
     api = Api(store, only=ids)
     api.refresh()
-    paths = ["state"]
-    for first, second in combinations(ids, 2):
-        paths.append(f"runs/{first}/compare/{second}")
-    for number in ids:
-        for name in ("series", "pool", "prompts", "about"):
-            paths.append(f"runs/{number}/{name}")
-    answers = {path: encoded(api.answer(path)) for path in paths}
-    file = _File(answers)
+    file = _File({path: encoded(api.answer(path)) for path in _paths(ids)})
     for run in api.runs:
         file.add_rest(store, api, run, arguments.size * _MEGABYTE / len(api.runs))
     page = render(chosen_runs[0].name, file.answers)
@@ -61,6 +54,16 @@ def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     contents = f"{file.prompts:,} prompts with their visits, {file.steps:,} steps with rollouts"
     written = f"wrote {shown(arguments.output, None)}, {size:.1f} MB"
     print(f"{written}: {contents}{left_out}; open it in a browser")
+
+
+def _paths(ids: list[int]) -> Iterator[str]:
+    """Yield the paths of the answers that are in the file however large they are."""
+    yield "state"
+    for first, second in combinations(ids, 2):
+        yield f"runs/{first}/compare/{second}"
+    for number in ids:
+        for name in ("series", "pool", "prompts", "about"):
+            yield f"runs/{number}/{name}"
 
 
 class _File:

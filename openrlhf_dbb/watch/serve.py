@@ -138,10 +138,9 @@ class _Server(ThreadingTCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        is_full = not self._room.acquire(blocking=False)
-        while is_full:
+        while not self._room.acquire(blocking=False):
             self._end_oldest_wait()
-            is_full = not self._room.acquire(timeout=_FULL_PAUSE_S)
+            time.sleep(_FULL_PAUSE_S)
         self._waiting[request] = None
         super().process_request(request, client_address)
 
