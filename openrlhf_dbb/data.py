@@ -3,11 +3,13 @@
 import codecs
 import contextlib
 import csv
+import functools
 import gzip
 import io
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -431,6 +433,24 @@ def _pass_rate(value: Any, attempts: int | None) -> list[float] | str:
     if attempts is None and not slash:
         return "its pass rate has no number of attempts; give --data.pass_rate_attempts"
     return [successes, tried] if attempts is None else [attempts * successes / tried, float(attempts)]
+
+
+def give_template_arguments(tokenizer: Any, arguments: str, flag: str) -> None:
+    """Let a tokenizer's chat template get the arguments of a flag, a JSON object, in every call.
+
+    Raises:
+        UsageError: there is no template, or it does not read an argument, or sets it itself.
+    """
+    given = json.loads(arguments)
+    if not tokenizer.chat_template:
+        raise UsageError(f"--{flag}: the tokenizer has no chat template; leave it out")
+    for name in given:
+        problem = f"--{flag}: the tokenizer's chat template does not read {name!r}"
+        if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+            raise UsageError(f"{problem}; name one that it reads, or leave it out")
+        if name in ("messages", "add_generation_prompt"):
+            raise UsageError(f"--{flag}: {name!r} is set for each prompt; leave it out")
+    tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **given)
 
 
 def control_tokens(source: str, prompts: Sequence[Any], tokenizer: Any, applied: bool) -> list[str]:
