@@ -140,7 +140,8 @@ class _Memory:
     def read_prompts(self) -> list[Key]:
         """Return text and label of every row; refuse what would go wrong unnoticed."""
         if not isinstance(self.trainer.train_dataset, Dataset):
-            raise ValueError("posteriors need to know every prompt of train_dataset: pass a datasets.Dataset")
+            problem = f"train_dataset is a {type(self.trainer.train_dataset).__name__}"
+            raise ValueError(f"{problem}; pass a datasets.Dataset, whose prompts are all known")
         column = self.settings.label_column
         columns = ["prompt"] if column is None else ["prompt", column]
         keys = [self._key(row) for row in self.trainer.train_dataset.select_columns(columns)]
@@ -673,7 +674,8 @@ class PosteriorGRPOTrainer(_Hooks):
         try:  # transformers writes this file after the model, the optimizer and the random state
             TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         except (OSError, ValueError, TypeError) as error:
-            raise ValueError(f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}") from None
+            problem = f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}"
+            raise ValueError(f"{problem}; use an older one") from None
         self._dbb.steps.saved_in(folder)
 
 
