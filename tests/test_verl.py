@@ -276,7 +276,10 @@ def test_missing_and_masked_rollouts(queue, tmp_path):
 
 
 def test_without_our_trainer_the_estimator_refuses():
-    with pytest.raises(ValueError, match=r"algorithm.adv_estimator=posterior .*use trainer.use_v1=True and trainer.v1.trainer_mode sync, colocate_async"):
+    with pytest.raises(
+        ValueError,
+        match=r"algorithm.adv_estimator=posterior .*use trainer.use_v1=True and trainer.v1.trainer_mode sync",
+    ):
         integration.advantages(torch.zeros(2, 3), torch.ones(2, 3))
 
 

@@ -159,7 +159,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 dataset=without_secrets(dataset),
                 dataset_digest=dataset_digest(prompts, labels),
                 reward=without_secrets(reward),
-                config=without_secrets(as_json(without_secrets(dict(config or {})))),
+                config=_stored_config({} if config is None else config),
                 method=method,
             )
             undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began
@@ -458,6 +458,16 @@ def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, c
     if isinstance(store, storage.PosteriorStore):
         return store
     return closing.enter_context(storage.open_store(store, create=create))
+
+
+def _stored_config(config: Mapping[str, Any]) -> Any:
+    """Return a configuration as JSON can hold it, without secrets."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"config = {config!r:.80} is no dictionary; give names with values")
+    try:
+        return without_secrets(as_json(config))
+    except RecursionError:
+        raise ValueError("config holds itself, or is nested too deeply; leave that entry out") from None
 
 
 def _set_aside(visits: Mapping[int, int]) -> list[int]:
