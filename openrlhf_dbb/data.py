@@ -239,8 +239,11 @@ def _columns(table: _Table, keys: Mapping[str, str], source: str) -> dict[str, l
     for key_flag, key in keys.items():
         columns[key] = [_decoded(_value(record, key)) for record in table.records]
         if table.names and all(value is None for value in columns[key]):
+            column = f"column {key!r} (--data.{key_flag})"
+            if key in table.names:
+                raise UsageError(f"{source}: {column} is empty; name another one, or fill it")
             there = listed_names(sorted(table.names))
-            raise UsageError(f"{source} has no column {key!r} (--data.{key_flag}); it has {there}")
+            raise UsageError(f"{source} has no {column}; it has {there}")
     return columns
 
 

@@ -411,3 +411,11 @@ def test_a_message_without_a_text_is_refused_as_a_prompt_without_one(tmp_path, c
     file = table(tmp_path, [messages, messages[1:]], ["1", "2"])
     with pytest.raises(Refused, match=r"2 of 2 rows .*its last message is empty"):
         by_train(file, apply_chat_template=True)
+
+
+@pytest.mark.parametrize("name", ["data.parquet", "data.jsonl"])
+def test_an_empty_column_is_named_as_empty(tmp_path, name):
+    table(tmp_path, ["a", "b"], [None, None])
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "label": null}\n{"prompt": "b", "label": null}\n')
+    with pytest.raises(Refused, match=r"column 'label' \(--data.label_key\) is empty"):
+        by_train(tmp_path / name)

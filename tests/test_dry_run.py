@@ -14,7 +14,9 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from ray.exceptions import RayTaskError
 from sqlalchemy import text
 
@@ -290,6 +292,14 @@ def test_a_data_set_or_benchmark_whose_name_holds_a_secret_is_refused_in_one_mas
             assert line.startswith("error: ") and "hunter2" not in line and flag in line
     [line] = dry_run(*own, "--eval.steps", "1", "--eval.benchmarks", "https://h/x?token=hunter2")
     assert line.startswith("error: --eval.benchmarks") and "hunter2" not in line
+
+
+def test_a_folder_that_datasets_cannot_read_says_why(dry_run, own, tmp_path):
+    (tmp_path / "folder").mkdir()
+    twice = pa.table([["1+1="], ["2"], ["3"]], names=["input", "label", "label"])
+    parquet.write_table(twice, tmp_path / "folder/a.parquet")
+    [line] = dry_run(*own, "--data.prompt_dataset", str(tmp_path / "folder"))
+    assert re.search(r"--data.prompt_dataset \S+folder cannot be loaded: .*label", line), line
 
 
 def test_a_reward_server_is_asked_by_a_dry_run(dry_run, own, monkeypatch):

@@ -204,7 +204,12 @@ def _has_end_token(name: str, config: Any, tokenizer: Any) -> bool:
 
 
 def _cannot_be_loaded(what: str, error: Exception) -> UsageError:
-    return UsageError(f"{what} cannot be loaded: {str(error).strip().splitlines()[0]}")
+    from datasets.exceptions import DatasetGenerationError
+
+    reason: BaseException = error
+    if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
+        reason = error.__cause__  # the error itself says only that there was one
+    return UsageError(f"{what} cannot be loaded: {str(reason).strip().splitlines()[0]}")
 
 
 def apply_template(prepared: Prepared) -> None:
