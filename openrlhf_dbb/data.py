@@ -217,7 +217,20 @@ def _from_dataset(
     names = set(rows.column_names)
     needed = {part for key in keys for part in (key, key.partition(".")[0])}
     places = [f"row {number}" for number in range(1, len(rows) + 1)]
-    return _Table(places, rows.select_columns(sorted(names & needed)).to_list(), names, rows)
+    table = rows.select_columns(sorted(names & needed)).with_format("arrow")[:]
+    return _Table(places, _table_rows(table), names, rows)
+
+
+def _table_rows(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a ``pyarrow.Table``; 0.1 in 32 bits is 0.1, and not 0.10000000149011612."""
+    import pyarrow
+
+    for place, column in enumerate(table.schema):
+        if column.type == pyarrow.float32():
+            shortest = table.column(place).cast(pyarrow.string()).cast(pyarrow.float64())
+            table = table.set_column(place, column.name, shortest)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
 
 
 def _check_parquet(name: str, source: str) -> None:
@@ -317,7 +330,7 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
             from pyarrow import parquet
 
             _refuse_repeated(parquet.read_schema(path).names)
-            rows = _numbered(parquet.read_table(path).to_pylist(), most)
+            rows = _numbered(_table_rows(parquet.read_table(path)), most)
         elif kind in (".csv", ".tsv"):
             rows = _numbered(_csv_rows(_text(path), "," if kind == ".csv" else "\t"), most)
         else:

@@ -419,3 +419,9 @@ def test_an_empty_column_is_named_as_empty(tmp_path, name):
     (tmp_path / "data.jsonl").write_text('{"prompt": "a", "label": null}\n{"prompt": "b", "label": null}\n')
     with pytest.raises(Refused, match=r"column 'label' \(--data.label_key\) is empty"):
         by_train(tmp_path / name)
+
+
+@pytest.mark.parametrize("door", ["train", "evaluate", "import", "TRL"], indirect=True)
+def test_a_number_of_32_bits_is_its_shortest_decimal(door, tmp_path):
+    file = table(tmp_path, ["a", "b", "c", "d"], pa.array([0.1, 7.0, 1e-7, 33554432.0], pa.float32()))
+    assert door(file) == {("a", "0.1"), ("b", "7"), ("c", "0.0000001"), ("d", "33554432")}

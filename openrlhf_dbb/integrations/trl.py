@@ -110,6 +110,8 @@ class _Memory:
         _check_column(column, trainer.train_dataset)
         if column is not None and trainer.args.remove_unused_columns:
             raise ValueError(f"label_column={column!r} would be removed; use remove_unused_columns=False")
+        features = getattr(trainer.train_dataset, "features", None) or {}
+        self._labels_are_float32 = getattr(features.get(column), "dtype", "") == "float32"
         names = trainer.reward_func_names
         self._verifier = _verifier(settings.verifier, estimator, names, trainer.reward_weights.tolist())
         self.trainer = trainer
@@ -164,6 +166,8 @@ class _Memory:
     def _key(self, row: Mapping[str, Any]) -> Key:
         column = self.settings.label_column
         label = None if column is None else row.get(column)
+        if isinstance(label, float) and self._labels_are_float32:
+            label = np.float32(label)  # whose text is 0.1, and not 0.10000000149011612
         return text_of(row["prompt"]), label_of(label)
 
     def open(self, keys: list[Key]) -> None:
