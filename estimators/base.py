@@ -57,7 +57,7 @@ class RewardSupportError(ValueError):
         self.row, self.column, self.value, self.allowed = row, column, value, allowed
 
     def __str__(self) -> str:
-        return f"rewards[{self.row}, {self.column}] = {self.value:g} is not {self.allowed}"
+        return f"rewards[{self.row}, {self.column}] = {self.value:.10g} is not {self.allowed}"
 
 
 class RewardEstimator(ABC):

@@ -3,14 +3,17 @@
 import codecs
 import contextlib
 import csv
+import functools
 import gzip
 import io
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -199,6 +202,8 @@ def _from_dataset(
     if os.path.isfile(name) and Path(name).suffix not in (".parquet", *_OTHERS):
         known = ", ".join(FILES)
         raise UsageError(f"{source}: files of this kind are not read; give {known}, or .jsonl.gz")
+    if Path(name).suffix == ".parquet" and os.path.isfile(name):
+        _check_parquet(name, source)
     blend = upstream.load("openrlhf.datasets.utils", "blending_datasets")
     split = args.eval.split if flag == HELD_OUT else args.data.prompt_split
     rows = blend(
@@ -212,7 +217,33 @@ def _from_dataset(
     names = set(rows.column_names)
     needed = {part for key in keys for part in (key, key.partition(".")[0])}
     places = [f"row {number}" for number in range(1, len(rows) + 1)]
-    return _Table(places, rows.select_columns(sorted(names & needed)).to_list(), names, rows)
+    table = rows.select_columns(sorted(names & needed)).with_format("arrow")[:]
+    return _Table(places, _table_rows(table), names, rows)
+
+
+def _table_rows(table: Any) -> list[dict[str, Any]]:
+    """Return the rows of a ``pyarrow.Table``; 0.1 in 32 bits is 0.1, and not 0.10000000149011612."""
+    import pyarrow
+
+    for place, column in enumerate(table.schema):
+        if column.type == pyarrow.float32():
+            shortest = table.column(place).cast(pyarrow.string()).cast(pyarrow.float64())
+            table = table.set_column(place, column.name, shortest)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _check_parquet(name: str, source: str) -> None:
+    """Raise UsageError for a file of which datasets would not say what is wrong with it."""
+    from pyarrow import parquet
+
+    try:
+        rows = parquet.read_metadata(name).num_rows
+        _refuse_repeated(parquet.read_schema(name).names)
+    except ValueError as error:
+        raise UsageError(f"{source} cannot be read: {error}") from error
+    if rows == 0:
+        raise UsageError(f"{source} has no rows")
 
 
 def _columns(table: _Table, keys: Mapping[str, str], source: str) -> dict[str, list[Any]]:
@@ -221,8 +252,11 @@ def _columns(table: _Table, keys: Mapping[str, str], source: str) -> dict[str, l
     for key_flag, key in keys.items():
         columns[key] = [_decoded(_value(record, key)) for record in table.records]
         if table.names and all(value is None for value in columns[key]):
+            column = f"column {key!r} (--data.{key_flag})"
+            if key in table.names:
+                raise UsageError(f"{source}: {column} is empty; name another one, or fill it")
             there = listed_names(sorted(table.names))
-            raise UsageError(f"{source} has no column {key!r} (--data.{key_flag}); it has {there}")
+            raise UsageError(f"{source} has no {column}; it has {there}")
     return columns
 
 
@@ -295,14 +329,16 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
         if kind == ".parquet":
             from pyarrow import parquet
 
-            rows = _numbered(parquet.read_table(path).to_pylist(), most)
+            _refuse_repeated(parquet.read_schema(path).names)
+            rows = _numbered(_table_rows(parquet.read_table(path)), most)
         elif kind in (".csv", ".tsv"):
             rows = _numbered(_csv_rows(_text(path), "," if kind == ".csv" else "\t"), most)
         else:
             rows = _json_rows(_text(path), most)
-    except (OSError, EOFError, zlib.error, ValueError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, ValueError, csv.Error, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error  # without the path, which source names
-        raise UsageError(f"{source} cannot be read: {reason}") from error
+        line = " ".join(str(reason).split())
+        raise UsageError(f"{source} cannot be read: {line}") from error
     fault = "it is no JSON object, or has more fields than the header"
     odd = {place: fault for place, row in rows.items() if not isinstance(row, dict) or None in row}
     _refuse(odd, len(rows), source)
@@ -332,13 +368,27 @@ def _numbered(rows: Iterable[Any], most: int | None) -> dict[str, Any]:
 
 def _csv_rows(text: str, delimiter: str) -> Iterable[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # by default a field may have 131,072 characters
-    return csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    _refuse_repeated([name for name in rows.fieldnames or [] if name])
+    return rows
+
+
+def _refuse_repeated(names: Sequence[str]) -> None:
+    """Raise ValueError if a column, or a key of an object, is there twice; one would hide the other."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is there twice; rename or drop one")
+
+
+def _row(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _refuse_repeated([key for key, _ in pairs])
+    return dict(pairs)
 
 
 def _json_rows(text: str, most: int | None) -> dict[str, Any]:
     """Return the entries of one list, or the values of lines, with numbers as they are written."""
     # 2.50 and 1e-5 are answers as they stand, and 23 digits are too many for a column of numbers.
-    decoder = json.JSONDecoder(parse_float=str, parse_int=str)
+    decoder = json.JSONDecoder(parse_float=str, parse_int=str, object_pairs_hook=_row)
     if text.lstrip().startswith("["):
         return _numbered(decoder.decode(text), most)
     rows = {}
@@ -355,7 +405,7 @@ def _decoded(value: Any) -> Any:
     """Return bytes as text: Spark and Impala write texts into binary columns."""
     if isinstance(value, bytes):
         with contextlib.suppress(UnicodeDecodeError):  # refused with its row
-            return value.decode("utf-8")
+            return value.decode("utf-8-sig")
     return value
 
 
@@ -400,6 +450,8 @@ def _messages_fault(messages: list[Any]) -> str | None:
     last = messages[-1]["role"]
     if last not in ("user", "tool"):
         return f"its last message is of role {last}; end with the user's"
+    if not messages[-1]["content"].strip():
+        return "its last message is empty"
     return None
 
 
@@ -410,6 +462,8 @@ def label_fault(label: Any) -> str | None:
     if isinstance(label, (bool, list, dict)):
         kind = type(label).__name__
         return f"its label is a {kind}; write it as text, or name a field of it, as in label.answer"
+    if isinstance(label, (float, Decimal)) and math.isinf(label):
+        return "its label is infinite, perhaps too large for its column; write it as text"
     try:
         label_text(label)
     except ValueError as error:
@@ -431,6 +485,24 @@ def _pass_rate(value: Any, attempts: int | None) -> list[float] | str:
     if attempts is None and not slash:
         return "its pass rate has no number of attempts; give --data.pass_rate_attempts"
     return [successes, tried] if attempts is None else [attempts * successes / tried, float(attempts)]
+
+
+def give_template_arguments(tokenizer: Any, arguments: str, flag: str) -> None:
+    """Let a tokenizer's chat template get the arguments of a flag, a JSON object, in every call.
+
+    Raises:
+        UsageError: there is no template, or it does not read an argument, or sets it itself.
+    """
+    given = json.loads(arguments)
+    if not tokenizer.chat_template:
+        raise UsageError(f"--{flag}: the tokenizer has no chat template; leave it out")
+    for name in given:
+        problem = f"--{flag}: the tokenizer's chat template does not read {name!r}"
+        if not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+            raise UsageError(f"{problem}; name one that it reads, or leave it out")
+        if name in ("messages", "add_generation_prompt"):
+            raise UsageError(f"--{flag}: {name!r} is set for each prompt; leave it out")
+    tokenizer.apply_chat_template = functools.partial(tokenizer.apply_chat_template, **given)
 
 
 def control_tokens(source: str, prompts: Sequence[Any], tokenizer: Any, applied: bool) -> list[str]:

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -50,6 +51,18 @@ def number(kind: type, least: float, most: float | None = None, *, above: bool =
 
     convert.__name__ = kind.__name__  # argparse names the type in "invalid int value"
     return convert
+
+
+def template_arguments(text: str) -> str:
+    """Return a JSON object in one spelling; an argparse type, for the arguments of a chat template."""
+    example = """give a JSON object, as in '{"enable_thinking": false}'"""
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no JSON: {error}; {example}") from None
+    if not isinstance(arguments, dict):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no object; {example}")
+    return json.dumps(arguments, sort_keys=True)
 
 
 def require_stack(command: str) -> None:

@@ -139,6 +139,8 @@ COLUMNS = [
     ([b"12", "ä".encode()], ["12", "ä"]),
     (["007", " 2.50 "], ["007", " 2.50 "]),
     ([date(2026, 11, 28)] * 2, ["2026-11-28"] * 2),
+    ([-0.0, 7.0], ["0", "7"]),
+    ([b"\xef\xbb\xbf7", b"8"], ["7", "8"]),
 ]
 
 
@@ -354,3 +356,72 @@ def test_prompts_that_are_held_out_too_are_a_warning(tmp_path):
 def test_a_held_out_prompt_with_two_labels_is_a_warning(tmp_path):
     [warning] = chosen(tmp_path, [("a", "1"), ("b", "2")], [("d", "4"), ("d", "5")]).warnings
     assert "row 2: its label is '5', but the same prompt in row 1 has '4'" in warning
+
+
+TWICE = [
+    (
+        "a.jsonl",
+        '{"prompt": "a", "label": "1", "label": "2", "step": 1, "reward": 1}\n',
+        "line 1.*'label' is there twice",
+    ),
+    ("a.json", '[{"prompt": "a", "prompt": "b", "label": "1", "step": 1, "reward": 1}]', "'prompt' is there twice"),
+    ("a.csv", "prompt,label,label,step,reward\na,1,2,1,1\n", "'label' is there twice"),
+]
+
+
+@pytest.mark.parametrize("door", ["train", "evaluate", "import"], indirect=True)
+@pytest.mark.parametrize(("name", "content", "reason"), TWICE, ids=lambda part: str(part)[:8])
+def test_a_column_that_is_there_twice_is_refused(door, tmp_path, name, content, reason):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(Refused, match=rf"{name}.*cannot be read: .*{reason}"):
+        door(tmp_path / name)
+
+
+@pytest.mark.parametrize("door", ["train", "evaluate", "import"], indirect=True)
+def test_a_parquet_file_with_a_column_twice_or_no_rows_is_refused_in_one_line(door, tmp_path):
+    names = ["prompt", "label", "label", "step", "reward"]
+    parquet.write_table(pa.table([["a"], ["1"], ["2"], [1], [1.0]], names=names), tmp_path / "twice.parquet")
+    with pytest.raises(Refused, match=r"'label' is there twice") as refused:
+        door(tmp_path / "twice.parquet")
+    assert "\n" not in str(refused.value).strip()
+    with pytest.raises(Refused, match="no rows"):
+        door(table(tmp_path, pa.array([], pa.string()), pa.array([], pa.string())))
+
+
+@pytest.mark.parametrize("door", ["train", "evaluate", "import"], indirect=True)
+def test_json_that_is_nested_too_deeply_is_refused(door, tmp_path):
+    (tmp_path / "a.jsonl").write_text("[" * 100_000)
+    with pytest.raises(Refused, match="cannot be read"):
+        door(tmp_path / "a.jsonl")
+
+
+def test_missing_times_are_no_label():
+    assert [label_text(np.datetime64("NaT")), label_text(np.timedelta64("NaT"))] == ["", ""]
+
+
+@pytest.mark.parametrize("label", [math.inf, -math.inf, Decimal("Infinity")])
+def test_an_infinite_label_is_refused_by_train(label):
+    assert "infinit" in data.label_fault(label)
+    assert data.label_fault("Infinity") is None  # as it is written
+
+
+@pytest.mark.parametrize("content", ["", " \n"])
+def test_a_message_without_a_text_is_refused_as_a_prompt_without_one(tmp_path, content):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": content}]
+    file = table(tmp_path, [messages, messages[1:]], ["1", "2"])
+    with pytest.raises(Refused, match=r"2 of 2 rows .*its last message is empty"):
+        by_train(file, apply_chat_template=True)
+
+
+@pytest.mark.parametrize("name", ["data.parquet", "data.jsonl"])
+def test_an_empty_column_is_named_as_empty(tmp_path, name):
+    table(tmp_path, ["a", "b"], [None, None])
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "label": null}\n{"prompt": "b", "label": null}\n')
+    with pytest.raises(Refused, match=r"column 'label' \(--data.label_key\) is empty"):
+        by_train(tmp_path / name)
+
+
+@pytest.mark.parametrize("door", ["train", "evaluate", "import", "TRL"], indirect=True)
+def test_a_number_of_32_bits_is_its_shortest_decimal(door, tmp_path):
+    file = table(tmp_path, ["a", "b", "c", "d"], pa.array([0.1, 7.0, 1e-7, 33554432.0], pa.float32()))
+    assert door(file) == {("a", "0.1"), ("b", "7"), ("c", "0.0000001"), ("d", "33554432")}

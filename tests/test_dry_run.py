@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +14,9 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from ray.exceptions import RayTaskError
 from sqlalchemy import text
 
@@ -193,6 +197,84 @@ def test_the_models_chat_template_is_applied_unless_told_otherwise(dry_run, own,
         assert not [shown for shown in dry_run(*own, *sizes, *more) if "apply_chat_template True" in shown]
 
 
+THINKS = (
+    "{% for message in messages %}{{ message.content }}={% endfor %}"
+    "{% if add_generation_prompt and enable_thinking is defined and not enable_thinking %}0{% endif %}"
+)
+
+
+@pytest.fixture
+def thinking(own, tmp_path):
+    """Flags of a model whose template ends a prompt in 0 if it shall not think."""
+    (tmp_path / "model/chat_template.jinja").write_text(THINKS)
+    (tmp_path / "own.jsonl").write_text('{"q": "1+1", "a": "2"}\n')
+    (tmp_path / "own.toml").write_text(
+        'file = "own.jsonl"\nquestion = "q"\nanswer = "a"\nverifier = "math"\nchat_template = true\n'
+    )
+    return [*own, "--eval.benchmarks", str(tmp_path / "own.toml"), "--eval.steps", "1"]
+
+
+def no_thoughts(text):
+    return "--data.chat_template_kwargs", text
+
+
+def test_arguments_of_the_chat_template_reach_every_prompt(dry_run, thinking, monkeypatch):
+    plain = prepare.prepare(arguments.parse(thinking), None)
+    assert plain.prompts.texts[0].endswith("=")
+    assert plain.settings.flags["data.chat_template_kwargs"] is None
+
+    flag = no_thoughts('{"enable_thinking":false}')
+    prepared = prepare.prepare(arguments.parse([*thinking, *flag]), None)
+    assert prepared.prompts.texts == [text + "0" for text in plain.prompts.texts]
+    assert prepared.benchmarks["own"].texts == [text + "0" for text in plain.benchmarks["own"].texts]
+    tokenizer = pickle.loads(pickle.dumps(prepared.tokenizer))  # as an engine gets it
+    chat = [{"role": "user", "content": "1"}]
+    for used in (prepared.tokenizer, tokenizer):  # held-out prompts are OpenRLHF's to make, by this tokenizer
+        assert used.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == "1=0"
+    assert any('--data.chat_template_kwargs {"enable_thinking": false}' in line for line in dry_run(*thinking, *flag))
+
+
+def test_a_resume_with_other_arguments_of_the_chat_template_is_refused(dry_run, thinking):
+    run = begun(*thinking, *no_thoughts('{"enable_thinking": false}')).run
+    assert run.config["data.chat_template_kwargs"] == '{"enable_thinking": false}'
+    for other in ([], no_thoughts('{"enable_thinking": true}')):
+        [line] = dry_run(*thinking, *other, "--resume", "mine")
+        assert line.startswith("error: --resume mine: ")
+        assert "chat_template_kwargs" in line
+    same = dry_run(*thinking, *no_thoughts('{ "enable_thinking":false}'), "--resume", "mine")
+    assert "dry run: all checks passed" in same[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{enable_thinking: false}", "is no JSON"),
+        ("", "is no JSON"),
+        ("[1]", r"'\[1\]' is no object"),
+        ("false", "'false' is no object"),
+        ('{"enable_thinkin": false}', "does not read 'enable_thinkin'"),
+        ('{"tokenize": true}', "does not read 'tokenize'"),
+        ('{"add_generation_prompt": false}', "'add_generation_prompt' is set for each prompt"),
+        ('{"messages": []}', "'messages' is set for each prompt"),
+    ],
+)
+def test_arguments_that_the_chat_template_does_not_take_are_refused(dry_run, thinking, text, problem):
+    [line] = dry_run(*thinking, *no_thoughts(text))
+    assert "--data.chat_template_kwargs" in line
+    assert re.search(problem, line), line
+
+
+def test_openrlhf_alone_takes_no_arguments_of_the_chat_template(dry_run, thinking):
+    flags = [*thinking[:-4], *no_thoughts('{"enable_thinking": false}')]
+    [line] = dry_run(*flags, "--estimator", "none", "--data.apply_chat_template")
+    assert re.search("--data.chat_template_kwargs .*OpenRLHF alone has no such thing", line)
+
+
+def test_arguments_without_a_chat_template_are_refused(dry_run, own):
+    [line] = dry_run(*own, *no_thoughts('{"enable_thinking": false}'))
+    assert re.search("--data.chat_template_kwargs .*no chat template is applied; leave it out", line)
+
+
 def test_a_model_without_an_end_token_is_warned_about(dry_run, own, tmp_path):
     assert not [line for line in dry_run(*own) if "no end token" in line]
     for path in (tmp_path / "model").glob("*config.json"):
@@ -210,6 +292,14 @@ def test_a_data_set_or_benchmark_whose_name_holds_a_secret_is_refused_in_one_mas
             assert line.startswith("error: ") and "hunter2" not in line and flag in line
     [line] = dry_run(*own, "--eval.steps", "1", "--eval.benchmarks", "https://h/x?token=hunter2")
     assert line.startswith("error: --eval.benchmarks") and "hunter2" not in line
+
+
+def test_a_folder_that_datasets_cannot_read_says_why(dry_run, own, tmp_path):
+    (tmp_path / "folder").mkdir()
+    twice = pa.table([["1+1="], ["2"], ["3"]], names=["input", "label", "label"])
+    parquet.write_table(twice, tmp_path / "folder/a.parquet")
+    [line] = dry_run(*own, "--data.prompt_dataset", str(tmp_path / "folder"))
+    assert re.search(r"--data.prompt_dataset \S+folder cannot be loaded: .*label", line), line
 
 
 def test_a_reward_server_is_asked_by_a_dry_run(dry_run, own, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import closing
@@ -14,7 +15,7 @@ from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import loading, results
+from openrlhf_dbb.evaluation import command, loading, results
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.command import Options, continued, engine_seed, print_summary, record, settings_of
 from openrlhf_dbb.evaluation.engines import Finished, answer
@@ -191,6 +192,60 @@ def test_the_chat_template_is_applied_where_the_entry_or_the_flag_says_so(tiny_m
     tokenizer.chat_template = "s{{ messages[0]['content'] }}{% if add_generation_prompt %}={% endif %}"
     chat = Model(tiny_model.name, None, "f", 64, tokenizer)
     assert prepared(["12", "31"], chat, asked, entry).texts == texts
+
+
+THINKS = "{{ messages[0]['content'] }}{% if enable_thinking is defined and not enable_thinking %}0{% endif %}"
+ARGUMENTS = "--chat_template_kwargs", '{"enable_thinking": false}'
+
+
+@pytest.fixture
+def thinking(tiny_model, tmp_path, monkeypatch):
+    """Flags of a model whose template ends a prompt in 0 if it shall not think, and a benchmark."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_model.name, tmp_path / "model")
+    shutil.copytree(tiny_model.name, tmp_path / "plain")
+    (tmp_path / "model/chat_template.jinja").write_text(THINKS)
+    (tmp_path / "own.jsonl").write_text('{"q": "1+1=", "a": "2"}\n')
+    (tmp_path / "own.toml").write_text('file = "own.jsonl"\nquestion = "q"\nanswer = "a"\nverifier = "math"\n')
+    return ["evaluate", "--model", "model", "--benchmarks", "own.toml", "--max_new_tokens", "8"]
+
+
+@pytest.mark.parametrize(("flags", "ending"), [((), "="), (ARGUMENTS, "=0")])
+def test_the_chat_template_gets_the_arguments_of_the_flag(thinking, monkeypatch, flags, ending):
+    asked = []
+    monkeypatch.setattr(command, "_generate", lambda options, settings, prompts, *_: asked.append((settings, prompts)))
+    assert main([*thinking, "--chat_template", *flags]) != 0  # no response was generated
+    [(settings, prompts)] = asked
+    assert prompts["own"].texts == ["1+1" + ending]
+    assert settings["chat_template_kwargs"] == (flags[1] if flags else None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--chat_template", "--chat_template_kwargs", "{'a': 1}"], "is no JSON"),
+        (["--chat_template", "--chat_template_kwargs", '["enable_thinking"]'], "is no object"),
+        (["--chat_template", "--chat_template_kwargs", '{"think": false}'], "does not read 'think'"),
+        (["--model", "plain", *ARGUMENTS], "the tokenizer has no chat template"),
+        (["--no-chat_template", *ARGUMENTS], "benchmark own gets no chat template"),
+    ],
+)
+def test_arguments_that_no_chat_template_reads_are_refused(thinking, capsys, flags, problem):
+    assert main([*thinking, *flags]) != 0
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "--chat_template_kwargs" in line
+    assert problem in line
+
+
+def test_an_evaluation_is_not_continued_with_other_arguments_of_the_chat_template():
+    settings = {
+        **{"model": "m", "fingerprint": "f", "n": 1, "temperature": 0.6, "top_p": 0.9, "seed": 0, "runs": 1},
+        "benchmarks": {},
+    }
+    now = {**settings, "chat_template_kwargs": '{"enable_thinking": false}'}
+    with pytest.raises(UsageError, match=r"chat_template_kwargs None, not {\"enable_thinking"):
+        command.continued("old", settings, now)
+    assert command.continued("old", now, now) == now
 
 
 def test_prompts_are_tokenized_as_they_are_and_must_fit_the_context(tiny_model):

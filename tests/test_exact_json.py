@@ -115,3 +115,26 @@ def test_a_strategy_s_state_comes_back_as_it_was_and_decides_the_same(rest, name
     assert state or name in ("plain", "dynamic")
     other.load(again)
     assert list(decisions(strategy, other, 9, 4)) == list(decisions(strategy, sampler, 9, 4))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"python": "tuple"}',
+        '{"python": "tuple", "value": 3}',
+        '{"python": "unknown", "value": 1}',
+        '{"python": "array", "value": ""}',
+        '{"python": "Drawn", "value": [1]}',
+        '{"python": "dict", "value": [[[], 1]]}',
+        '{"bit_generator": "unknown"}',
+    ],
+)
+def test_a_damaged_state_is_refused_as_broken_json_is(text):
+    with pytest.raises(ValueError, match="is no state of a strategy"):
+        exact_json.loads(text)
+
+
+def test_a_refused_part_is_told_in_one_line():
+    with pytest.raises(ValueError, match="masked_array") as refused:
+        exact_json.dumps(np.ma.array([1], mask=[1]), "the state")
+    assert "\n" not in str(refused.value)

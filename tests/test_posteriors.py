@@ -600,3 +600,60 @@ def test_of_scores_of_minus_1_and_1_a_source_counts_groups_that_differ_as_mixed(
         texts, labels = PROMPTS[:2] * 2, LABELS[:2] * 2
         metrics = posteriors.observe(1, texts, labels, [-1, 1, 1, 1]).metrics
     assert (metrics["source/all/right"], metrics["source/all/mixed"]) == (0.5, 0.5)
+
+
+class Mute:
+    def __str__(self):
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Level(Enum):
+    HIGH = 3
+
+
+@dataclass
+class Piece:
+    level: object
+    api_key: str = "secret"
+
+
+def test_a_configuration_of_any_objects_is_stored(tmp_path):
+    config = {
+        "level": Level.HIGH,
+        "part": Piece(Level.HIGH),
+        "array": np.array([1, 2]),
+        "kind": np.float32,
+        "mute": Mute(),
+    }
+    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "r", ["a"], ["1"], config=config) as posteriors:
+        assert posteriors.run.record.config == {
+            "level": 3,
+            "part": {"level": 3, "api_key": "***"},
+            "array": [1, 2],
+            "kind": "<class 'numpy.float32'>",
+            "mute": "a Mute",
+        }
+
+
+def test_a_configuration_of_tensors_is_stored(tmp_path):
+    torch = pytest.importorskip("torch")
+    config = {
+        "ones": torch.ones(2, dtype=torch.bfloat16),
+        "meta": torch.empty(2, device="meta"),
+        "kind": torch.bfloat16,
+    }
+    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "r", ["a"], ["1"], config=config) as posteriors:
+        stored = posteriors.run.record.config
+    assert stored["ones"] == [1.0, 1.0]
+    assert stored["meta"] == "a Tensor"
+    assert stored["kind"] == "torch.bfloat16"
+
+
+def test_a_configuration_that_cannot_be_stored_is_refused(tmp_path):
+    itself = {}
+    itself["itself"] = itself
+    for config, reason in ((itself, "config .*holds itself"), ("abc", "config = 'abc' is no dictionary")):
+        with pytest.raises(ValueError, match=reason):
+            Posteriors.create(f"sqlite:///{tmp_path}/a.db", "r", ["a"], ["1"], config=config)

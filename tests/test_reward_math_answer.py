@@ -239,7 +239,7 @@ def test_verdict_is_a_persons(reward, question, label, response, right):
 
 
 def test_labels_that_cannot_be_read_and_columns_of_other_lengths_are_errors(module, reward):
-    with pytest.raises(ValueError, match=r"cannot read the label .*\?\?\?"):
+    with pytest.raises(ValueError, match=r"cannot read the label .*\?\?\?.*not one number"):
         reward("5", "???")
     with pytest.raises(ValueError, match=r"--data\.label_key"):
         reward("5", " ")

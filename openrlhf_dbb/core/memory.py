@@ -25,6 +25,6 @@ def refusal(estimator: RewardEstimator, error: RewardSupportError, source: str) 
         flags = "--estimator point --point.memory gaussian"
         cure = f'estimator="point", parameters={{"memory": "gaussian"}} ({flags})'
     return MemorySupportError(
-        f"score {error.value:g} of {source} is not {error.allowed}, as {kind} {belief.name!r} "
+        f"score {error.value:.10g} of {source} is not {error.allowed}, as {kind} {belief.name!r} "
         f"needs; real rewards need {cure}; or give the verifier's verdict, 0 or 1, as the score (TRL: verifier)"
     )

@@ -98,19 +98,31 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         method: str = "",
         config: Mapping[str, Any] | None = None,
     ) -> "Posteriors":
-        """Start a new run. docs/posteriors.md explains the other arguments under "Open a run".
+        """Start a new run.
 
         Args:
-            warm_start: name, uuid or number of a run. If it has another estimator, its stored visits are replayed
-                through this run's.
+            store: URL (``sqlite:///FILE``, ``postgresql://...``), an open store, or None for the default one.
+            run_name: name of the run, which no other run of the store may have.
+            prompts: (P,) texts of all prompts that will be trained on.
+            labels: (P,) their right answers as texts; equal pairs of prompt and label share one posterior.
+            estimator: name, ``package.module:Class``, or an object; it turns rewards into posteriors.
+            parameters: values of the estimator's parameters by name; only with a name.
+            if_exists: "error" refuses a taken ``run_name``; "new" takes the next free one, such as ``my-run-2``.
+            warm_start: name, uuid or number of a run, whose posteriors this run begins with. If it has another
+                estimator, its stored visits are replayed through this run's.
             warm_start_weight: in (0, 1], multiplies the imported counts.
+            warm_start_store: the store of that run, as ``store``; None: the same store.
             pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN
                 where unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
-            many_labels: a prompt may have several labels, which tell equal texts with different images
-                apart.
-            model, dataset, reward, method, config: stored with the run; passwords, queries of URLs, and entries of
-                ``config`` that are named as a key, token or password are masked. What JSON
-                cannot hold is stored as text.
+            many_labels: whether a prompt may have several labels, by which equal texts with different
+                images are told apart.
+            model: name of the trained model, stored with the run for people.
+            dataset: name of the data set, stored likewise.
+            reward: name of the reward or verifier, stored likewise.
+            method: name of the training method, stored likewise.
+            config: the trainer's settings, stored likewise. In it and in the names, passwords, queries of URLs and
+                entries that are named as a key, token or password are masked. What JSON cannot hold is stored as
+                text.
 
         Raises:
             ValueError: the estimator is unknown, a parameter is out of range, or a prompt has two labels.
@@ -140,7 +152,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 dataset=without_secrets(dataset),
                 dataset_digest=dataset_digest(prompts, labels),
                 reward=without_secrets(reward),
-                config=without_secrets(as_json(dict(config or {}))),
+                config=_stored_config({} if config is None else config),
                 method=method,
             )
             undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began
@@ -477,6 +489,16 @@ def _stored_name(kind: type[RewardEstimator]) -> str:
     if estimators.available().get(kind.name) is kind:
         return kind.name
     return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _stored_config(config: Mapping[str, Any]) -> Any:
+    """Return a configuration as JSON can hold it, without secrets."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"config = {config!r:.80} is no dictionary; give names with values")
+    try:
+        return without_secrets(as_json(config))
+    except RecursionError:
+        raise ValueError("config holds itself, or is nested too deeply; leave that entry out") from None
 
 
 def _set_aside(visits: Mapping[int, int]) -> list[int]:

@@ -274,7 +274,7 @@ def _refuse_rows(name: str, values_R: Floats, wrong_R: NDArray[np.bool_], allowe
     """Raise ValueError that names the first wrong row, its value and what is allowed."""
     if wrong_R.any():
         row = int(wrong_R.argmax())
-        raise ValueError(f"row {row + 1} of {name} is {values_R[row]:g}; give {allowed}")
+        raise ValueError(f"row {row + 1} of {name} is {values_R[row]:.10g}; give {allowed}")
 
 
 def _checked_responses(responses: Responses | None, size: int) -> Responses | None:

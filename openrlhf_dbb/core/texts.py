@@ -109,7 +109,7 @@ def label_text(label: Any) -> str:
         return f"{label:f}"
     scalar = _python_scalar(label)
     if isinstance(scalar, (float, np.floating)):
-        return f"{Decimal(str(scalar)):f}".removesuffix(".0")
+        return f"{Decimal(str(scalar + 0.0)):f}".removesuffix(".0")  # -0.0 + 0.0 is 0.0
     if isinstance(scalar, (bool, list, tuple, Mapping)):
         return json.dumps(scalar, ensure_ascii=False, sort_keys=True, default=_plain)
     return label_text(scalar) if isinstance(scalar, (str, bytes)) else str(scalar)
@@ -119,6 +119,8 @@ def is_missing(value: Any) -> bool:
     """Return whether a value is None, NaN, or the missing value of pandas."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return bool(np.isnat(value))
     number = _python_scalar(value)
     if isinstance(number, Decimal):
         return number.is_nan()
@@ -144,7 +146,7 @@ def _plain(value: Any) -> Any:
 
 def _decoded(value: bytes | bytearray, name: str) -> str:
     try:
-        return value.decode("utf-8")
+        return value.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"a {name} is the bytes {bytes(value)!r:.80}, which are not UTF-8 ({error}); write text"
@@ -207,9 +209,12 @@ def as_json(value: Any) -> Any:
     entries = _entries(value)
     if entries is not None:
         return {str(name): as_json(entry) for name, entry in entries.items()}
-    if hasattr(value, "tolist"):  # numpy, torch
-        return as_json(value.tolist())
-    return str(value)
+    try:
+        if hasattr(value, "tolist") and not isinstance(value, type):  # numpy, torch
+            return as_json(value.tolist())
+        return str(value)
+    except Exception:  # an object may do anything here, and no run depends on it
+        return f"a {type(value).__name__}"
 
 
 def _entries(value: Any) -> Mapping[Any, Any] | None:

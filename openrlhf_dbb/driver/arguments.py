@@ -26,7 +26,7 @@ from openrlhf_dbb import estimators, methods, presets, tasks, tiny, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators.registry import parameter_fields
-from openrlhf_dbb.options import Parser, add_trust, number
+from openrlhf_dbb.options import Parser, add_trust, number, template_arguments
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.secrets import without_secrets
@@ -76,6 +76,7 @@ def _count_or_all(text: str) -> int | str:
 
 _SHARE = {"type": number(float, 0, 1, above=True)}
 _COUNT = {"type": number(int, 1), "metavar": "N"}
+_JSON = {"type": template_arguments, "metavar": "JSON"}
 _SWITCH: dict[str, Any] = {"action": "store_true", "default": False}
 _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--run_name", {}, "name of a new run; default: method, estimator, preset or model, and the time"),
@@ -87,6 +88,7 @@ _OURS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("--store.take_over", _SWITCH, "resume a run whose owner is on another machine and is known to have ended"),
     ("--data.leave_out", {"metavar": "FILE"}, "rows to leave out, which openrlhf-dbb prompts --leave_out FILE writes"),
     ("--data.drop_duplicates", _SWITCH, "of prompts with equal text, keep the first"),
+    ("--data.chat_template_kwargs", _JSON, "arguments of the chat template: '{\"enable_thinking\": false}'"),
     ("--data.task_instruction", {"default": tasks.INSTRUCTION}, f"follows the question of a {tasks.PREFIX} task"),
     ("--data.pass_rate_key", {"metavar": "COLUMN"}, "known pass rates, which the posteriors begin with: 0.625, or 5/8"),
     ("--data.pass_rate_attempts", _COUNT, "rollouts that a known rate counts for; default: the 8 of 5/8"),

@@ -76,7 +76,7 @@ _ANY = (
 _WITHOUT_ESTIMATOR = (
     *(Rule(f"{flag} estimator", _OURS) for flag in (
         "train.max_rollouts", "eval.benchmarks", "probe.fraction", "warm_start", "data.pass_rate_key", "data.group_key",
-        "train.thin", "train.vllm_log_probs",
+        "train.thin", "train.vllm_log_probs", "data.chat_template_kwargs",
     )),
     # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
     Rule("rollout.strategy estimator", _OURS,

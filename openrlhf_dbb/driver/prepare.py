@@ -16,7 +16,15 @@ from openrlhf_dbb import presets, storage, tiny, upstream
 from openrlhf_dbb.actors.progress import NO_END_TOKEN
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors, dataset_digest
-from openrlhf_dbb.data import HELD_OUT, TRAINING, Prompts, choose, control_tokens, load
+from openrlhf_dbb.data import (
+    HELD_OUT,
+    TRAINING,
+    Prompts,
+    choose,
+    control_tokens,
+    give_template_arguments,
+    load,
+)
 from openrlhf_dbb.driver import fit
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Settings
 from openrlhf_dbb.driver.light_backend import LightBackend
@@ -31,6 +39,7 @@ from openrlhf_dbb.storage.address import check_sqlite_path, parse_url
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
 _PLACES = (*OUTPUTS, "logger.wandb.run_name")
 _TEMPLATE = "data.apply_chat_template"
+_TEMPLATE_ARGUMENTS = "data.chat_template_kwargs"
 # What a run trains, and by what.
 _SUBJECT = (MODEL_FLAG, "method", "estimator", TRAINING, "reward.remote_url", "reward.model_name_or_path")
 _RANKS = "actor.num_nodes", "actor.num_gpus_per_node"
@@ -41,6 +50,7 @@ _KEPT = (
     # A checkpoint can be loaded only with the sharding and the precision that saved it.
     "ds.param_dtype", "ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size", "ds.lora.rank",
     "ds.lora.alpha", "ds.lora.target_modules",
+    _TEMPLATE_ARGUMENTS,
 )  # fmt: skip
 
 
@@ -202,7 +212,12 @@ def _has_end_token(name: str, config: Any, tokenizer: Any) -> bool:
 
 
 def _cannot_be_loaded(what: str, error: Exception) -> UsageError:
-    return UsageError(f"{what} cannot be loaded: {str(error).strip().splitlines()[0]}")
+    from datasets.exceptions import DatasetGenerationError
+
+    reason: BaseException = error
+    if isinstance(error, DatasetGenerationError) and error.__cause__ is not None:
+        reason = error.__cause__  # the error itself says only that there was one
+    return UsageError(f"{what} cannot be loaded: {str(reason).strip().splitlines()[0]}")
 
 
 def apply_template(prepared: Prepared) -> None:
@@ -216,6 +231,14 @@ def apply_template(prepared: Prepared) -> None:
             f"--{_TEMPLATE}: the tokenizer of --actor.model_name_or_path {settings.args.actor.model_name_or_path} has "
             "no template; leave it out, or give --data.input_template"
         )
+    arguments = settings.args.data.chat_template_kwargs
+    if arguments is not None:
+        if not prepared.settings.args.data.apply_chat_template:
+            raise UsageError(
+                f"--{_TEMPLATE_ARGUMENTS} {arguments}: no chat template is applied; leave it out, or give "
+                f"--{_TEMPLATE} and a model that has a template"
+            )
+        give_template_arguments(prepared.tokenizer, arguments, _TEMPLATE_ARGUMENTS)
 
 
 def choose_prompts(prepared: Prepared) -> None:

@@ -15,13 +15,14 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core.checkpoints import write_json
+from openrlhf_dbb.data import give_template_arguments
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, compare, loading, results
 from openrlhf_dbb.evaluation.engines import answer, generate, ray_started
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, Model
 from openrlhf_dbb.evaluation.metrics import measures, percent, stored_rows
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses
-from openrlhf_dbb.options import add_store, add_trust, number, require_stack
+from openrlhf_dbb.options import add_store, add_trust, number, require_stack, template_arguments
 from openrlhf_dbb.platform import cpu, cuda
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.terminal import print_table, safe
@@ -55,6 +56,9 @@ class Options:
     limit: int | None = _flag(None, "only the first K prompts of each benchmark", _SAMPLED, type=_SIZE, metavar="K")
     chat_template: bool | None = _flag(
         None, "default: as the benchmark says", _SAMPLED, action=argparse.BooleanOptionalAction
+    )
+    chat_template_kwargs: str | None = _flag(
+        None, "arguments of the chat template", _SAMPLED, type=template_arguments, metavar="JSON"
     )
     engines: int | None = _flag(None, "default: all GPUs; one without CUDA", _ENGINES, type=_SIZE, metavar="E")
     tensor_parallel_size: int = _flag(1, "GPUs an engine", _ENGINES, type=int, metavar="N")
@@ -104,10 +108,17 @@ def evaluate(options: Options) -> None:
             store.find_run(options.run)  # refuses a run that does not exist
     entries = benchmarks.find_all(options.benchmarks)
     model = loading.find_model(loading.choose(options.model), trusted=options.trust_remote_code)
+    arguments = options.chat_template_kwargs
+    if arguments is not None:
+        give_template_arguments(model.tokenizer, arguments, "chat_template_kwargs")
     asked = {}
     for entry in entries:
         loaded = loading.load(entry, limit=options.limit)
-        asked[entry.name] = loading.prepare(loaded, model, options.chat_template, options.max_new_tokens)
+        prompts = loading.prepare(loaded, model, options.chat_template, options.max_new_tokens)
+        if arguments is not None and not prompts.chat_template:
+            problem = f"--chat_template_kwargs {arguments}: benchmark {entry.name} gets no chat template"
+            raise UsageError(f"{problem}; leave it out, or give --chat_template")
+        asked[entry.name] = prompts
     folder = options.output / (options.name or loading.default_name(options.model))
     with closing(Responses(folder)) as responses:
         settings = settings_of(options, model, asked)
@@ -136,6 +147,7 @@ def settings_of(options: Options, model: Model, asked: Asked) -> dict[str, Any]:
     return {
         **{"model": model.name, "revision": model.revision, "fingerprint": model.fingerprint},
         **{name: getattr(options, name) for name in ("n", "temperature", "top_p", "runs", "seed")},
+        "chat_template_kwargs": options.chat_template_kwargs,
         "benchmarks": {name: prompts.about() for name, prompts in asked.items()},
         "versions": {package.name: package.version for package in distributions() if package.name in _PACKAGES},
     }
@@ -143,7 +155,8 @@ def settings_of(options: Options, model: Model, asked: Asked) -> dict[str, Any]:
 
 def continued(name: str, recorded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of an evaluation that goes on; refuse to mix two."""
-    fixed = ("model", "fingerprint", "n", "temperature", "top_p", "seed")
+    fixed = ("model", "fingerprint", "n", "temperature", "top_p", "seed", "chat_template_kwargs")
+    recorded = {"chat_template_kwargs": None, **recorded}  # an older evaluation has no such entry
     differing = [f"{key} {recorded[key]}, not {asked[key]}" for key in fixed if recorded[key] != asked[key]]
     for benchmark, before in recorded["benchmarks"].items():
         now = asked["benchmarks"].get(benchmark)

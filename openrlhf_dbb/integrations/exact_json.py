@@ -42,7 +42,10 @@ def loads(text: str) -> Any:
     Raises:
         ValueError: the text is no JSON, or no such JSON.
     """
-    return json.loads(text, object_hook=_decoded)
+    try:
+        return json.loads(text, object_hook=_decoded)
+    except (KeyError, TypeError, EOFError) as error:
+        raise ValueError(f"it is no state of a strategy ({type(error).__name__}: {error})") from None
 
 
 def _encoded(value: Any, name: str) -> Any:
@@ -61,7 +64,8 @@ def _encoded(value: Any, name: str) -> Any:
         return _of_kind("scalar", _bytes_of(value, name))
     if kind is np.random.Generator:
         return _of_kind("generator", _encoded(value.bit_generator.state, name))
-    raise ValueError(f"{name} holds {value!r:.80}, a {kind.__name__}, which JSON cannot keep; use {_KINDS}")
+    shown = " ".join(repr(value).split())
+    raise ValueError(f"{name} holds {shown:.80}, a {kind.__name__}, which JSON cannot keep; use {_KINDS}")
 
 
 def _encoded_dictionary(values: dict[Any, Any], name: str) -> Any:

@@ -108,6 +108,8 @@ class _Memory:
         _check_column(column, trainer.train_dataset)
         if column is not None and trainer.args.remove_unused_columns:
             raise ValueError(f"label_column={column!r} would be removed; use remove_unused_columns=False")
+        features = getattr(trainer.train_dataset, "features", None) or {}
+        self._labels_are_float32 = getattr(features.get(column), "dtype", "") == "float32"
         names = trainer.reward_func_names
         self._verifier = _verifier(settings.verifier, estimator, names, trainer.reward_weights.tolist())
         self.trainer = trainer
@@ -139,7 +141,8 @@ class _Memory:
     def read_prompts(self) -> None:
         """Note text and label of every row; refuse what would go wrong unnoticed."""
         if not isinstance(self.trainer.train_dataset, Dataset):
-            raise ValueError("posteriors need to know every prompt of train_dataset: pass a datasets.Dataset")
+            problem = f"train_dataset is a {type(self.trainer.train_dataset).__name__}"
+            raise ValueError(f"{problem}; pass a datasets.Dataset, whose prompts are all known")
         column = self.settings.label_column
         columns = ["prompt"] if column is None else ["prompt", column]
         self._keys = [self._key(row) for row in self.trainer.train_dataset.select_columns(columns)]
@@ -158,6 +161,8 @@ class _Memory:
     def _key(self, row: Mapping[str, Any]) -> Key:
         column = self.settings.label_column
         label = None if column is None else row.get(column)
+        if isinstance(label, float) and self._labels_are_float32:
+            label = np.float32(label)  # whose text is 0.1, and not 0.10000000149011612
         return text_of(row["prompt"]), label_of(label)
 
     def open(self) -> None:
@@ -618,7 +623,8 @@ class PosteriorGRPOTrainer(_Hooks):
         try:  # transformers writes this file after the model, the optimizer and the random state
             TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         except (OSError, ValueError, TypeError) as error:
-            raise ValueError(f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}") from None
+            problem = f"checkpoint {folder} is not whole: {TRAINER_STATE_NAME}: {error}"
+            raise ValueError(f"{problem}; use an older one") from None
         self._dbb.steps.saved_in(folder)
 
 

@@ -60,7 +60,8 @@ def read(config: DictConfig) -> Settings:
         )
     custom = sampler.get("custom_sampler")
     if filters and custom is not None and custom.get("path"):
-        raise ValueError("algorithm.filter_groups: posteriors cannot observe what a sampler of yours drops; use False")
+        problem = f"trainer.v1.sampler.custom_sampler.path={custom.path} drops groups"
+        raise ValueError(f"{problem} that posteriors cannot observe; use algorithm.filter_groups.enable=False")
     return settings
 
 
@@ -119,7 +120,9 @@ def advantages(
     """
     answer = _ANSWER.get(None)
     if answer is None:
-        raise ValueError(f"use trainer.use_v1=True and trainer.v1.trainer_mode {', '.join(TRAINERS)} with {NAME}")
+        problem = f"algorithm.adv_estimator={NAME} has a trainer that knows no prompts"
+        modes = ", ".join(TRAINERS)
+        raise ValueError(f"{problem}; use trainer.use_v1=True and trainer.v1.trainer_mode {modes}")
     values = torch.as_tensor(answer(token_level_rewards, response_mask), dtype=torch.float32)
     result = values.to(response_mask.device).unsqueeze(-1) * response_mask
     return result, result

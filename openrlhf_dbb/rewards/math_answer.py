@@ -19,6 +19,7 @@ from openrlhf_dbb.rewards import answers, values
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 
 _NOTHING_READ = f"{NO_ANSWER} of the label's kind in a box, after 'answer is' or at the end"
+_UNREAD = "it is not one number, formula, list, letter or phrase"
 _PERCENT = re.compile("percent|%|\u767e\u5206", re.IGNORECASE)
 _logger = logging.getLogger(__name__)
 _pool = VerifierPool()
@@ -48,7 +49,8 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
     """Return verdict, answer and what was read, as in ``reward_func``; the question, repeated, is no answer."""
     right = _read_label(label)
     if right is None:
-        raise ValueError(f"the verifier cannot read the label {label!r}; fix or drop this row of the data set")
+        problem = f"the verifier cannot read the label {label!r:.80}: {_UNREAD}"
+        raise ValueError(f"{problem}; fix or drop this row of the data set")
     if question.strip():
         response = response.removeprefix(question.strip())
     try:
@@ -106,7 +108,7 @@ def unreadable_labels(labels: Iterable[str], questions: Iterable[Any] = ()) -> d
 def _fault(label: str, question: str) -> str | None:
     right = _read_label(label)
     if right is None:
-        return "it is not one number, formula, list, letter or phrase"
+        return _UNREAD
     for formula in values.formulas(right):
         reply = _pool.ask({"label": formula, "answer": formula})
         if not reply.get("correct"):
