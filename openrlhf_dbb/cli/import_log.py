@@ -123,15 +123,11 @@ def _print_columns(columns: Columns) -> None:
 
 def _store(arguments: argparse.Namespace, columns: Columns, rollouts: list[Rollout]) -> None:
     """Make a finished run of the rollouts; no run is left if one is refused."""
-    rewarded = {rollout.step for rollout in rollouts if rollout.reward is not None}
-    # A step of which nothing was verified teaches nothing.
-    used = [rollout for rollout in rollouts if rollout.step in rewarded]
-    used.sort(key=_STEP)  # the rollouts of a step stay in their order
+    used = _used(rollouts)
     if not used:
         raise UsageError(f"{arguments.log[0]} has no rows with a reward; name a log of rollouts")
     has_advantages = _has_advantages(used)
-    is_binary = {rollout.reward for rollout in used} <= {0.0, 1.0, None}
-    memory = "auto" if is_binary else "gaussian"
+    memory = "auto" if {rollout.reward for rollout in used} <= {0.0, 1.0, None} else "gaussian"
     log = list(map(str, arguments.log))
     try:
         with Posteriors.create(
@@ -151,7 +147,14 @@ def _store(arguments: argparse.Namespace, columns: Columns, rollouts: list[Rollo
     counted = f"{posteriors.step} steps, {len(posteriors.prompt_ids)} prompts, {len(used)} rollouts"
     advantages = "the log's own advantages" if has_advantages else "its advantages are not known"
     print(f"run {arguments.run_name!r}: {counted}, memory {memory}; {advantages}")
-    _print_left_out(rollouts, rewarded)
+    _print_left_out(rollouts, used)
+
+
+def _used(rollouts: list[Rollout]) -> list[Rollout]:
+    """Return the rollouts by step, without steps of which nothing was verified: these teach nothing."""
+    rewarded = {rollout.step for rollout in rollouts if rollout.reward is not None}
+    used = [rollout for rollout in rollouts if rollout.step in rewarded]
+    return sorted(used, key=_STEP)  # the rollouts of a step stay in their order
 
 
 def _fill(posteriors: Posteriors, rollouts: list[Rollout], has_advantages: bool) -> None:
@@ -167,10 +170,10 @@ def _fill(posteriors: Posteriors, rollouts: list[Rollout], has_advantages: bool)
         raise
 
 
-def _print_left_out(rollouts: list[Rollout], rewarded: set[int]) -> None:
+def _print_left_out(rollouts: list[Rollout], used: list[Rollout]) -> None:
     missing = [rollout.place for rollout in rollouts if rollout.reward is None]
     if missing:
-        left_out = len({rollout.step for rollout in rollouts} - rewarded)
+        left_out = len(set(map(_STEP, rollouts)) - set(map(_STEP, used)))
         counted = f"{len(missing)} rows have no reward, first {missing[0]}"
         print(shown(f"{counted}; {left_out} steps left out", None))
 
