@@ -222,7 +222,7 @@ def _from_dataset(
 
 
 def _table_rows(table: Any) -> list[dict[str, Any]]:
-    """Return the rows of a ``pyarrow.Table``; 0.1 in 32 bits is 0.1, and not 0.10000000149011612."""
+    """Return the rows of a ``pyarrow.Table``; 0.1 in 32 bits is 0.1, not 0.10000000149011612."""
     import pyarrow
 
     for place, column in enumerate(table.schema):
@@ -374,7 +374,7 @@ def _csv_rows(text: str, delimiter: str) -> Iterable[dict[str, Any]]:
 
 
 def _refuse_repeated(names: Sequence[str]) -> None:
-    """Raise ValueError if a column, or a key of an object, is there twice; one would hide the other."""
+    """Raise ValueError if a column or key is there twice; one would hide the other."""
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice!r} is there twice; rename or drop one")

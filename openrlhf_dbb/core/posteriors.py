@@ -101,28 +101,28 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         """Start a new run.
 
         Args:
-            store: URL (``sqlite:///FILE``, ``postgresql://...``), an open store, or None for the default one.
+            store: URL (``sqlite:///FILE``, ``postgresql://...``), an open store, or None: the default.
             run_name: name of the run, which no other run of the store may have.
             prompts: (P,) texts of all prompts that will be trained on.
-            labels: (P,) their right answers as texts; equal pairs of prompt and label share one posterior.
-            estimator: name, ``package.module:Class``, or an object; it turns rewards into posteriors.
+            labels: (P,) their right answers as texts; equal pairs of both share one posterior.
+            estimator: what turns rewards into posteriors: name, ``package.module:Class``, or object.
             parameters: values of the estimator's parameters by name; only with a name.
-            if_exists: "error" refuses a taken ``run_name``; "new" takes the next free one, such as ``my-run-2``.
-            warm_start: name, uuid or number of a run, whose posteriors this run begins with. If it has another
-                estimator, its stored visits are replayed through this run's.
+            if_exists: "error" refuses a taken ``run_name``; "new" takes the next free one: ``my-run-2``.
+            warm_start: name, uuid or number of a run, whose posteriors this run begins with. If it
+                has another estimator, its stored visits are replayed through this run's.
             warm_start_weight: in (0, 1], multiplies the imported counts.
             warm_start_store: the store of that run, as ``store``; None: the same store.
             pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN
                 where unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
-            many_labels: whether a prompt may have several labels, by which equal texts with different
-                images are told apart.
+            many_labels: whether a prompt may have several labels, by which equal texts with
+                different images are told apart.
             model: name of the trained model, stored with the run for people.
             dataset: name of the data set, stored likewise.
             reward: name of the reward or verifier, stored likewise.
             method: name of the training method, stored likewise.
-            config: the trainer's settings, stored likewise. In it and in the names, passwords, queries of URLs and
-                entries that are named as a key, token or password are masked. What JSON cannot hold is stored as
-                text.
+            config: the trainer's settings, stored likewise. In it and in the names, passwords,
+                queries of URLs and entries that are named as a key, token or password are masked.
+                What JSON cannot hold is stored as text.
 
         Raises:
             ValueError: the estimator is unknown, a parameter is out of range, or a prompt has two labels.
@@ -498,7 +498,8 @@ def _stored_config(config: Mapping[str, Any]) -> Any:
     try:
         return without_secrets(as_json(config))
     except RecursionError:
-        raise ValueError("config holds itself, or is nested too deeply; leave that entry out") from None
+        problem = "config holds itself, or is nested too deeply"
+        raise ValueError(f"{problem}; leave that entry out") from None
 
 
 def _set_aside(visits: Mapping[int, int]) -> list[int]:

@@ -235,8 +235,8 @@ def apply_template(prepared: Prepared) -> None:
     if arguments is not None:
         if not prepared.settings.args.data.apply_chat_template:
             raise UsageError(
-                f"--{_TEMPLATE_ARGUMENTS} {arguments}: no chat template is applied; leave it out, or give "
-                f"--{_TEMPLATE} and a model that has a template"
+                f"--{_TEMPLATE_ARGUMENTS} {arguments}: no chat template is applied; leave it out, "
+                f"or give --{_TEMPLATE} and a model that has a template"
             )
         give_template_arguments(prepared.tokenizer, arguments, _TEMPLATE_ARGUMENTS)
 

@@ -45,7 +45,8 @@ def loads(text: str) -> Any:
     try:
         return json.loads(text, object_hook=_decoded)
     except (KeyError, TypeError, EOFError) as error:
-        raise ValueError(f"it is no state of a strategy ({type(error).__name__}: {error})") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"it is no state of a strategy ({reason})") from None
 
 
 def _encoded(value: Any, name: str) -> Any:
