@@ -15,12 +15,24 @@ from openrlhf_dbb.rewards.commitment import (
     OR_AFTER,
     OR_BEFORE,
     RESTART,
+    is_affirmed,
     is_denied,
-    is_taken_back,
     visible,
 )
 from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
-from openrlhf_dbb.rewards.values import UNITS, Equation, Formula, Items, Number, Value, Words, canonical, inner, read
+from openrlhf_dbb.rewards.values import (
+    MULTIPLES,
+    UNITS,
+    Equation,
+    Formula,
+    Items,
+    Number,
+    Value,
+    Words,
+    canonical,
+    inner,
+    read,
+)
 
 TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statement is read
 SAID_CHARACTERS = 400
@@ -40,12 +52,15 @@ _WORDS_OF_A_STEP = 4
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
 _SAID = re.compile(
-    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z])|\n|\Z|, ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
+    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z])|\n|\Z|[,;] ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
 )
-_LONE_NUMBER_ABOVE = re.compile(r"(?:\A|\n)[ \t$]*([-+]?[\d.,/]*\d)[ \t$.]*\n\s*\Z")
-_VERB = r"(?:\s+(?:is|are|was|would\s+be|should\s+be|must\s+be|will\s+be|has\s+to\s+be)\b\s*:?|\s*\"?[:=]|\s*\n)"
+_IT_IS = r"(?:(?:it\s+is|it's)\s+)?"
+_LONE_NUMBER_BEFORE = re.compile(
+    rf"(?:\A|\n|[.?!]\s)[ \t$]*{_IT_IS}([-+]?[\d.,/]*\d)(?:[ \t$.]*\n|[ \t$]*[.?!])\s*{_IT_IS}\Z", re.IGNORECASE
+)
+_VERB = r"(?:\s+(?:is|are|was|would\s+be|should\s+be|must\s+be|will\s+be|has\s+to\s+be)\b(?:\s+also\b)?\s*:?|\s*\"?[:=]|\s*\n)"
 STATEMENT = re.compile(
-    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u6545\u9009",
+    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u9009(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -86,6 +101,8 @@ _X = r"\s*(?:(?i:option|choice)\s+)?\(?[A-Z]\)?(?!'?\w)"
 _CLAUSE = r"(?!\s+(?!and\b|or\b)[a-z])"  # as in "B, A is wrong"
 _SECOND = re.compile(rf"\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{_CLAUSE})")
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
+_NO_END = rf"[A-Za-z]|\s*{MULTIPLES}"  # 5th, 5 dozen
+_OPTION = re.compile(r"\(?([A-Z])[.):]\s+(?!.*\b[A-Z][.):])[^?]*")  # a response "C. 42"
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _DENIALS = {"not", "no", "never", "or", "nor", "neither", "isn't", "than"}
@@ -234,11 +251,9 @@ def _first_affirmed(text: str, places: Iterable[tuple[int, int, Value]], label: 
 
 def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bool:
     """Return whether a response affirms an answer, does not take it back and offers no other one."""
-    if is_denied(text, start, end) or is_taken_back(text, end):
+    if not is_affirmed(text, start, end) or _has_alternative(text, start, end, value, label):
         return False
-    if _has_alternative(text, start, end, value, label):
-        return False
-    line = _LONE_NUMBER_ABOVE.search(text[max(0, start - SAID_CHARACTERS) : start])
+    line = _LONE_NUMBER_BEFORE.search(text[max(0, start - SAID_CHARACTERS) : start])
     if line is not None and not _is_same(read(line[1], label), value):
         return False
     statements = [statement.end() for statement in STATEMENT.finditer(text)][-MOST_OFFERS:]
@@ -297,7 +312,7 @@ def _values(text: str, start: int, label: Value, *, last_first: bool = False) ->
 def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
     places = []
     for found in _MATHS.finditer(text, begin, end):
-        value = read(found[0], label) if re.match("[A-Za-z]", text[found.end() :]) is None else None  # 5th
+        value = read(found[0], label) if re.match(_NO_END, text[found.end() :]) is None else None  # 5th
         if value is not None and isinstance(inner(value), Number):
             places.append((*found.span(), value))
     return places
@@ -345,12 +360,13 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
     others = [place for place in settled if place[2] != said]
     if any(CORRECTION.search(text, other_end, start) is None for _, other_end, _ in others):
         return None
-    return said if said and not is_denied(text, start, end) and not is_taken_back(text, end) else None
+    return said if said and is_affirmed(text, start, end) else None
 
 
 def _at_the_last_line(text: str, letters: str) -> list[tuple[int, int, str]]:
     line = last_line(text)
     found = re.fullmatch(r"\W*([A-Z])[^\w?]*", line, re.IGNORECASE) or _AT_THE_END.search(line)
+    found = found or _OPTION.fullmatch(text.strip())
     if found is None or found[1].upper() not in letters:
         return []
     begin = text.rindex(line)
@@ -370,7 +386,7 @@ def words(response: str, label: str) -> str | None:
             *_, place = re.finditer(r"[\W_]+".join(map(re.escape, found)), said.lower())
             begin = text.rindex("\\", 0, start) if is_boxed else start + place.start()
             end = start + len(said) + 1 if is_boxed else start + place.end()
-            return None if is_denied(text, begin, end) or is_taken_back(text, end) else " ".join(found)
+            return " ".join(found) if is_affirmed(text, begin, end) else None
     return None
 
 

@@ -22,7 +22,7 @@ Unit = tuple[str, Fraction]  # the base unit with its power, as m^2, and the fac
 _COMMA = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b"
 _UNION = r"\\cup(?![A-Za-z])"
 _RELATION = r"[=<>]|\\(?:approx|le|ge|ne|in)(?![A-Za-z])"
-_TURNED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
+_TURNED = {">": "<", r"\ge": r"\le"}
 _LETTERS = r"[^\W\d_]+"
 _BARE_WORD = (  # letters that are a word and no product of variables
     rf"(?<![^\W\d_])(?<![\\{UPRIGHT}])(?![A-Z]+(?![^\W\d_])|[^\W\d_]+[A-Z])"  # not GM, GMm
@@ -35,8 +35,9 @@ _START = re.compile(rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})")  # 
 _PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")  # ``def`` in a fraction is a product
 _PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
 _REMARK = re.compile(rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$")  # 9 (apples)
+MULTIPLES = r"(?:dozen|hundred|thousand|million|billion)"
 _NO_UNIT = re.compile(
-    rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no|wrong|false)\b"
+    rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no|wrong|false|{MULTIPLES})\b"
 )
 _SIGN = rf"(?P<sign>[-+]|{UPRIGHT}?(?:minus|negative)\ ?)?(?:(?P<money>[$\u20ac\u00a3\u00a5])(?P<inner>-)?)?"
 _FRACTION = r"(?P<whole>\d+)?\ ?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}"  # 2\frac{1}{3}
@@ -122,19 +123,20 @@ def read(text: str, like: Value | None = None) -> Value | None:
     """
     if len(text) > LONGEST or not re.search(r"\w|\\[A-Za-z]|\u221e", text):
         return None
-    kind = inner(like) if like is not None else None
-    is_number = isinstance(kind, Number)
+    is_number = like is not None and isinstance(inner(like), Number)
     try:
         text = _without_remark(stripped(normal(text, decimal_comma=is_number)))
-        numeric = is_number or (like is None and re.search(r"\d [A-Za-z]", text) is not None)
-        value = _list(text, numeric)
-        if value is not None and not (isinstance(kind, Number) and kind.half_place is not None):
-            value = _exact(text) or value
+        value = _list(text, is_number or (like is None and re.search(r"\d [A-Za-z]", text) is not None))
+        exact = _exact(text) if value and not (like and _is_decimal(like)) else None
     except RecursionError:  # a thousand brackets
         return None
-    if isinstance(value, Formula) and value.right is not None and like is not None and not _is_relation(like):
-        return value.right
-    return value
+    is_side = isinstance(value, Formula) and like is not None and not _is_relation(like)
+    return exact or (value.right if is_side and value.right else value)
+
+
+def _is_decimal(value: Value) -> bool:
+    number = inner(value)
+    return isinstance(number, Number) and number.half_place is not None
 
 
 def _without_remark(text: str) -> str:
@@ -152,12 +154,9 @@ def _exact(text: str) -> Value | None:
     """Return the exact value before a decimal that approximates it, None if there is none."""
     found = _APPROXIMATION.fullmatch(text)
     exact = _list(found[1], False) if found else None
-    if isinstance(exact, Equation):
-        exact = exact.value
-    if isinstance(exact, Number):
-        return exact if exact.half_place is None else None
+    exact = exact and inner(exact)
     is_constant = isinstance(exact, Formula) and not _VARIABLE.search(exact.text)
-    return exact if is_constant else None
+    return exact if is_constant or (isinstance(exact, Number) and not _is_decimal(exact)) else None
 
 
 def _agree(one: Number, other: Number) -> bool:
@@ -227,8 +226,8 @@ def _equation(text: str, members: list[str], names: list[bool], numeric: bool) -
 
 def _interval(text: str, members: list[str], signs: list[str], names: list[bool]) -> Value | None:
     """Return the interval of ``a < x <= b`` or ``x > a``; None for any other relation."""
-    if signs[0] in (">", r"\ge"):
-        turned = [_TURNED.get(sign, "") for sign in signs[::-1]]
+    if set(signs) <= {">", r"\ge"}:
+        turned = [_TURNED[sign] for sign in signs[::-1]]
         return _interval(text, members[::-1], turned, names[::-1])
     if names == [True, False]:
         return _interval(text, [r"-\infty", *members], ["<", *signs], [False, *names])
@@ -246,16 +245,14 @@ def _single(text: str, numeric: bool = False) -> Value | None:
         return None
     if r"\begin" in text:
         return Formula(latex(text))
-    united = split(text, _UNION)[0]
-    if len(united) > 1:
-        return _items(latex(text), "u", united)
+    for kind, sign in (("u", _UNION), (":", ":")):
+        pieces = split(text, sign)[0]
+        if len(pieces) > 1:
+            return _items(latex(text), kind, pieces)
     if number := _number(squeezed(text), numeric):
         return number
     if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
         return _bracketed(brackets, numeric)
-    ratio = split(text, ":")[0]
-    if len(ratio) > 1 and r"\{" not in text:
-        return _items(latex(text), ":", ratio)
     return _words(text) or _formula(text)
 
 
@@ -345,15 +342,18 @@ def _written(value: Fraction, found: re.Match[str]) -> str:
 
 def _size(found: re.Match[str]) -> Fraction | None:
     if found["below"]:
-        above = int(found["above"])
-        below = int(found["below"])
-        if below == 0 or (found["whole"] and not 0 <= above < below):
-            return None
-        return int(found["whole"] or 0) + Fraction(above, below)
+        return _mixed(int(found["above"]), int(found["below"]), found["whole"])
     power = int(found["power"] or 0)
     if abs(power) > LARGEST_EXPONENT or not (found["power"] or found["decimal"]):
         return None
     return Fraction((found["decimal"] or "1").rstrip(".")) * Fraction(10) ** power
+
+
+def _mixed(above: int, below: int, whole: str | None) -> Fraction | None:
+    """Return a fraction, or a whole number and a proper fraction."""
+    if below == 0 or (whole and not 0 <= above < below):
+        return None
+    return int(whole or 0) + Fraction(above, below)
 
 
 def unit_of(text: str, *, letters: bool = False) -> Unit | None:
@@ -413,7 +413,9 @@ def _same_formula(label: Value, answer: Value, ask: Ask) -> bool | None:
     kinds = {type(label), type(answer)}
     is_vector = kinds == {Items, Formula} and r"\begin" in label.text + answer.text
     is_relation = _is_relation(label)
-    if is_vector or (Words not in kinds and is_relation == _is_relation(answer) and (is_relation or Items not in kinds)):
+    if is_vector or (
+        Words not in kinds and is_relation == _is_relation(answer) and (is_relation or Items not in kinds)
+    ):
         return ask(label.text, answer.text)
     return False
 
@@ -425,23 +427,26 @@ def _is_relation(value: Value) -> bool:
 
 
 def _same_number(label: Number, answer: Number) -> bool:
-    right = label.value
-    given = answer.value
-    if answer.is_reducible and not label.is_reducible and right.denominator == 1:  # a calculation
+    if answer.is_reducible and not label.is_reducible and label.value.denominator == 1:  # a calculation
         return False
+    return any(_is_near(label, answer, given) for given in _readings(label, answer))
+
+
+def _readings(label: Number, answer: Number) -> list[Fraction]:
+    """Return what an answer may be in the label's unit."""
+    given = answer.value
     if label.is_percent and not answer.is_percent:  # 28 % is 28, and 0.28
-        return _is_near(label, answer, right, given) or _is_near(label, answer, right, given * 100)
+        return [given, given * 100]
     if answer.is_percent and not label.is_percent:  # 50 % is 0.5; 500 % is no good way to write 5
-        return abs(right) <= 1 and _is_near(label, answer, right, given / 100)
-    if label.unit and answer.unit:
-        if label.unit[0] != answer.unit[0]:
-            return False
-        given = given * answer.unit[1] / label.unit[1]
-    return _is_near(label, answer, right, given)
+        return [given / 100] if abs(label.value) <= 1 else []
+    if not label.unit or not answer.unit:
+        return [given]
+    return [given * answer.unit[1] / label.unit[1]] if label.unit[0] == answer.unit[0] else []
 
 
-def _is_near(label: Number, answer: Number, right: Fraction, given: Fraction) -> bool:
+def _is_near(label: Number, answer: Number, given: Fraction) -> bool:
     """Return whether two values are equal; a decimal may differ from a value that is no integer, as it is rounded."""
+    right = label.value
     half_place = label.half_place or answer.half_place
     if right == given or half_place is None or right.denominator == 1:
         return right == given
@@ -506,15 +511,24 @@ def is_copied(answer: Value, label: Value, question: str) -> bool:
     """Return whether an answer is left to be calculated: an integral, or the question's own formula, not the label."""
     answer = inner(answer)
     if isinstance(answer, Number):
-        fractions = re.findall(r"\\frac\{(\d+)\}\{(\d+)\}", question)
-        return answer.is_reducible and abs(answer.value) in [Fraction(int(a), int(b)) for a, b in fractions if int(b)]
+        return answer.is_reducible and _is_fraction_of(question, abs(answer.value))
     if _UNEVALUATED.search(answer.text) and not _UNEVALUATED.search(label.text):
         return True
     text = spelled(answer.text)
     if not isinstance(answer, Formula) or text in (spelled(inner(label).text), spelled(label.text)):
         return False
+    text = _bare(text)
+    return re.search(r"[-+*/^\\]", text.lstrip("+-")) is not None and text in question
+
+
+def _is_fraction_of(question: str, value: Fraction) -> bool:
+    fractions = re.findall(r"\\frac\{(\d+)\}\{(\d+)\}", question)
+    return any(int(below) and Fraction(int(above), int(below)) == value for above, below in fractions)
+
+
+def _bare(text: str) -> str:
+    """Return a formula without what changes no value, and without brackets around it."""
     while (bare := _TRIVIAL.sub(r"\2\3", text)) != text:
         text = bare
-    if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
-        text = brackets[2]
-    return re.search(r"[-+*/^\\]", text.lstrip("+-")) is not None and text in question
+    brackets = _BRACKETS.fullmatch(text)
+    return brackets[2] if brackets and split(brackets[2])[0] else text
