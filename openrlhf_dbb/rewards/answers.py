@@ -56,11 +56,17 @@ _SAID = re.compile(
 )
 _IT_IS = r"(?:(?:it\s+is|it's)\s+)?"
 _LONE_NUMBER_BEFORE = re.compile(
-    rf"(?:\A|\n|[.?!]\s)[ \t$]*{_IT_IS}([-+]?[\d.,/]*\d)(?:[ \t$.]*\n|[ \t$]*[.?!])\s*{_IT_IS}\Z", re.IGNORECASE
+    rf"(?:\A|\n|[.?!]\s)[ \t$]*{_IT_IS}([-+]?[\d.,/]*\d)"
+    rf"(?:[ \t$.]*\n|[ \t$]*[.?!])\s*{_IT_IS}\Z",
+    re.IGNORECASE,
 )
-_VERB = r"(?:\s+(?:is|are|was|would\s+be|should\s+be|must\s+be|will\s+be|has\s+to\s+be)\b(?:\s+also\b)?\s*:?|\s*\"?[:=]|\s*\n)"
+_VERB = (
+    r"(?:\s+(?:is|are|was|(?:would|should|must|will|has\s+to)\s+be)\b(?:\s+also\b)?\s*:?"
+    r"|\s*\"?[:=]|\s*\n)"
+)
 STATEMENT = re.compile(
-    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u9009(?=\s*\(?[A-Z])",
+    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
+    r"|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u9009(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -105,7 +111,6 @@ _NO_END = rf"[A-Za-z]|\s*{MULTIPLES}"  # 5th, 5 dozen
 _OPTION = re.compile(r"\(?([A-Z])[.):]\s+(?!.*\b[A-Z][.):])[^?]*")  # a response "C. 42"
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
-_DENIALS = {"not", "no", "never", "or", "nor", "neither", "isn't", "than"}
 
 
 def rewards(
@@ -391,14 +396,12 @@ def words(response: str, label: str) -> str | None:
 
 
 def _one_of(said: str, pair: tuple[str, ...]) -> list[str]:
-    """Return yes or no, as a statement says it: first, or last without a denial; nothing for "yes or no"."""
+    """Return yes or no, as a statement says it, first or last; nothing for "yes or no"."""
     found = _WORD.findall(said.lower())
     either = rf"\b(?:{'|'.join(pair)})\b"
     if re.search(rf"{either}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){either}", said, re.IGNORECASE):
         return []
-    is_denied_word = any(word in _DENIALS or word.endswith(("not", "n't")) for word in found[:-1])
-    candidates = found[:1] if is_denied_word else found[:1] + found[-1:]
-    return [word for word in candidates if word in pair][:1]
+    return [word for word in (*found[:1], *found[-1:]) if word in pair][:1]
 
 
 def _words(said: str, label: str, is_boxed: bool) -> list[str]:
@@ -406,7 +409,7 @@ def _words(said: str, label: str, is_boxed: bool) -> list[str]:
     found = _WORD.findall(said.lower())
     right = _WORD.findall(label)
     size = len(right)
-    if not is_boxed and right == found[-size:] and not _DENIALS & set(found[:-size][-1:]):
+    if not is_boxed and right == found[-size:]:
         return right
     return found
 

@@ -23,6 +23,7 @@ _MARKUP = re.compile(r"\\(?:boxed|fbox|framebox|text[a-z]*|math[a-z]+)\s*\{|\\[(
 _VERB = r"(?:is|are|was|were|be|equals?)"
 # "the correct answer is", "it's", "x ="
 _SUBJECT = (
+    rf"(?:{_VERB}\s+(?=(?:it|this|that)\s))?"
     r"(?:(?:that|whether|if|when)\s+)?(?:(?:the|my|your|its|a)\s+)?(?:(?:final|correct|right|true)\s+)?"
     r"(?:it|this|that|there|answer|result|solution|value|[a-z])(?:'s|\s+(?:would\s+|could\s+|can\s+)?"
     rf"{_VERB}|\s*=)?(?:\s+equal\s+to)?[\s:]*"
@@ -34,7 +35,8 @@ _DENIED_BEFORE = re.compile(
     rf"(?:(?!(?:but|rather|yet|so|then|{_VERB}|equals)\b)[^\W\d_{_CHINESE}][^\W\d_]*'?[a-z]*\s+){{0,3}}(?:{_SUBJECT})?\(?\Z"
     rf"|{_words('hedge')}\s+(?:(?!{_VERB})[a-z]+\s+)?\(?\Z"
     rf"|{_GOVERNING}(?<=[{_CHINESE}])[{_CHINESE}\s:\uff1a]{{0,6}}\Z"
-    rf"|(?:{_words('bound', 'exception')}|[<>\u00ac]|\\[lg]eq?|\\neg?|\\lnot)[\s({_CHINESE}]{{0,3}}\Z",
+    rf"|(?:{_words('bound', 'exception')}|[<>\u00ac+/^]|\\(?:times|cdot|div)"
+    rf"|\\[lg]eq?|\\neg?|\\lnot)[\s({_CHINESE}]{{0,3}}\Z",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(rf"(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound')}\s*\Z", re.IGNORECASE)
@@ -47,14 +49,14 @@ _DENIED_AFTER = re.compile(
     rf"[\s)}}\]]*(?:(?:{_BE}\s*(?:[a-z]+ly\s+)?)?[\u3041-\u309f]{{0,3}}?"
     rf"(?:{_words('denial', 'wrong', 'bound_after', 'hedge')}|n't\b)(?!\W*\d)"
     rf"|{_BE}\s+(?:[^\W\d_]+\s+){{0,2}}{_words('wrong', 'uncertain')}|\\neq?(?![a-z])|\u2260|-+>|\u2192"
-    r"|\\(?:times|cdot|div)(?![a-z])|[+/^]\s*(?:[\d\\]|\Z))",
+    r"|\\(?:times|cdot|div)(?![a-z])|[-+/^]\s*[\d\\]|[+/^]\s*\Z)",
     re.IGNORECASE,
 )
 # "which is wrong", "this answer is a mistake", "it cannot be right"; not "this is not a prime"
 _CALLED_WRONG = (
-    rf"\b(?:and|which|it|this|that|answer|result|solution|box)(?:\s+above)?(?:'s|\s+{_BE})\s*"
-    rf"(?:too\b|(?:[^\W\d_]+\s+){{0,2}}{_words('wrong')}"
-    r"|(?:n't|not|never)\s+(?:be\s+)?(?:right|correct|true|it|so|valid|possible|sure|check|work|fit|hold|make\s+sense|the\s+(?:\w+\s+)?answer)\b)"
+    rf"\b(?:and|which|it|this|that|answer|result|solution|box|number|value)(?:\s+above)?(?:'s|\s+{_BE})\s*"
+    rf"(?:(?:[a-z]+\s+)?too\s+\w|(?:[^\W\d_]+\s+){{0,2}}{_words('wrong')}"
+    r"|(?:n't|not|never)\s+(?:be\s+)?(?:right|correct|true|it|so|valid|possible|sure|check|work|fit|hold|satisfy|meet|make\s+sense|the\s+(?:\w+\s+)?answer)\b)"
 )
 _ASKED = re.compile(r"\s*[?\uff1f]")
 _NO_DOUBT = r"(?<!\bno )(?<!without )"
@@ -83,8 +85,8 @@ _HIDDEN = re.compile(
     r"|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)"
     r"|~~[^~\n]{0,400}~~|\\(?:sout|[bx]?cancel|[hv]?phantom)\s*\{(?:[^{}]|\{[^{}]*\})*\}"
     r"|<(s|del|strike)>.*?(?:</\1>|\Z)|^\[//\]:[^\n]*|\[\^\w+\]:?"
-    r"|(?<!\w)'(?=[^'\n]{0,400}(?:\\boxed|answer\s+is\s))[^'\n]{0,400}'(?!\w)"
-    r"|[\"\u201c](?=[^\"\u201d]{0,400}(?:\\boxed|answer\s+is\s))[^\"\u201d\n]{0,400}[\"\u201d]",
+    r"|(?<!\w)['\"\u201c\u201e\u2018\u00ab\u300c](?=[^\"\u201d\u00bb\u300d]{0,400}(?:\\boxed|answer\s+is\s))"
+    r"[^\n]{0,400}?['\"\u201d\u201c\u2019\u00bb\u300d](?!\w)",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
 

@@ -60,7 +60,8 @@ UNITS = {
     for name in names
 }
 _UNIT = re.compile(
-    r"(?P<before>square |sq\.? ?|cubic )?(?P<name>[A-Za-z$\u20ac\u00a3\u00a5]+)(?: ?\^?(?P<power>[23])| (?P<after>squared|cubed))?"
+    r"(?P<before>square |sq\.? ?|cubic )?(?P<name>[A-Za-z$\u20ac\u00a3\u00a5]+)"
+    r"(?: ?\^?(?P<power>[23])| (?P<after>squared|cubed))?"
     r"(?: ?(?:/|per ) ?(?P<over>[A-Za-z]+))?"
 )
 _POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
