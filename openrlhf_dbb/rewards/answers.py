@@ -289,13 +289,7 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
 
 
 def _is_same(other: Value | None, value: Value) -> bool:
-    if other is None:
-        return False
-    one = inner(other)
-    two = inner(value)
-    if isinstance(one, Number) and isinstance(two, Number):
-        return one.value == two.value
-    return canonical(one) == canonical(two)
+    return other is not None and canonical(other).removesuffix("%") == canonical(value).removesuffix("%")
 
 
 def _plain(text: str) -> str:
@@ -339,7 +333,7 @@ def _at_the_end(text: str, begin: int, end: int, label: Value) -> list[tuple[int
 
 def _like(text: str, label: Value) -> Value | None:
     """Return the value of a text if it is of the label's kind."""
-    value = read(text, label) or read(text.rstrip("!"), label)
+    value = read(text, label)
     return value if value is not None and _is_like(value, label) else None
 
 

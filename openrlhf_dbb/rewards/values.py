@@ -141,14 +141,10 @@ def _is_decimal(value: Value) -> bool:
 
 
 def _without_remark(text: str) -> str:
-    """Return ``9`` for ``9 (apples)`` and ``9 ft`` for ``9 (ft)``; ``4 (ab)`` and any other text as it is."""
+    """Return ``9`` for ``9 (apples)``; ``4 (ab)`` and any other text as it is."""
     found = _REMARK.search(text)
-    if found is None:
-        return text
-    if unit_of(found[1], letters=True):
-        return f"{text[: found.start()]} {found[1]}"
-    is_words = re.search("[A-Za-z]{3}", found[1]) is not None and " - " not in found[1]
-    return text[: found.start()] if is_words else text
+    is_remark = found and re.search("[A-Za-z]{3}", found[1]) and " - " not in found[1]
+    return text[: found.start()] if found and is_remark else text
 
 
 def _exact(text: str) -> Value | None:
