@@ -131,8 +131,9 @@ def read(text: str, like: Value | None = None) -> Value | None:
         exact = _exact(text) if value and not (like and _is_decimal(like)) else None
     except RecursionError:  # a thousand brackets
         return None
-    is_side = isinstance(value, Formula) and like is not None and not _is_relation(like)
-    return exact or (value.right if is_side and value.right else value)
+    if isinstance(value, Formula) and value.right and like and not _is_relation(like):
+        value = value.right
+    return exact or value
 
 
 def _is_decimal(value: Value) -> bool:
@@ -212,13 +213,11 @@ def _equation(text: str, members: list[str], names: list[bool], numeric: bool) -
     numbers = [value for value in values if isinstance(value, Number)]
     if any(left == right or not _agree(left, right) for left, right in itertools.pairwise(numbers)):
         return None
-    is_turned = isinstance(values[0], Number) and not isinstance(values[-1], Number)  # 21 = 12 + 9
-    value = values[0] if is_turned else values[-1]
     if names[0] and members[0]:
         return values[-1] and Equation(text, latex(members[0]), values[-1])
     if not _VARIABLE.search(_WORD.sub("", "".join(members))):
-        return value
-    return Formula(text, is_relation=True, right=value)
+        return values[-1]
+    return Formula(text, is_relation=True, right=values[-1])
 
 
 def _interval(text: str, members: list[str], signs: list[str], names: list[bool]) -> Value | None:

@@ -40,7 +40,7 @@ class VerifierPool:
     """Up to ``size`` verifier processes (default: one a core, at most 8), each started when it is needed.
 
     Threads may share a pool. One verification may take ``time_limit_s`` seconds of its process's CPU time (default: 5,
-    or the environment variable OPENRLHF_DBB_VERIFIER_SECONDS), and ten times as much by the clock.
+    or the environment variable OPENRLHF_DBB_VERIFIER_SECONDS), and ``wall_factor`` times as much by the clock.
     ``worker``, the module of the processes, calls :func:`serve`.
     """
 
@@ -49,8 +49,10 @@ class VerifierPool:
         size: int | None = None,
         time_limit_s: float | None = None,
         worker: str = MATH_WORKER,
+        wall_factor: float = WALL_FACTOR,
     ) -> None:
         self._worker = worker
+        self._wall_factor = wall_factor
         self.size = size or min(8, os.cpu_count() or 1)
         self.time_limit_s = float(os.environ.get(SECONDS_VARIABLE) or 5.0) if time_limit_s is None else time_limit_s
         # Last in, first out: a process that runs is used before another one is started.
@@ -86,7 +88,7 @@ class VerifierPool:
         try:
             if process is None or process.poll() is not None:  # it may have been killed while it was idle
                 process = self._start()
-            limit_s = WALL_FACTOR * self.time_limit_s + GRACE_S
+            limit_s = self._wall_factor * self.time_limit_s + GRACE_S
             reply = _exchange(process, json.dumps(request) + "\n", limit_s)
         finally:
             # After an interrupt too: a late reply must not answer the next request.
