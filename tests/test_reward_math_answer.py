@@ -215,6 +215,7 @@ COMMITTED = (
     "It's Janet's day. The answer is 5.",
     "The answer is 5[^1].\n\n[^1]: by addition",
     r"\boxed{5}" "\n\nI hope that helps, and that does check out.",
+    'She says "Add them." The answer is 5. "Great."',
     "Can it be 4? No. It is 5.", "Let's count: 4, 5. So 5 eggs.", r"She makes $\boxed{\$5}$ every day.",
     "She makes 5 * 1 = <<5*1=5>>5 a day.\n#### 5", "$$\n4 + 1 = 5.\n$$", r"\boxed{5 \text{ eggs per day}}",
     "答案是5个。",

@@ -85,7 +85,7 @@ _HIDDEN = re.compile(
     r"|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)"
     r"|~~[^~\n]{0,400}~~|\\(?:sout|[bx]?cancel|[hv]?phantom)\s*\{(?:[^{}]|\{[^{}]*\})*\}"
     r"|<(s|del|strike)>.*?(?:</\1>|\Z)|^\[//\]:[^\n]*|\[\^\w+\]:?"
-    r"|(?<!\w)['\"\u201c\u201e\u2018\u00ab\u300c](?=[^\"\u201d\u00bb\u300d]{0,400}(?:\\boxed|answer\s+is\s))"
+    r"|(?<!\w)['\"\u201c\u201e\u2018\u00ab\u300c](?![\s.,])(?=[^\"\u201d\u00bb\u300d]{0,400}(?:\\boxed|answer\s+is\s))"
     r"[^\n]{0,400}?['\"\u201d\u201c\u2019\u00bb\u300d](?!\w)",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
