@@ -95,6 +95,8 @@ def same(label, answer):
         (r"(-\infty,1)\cup(3,\infty)", ["x<1 or x>3", "(3,\\infty)\\cup(-\\infty,1)"], ["x<1"]),
         (r"\pm 12", ["12, -12", r"x=\pm 12"], ["12", "-12"]),
         ("12:30", ["12:30 PM"], ["12:03", "12.5"]),
+        ("2.5 million", ["2500000", r"2.5\text{ million}"], ["2.5"]), ("24", ["2 dozen"], ["24 dozen"]),
+        (r"9.8\text{ m/s}^2", ["9.8", r"980\text{ cm/s}^2"], [r"9.8\text{ m/s}"]),
         ("12:30 pm", ["12:30 p.m.", r"12:30 \text{ PM}"], ["12:30 am"]),
         (r"\infty", ["+\u221e", "infinite"], [r"-\infty"]),
         ("Quadrant I", [r"\text{quadrant I}", "Quadrant~I"], ["Quadrant II", "I"]),

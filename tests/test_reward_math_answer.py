@@ -314,7 +314,7 @@ def test_eight_threads_get_their_own_verdicts(reward):
 def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(module, monkeypatch):
     prose, torn = "There are $12$ ways for $n=3$.", r"t(0,4]"
     labels = ["5", r"\frac{1}{2}", prose, r"\{1,2\}", "(0,1]", prose, "50\u00b0", "5.", torn, r"\text{yes}"]
-    labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}."]
+    labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}.", "2.5 million"]
     assert list(module.unreadable_labels(labels)) == [prose, torn]
     assert list(module.unreadable_labels(["2/4", "x+1"], ["What is 2/4?", "Repeat x+1."])) == ["2/4"]  # a copy
     monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))

@@ -21,7 +21,6 @@ from openrlhf_dbb.rewards.commitment import (
 )
 from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
 from openrlhf_dbb.rewards.values import (
-    MULTIPLES,
     UNITS,
     Equation,
     Formula,
@@ -107,7 +106,6 @@ _X = r"\s*(?:(?i:option|choice)\s+)?\(?[A-Z]\)?(?!'?\w)"
 _CLAUSE = r"(?!\s+(?!and\b|or\b)[a-z])"  # as in "B, A is wrong"
 _SECOND = re.compile(rf"\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{_CLAUSE})")
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
-_NO_END = rf"[A-Za-z]|\s*{MULTIPLES}"  # 5th, 5 dozen
 _OPTION = re.compile(r"\(?([A-Z])[.):]\s+(?!.*\b[A-Z][.):])[^?]*")  # a response "C. 42"
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
@@ -311,7 +309,7 @@ def _values(text: str, start: int, label: Value, *, last_first: bool = False) ->
 def _numbers(text: str, begin: int, end: int, label: Value) -> list[tuple[int, int, Value]]:
     places = []
     for found in _MATHS.finditer(text, begin, end):
-        value = read(found[0], label) if re.match(_NO_END, text[found.end() :]) is None else None  # 5th
+        value = read(found[0], label) if re.match("[A-Za-z]", text[found.end() :]) is None else None  # 5th
         if value is not None and isinstance(inner(value), Number):
             places.append((*found.span(), value))
     return places

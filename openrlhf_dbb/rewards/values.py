@@ -35,9 +35,8 @@ _START = re.compile(rf"(?<![\\A-Za-z{UPRIGHT}])(?:{UPRIGHT}|[A-Za-z]{{2}})")  # 
 _PROSE = re.compile(rf"(?<![^ ]){_BARE_WORD}|{_BARE_WORD}(?![^ ])")  # ``def`` in a fraction is a product
 _PHRASE = re.compile(rf"(?: ?(?:{_WORD.pattern})){{0,5}}")
 _REMARK = re.compile(rf"(?<=[\d}}%]) ?\(([A-Za-z{UPRIGHT}][A-Za-z{UPRIGHT}' ,.&-]*)\)$")  # 9 (apples)
-MULTIPLES = r"(?:dozen|hundred|thousand|million|billion)"
 _NO_UNIT = re.compile(
-    rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no|wrong|false|{MULTIPLES})\b"
+    rf"{UPRIGHT}?\b(?:is|are|was|were|not|or|and|than|if|to|from|at|but|mod|plus|minus|times|over|by|no|wrong|false)\b"
 )
 _SIGN = rf"(?P<sign>[-+]|{UPRIGHT}?(?:minus|negative)\ ?)?(?:(?P<money>[$\u20ac\u00a3\u00a5])(?P<inner>-)?)?"
 _FRACTION = r"(?P<whole>\d+)?\ ?\\frac\{(?P<above>[-+]?\d+)\}\{(?P<below>[-+]?\d+)\}"  # 2\frac{1}{3}
@@ -62,7 +61,7 @@ UNITS = {
 _UNIT = re.compile(
     r"(?P<before>square |sq\.? ?|cubic )?(?P<name>[A-Za-z$\u20ac\u00a3\u00a5]+)"
     r"(?: ?\^?(?P<power>[23])| (?P<after>squared|cubed))?"
-    r"(?: ?(?:/|per ) ?(?P<over>[A-Za-z]+))?"
+    r"(?: ?(?:/|per ) ?(?P<over>[A-Za-z]+)(?: ?\^?(?P<below>[23]))?)?"
 )
 _POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 _BARE = re.compile(rf"(?<![A-Za-z\\{UPRIGHT}])(?:[A-Za-z]|in)(?![A-Za-z])")
@@ -312,8 +311,12 @@ def _number(text: str, numeric: bool) -> Number | None:
 
 def _number_of(found: re.Match[str], size: Fraction, unit: Unit | None) -> Number:
     is_negative = found["sign"] not in (None, "+") or found["inner"] is not None
-    value = -size if is_negative else size
     places = len((found["decimal"] or "").partition(".")[2])
+    if unit and unit[0].startswith("count"):  # 2.5 million
+        size *= unit[1]
+        unit = None
+        places = 0
+    value = -size if is_negative else size
     return Number(
         text=_written(value, found) if places else _fraction(value),
         value=value,
@@ -364,7 +367,8 @@ def unit_of(text: str, *, letters: bool = False) -> Unit | None:
     base, size = UNITS[_known_unit(found["name"])]
     over, over_size = UNITS[_known_unit(found["over"])] if found["over"] else ("", 1)
     power = _POWERS.get((found["before"] or found["after"] or "").strip(" ."), found["power"] or "1")
-    return f"{base}^{power}/{over}", size ** int(power) / over_size
+    below = found["below"] or "1"
+    return f"{base}^{power}/{over}^{below}", size ** int(power) / over_size ** int(below)
 
 
 def _known_unit(name: str) -> str:
