@@ -182,23 +182,52 @@ UNCOMMITTED = (
     r"\boxed{4} or \boxed{5}", r"\boxed{4} and \boxed{5} are possible.", "The answer is 5 or 6.", "答案是5或6",
     " ".join(f"The answer is {k}." for k in range(1, 6)), "4\n5", r"\boxed{4}" "\n\n" r"\boxed{5}",
     r"The answer is 4. \boxed{5}", r"\boxed{5}. The answer is 6.", "<answer>4</answer><answer>5</answer>",
+    "It is 4. It is 5.", "4? 6? 5", "The answer is 4; the answer is also 5.",
+    "The answer is 4.[^1]\n\n[^1]: \\boxed{5}",
+    # a part of a formula
+    r"\boxed{5} \times", r"\boxed{5} + 1", r"2 \cdot \boxed{5}", r"\boxed{5\text{ dozen}}",
+    # taken back, in words of many kinds
+    r"\boxed{5} -- scrap that.", r"\boxed{5}" "\n\nThat does not check out.",
+    r"\boxed{5}. That number is far too high.",
+    r"\boxed{5}" "\n\nThe answer above should be ignored.", r"\boxed{5}" "\n\nI made an error above.",
+    "The answer is 5, so no.", r"\boxed{5} only when none is lost.", "答えは5ではありません。",
+    r"There is no reason to believe it is \boxed{5}.", "In no way is it 5.", "Far from 5.",
+    r"Hardly \boxed{5}.",
+    "Were it so, it would be 5.", "If it were more, it would be 5.",
+    # hidden
+    "It is n\u200bot 5.", "It is n\u043et 5.", r"<del>\boxed{5}</del>", "<s>The answer is 5.",
+    "[//]: # (The answer is 5)",
+    "A pupil wrote 'the answer is 5'.", "\u00abThe answer is 5\u00bb, says the book.",
     # said by another one, or in a condition
-    'The task says "write \\boxed{5}".', "% \\boxed{5}\nThe answer is 6.", "<!-- \\boxed{5} -->", "Unless it is 5, no.",
+    'The task says "write \\boxed{5}".', "% \\boxed{5}\nThe answer is 6.", "<!-- \\boxed{5} -->",
+    "Unless it is 5, no.",
     r"Suppose the answer is \boxed{5}.",
     # false
-    r"\boxed{6 = 5}", r"\boxed{5 = 5}", r"\boxed{5\%}", r"\boxed{500\%}",
+    "\\boxed{5}\n\nI disagree with this.", r"\boxed{6 = 5}", r"\boxed{5 = 5}", r"\boxed{5\%}",
+    r"\boxed{500\%}",
     # an unfinished thought
     r"<think>So it is \boxed{5}.", "<think>a</think>b<think>The answer is 5.", "[THINK]5",
     r"<|channel|>analysis<|message|>\boxed{5}",
 )  # fmt: skip
 COMMITTED = (
+    r"The number of non-negative integers is \boxed{5}.", "If she adds them, she would make \\boxed{5}.",
+    "It holds only if x = 5. So the answer is 5.", "There is no rest, so it is 5.",
+    "It's Janet's day. The answer is 5.",
+    "The answer is 5[^1].\n\n[^1]: by addition",
+    r"\boxed{5}" "\n\nI hope that helps, and that does check out.",
+    'She says "Add them." The answer is 5. "Great."',
+    "Can it be 4? No. It is 5.", "Let's count: 4, 5. So 5 eggs.", r"She makes $\boxed{\$5}$ every day.",
+    "She makes 5 * 1 = <<5*1=5>>5 a day.\n#### 5", "$$\n4 + 1 = 5.\n$$", r"\boxed{5 \text{ eggs per day}}",
+    "答案是5个。",
     r"The answer is \boxed{5}, because 7 + 4 is 11, not 12.", "The answer isn't 6, it's 5.", "Not 6 but 5.",
-    r"Since n cannot be 0, we obtain $\boxed{5}$.", r"The number of integers that are not prime is \boxed{5}.",
+    r"Since n cannot be 0, we obtain $\boxed{5}$.",
+    r"The number of integers that are not prime is \boxed{5}.",
     r"If we simplify, then we get \boxed{5}.", r"So she must score at least \boxed{5} points.",
     r"It is $10/2$ or $\boxed{5}$.", r"There is no doubt that it is \boxed{5}.",
     r"We may conclude that there are \boxed{5}.",
     r"\boxed{4} is wrong. The correct answer is \boxed{5}.", "The answer is 4. No, sorry, the answer is 5.",
-    "First, 7 + 4 = \\boxed{11}.\n\nThen we subtract 6 and find \\boxed{5}.", r"\boxed{5}" "\n\nWould you like more?",
+    "First, 7 + 4 = \\boxed{11}.\n\nThen we subtract 6 and find \\boxed{5}.",
+    r"\boxed{5}" "\n\nWould you like more?",
     "<think>4? no, \\boxed{6}</think>\n\nThe answer is 5.", "4 or 5?</think>\\boxed{5}", "因此答案是\\boxed{5}。",
     "<|channel|>analysis<|message|>4?<|end|><|start|>assistant<|channel|>final<|message|>5", "Is it 4? No. It is 5.",
 )  # fmt: skip
@@ -218,7 +247,7 @@ def test_a_response_that_affirms_the_answer_earns_it(reward, response):
     ("response", "right"),
     [("The answer is B. The answer is D.", False), (r"\boxed{B} is wrong.", False), ("Maybe B", False), ("B?", False),
      ("<think>B", False), ("答案不是B", False), ("The answer is A. No, sorry, the answer is B.", True),
-     ("The answer is B, because A is wrong.", True)],
+     ("The answer is B, because A is wrong.", True), ("B. 42", True), ("A. 3 B. 4", False), ("本题选B。", True)],
 )  # fmt: skip
 def test_a_letter_is_committed_to_as_a_number_is(reward, response, right):
     assert reward(response, "B", "Which one?") == float(right)
@@ -285,7 +314,7 @@ def test_eight_threads_get_their_own_verdicts(reward):
 def test_labels_that_their_own_text_does_not_earn_are_found_before_a_training(module, monkeypatch):
     prose, torn = "There are $12$ ways for $n=3$.", r"t(0,4]"
     labels = ["5", r"\frac{1}{2}", prose, r"\{1,2\}", "(0,1]", prose, "50\u00b0", "5.", torn, r"\text{yes}"]
-    labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}."]
+    labels += ["9 (apples)", r"$\boxed{12}$", r"The answer is \boxed{x+1}.", "2.5 million"]
     assert list(module.unreadable_labels(labels)) == [prose, torn]
     assert list(module.unreadable_labels(["2/4", "x+1"], ["What is 2/4?", "Repeat x+1."])) == ["2/4"]  # a copy
     monkeypatch.setattr(module._pool, "ask", lambda request: pytest.fail(f"asked {request}"))

@@ -6,7 +6,7 @@ same order; without box or statement, a letter stands alone on the last line or 
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from openrlhf_dbb.core import NO_ANSWER
@@ -15,12 +15,23 @@ from openrlhf_dbb.rewards.commitment import (
     OR_AFTER,
     OR_BEFORE,
     RESTART,
+    is_affirmed,
     is_denied,
-    is_taken_back,
     visible,
 )
 from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
-from openrlhf_dbb.rewards.values import UNITS, Equation, Formula, Items, Number, Value, Words, canonical, inner, read
+from openrlhf_dbb.rewards.values import (
+    UNITS,
+    Equation,
+    Formula,
+    Items,
+    Number,
+    Value,
+    Words,
+    canonical,
+    inner,
+    read,
+)
 
 TAIL_CHARACTERS = 4000  # only the end of a response without a box or a statement is read
 SAID_CHARACTERS = 400
@@ -35,16 +46,26 @@ _REMARK = re.compile(
     rf"\s\((?:[\d.,]+ )?(?!{_NO_REMARK})[A-Za-z]{{3,}}(?! ?[-+*/^=<>_])[^()]*\)|\s?\([\u3040-\u9fff]+\)", re.IGNORECASE
 )
 _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
-_LONG_WORD, _WORDS_OF_A_STEP = re.compile(r"[^\W\d_]{2,}"), 4
+_LONG_WORD = re.compile(r"[^\W\d_]{2,}")
+_WORDS_OF_A_STEP = 4
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
 _SAID = re.compile(
-    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z])|\n|\Z|, ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
+    r"\s*([^\n]+?)\s*(?:[.?](?=\s|\Z)|!(?=\Z|\s+[A-Z])|\n|\Z|[,;] ?(?=[a-z\u3400-\u9fff])|\u3002|</?answer>|####)"
 )
-_LONE_NUMBER_ABOVE = re.compile(r"(?:\A|\n)[ \t$]*([-+]?[\d.,/]*\d)[ \t$.]*\n\s*\Z")
-_VERB = r"(?:\s+(?:is|are|was|would\s+be|should\s+be|must\s+be|will\s+be|has\s+to\s+be)\b\s*:?|\s*\"?[:=]|\s*\n)"
+_IT_IS = r"(?:(?:it\s+is|it's)\s+)?"
+_LONE_NUMBER_BEFORE = re.compile(
+    rf"(?:\A|\n|[.?!]\s)[ \t$]*{_IT_IS}([-+]?[\d.,/]*\d)"
+    rf"(?:[ \t$.]*\n|[ \t$]*[.?!])\s*{_IT_IS}\Z",
+    re.IGNORECASE,
+)
+_VERB = (
+    r"(?:\s+(?:is|are|was|(?:would|should|must|will|has\s+to)\s+be)\b(?:\s+also\b)?\s*:?"
+    r"|\s*\"?[:=]|\s*\n)"
+)
 STATEMENT = re.compile(
-    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u6545\u9009",
+    rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
+    r"|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u9009(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -68,7 +89,8 @@ _MORE_PARTS = [
     rf"(?:square|cubic|percent|{_UNIT_NAMES})s?(?![^\W\d_])",  # 5 square metres
 ]
 _MATHS = re.compile(rf"(?:{'|'.join(_PARTS)})(?:\s*(?:{'|'.join(_PARTS + _MORE_PARTS)}))*", re.ASCII)
-LETTERS, ALPHABET = "ABCDEFGHIJ", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # MMLU-Pro has up to ten options
+LETTERS = "ABCDEFGHIJ"  # MMLU-Pro has up to ten options
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _PAIRS = (("yes", "no"), ("true", "false"), ("valid", "invalid"))
 
 _PRAISED = re.compile(
@@ -84,9 +106,9 @@ _X = r"\s*(?:(?i:option|choice)\s+)?\(?[A-Z]\)?(?!'?\w)"
 _CLAUSE = r"(?!\s+(?!and\b|or\b)[a-z])"  # as in "B, A is wrong"
 _SECOND = re.compile(rf"\s*(?:,?\s*(?i:or)\b{_X}|(?:,?\s*(?i:and)\b|[/&,;]){_X}{_CLAUSE})")
 _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$", re.IGNORECASE)
+_OPTION = re.compile(r"\(?([A-Z])[.):]\s+(?!.*\b[A-Z][.):])[^?]*")  # a response "C. 42"
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
-_DENIALS = {"not", "no", "never", "or", "nor", "neither", "isn't", "than"}
 
 
 def rewards(
@@ -173,7 +195,8 @@ def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Valu
     value = _read_box(text[slice(*places[-1])], label)
     if value is None:
         return None
-    start, end = text.rindex("\\", 0, places[-1][0]), places[-1][1] + 1
+    start = text.rindex("\\", 0, places[-1][0])
+    end = places[-1][1] + 1
     for box_start, box_end in places[-MOST_OFFERS:]:
         is_offered = box_end < start and _is_offered_too(text[box_end + 1 : start])
         if is_offered and not _is_same(read(text[box_start:box_end], label), value):
@@ -188,7 +211,8 @@ def _is_offered_too(gap: str) -> bool:
 
 
 def _read_box(box: str, label: Value) -> Value | None:
-    value, phrase = read(box, label), _plain(FONT.sub(r" \2 ", box))
+    value = read(box, label)
+    phrase = _plain(FONT.sub(r" \2 ", box))
     if not isinstance(inner(label), Number) or isinstance(value, (Number, Equation)) or not _PROSE.search(phrase):
         return value
     found = [number for *place, number in _numbers(phrase, 0, len(phrase), label) if not is_denied(phrase, *place)]
@@ -200,16 +224,23 @@ def _in_prose(text: str, label: Value) -> Value | None:
         text = re.sub(r"!(?=\s*(?:\n|\Z|[A-Z]))", ".", text)  # no factorial
     statements = [statement.end() for statement in STATEMENT.finditer(text) if text[statement.end() :].strip()]
     first = re.match(r"\s*(\S.*)\n\s*\n", text)
-    first_line = read(first[1], label) if first and not statements else None
-    if first and first_line is not None and isinstance(inner(first_line), type(inner(label))):
-        return first_line if _is_final(text, first.start(1), first.end(1), first_line, label) else None
+    value = read(first[1], label) if first and not statements else None
+    if first and value and isinstance(inner(value), type(inner(label))):
+        return value if _is_final(text, first.start(1), first.end(1), value, label) else None
+    return _first_affirmed(text, _offers(text, statements, label), label)
+
+
+def _offers(text: str, statements: list[int], label: Value) -> Iterator[tuple[int, int, Value]]:
+    """Return the values that may be the answer, the likeliest first."""
     tail = max(0, len(text) - TAIL_CHARACTERS)
     if not statements:
-        places = _values(text, tail, label, last_first=True)
-    elif RESTART.search(text, statements[-1]):
-        places = _values(text, max(tail, statements[-1]), label, last_first=True)
-    else:
-        places = _values(text[: statements[-1] + SAID_CHARACTERS], statements[-1], label)
+        return _values(text, tail, label, last_first=True)
+    if RESTART.search(text, statements[-1]):
+        return _values(text, max(tail, statements[-1]), label, last_first=True)
+    return _values(text[: statements[-1] + SAID_CHARACTERS], statements[-1], label)
+
+
+def _first_affirmed(text: str, places: Iterable[tuple[int, int, Value]], label: Value) -> Value | None:
     denied = set()
     for start, end, value in places:
         if is_denied(text, start, end):
@@ -223,11 +254,9 @@ def _in_prose(text: str, label: Value) -> Value | None:
 
 def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bool:
     """Return whether a response affirms an answer, does not take it back and offers no other one."""
-    if is_denied(text, start, end) or is_taken_back(text, end):
+    if not is_affirmed(text, start, end) or _has_alternative(text, start, end, value, label):
         return False
-    if _has_alternative(text, start, end, value, label):
-        return False
-    line = _LONE_NUMBER_ABOVE.search(text[max(0, start - SAID_CHARACTERS) : start])
+    line = _LONE_NUMBER_BEFORE.search(text[max(0, start - SAID_CHARACTERS) : start])
     if line is not None and not _is_same(read(line[1], label), value):
         return False
     statements = [statement.end() for statement in STATEMENT.finditer(text)][-MOST_OFFERS:]
@@ -258,12 +287,7 @@ def _says_another(text: str, place: int, start: int, value: Value, label: Value)
 
 
 def _is_same(other: Value | None, value: Value) -> bool:
-    if other is None:
-        return False
-    one, two = inner(other), inner(value)
-    if isinstance(one, Number) and isinstance(two, Number):
-        return one.value == two.value
-    return canonical(one) == canonical(two)
+    return other is not None and canonical(other).removesuffix("%") == canonical(value).removesuffix("%")
 
 
 def _plain(text: str) -> str:
@@ -307,13 +331,14 @@ def _at_the_end(text: str, begin: int, end: int, label: Value) -> list[tuple[int
 
 def _like(text: str, label: Value) -> Value | None:
     """Return the value of a text if it is of the label's kind."""
-    value = read(text, label) or read(text.rstrip("!"), label)
+    value = read(text, label)
     return value if value is not None and _is_like(value, label) else None
 
 
 def _is_like(value: Value, label: Value) -> bool:
     """Return whether a value in running text may be the answer for a label: words have to be the label's."""
-    value, like = inner(value), inner(label)
+    value = inner(value)
+    like = inner(label)
     if isinstance(like, Words):
         return isinstance(value, Words) and (value.words == like.words or not value.words[0].isalpha())
     if isinstance(like, Formula):
@@ -325,18 +350,24 @@ def letter(response: str, letters: str = LETTERS) -> str | None:
     """Return the letter that a response settles on; None if it names none, or several."""
     text = _without_markup(visible(response))
     settled = [place for each in _stated(text) if (place := _settled(*each, letters)) is not None]
+    settled = settled or _at_the_last_line(text, letters)
     if not settled:
-        line = last_line(text)
-        found = re.fullmatch(r"\W*([A-Z])[^\w?]*", line, re.IGNORECASE) or _AT_THE_END.search(line)
-        if found is None or found[1].upper() not in letters:
-            return None
-        begin = text.rindex(line)
-        settled = [(begin + found.start(1), begin + found.end(1), found[1].upper())]
+        return None
     start, end, said = settled[-1]
-    for _, other_end, other in settled:
-        if other != said and not CORRECTION.search(text, other_end, start):
-            return None
-    return said if said and not is_denied(text, start, end) and not is_taken_back(text, end) else None
+    others = [place for place in settled if place[2] != said]
+    if any(CORRECTION.search(text, other_end, start) is None for _, other_end, _ in others):
+        return None
+    return said if said and is_affirmed(text, start, end) else None
+
+
+def _at_the_last_line(text: str, letters: str) -> list[tuple[int, int, str]]:
+    line = last_line(text)
+    found = re.fullmatch(r"\W*([A-Z])[^\w?]*", line, re.IGNORECASE) or _AT_THE_END.search(line)
+    found = found or _OPTION.fullmatch(text.strip())
+    if found is None or found[1].upper() not in letters:
+        return []
+    begin = text.rindex(line)
+    return [(begin + found.start(1), begin + found.end(1), found[1].upper())]
 
 
 def words(response: str, label: str) -> str | None:
@@ -350,29 +381,27 @@ def words(response: str, label: str) -> str | None:
         found = _one_of(said, pair) if pair else _words(said, label, is_boxed)
         if found:
             *_, place = re.finditer(r"[\W_]+".join(map(re.escape, found)), said.lower())
-            begin, end = start + place.start(), start + place.end()
-            if is_boxed:
-                begin, end = text.rindex("\\", 0, start), start + len(said) + 1
-            return None if is_denied(text, begin, end) or is_taken_back(text, end) else " ".join(found)
+            begin = text.rindex("\\", 0, start) if is_boxed else start + place.start()
+            end = start + len(said) + 1 if is_boxed else start + place.end()
+            return " ".join(found) if is_affirmed(text, begin, end) else None
     return None
 
 
 def _one_of(said: str, pair: tuple[str, ...]) -> list[str]:
-    """Return yes or no, as a statement says it: first, or last without a denial; nothing for "yes or no"."""
+    """Return yes or no, as a statement says it, first or last; nothing for "yes or no"."""
     found = _WORD.findall(said.lower())
     either = rf"\b(?:{'|'.join(pair)})\b"
     if re.search(rf"{either}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){either}", said, re.IGNORECASE):
         return []
-    is_denied_word = any(word in _DENIALS or word.endswith(("not", "n't")) for word in found[:-1])
-    candidates = found[:1] if is_denied_word else found[:1] + found[-1:]
-    return [word for word in candidates if word in pair][:1]
+    return [word for word in (*found[:1], *found[-1:]) if word in pair][:1]
 
 
 def _words(said: str, label: str, is_boxed: bool) -> list[str]:
     """Return the words of a statement, or of a sentence that ends with the label's, such as "the function is odd"."""
-    found, right = _WORD.findall(said.lower()), _WORD.findall(label)
+    found = _WORD.findall(said.lower())
+    right = _WORD.findall(label)
     size = len(right)
-    if not is_boxed and right == found[-size:] and not _DENIALS & set(found[:-size][-1:]):
+    if not is_boxed and right == found[-size:]:
         return right
     return found
 
@@ -406,7 +435,8 @@ def _settled(place: int, said: str, is_boxed: bool, letters: str) -> tuple[int, 
     found = _LETTER.match(said)
     if found is None or found[1].upper() not in letters:
         return None
-    rest, start = said[found.end() :], place + found.start(1)
+    rest = said[found.end() :]
+    start = place + found.start(1)
     end = place + len(said) + 1 if is_boxed else place + found.end()
     if _SECOND.match(rest) or rest.startswith("?"):
         return start, end, ""

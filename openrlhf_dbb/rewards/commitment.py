@@ -1,6 +1,7 @@
 """Says whether a response stands by the answer at a place of its text. The words stand in ``tables.toml``, by kind."""
 
 import re
+import unicodedata
 
 from openrlhf_dbb.rewards.notation import TABLES
 
@@ -22,6 +23,7 @@ _MARKUP = re.compile(r"\\(?:boxed|fbox|framebox|text[a-z]*|math[a-z]+)\s*\{|\\[(
 _VERB = r"(?:is|are|was|were|be|equals?)"
 # "the correct answer is", "it's", "x ="
 _SUBJECT = (
+    rf"(?:{_VERB}\s+(?=(?:it|this|that)\s))?"
     r"(?:(?:that|whether|if|when)\s+)?(?:(?:the|my|your|its|a)\s+)?(?:(?:final|correct|right|true)\s+)?"
     r"(?:it|this|that|there|answer|result|solution|value|[a-z])(?:'s|\s+(?:would\s+|could\s+|can\s+)?"
     rf"{_VERB}|\s*=)?(?:\s+equal\s+to)?[\s:]*"
@@ -33,34 +35,40 @@ _DENIED_BEFORE = re.compile(
     rf"(?:(?!(?:but|rather|yet|so|then|{_VERB}|equals)\b)[^\W\d_{_CHINESE}][^\W\d_]*'?[a-z]*\s+){{0,3}}(?:{_SUBJECT})?\(?\Z"
     rf"|{_words('hedge')}\s+(?:(?!{_VERB})[a-z]+\s+)?\(?\Z"
     rf"|{_GOVERNING}(?<=[{_CHINESE}])[{_CHINESE}\s:\uff1a]{{0,6}}\Z"
-    rf"|(?:{_words('bound', 'exception')}|[<>\u00ac]|\\[lg]eq?|\\neg?|\\lnot)[\s({_CHINESE}]{{0,3}}\Z",
+    rf"|(?:{_words('bound', 'exception')}|[<>\u00ac+/^]|\\(?:times|cdot|div)"
+    rf"|\\[lg]eq?|\\neg?|\\lnot)[\s({_CHINESE}]{{0,3}}\Z",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(rf"(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound')}\s*\Z", re.IGNORECASE)
 _BE = (
-    r"(?:is|are|was|were|would be|seems?|feels|looks|can|could|does|must|as|ist|n'est|est|es"
+    r"(?:is|are|was|were|would be|should be|seems?|feels|looks|can|could|does|must|as|ist|n'est|est|es"
     r"|\u662f|\u3067\u306f|\uac00|\uc774)"
 )
-# "5 is wrong", "5 is a wrong answer", "5 is not it", "5 or more", "5 --> 6"; not "5, not 6"
+# "5 is wrong", "5 is a wrong answer", "5 is not it", "5 or more", "5 --> 6", "5 \times"; not "5, not 6"
 _DENIED_AFTER = re.compile(
-    rf"[\s)}}\]]*(?:(?:{_BE}\s*(?:[a-z]+ly\s+)?)?"
+    rf"[\s)}}\]]*(?:(?:{_BE}\s*(?:[a-z]+ly\s+)?)?[\u3041-\u309f]{{0,3}}?"
     rf"(?:{_words('denial', 'wrong', 'bound_after', 'hedge')}|n't\b)(?!\W*\d)"
-    rf"|{_BE}\s+(?:[^\W\d_]+\s+){{0,2}}{_words('wrong', 'uncertain')}|\\neq?(?![a-z])|\u2260|-+>|\u2192)",
+    rf"|{_BE}\s+(?:[^\W\d_]+\s+){{0,2}}{_words('wrong', 'uncertain')}|\\neq?(?![a-z])|\u2260|-+>|\u2192"
+    r"|\\(?:times|cdot|div)(?![a-z])|[-+/^]\s*[\d\\]|[+/^]\s*\Z)",
     re.IGNORECASE,
 )
 # "which is wrong", "this answer is a mistake", "it cannot be right"; not "this is not a prime"
 _CALLED_WRONG = (
-    rf"\b(?:and|which|it|this|that|answer|result|solution|box)(?:'s|\s+{_BE})\s*"
-    rf"(?:(?:[^\W\d_]+\s+){{0,2}}{_words('wrong')}"
-    r"|(?:n't|not|never)\s+(?:be\s+)?(?:right|correct|true|it|so|valid|possible|sure|the\s+(?:\w+\s+)?answer)\b)"
+    rf"\b(?:and|which|it|this|that|answer|result|solution|box|number|value)(?:\s+above)?(?:'s|\s+{_BE})\s*"
+    rf"(?:(?:[a-z]+\s+)?too\s+\w|(?:[^\W\d_]+\s+){{0,2}}{_words('wrong')}"
+    r"|(?:n't|not|never)\s+(?:be\s+)?(?:right|correct|true|it|so|valid|possible|sure|check|work|fit|hold|satisfy|meet|make\s+sense|the\s+(?:\w+\s+)?answer)\b)"
 )
 _ASKED = re.compile(r"\s*[?\uff1f]")
 _NO_DOUBT = r"(?<!\bno )(?<!without )"
 _FIRST_PERSON = r"\bI\s+(?:do\s+not|don't|cannot|can't|disagree)\b|\b(?:do\s+not|don't)\s+(?:trust|believe|use)\b"
-_DOUBT = re.compile(_NO_DOUBT + _words("doubt"), re.IGNORECASE)
+# "If it were so, it would be"; a word with letters of two alphabets
+_UNREAL = rf"(?:{_words('condition')}|\A\s*(?:were|had)\b).*,.*\b(?:it|that|this|answer)\s+would\s+be[\s:]*\Z"
+_MIXED = r"[a-z][\u0400-\u04ff]|[\u0400-\u04ff][a-z]"
+_DOUBT = re.compile(rf"{_NO_DOUBT}{_words('doubt')}|{_UNREAL}|{_MIXED}", re.IGNORECASE | re.DOTALL)
 _WRONG = re.compile(rf"{_words('wrong')}|{_FIRST_PERSON}", re.IGNORECASE)
 _REST = re.compile(
-    rf"{_NO_DOUBT}{_words('doubt', 'correction')}|\bno(?:[,.!]|\s\d)|{_CALLED_WRONG}|{_FIRST_PERSON}", re.IGNORECASE
+    rf"{_NO_DOUBT}{_words('doubt', 'correction')}|\bno(?:[,.!]|\s\d|\s*\Z)|{_CALLED_WRONG}|{_FIRST_PERSON}",
+    re.IGNORECASE,
 )
 _LATER = re.compile(
     rf"{_NO_DOUBT}{_words('doubt', 'correction')}|{_CALLED_WRONG}"
@@ -71,18 +79,22 @@ CORRECTION = re.compile(rf"{_words('correction', 'wrong', 'denial')}|actually|\b
 RESTART = re.compile(rf"{_words('correction')}|\bno[,.!]", re.IGNORECASE)
 OR_BEFORE = re.compile(rf"[\s$]*{_words('alternative')}[\s$\\(\[{{*]*\Z", re.IGNORECASE)
 OR_AFTER = re.compile(rf"[\s$\\)\]}}*,(]*{_words('alternative')}", re.IGNORECASE)
-# A comment of LaTeX or HTML, and a quotation with an answer in it.
+# A comment of LaTeX, HTML or Markdown, a mark of a footnote, and a quotation with an answer in it.
 _HIDDEN = re.compile(
     r"^[ \t]*%[^\n]*|(?<=\s)%\s*(?=\\boxed)[^\n]*|<!--.*?(?:-->|\Z)|\\iffalse.*?(?:\\fi|\Z)"
     r"|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)"
     r"|~~[^~\n]{0,400}~~|\\(?:sout|[bx]?cancel|[hv]?phantom)\s*\{(?:[^{}]|\{[^{}]*\})*\}"
-    r"|[\"\u201c](?=[^\"\u201d]{0,400}(?:\\boxed|answer\s+is\s))[^\"\u201d\n]{0,400}[\"\u201d]",
+    r"|<(s|del|strike)>.*?(?:</\1>|\Z)|^\[//\]:[^\n]*|\[\^\w+\]:?"
+    r"|(?<!\w)['\"\u201c\u201e\u2018\u00ab\u300c](?![\s.,])(?=[^\"\u201d\u00bb\u300d]{0,400}(?:\\boxed|answer\s+is\s))"
+    r"[^\n]{0,400}?['\"\u201d\u201c\u2019\u00bb\u300d](?!\w)",
     re.DOTALL | re.MULTILINE | re.IGNORECASE,
 )
 
 
 def visible(text: str) -> str:
-    """Return a response without comments and quoted answers; a response that is one quotation stays."""
+    """Return a response without invisible characters, comments and quoted answers; one that is a quotation stays."""
+    if not text.isascii():
+        text = "".join(char for char in text if unicodedata.category(char) != "Cf")
     if re.fullmatch(r"[\"\u201c][^\"\u201d]*[\"\u201d]", text):
         return text[1:-1]
     return _HIDDEN.sub("", text)
@@ -118,3 +130,8 @@ def is_taken_back(text: str, end: int) -> bool:
         return True
     stop = _END.search(text, end)
     return stop is not None and _LATER.search(_MARKUP.sub("", text[stop.end() :])) is not None
+
+
+def is_affirmed(text: str, start: int, end: int) -> bool:
+    """Return whether neither its own sentence nor what follows denies the answer at a place."""
+    return not is_denied(text, start, end) and not is_taken_back(text, end)

@@ -57,16 +57,15 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
         answer = _answer(response, right)
         if answer is None:
             return 0.0, None, _NOTHING_READ
-        read = answer.text.removesuffix(r"\times 10^{0}")  # a decimal is kept as digits and an exponent
         if question and values.is_copied(answer, right, _spelled(question)):
-            return 0.0, answer, f"{NO_ANSWER}: the question's {read}"
+            return 0.0, answer, f"{NO_ANSWER}: the question's {answer.text}"
         verdict = values.equal(right, answer, _ask)
         if verdict is False and isinstance(answer, values.Number) and _PERCENT.search(question or "%"):
             verdict = values.equal(right, replace(answer, is_percent=False), _ask)  # "What percentage ...?" 28 %
     except Exception:  # a fault of this package must not end a training
         _logger.exception("not verified: %r, label %r", response[-200:], label)
         return None, None, None
-    return None if verdict is None else float(verdict), answer, read
+    return None if verdict is None else float(verdict), answer, answer.text
 
 
 def _answer(response: str, right: values.Value) -> values.Value | None:

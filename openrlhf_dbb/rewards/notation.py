@@ -11,7 +11,8 @@ from typing import Any
 from openrlhf_dbb.presets import read_toml
 
 TABLES = read_toml(Path(__file__).with_name("tables.toml"))
-_SIGNS, _COMMANDS = dict(TABLES["signs"]), dict(TABLES["commands"])
+_SIGNS = dict(TABLES["signs"])
+_COMMANDS = dict(TABLES["commands"])
 UPRIGHT = "\x01"
 FUNCTIONS = ["sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "arcsin", "arccos", "arctan", "pi"]
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
@@ -23,7 +24,8 @@ _UPRIGHT_FONTS = {"text", "textrm", "textbf", "textit", "texttt", "mathrm", "mbo
 _LETTERS = re.compile(rf"(?<![{UPRIGHT}\\A-Za-z])(?!(?<=\d)[eE][+-]?\d)[A-Za-z]+")
 _GROUPED = r"(?<![\d.,])\d{1,3}(?:(\{,\}|\\[,!]|, ?\\!\s*%s)\d{3})(?:\1\d{3})*(?!\d|,\d| ?/)|"
 _DOTTED = r"(?<![\d.])\d{1,3}(?:\.\d{3}){2,}(?![\d.])"
-_GROUPS, _GROUPS_IN_BRACKETS = re.compile(_GROUPED % "|,| " + _DOTTED), re.compile(_GROUPED % "" + _DOTTED)
+_GROUPS = re.compile(_GROUPED % "|,| " + _DOTTED)
+_GROUPS_IN_BRACKETS = re.compile(_GROUPED % "" + _DOTTED)
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2})(?![\d,]|\.\d)")
 _REWRITES: list[tuple[str, Any]] = [
     (r"\\(?:left|right|[bB]igg?[lr]?|(?:display|text)style|limits|(?i:large|huge)|small|bf)(?![A-Za-z])", ""),
@@ -60,7 +62,9 @@ def _compatible(char: str) -> str:
     if char.isdecimal():
         return str(unicodedata.decimal(char))
     above, slash, below = unicodedata.normalize("NFKC", char).partition("\u2044")
-    return rf"\frac{{{above}}}{{{below}}}" if slash else above if len(above) == 1 else char
+    if slash:
+        return rf"\frac{{{above}}}{{{below}}}"
+    return above if len(above) == 1 else char
 
 
 def normal(text: str, *, decimal_comma: bool = False) -> str:
@@ -101,7 +105,10 @@ def split(text: str, at: str = "(?!)") -> tuple[list[str], list[str]]:
 
     There are no pieces if the brackets do not match, or are nested deeper than any answer.
     """
-    pieces, signs, depth, start = [], [], 0, 0
+    pieces = []
+    signs = []
+    depth = 0
+    start = 0
     for found in re.finditer(rf"({at})|\\begin\b|\\end\b|\\?[{{}}]|[()\[\]]|\\[A-Za-z]+|\\.", text):
         if found[1] is not None and not depth:
             pieces.append(text[start : found.start()])

@@ -1,26 +1,28 @@
 r"""Reads an answer or a label by one grammar, and compares values. Does no algebra.
 
-:func:`read` takes a text whole or not at all: ``10^{-7}`` is never 7. What is no number, list, interval, time,
+:func:`read` takes a text whole or not at all: ``10^{-7}`` is never 7. What is no number, list, interval,
 letter or word is a ``Formula``, which Math-Verify compares.
 """
 
 import itertools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from openrlhf_dbb.rewards.notation import FUNCTIONS, TABLES, UPRIGHT, latex, normal, split, squeezed, stripped
 
 LONGEST = 4000  # characters; Python reads no number of more than 4,300 digits
 TOLERANCE = Fraction(1, 10**6)  # relative; of decimals alone
-MOST_ITEMS, LARGEST_EXPONENT = 50, 1000
+MOST_ITEMS = 50
+LARGEST_EXPONENT = 1000
 Ask = Callable[[str, str], bool | None]  # says of two formulas whether they are equal; None if it cannot tell
-Unit = tuple[tuple[tuple[str, int], ...], Fraction]  # powers of base units, sorted, and the factor to them
+Unit = tuple[str, Fraction]  # the base unit with its power, as m^2, and the factor to it
 
-_COMMA, _UNION = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b", r"\\cup(?![A-Za-z])"
+_COMMA = rf"[,;]|{UPRIGHT}?\b(?:and|or)\b"
+_UNION = r"\\cup(?![A-Za-z])"
 _RELATION = r"[=<>]|\\(?:approx|le|ge|ne|in)(?![A-Za-z])"
-_TURNED = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
+_TURNED = {">": "<", r"\ge": r"\le"}
 _LETTERS = r"[^\W\d_]+"
 _BARE_WORD = (  # letters that are a word and no product of variables
     rf"(?<![^\W\d_])(?<![\\{UPRIGHT}])(?![A-Z]+(?![^\W\d_])|[^\W\d_]+[A-Z])"  # not GM, GMm
@@ -46,7 +48,6 @@ _NAME = re.compile(
     r"(?:[A-Za-z]|[A-Z]+|(?:\\text\{[^{}]*\}|[A-Za-z]{3,})(?: ?(?:\\text\{[^{}]*\}|[A-Za-z]+))*)?"
     r"\}?(?:_(?:\w|\{[^{}]*\}))?'*(?:\([A-Za-z](?:,[A-Za-z])*\))?|\([A-Za-z](?:,[A-Za-z])+\)"
 )
-_TIME = re.compile(rf"(?=\d+\D)([01]?\d|2[0-4])(?::([0-5]\d))? ?{UPRIGHT}?([ap]m|)", re.IGNORECASE)
 _INFINITE = re.compile(rf"\+?(-?) ?(?:\\infty|{UPRIGHT}?(?:infinity|infinite))")
 _BRACKETS = re.compile(r"(\\?\{|[(\[])(.*?)(\\\}|[)\]}])", re.DOTALL)
 _APPROXIMATION = re.compile(r"(.*\S) ?(?:\\approx|=) ?(-?\d*\.\d+)\D*")  # \frac{27}{35} \approx 0.771
@@ -57,11 +58,12 @@ UNITS = {
     for factor, *names in map(str.split, sizes)
     for name in names
 }
-_FACTOR = re.compile(
-    r" *(?P<over>/|per\b)? *(?P<before>square|sq|cubic)?\.? *(?P<name>[A-Za-z$\u20ac\u00a3\u00a5]+)"
-    r"(?: *\^?(?P<sign>-?)(?P<power>[123])| *(?P<after>squared|cubed))? *"
+_UNIT = re.compile(
+    r"(?P<before>square |sq\.? ?|cubic )?(?P<name>[A-Za-z$\u20ac\u00a3\u00a5]+)"
+    r"(?: ?\^?(?P<power>[23])| (?P<after>squared|cubed))?"
+    r"(?: ?(?:/|per ) ?(?P<over>[A-Za-z]+)(?: ?\^?(?P<below>[23]))?)?"
 )
-_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
+_POWERS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cubed": "3"}
 _BARE = re.compile(rf"(?<![A-Za-z\\{UPRIGHT}])(?:[A-Za-z]|in)(?![A-Za-z])")
 _UNITS_WITHOUT_FONT = {"m", "s", "h", "g", "L", "in"}  # other single letters are variables
 # What asks for a calculation.
@@ -103,8 +105,7 @@ class Equation(Value):
 
 @dataclass(frozen=True)
 class Words(Value):
-    words: tuple[str, ...]  # in lower case; or one letter, an infinity or a time
-    half: str = ""  # of the day: am, pm or unknown
+    words: tuple[str, ...]  # in lower case; or one letter or an infinity
 
 
 @dataclass(frozen=True)
@@ -117,50 +118,42 @@ def read(text: str, like: Value | None = None) -> Value | None:
     """Return the value that a text is, or None.
 
     Args:
-        like: the label. Like a number, ``3,5`` is a decimal and ``5m`` has a unit; like a time, ``12.30`` is one;
-            unlike an equation, ``m + n = 5`` is 5. In a label ``5 m`` has a unit, and ``5m`` is a formula.
+        like: the label. Like a number, ``3,5`` is a decimal and ``5m`` has a unit; unlike an equation, ``m + n = 5``
+            is 5. In a label ``5 m`` has a unit, and ``5m`` is a formula.
     """
     if len(text) > LONGEST or not re.search(r"\w|\\[A-Za-z]|\u221e", text):
         return None
-    kind = inner(like) if like is not None else None
-    if isinstance(kind, Words) and _TIME.fullmatch(kind.words[0]):
-        text = re.sub(r"(?<=\d)\.(?=\d\d(?!\d))", ":", text)
-    is_number = isinstance(kind, Number)
+    is_number = like is not None and isinstance(inner(like), Number)
     try:
         text = _without_remark(stripped(normal(text, decimal_comma=is_number)))
-        numeric = is_number or (like is None and re.search(r"\d [A-Za-z]", text) is not None)
-        is_decimal = isinstance(kind, Number) and kind.half_place is not None
-        value = _list(text if is_decimal else _without_approximation(text), numeric)
+        value = _list(text, is_number or (like is None and re.search(r"\d [A-Za-z]", text) is not None))
+        exact = _exact(text) if value and not (like and _is_decimal(like)) else None
     except RecursionError:  # a thousand brackets
         return None
-    if isinstance(value, Formula) and value.right is not None and like is not None and not _is_relation(like):
-        return value.right
-    return value
+    if isinstance(value, Formula) and value.right and like and not _is_relation(like):
+        value = value.right
+    return exact or value
+
+
+def _is_decimal(value: Value) -> bool:
+    number = inner(value)
+    return isinstance(number, Number) and number.half_place is not None
 
 
 def _without_remark(text: str) -> str:
-    """Return ``9`` for ``9 (apples)`` and ``9 ft`` for ``9 (ft)``; ``4 (ab)`` and any other text as it is."""
+    """Return ``9`` for ``9 (apples)``; ``4 (ab)`` and any other text as it is."""
     found = _REMARK.search(text)
-    if found is None:
-        return text
-    if unit_of(found[1], letters=True):
-        return f"{text[: found.start()]} {found[1]}"
-    is_words = re.search("[A-Za-z]{3}", found[1]) is not None and " - " not in found[1]
-    return text[: found.start()] if is_words else text
+    is_remark = found and re.search("[A-Za-z]{3}", found[1]) and " - " not in found[1]
+    return text[: found.start()] if found and is_remark else text
 
 
-def _without_approximation(text: str) -> str:
-    """Return the exact value before a decimal that approximates it; any other text as it is."""
+def _exact(text: str) -> Value | None:
+    """Return the exact value before a decimal that approximates it, None if there is none."""
     found = _APPROXIMATION.fullmatch(text)
-    exact = _single((split(found[1], _RELATION)[0] or [""])[-1]) if found else None
-    if found is None or exact is None:
-        return text
-    if isinstance(exact, Number):
-        approximation = _number(found[2], False)
-        is_exact = exact.half_place is None and approximation is not None and _agree(exact, approximation)
-    else:
-        is_exact = isinstance(exact, Formula) and not _VARIABLE.search(exact.text)
-    return found[1] if is_exact else text
+    exact = _list(found[1], False) if found else None
+    exact = exact and inner(exact)
+    is_constant = isinstance(exact, Formula) and not _VARIABLE.search(exact.text)
+    return exact if is_constant or (isinstance(exact, Number) and not _is_decimal(exact)) else None
 
 
 def _agree(one: Number, other: Number) -> bool:
@@ -177,18 +170,10 @@ def _list(text: str, numeric: bool) -> Value | None:
     members = _items(latex(text), ",", pieces, _relation)
     if members is None:
         return None
-    values = members.items
-    if all(isinstance(value, Words) for value in values):
-        return Words(members.text, tuple(word for value in values if isinstance(value, Words) for word in value.words))
-    return _amount(members) or _named(members)
-
-
-def _amount(members: Items) -> Number | None:
-    """Return the sum of ``18 dollars and 50 cents``; None for any other list."""
-    match members.items:
-        case [Number(unit=(base, size)) as large, Number(unit=(other, part)) as small] if base == other and part < size:
-            return replace(large, value=large.value + small.value * part / size)
-    return None
+    words = [word for value in members.items if isinstance(value, Words) for word in value.words]
+    if all(isinstance(value, Words) for value in members.items):
+        return Words(members.text, tuple(words))
+    return _named(members)
 
 
 def _named(members: Items) -> Value:
@@ -209,7 +194,8 @@ def _relation(text: str, numeric: bool) -> Value | None:
         return _single(text, numeric)
     if not all(members[1:]) or _PROSE.search(text):
         return None
-    written, names = latex(text), [_NAME.fullmatch(latex(member)) is not None for member in members]
+    written = latex(text)
+    names = [_NAME.fullmatch(latex(member)) is not None for member in members]
     if set(signs) <= {"=", r"\approx"}:
         return _equation(written, members, names, numeric)
     if names[0] and signs == [r"\in"]:
@@ -221,32 +207,28 @@ def _relation(text: str, numeric: bool) -> Value | None:
 def _equation(text: str, members: list[str], names: list[bool], numeric: bool) -> Value | None:
     """Return the value of ``x = 5``, ``5 = x``, ``12 + 9 = 21`` or ``m + n = 5``; None for ``5 = 6``."""
     if names == [False, True]:
-        members, names = members[::-1], names[::-1]
+        return _equation(text, members[::-1], [True, False], numeric)
     values = [_single(member, numeric) for member in members if member]
     numbers = [value for value in values if isinstance(value, Number)]
-    for left, right in itertools.pairwise(numbers):
-        if left == right or not _agree(left, right):
-            return None
-    is_turned = isinstance(values[0], Number) and not isinstance(values[-1], Number)  # 21 = 12 + 9
-    value = values[0] if is_turned else values[-1]
+    if any(left == right or not _agree(left, right) for left, right in itertools.pairwise(numbers)):
+        return None
     if names[0] and members[0]:
         return values[-1] and Equation(text, latex(members[0]), values[-1])
     if not _VARIABLE.search(_WORD.sub("", "".join(members))):
-        return value
-    return Formula(text, is_relation=True, right=value)
+        return values[-1]
+    return Formula(text, is_relation=True, right=values[-1])
 
 
 def _interval(text: str, members: list[str], signs: list[str], names: list[bool]) -> Value | None:
     """Return the interval of ``a < x <= b`` or ``x > a``; None for any other relation."""
-    if signs[0] in (">", r"\ge"):
-        members, names, signs = members[::-1], names[::-1], [_TURNED.get(sign, "") for sign in signs[::-1]]
+    if set(signs) <= {">", r"\ge"}:
+        turned = [_TURNED[sign] for sign in signs[::-1]]
+        return _interval(text, members[::-1], turned, names[::-1])
     if names == [True, False]:
-        members, signs = [r"-\infty", *members], ["<", *signs]
-    elif names == [False, True]:
-        members, signs = [*members, r"\infty"], [*signs, "<"]
-    elif names != [False, True, False]:
-        return None
-    if not set(signs) <= {"<", r"\le"}:
+        return _interval(text, [r"-\infty", *members], ["<", *signs], [False, *names])
+    if names == [False, True]:
+        return _interval(text, [*members, r"\infty"], [*signs, "<"], [*names, False])
+    if names != [False, True, False] or not set(signs) <= {"<", r"\le"}:
         return None
     kind = ("[" if signs[0] == r"\le" else "(") + ("]" if signs[1] == r"\le" else ")")
     interval = _items(text, kind, members[::2])
@@ -258,21 +240,15 @@ def _single(text: str, numeric: bool = False) -> Value | None:
         return None
     if r"\begin" in text:
         return Formula(latex(text))
-    united = split(text, _UNION)[0]
-    if len(united) > 1:
-        return _items(latex(text), "u", united)
+    for kind, sign in (("u", _UNION), (":", ":")):
+        pieces = split(text, sign)[0]
+        if len(pieces) > 1:
+            return _items(latex(text), kind, pieces)
     if number := _number(squeezed(text), numeric):
         return number
     if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
         return _bracketed(brackets, numeric)
-    return _time_or_ratio(text) or _words(text) or _formula(text)
-
-
-def _time_or_ratio(text: str) -> Value | None:
-    if clock := _TIME.fullmatch(squeezed(text)):
-        return Words(latex(text), (f"{int(clock[1])}:{clock[2] or '00'}",), clock[3].lower())
-    ratio = split(text, ":")[0]
-    return _items(latex(text), ":", ratio) if len(ratio) > 1 and r"\{" not in text else None
+    return _words(text) or _formula(text)
 
 
 def _words(text: str) -> Words | None:
@@ -303,7 +279,9 @@ def _is_after_formula(text: str) -> bool:
 
 def _bracketed(brackets: re.Match[str], numeric: bool) -> Value | None:
     left, inside, right = map(stripped, brackets.groups())
-    kind, text, pieces = (left + right).replace("\\", ""), latex(left + inside + right), split(inside, "[,;]")[0]
+    kind = (left + right).replace("\\", "")
+    text = latex(left + inside + right)
+    pieces = split(inside, "[,;]")[0]
     condition = split(inside, r"[|:]|\\mid(?![A-Za-z])")[0][1:] if left == r"\{" else []
     if len(condition) == 1:  # {x | x > 3}
         return _relation(condition[0], False)
@@ -320,65 +298,83 @@ def _items(text: str, kind: str, pieces: list[str], read_one: Callable[..., Valu
 
 
 def _number(text: str, numeric: bool) -> Number | None:
-    if (found := _NUMBER.match(text)) is None or (size := _size(found)) is None:
+    found = _NUMBER.match(text)
+    size = _size(found) if found else None
+    if found is None or size is None:
         return None
     rest = stripped(text[found.end() :])
     unit = unit_of(rest, letters=numeric)
     if unit is None and (not _PHRASE.fullmatch(rest) or _NO_UNIT.search(rest)):
         return None
-    value = -size if found["sign"] not in (None, "+") or found["inner"] is not None else size
-    above, below = value.as_integer_ratio()
-    number = Number(
-        text=str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}",
+    return _number_of(found, size, unit)
+
+
+def _number_of(found: re.Match[str], size: Fraction, unit: Unit | None) -> Number:
+    is_negative = found["sign"] not in (None, "+") or found["inner"] is not None
+    places = len((found["decimal"] or "").partition(".")[2])
+    if unit and unit[0].startswith("count"):  # 2.5 million
+        size *= unit[1]
+        unit = None
+        places = 0
+    value = -size if is_negative else size
+    return Number(
+        text=_written(value, found) if places else _fraction(value),
         value=value,
         unit=unit_of(found["money"] or "") or unit,
         is_percent=found["percent"] is not None,
-        is_reducible=int(found["below"] or 0) > below,
+        half_place=Fraction(10) ** (int(found["power"] or 0) - places) / 2 if places else None,
+        is_reducible=int(found["below"] or 0) > value.denominator,
     )
-    return _decimal(number, found) if "." in (found["decimal"] or "") else number
 
 
-def _decimal(number: Number, found: re.Match[str]) -> Number:
-    """Return a number with the half of its last place, written as a decimal: Math-Verify has a tolerance for these."""
-    power = int(found["power"] or 0)
-    places = len(found["decimal"].partition(".")[2])
-    sign = "-" if number.value < 0 else ""
-    written = f"{sign}{found['decimal']}\\times 10^{{{power}}}"
-    return replace(number, text=written, half_place=Fraction(10) ** (power - places) / 2)
+def _fraction(value: Fraction) -> str:
+    above, below = value.as_integer_ratio()
+    return str(above) if below == 1 else rf"\frac{{{above}}}{{{below}}}"
+
+
+def _written(value: Fraction, found: re.Match[str]) -> str:
+    """Return a number as a decimal: Math-Verify has a tolerance for these."""
+    sign = "-" if value < 0 else ""
+    power = rf"\times 10^{{{found['power']}}}" if found["power"] else ""
+    return f"{sign}{found['decimal']}{power}"
 
 
 def _size(found: re.Match[str]) -> Fraction | None:
     if found["below"]:
-        whole, above, below = (int(found[name] or -1) for name in ("whole", "above", "below"))
-        is_proper = below != 0 and (whole < 0 or 0 <= above < below)
-        return Fraction(above, below) + max(whole, 0) if is_proper else None
-    power, decimal = int(found["power"] or 0), found["decimal"] or "1"
+        return _mixed(int(found["above"]), int(found["below"]), found["whole"])
+    power = int(found["power"] or 0)
     if abs(power) > LARGEST_EXPONENT or not (found["power"] or found["decimal"]):
         return None
-    return Fraction(decimal.rstrip(".")) * Fraction(10) ** power
+    return Fraction((found["decimal"] or "1").rstrip(".")) * Fraction(10) ** power
+
+
+def _mixed(above: int, below: int, whole: str | None) -> Fraction | None:
+    """Return a fraction, or a whole number and a proper fraction."""
+    if below == 0 or (whole and not 0 <= above < below):
+        return None
+    return int(whole or 0) + Fraction(above, below)
 
 
 def unit_of(text: str, *, letters: bool = False) -> Unit | None:
     """Return the unit that a normal text is, or None. With ``letters`` a bare m is a metre and no variable."""
     bare = set(_BARE.findall(text))
-    text = re.sub(rf"[{{}}{UPRIGHT}]|\\cdot", " ", text).replace("^ ", "^").strip()
-    if not text or not bare <= (_UNITS_WITHOUT_FONT if letters else set()):
+    if not bare <= (_UNITS_WITHOUT_FONT if letters else set()):
         return None
-    text = re.sub(r"^\^\\circ ?(C?)(F?)$", lambda m: "Celsius" if m[1] else "Fahrenheit" if m[2] else "degree", text)
-    powers: dict[str, int] = {}
-    factor, at, sign = Fraction(1), 0, 1
-    while at < len(text):
-        found = _FACTOR.match(text, at)
-        name = found["name"] if found else ""
-        name = name if name in UNITS or len(name) < 4 else name.lower().removesuffix("s")
-        if found is None or name not in UNITS:
-            return None
-        sign = -1 if found["over"] else sign
-        power = _POWERS.get(found["before"] or found["after"]) or int(found["power"] or 1)
-        power *= -sign if found["sign"] else sign
-        base, size = UNITS[name]
-        powers[base], factor, at = powers.get(base, 0) + power, factor * size**power, found.end()
-    return tuple(sorted(powers.items())), factor
+    text = re.sub(r"\^ ?\\circ ?", "degree", re.sub(rf"[{{}}{UPRIGHT}]", "", text).strip())
+    found = _UNIT.fullmatch(text)
+    if found is None or not all(map(_known_unit, filter(None, (found["name"], found["over"])))):
+        return None
+    base, size = UNITS[_known_unit(found["name"])]
+    over, over_size = UNITS[_known_unit(found["over"])] if found["over"] else ("", 1)
+    power = _POWERS.get((found["before"] or found["after"] or "").strip(" ."), found["power"] or "1")
+    below = found["below"] or "1"
+    return f"{base}^{power}/{over}^{below}", size ** int(power) / over_size ** int(below)
+
+
+def _known_unit(name: str) -> str:
+    """Return the name of a unit in the singular; "" if there is no such unit."""
+    singular = name if name in UNITS or len(name) < 4 else name.lower().removesuffix("s")
+    return singular if singular in UNITS else ""
 
 
 def inner(value: Value) -> Value:
@@ -390,10 +386,11 @@ def inner(value: Value) -> Value:
 
 def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
     """Return whether an answer has the label's value; None if ``ask`` cannot tell."""
-    if _have_other_letters(label, answer):
-        return _is_turned(label, answer)
+    if _have_other_letters(label, answer):  # B = C and C = B
+        return label.text.split("=") == answer.text.split("=")[::-1]
     if not any(isinstance(value, Formula) and value.is_relation for value in (label, answer)):
-        label, answer = inner(label), inner(answer)
+        label = inner(label)
+        answer = inner(answer)
     if isinstance(label, Formula) and isinstance(answer, Number) and answer.unit:  # 5m, and 5 metres
         label = _number(label.text, True) or label
     match label, answer:
@@ -402,7 +399,7 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
         case Items(), Items():
             return _same_items(label, answer, ask)
         case Words(), Words():
-            return label.words == answer.words and (label.half == answer.half or "" in (label.half, answer.half))
+            return label.words == answer.words
     return label.text == answer.text or _same_formula(label, answer, ask)
 
 
@@ -412,19 +409,15 @@ def _have_other_letters(label: Value, answer: Value) -> bool:
     return len(names) == 2 and {len(name) for name in names} == {1}
 
 
-def _is_turned(label: Value, answer: Value) -> bool:
-    """Return whether one equation is the other with its sides exchanged: B = C and C = B."""
-    return label.text.split("=") == answer.text.split("=")[::-1]
-
-
 def _same_formula(label: Value, answer: Value, ask: Ask) -> bool | None:
     kinds = {type(label), type(answer)}
-    if kinds == {Items, Formula} and r"\begin" in label.text + answer.text:  # a vector
-        return ask(label.text, answer.text)
+    is_vector = kinds == {Items, Formula} and r"\begin" in label.text + answer.text
     is_relation = _is_relation(label)
-    if Words in kinds or is_relation != _is_relation(answer) or (Items in kinds and not is_relation):
-        return False
-    return ask(label.text, answer.text)
+    if is_vector or (
+        Words not in kinds and is_relation == _is_relation(answer) and (is_relation or Items not in kinds)
+    ):
+        return ask(label.text, answer.text)
+    return False
 
 
 def _is_relation(value: Value) -> bool:
@@ -434,22 +427,26 @@ def _is_relation(value: Value) -> bool:
 
 
 def _same_number(label: Number, answer: Number) -> bool:
-    right, given = label.value, answer.value
-    if answer.is_reducible and not label.is_reducible and right.denominator == 1:  # a calculation
+    if answer.is_reducible and not label.is_reducible and label.value.denominator == 1:  # a calculation
         return False
+    return any(_is_near(label, answer, given) for given in _readings(label, answer))
+
+
+def _readings(label: Number, answer: Number) -> list[Fraction]:
+    """Return what an answer may be in the label's unit."""
+    given = answer.value
     if label.is_percent and not answer.is_percent:  # 28 % is 28, and 0.28
-        return _is_near(label, answer, right, given) or _is_near(label, answer, right, given * 100)
+        return [given, given * 100]
     if answer.is_percent and not label.is_percent:  # 50 % is 0.5; 500 % is no good way to write 5
-        return abs(right) <= 1 and _is_near(label, answer, right, given / 100)
-    if label.unit and answer.unit:
-        if label.unit[0] != answer.unit[0]:
-            return False
-        given = given * answer.unit[1] / label.unit[1]
-    return _is_near(label, answer, right, given)
+        return [given / 100] if abs(label.value) <= 1 else []
+    if not label.unit or not answer.unit:
+        return [given]
+    return [given * answer.unit[1] / label.unit[1]] if label.unit[0] == answer.unit[0] else []
 
 
-def _is_near(label: Number, answer: Number, right: Fraction, given: Fraction) -> bool:
+def _is_near(label: Number, answer: Number, given: Fraction) -> bool:
     """Return whether two values are equal; a decimal may differ from a value that is no integer, as it is rounded."""
+    right = label.value
     half_place = label.half_place or answer.half_place
     if right == given or half_place is None or right.denominator == 1:
         return right == given
@@ -467,22 +464,30 @@ def _same_items(label: Items, answer: Items, ask: Ask) -> bool | None:
         return False
     rest = list(answer.items)
     for wanted in label.items:
-        verdicts = []
-        for given in rest if is_unordered else rest[:1]:
-            verdicts.append(equal(wanted, given, ask))
-            if verdicts[-1]:
-                break
-        if not verdicts[-1]:
-            return None if None in verdicts else False
-        del rest[len(verdicts) - 1]
+        candidates = rest if is_unordered else rest[:1]
+        place, verdict = _first_equal(wanted, candidates, ask)
+        if not verdict:
+            return verdict
+        del rest[place]
     return True
+
+
+def _first_equal(label: Value, candidates: list[Value], ask: Ask) -> tuple[int, bool | None]:
+    """Return the place of the first value that equals a label, and True; else False, or None if one cannot be told."""
+    verdict: bool | None = False
+    for place, candidate in enumerate(candidates):
+        one = equal(label, candidate, ask)
+        if one:
+            return place, True
+        verdict = None if one is None else verdict
+    return 0, verdict
 
 
 def canonical(value: Value) -> str:
     """Return a text in which equal answers vote together; units and names do not count."""
     value = inner(value)
     if isinstance(value, Number):
-        return str(value.value) + "%" * value.is_percent
+        return str(value.value) + ("%" if value.is_percent else "")
     if isinstance(value, Items):
         texts = list(map(canonical, value.items))
         return f"{value.kind[:1]}{','.join(sorted(texts) if value.kind in (',', '{}', 'u') else texts)}{value.kind[1:]}"
@@ -506,15 +511,24 @@ def is_copied(answer: Value, label: Value, question: str) -> bool:
     """Return whether an answer is left to be calculated: an integral, or the question's own formula, not the label."""
     answer = inner(answer)
     if isinstance(answer, Number):
-        fractions = re.findall(r"\\frac\{(\d+)\}\{(\d+)\}", question)
-        return answer.is_reducible and abs(answer.value) in [Fraction(int(a), int(b)) for a, b in fractions if int(b)]
+        return answer.is_reducible and _is_fraction_of(question, abs(answer.value))
     if _UNEVALUATED.search(answer.text) and not _UNEVALUATED.search(label.text):
         return True
     text = spelled(answer.text)
     if not isinstance(answer, Formula) or text in (spelled(inner(label).text), spelled(label.text)):
         return False
+    text = _bare(text)
+    return re.search(r"[-+*/^\\]", text.lstrip("+-")) is not None and text in question
+
+
+def _is_fraction_of(question: str, value: Fraction) -> bool:
+    fractions = re.findall(r"\\frac\{(\d+)\}\{(\d+)\}", question)
+    return any(int(below) and Fraction(int(above), int(below)) == value for above, below in fractions)
+
+
+def _bare(text: str) -> str:
+    """Return a formula without what changes no value, and without brackets around it."""
     while (bare := _TRIVIAL.sub(r"\2\3", text)) != text:
         text = bare
-    if (brackets := _BRACKETS.fullmatch(text)) and split(brackets[2])[0]:
-        text = brackets[2]
-    return re.search(r"[-+*/^\\]", text.lstrip("+-")) is not None and text in question
+    brackets = _BRACKETS.fullmatch(text)
+    return brackets[2] if brackets and split(brackets[2])[0] else text

@@ -24,11 +24,13 @@ from typing import Any
 
 from openrlhf_dbb.errors import UsageError
 
-MATH_WORKER, TASK_WORKER = "openrlhf_dbb.rewards.verifier_pool", "openrlhf_dbb.tasks"  # modules
+MATH_WORKER = "openrlhf_dbb.rewards.verifier_pool"
+TASK_WORKER = "openrlhf_dbb.tasks"
 SECONDS_VARIABLE = "OPENRLHF_DBB_VERIFIER_SECONDS"
 START_LIMIT_S = 120.0  # the import of Math-Verify takes long while all other processes of a training start
 # A process that gets a tenth of a core still has its seconds; then it is one that waits for something.
-WALL_FACTOR, GRACE_S = 10.0, 1.0
+WALL_FACTOR = 10.0
+GRACE_S = 1.0
 MEMORY_BYTES = 4 * 1024**3
 
 logger = logging.getLogger(__name__)
@@ -49,9 +51,10 @@ class VerifierPool:
         worker: str = MATH_WORKER,
         wall_factor: float = WALL_FACTOR,
     ) -> None:
-        self._worker, self.size = worker, size or min(8, os.cpu_count() or 1)
-        self.time_limit_s = float(os.environ.get(SECONDS_VARIABLE) or 5.0) if time_limit_s is None else time_limit_s
+        self._worker = worker
         self._wall_factor = wall_factor
+        self.size = size or min(8, os.cpu_count() or 1)
+        self.time_limit_s = float(os.environ.get(SECONDS_VARIABLE) or 5.0) if time_limit_s is None else time_limit_s
         # Last in, first out: a process that runs is used before another one is started.
         self._idle: queue.LifoQueue[subprocess.Popen[str] | None] = queue.LifoQueue()
         for _ in range(self.size):
@@ -80,7 +83,8 @@ class VerifierPool:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return a process's reply to a request, or why there is none as ``unverified``."""
-        process, reply = self._idle.get(), None
+        process = self._idle.get()
+        reply = None
         try:
             if process is None or process.poll() is not None:  # it may have been killed while it was idle
                 process = self._start()
