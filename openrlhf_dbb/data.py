@@ -300,7 +300,7 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
             rows = _numbered(_csv_rows(_text(path), "," if kind == ".csv" else "\t"), most)
         else:
             rows = _json_rows(_text(path), most)
-    except (OSError, EOFError, zlib.error, ValueError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error  # without the path, which source names
         raise UsageError(f"{source} cannot be read: {reason}") from error
     fault = "it is no JSON object, or has more fields than the header"
