@@ -10,7 +10,7 @@ import pytest
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.storage import StepRows, StoreError, open_store, read, read_log, read_probes, schema
 from openrlhf_dbb.storage.owner import NOBODY, Owner
-from openrlhf_dbb.watch.api import Api
+from openrlhf_dbb.watch.api import Api, NoSuchAnswer
 
 BAD = ("x", "[]", '{"a": ', '{"unused_rollouts": "x"}', "2026-01-01T00:00:00", "1e999", "[" * 100_000)
 TEXTS = [
@@ -254,3 +254,10 @@ def test_bytes_and_huge_numbers_end_in_one_line_by_every_command(edited, sql, tm
         for answer in ANSWERS:
             with refused_in_one_line():
                 api.ask(f"runs/1/{answer}")
+
+
+def test_a_number_with_a_leading_zero_is_no_way_around_the_check_of_a_run(edited):
+    with open_store(str(edited("UPDATE dbb_step SET zero_variance = x'ff'")), create=False) as store:
+        api = Api(store)
+        with pytest.raises(NoSuchAnswer):
+            api.ask("runs/01/about")

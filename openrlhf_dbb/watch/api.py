@@ -165,7 +165,7 @@ class Api:
     def _answer(self, path: str) -> dict[str, Any]:
         store = self._store
         # More digits than 18 may not fit into 64 bits.
-        match [int(part) if re.fullmatch("[0-9]{1,18}", part) else part for part in path.split("/")]:
+        match [int(part) if re.fullmatch("0|[1-9][0-9]{0,17}", part) else part for part in path.split("/")]:
             case ["state"]:
                 return {
                     "store": shown(store.location, width=None),
