@@ -1,4 +1,8 @@
-"""The exceptions that end a command with one line. Every other exception is a fault of ours and ends in a traceback."""
+"""The exceptions that end a command with one line.
+
+Every other exception is a fault of ours and ends in a traceback, or in a line that asks to report it
+where a stored value that was edited may have caused it.
+"""
 
 import difflib
 from collections.abc import Iterable

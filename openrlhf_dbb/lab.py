@@ -26,6 +26,7 @@ from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.estimators.probe_error import mean_variance, squared_errors
 from openrlhf_dbb.estimators.registry import parameter_fields
 from openrlhf_dbb.storage import RunRecord, open_store
+from openrlhf_dbb.storage.decode import naming_damage
 from openrlhf_dbb.storage.read import ProbeLog, StepLog, kept_scores, read_log, read_probes
 from openrlhf_dbb.storage.records import Integers
 from openrlhf_dbb.terminal import json_text, print_table, safe
@@ -57,6 +58,7 @@ def add_commands(add: Any) -> None:
     parser.set_defaults(command=_command)
 
 
+@naming_damage("the run to replay")
 def _command(arguments: argparse.Namespace) -> None:
     run, visits = read(arguments.store_url, arguments.run)
     candidates = sweep(arguments.estimators or ESTIMATORS)

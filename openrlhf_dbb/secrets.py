@@ -41,9 +41,11 @@ _PATH = re.compile(r"(?<!\S)([^\s?/]*/[^\s?]*\?)(\S*=\S*)")  # /path?name=value
 _BEARER = re.compile(r"""\b(bearer[ \t]+)([^\s"']\S*)""", re.IGNORECASE)
 _KNOWN = re.compile(r"\b(hf_|sk-|gh[opsu]_|github_pat_|glpat-|AKIA)[\w-]{16,}")
 _ENCODED = re.compile(r"\S*%[0-9A-Fa-f]{2}\S*")
-# NAME=, NAME: and "NAME":, --NAME=, --NAME with a value behind it, ('NAME', 'value')
+# {"name": "NAME", "value":, NAME=, NAME: and "NAME":, --NAME=, --NAME with a value behind it, ('NAME', 'value')
 _NAME = re.compile(
-    r"""(?<![\w.-])(?:(?P<name>\w[\w.-]*)\\*["']?[ \t]*(?:=+>?|:=?)"""
+    r"""(?<![\w.-])(?:(?i:name|key)\\*["'][ \t]*:[ \t]*\\*["'](?P<entry>\w[\w.-]*)\\*["'],\s*"""
+    r"""\\*["'](?i:value)\\*["'][ \t]*:"""
+    r"""|(?P<name>\w[\w.-]*)\\*["']?[ \t]*(?:=+>?|:=?)"""
     r"""|(?P<flag>--?\w[\w.-]*)(?:=|["'],(?=[ \t]*["'])|[ \t](?!\s*-))"""
     r"""|(?<=\(["'])(?P<first>\w[\w.-]*)["'],(?=[ \t]*["'][^"'\n]*["']\)))[ \t]*"""
 )
@@ -148,6 +150,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if isinstance(value, SimpleNamespace):
         return SimpleNamespace(**without_secrets(vars(value)))
     if isinstance(value, Mapping):
+        value = _without_named_value(value)
         return {without_passwords(str(key)): without_secrets(entry, str(key)) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return list(map(without_secrets, value, _names(value)))
@@ -161,6 +164,15 @@ def _names(values: Sequence[Any]) -> Iterator[str]:
         is_name = isinstance(before, str) and (before.startswith("-") or len(values) == 2)
         yield before if is_name else ""
         before = value
+
+
+def _without_named_value(entry: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """Return ``{"name": NAME, "value": VALUE}`` with the value masked if its name is secret."""
+    by_key = {str(key).lower(): key for key in entry}
+    name = entry.get(by_key.get("name", by_key.get("key")))
+    if "value" in by_key and isinstance(name, str) and is_secret(name):
+        return {**entry, by_key["value"]: MASK}
+    return entry
 
 
 @functools.cache

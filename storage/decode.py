@@ -3,7 +3,9 @@
 Each function names the value that it refuses. ``what`` says which value it is, such as "metrics of step 3 of run 'x'".
 """
 
+import contextlib
 import json
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -27,6 +29,18 @@ def refusal(what: str, value: object, allowed: str) -> StoreError:
         shown = shown[:_SHOWN] + "..."
     advice = "correct it in the database, or restore a backup"
     return StoreError(f"{what} is {shown}; it must be {allowed}; {advice}")
+
+
+@contextlib.contextmanager
+def naming_damage(what: str) -> Iterator[None]:
+    """Turn an exception that an edited value raises into a StoreError about ``what``."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{what} cannot be read ({type(error).__name__}: {error}): either a value of it was edited in "
+            "the database, which a backup restores, or this is a fault of openrlhf-dbb: please report this line"
+        ) from error
 
 
 def typed(value: Any, kind: type, what: str) -> Any:

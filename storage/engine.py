@@ -1,5 +1,6 @@
 """Databases, SQLite and PostgreSQL: connections, transactions, errors in words, large results in parts."""
 
+import functools
 import os
 import sqlite3
 from collections.abc import Generator, Iterator, Sequence
@@ -239,6 +240,8 @@ def _sqlite_engine(address: Address, read_only: bool) -> Engine:
             location, uri=location != address.path, timeout=timeout, isolation_level=None, check_same_thread=False
         )
         reading = ["query_only = ON"] if read_only else []
+        # Somebody may have edited a text so that it is no UTF-8; the rows beside it stay readable.
+        connection.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
         # The cache has 64 MiB: a negative size is in KiB.
         for setting in ("foreign_keys = ON", "cache_size = -65536", "temp_store = MEMORY", *reading):
             connection.execute(f"PRAGMA {setting}")

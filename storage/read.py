@@ -347,10 +347,13 @@ def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int)
 
 
 def _rows(store: PosteriorStore, run: RunRecord, query: str, **parameters: Any) -> Rows:
-    """Return rows of a query about a run; raise StoreError if a number of it is none."""
+    """Return rows of a query about a run; raise StoreError if a value has another type."""
     rows = [dict(row._mapping) for row in store.query(query, run=run.run_id, **parameters)]
     for row in rows:
         for name, value in row.items():
-            if name not in _TEXTS and not (value is None or isinstance(value, (int, float))):
-                raise decode.refusal(f"{name} of a row of run {run.name!r}", value, "a number")
+            what = f"{name} of a row of run {run.name!r}"
+            if name in _TEXTS:
+                decode.typed(value, str, what)
+            elif not (value is None or isinstance(value, (int, float))):
+                raise decode.refusal(what, value, "a number")
     return rows

@@ -229,6 +229,8 @@ REFUSED = {
         "line 2: its label is '', but the same prompt in .*line 1 has '1'",
     ),
     "j.json": ('[{"columns": ["prompt", "reward", "step"], "data": [["p", 1]]}]', "row 1 has 2 values for 3 columns"),
+    "l.json": ('[{"columns": ["prompt", null, ["x"]], "data": [["p", 1, 2]]}]', "no column score or reward"),
+    "l.jsonl": ('{"prompt": ' + "[" * 100_000, "l.jsonl cannot be read: .*recursion"),
 }
 
 

@@ -145,6 +145,8 @@ def test_no_secret_stays_in_nested_values(holder):
     value = {
         "a": [("https:/u:hunter2@h/x",), {"X-API-Key": "hunter2", "input_key": "question"}],
         "env": ["OPENAI_API_KEY=hunter2", "HOME=/root"],
+        "pairs": [{"name": "API_KEY", "value": "hunter2"}, {"Value": "hunter2", "Key": "hub_token"}],
+        "text": "{'name': 'API_KEY', 'value': 'hunter2'}",
         "argv": ["train", "--hub-token", "hunter2", "--lr", "1"],
         "headers": [("Authorization", "Bearer hunter2"), ("Accept", "*/*")],
         "object": holder("hunter2", 1),

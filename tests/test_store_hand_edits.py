@@ -10,7 +10,7 @@ import pytest
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.storage import StepRows, StoreError, open_store, read, read_log, read_probes, schema
 from openrlhf_dbb.storage.owner import NOBODY, Owner
-from openrlhf_dbb.watch.api import Api
+from openrlhf_dbb.watch.api import Api, NoSuchAnswer
 
 BAD = ("x", "[]", '{"a": ', '{"unused_rollouts": "x"}', "2026-01-01T00:00:00", "1e999", "[" * 100_000)
 TEXTS = [
@@ -154,7 +154,7 @@ def test_a_text_edited_by_hand_ends_in_one_line_and_harms_no_other_run(edited, t
         ("UPDATE dbb_history SET mean = 'x'", "mean of the row .*'prompt_id': 1.* is 'x'; it must be a number"),
         ("UPDATE dbb_history SET variance = 'x'", "variance of .* is 'x'; it must be a number"),
         ("UPDATE dbb_evaluation SET step = 'x'", "step of a row of run 'edited' is 'x'"),
-        ("UPDATE dbb_step SET created_at = x'ff'", "created_at of run 'edited' is b'.xff'"),
+        ("UPDATE dbb_step SET created_at = x'ff'", "last_step_at of .* run 'edited' is b'.xff'"),
         ("UPDATE dbb_run SET shared_start = '{\"a\": 1}'", "run-wide state of run 'edited' .*lists of numbers"),
         ("DELETE FROM dbb_prompt WHERE prompt_id = 2", "prompt 2 is not in .*restore a backup"),
     ],
@@ -217,3 +217,47 @@ def test_hours_stand_still_while_the_clock_is_behind(edited):
         api = Api(store)
         api.refresh()
         assert api.answer("runs/1/series")["curves"]["hours"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE dbb_run SET name = CAST(x'ff41' AS TEXT) WHERE run_id = 1",
+        "UPDATE dbb_run SET model = CAST(x'ff41' AS TEXT) WHERE run_id = 1",
+        "UPDATE dbb_step SET generated = 1 << 62 WHERE run_id = 1",
+        "UPDATE dbb_step SET created_at = CAST(x'ff41' AS TEXT) WHERE run_id = 1",
+        "UPDATE dbb_prompt SET prompt = x'ff41' WHERE prompt_id = 2",
+        "UPDATE dbb_prompt SET prompt = CAST(x'ff41' AS TEXT) WHERE prompt_id = 2",
+        "UPDATE dbb_rollout SET text = x'ff41', read = x'ff41' WHERE run_id = 1",
+    ],
+)
+def test_bytes_and_huge_numbers_end_in_one_line_by_every_command(edited, sql, tmp_path, capsys):
+    page = str(tmp_path / "page.html")
+    commands = (
+        ["show", "1"],
+        ["history", "2", "1"],
+        ["explain", "1", "2", "2"],
+        ["prompts", "1"],
+        ["compare", "1", "2"],
+        ["report", "1", "-o", page],
+        ["lab", "replay", "1"],
+    )
+    url = str(edited(sql))
+    assert main(["runs", "--store.url", url]) == 0
+    assert "other" in capsys.readouterr().out
+    for command in commands:
+        assert main([*command, "--store.url", url]) in (0, 2)
+        assert capsys.readouterr().err.count("\n") <= 1
+    with open_store(url, create=False) as store:
+        api = Api(store)
+        assert api.ask("runs/2/series")
+        for answer in ANSWERS:
+            with refused_in_one_line():
+                api.ask(f"runs/1/{answer}")
+
+
+def test_a_number_with_a_leading_zero_is_no_way_around_the_check_of_a_run(edited):
+    with open_store(str(edited("UPDATE dbb_step SET zero_variance = x'ff'")), create=False) as store:
+        api = Api(store)
+        with pytest.raises(NoSuchAnswer):
+            api.ask("runs/01/about")

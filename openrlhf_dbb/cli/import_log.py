@@ -307,12 +307,13 @@ def _rows(file: Path) -> list[Row]:
 
 
 def _table_of_wandb(file: Path, table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    names = [str(name) for name in table["columns"]]
     rows = {}
     for number, values in enumerate(table["data"], 1):
-        if len(values) != len(table["columns"]):
-            counts = f"{len(values)} values for {len(table['columns'])} columns"
+        if len(values) != len(names):
+            counts = f"{len(values)} values for {len(names)} columns"
             raise UsageError(f"{file}, row {number} has {counts}; write the table again")
-        rows[f"row {number}"] = dict(zip(table["columns"], values, strict=True))
+        rows[f"row {number}"] = dict(zip(names, values, strict=True))
     return rows
 
 

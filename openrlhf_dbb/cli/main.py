@@ -73,8 +73,9 @@ def _run(argv: list[str]) -> int:
     if not arguments.opens_store:
         return arguments.command(arguments) or 0
     from openrlhf_dbb.storage import open_store
+    from openrlhf_dbb.storage.decode import naming_damage
 
-    with open_store(arguments.store_url, create=False) as store:
+    with open_store(arguments.store_url, create=False) as store, naming_damage(store.location):
         return arguments.command(store, arguments) or 0
 
 

@@ -15,6 +15,7 @@ from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.secrets import without_passwords, without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError, read
+from openrlhf_dbb.storage.decode import naming_damage
 from openrlhf_dbb.storage.owner import SILENT_S
 from openrlhf_dbb.terminal import json_text, print_facts, print_table, print_title, safe, shown, without_shared
 
@@ -247,14 +248,17 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
 
     A share of zero-variance rollouts is None at N = 1, where it is not defined.
     """
-    totals = usage_totals(store, run)
-    mixed, equal = totals["mixed_groups"], totals["zero_variance"]
     status = state(run)
+    totals = {}
+    measured = None
     try:
-        measured = held_out_numbers(store, run)
+        with naming_damage(f"run {run.name!r}"):
+            totals = usage_totals(store, run)
+            measured = held_out_numbers(store, run)
     except StoreError:  # told where this run is asked for; a list has others
         status = "damaged"
-        measured = None
+    mixed = totals.get("mixed_groups")
+    equal = totals.get("zero_variance")
     counts = ("trained", "filtered", "skipped", "groups", "mixed_groups", "rollouts_per_mixed_group",
               "tokens_per_mixed_group")  # fmt: skip
     return {
@@ -267,9 +271,9 @@ def overview(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
         "method": run.method or None,
         "estimator": None if run.method == IMPORTED else run.estimator,
         "parameters": run.parameters,
-        "rollouts": totals["generated"],
-        "tokens": totals["generated_tokens"],
-        **{name: totals[name] for name in counts},
+        "rollouts": totals.get("generated"),
+        "tokens": totals.get("generated_tokens"),
+        **{name: totals.get(name) for name in counts},
         "zero_variance_share": None if mixed is None else ratio(equal, totals["generated"]),
         "given_advantage_share": None if mixed is None else ratio(totals["rescued"], equal),
         "model": without_passwords(run.model),

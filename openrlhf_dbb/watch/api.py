@@ -1,11 +1,10 @@
 """Answer questions about the runs of a store, in texts that are safe to show."""
 
-import contextlib
 import json
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable
 from datetime import datetime, timezone
 from functools import partial
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
 from openrlhf_dbb.inspect.show import facts, method, overview, seconds_since, state
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
+from openrlhf_dbb.storage.decode import naming_damage
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
 from openrlhf_dbb.watch import history, prompts
 from openrlhf_dbb.watch.history import Visits
@@ -113,7 +113,7 @@ class Api:
             "mean_name": _mean_name([]),
         }
         try:
-            with naming_damage(mark.name):
+            with naming_damage(f"run {mark.name!r}"):
                 if record is None:  # begun since, or it cannot be read
                     record = self._store.find_run(mark.uuid)
                 record.checked()
@@ -151,7 +151,7 @@ class Api:
         if not runs:
             return self._answer(path)
         try:
-            with naming_damage(" or ".join(run.name for run in runs)):
+            with naming_damage(" or ".join(f"run {run.name!r}" for run in runs)):
                 return self._answer(path)
         except NoSuchAnswer:
             raise
@@ -162,7 +162,7 @@ class Api:
 
     def _answer(self, path: str) -> dict[str, Any]:
         # More digits than 18 may not fit into 64 bits.
-        match [int(part) if re.fullmatch("[0-9]{1,18}", part) else part for part in path.split("/")]:
+        match [int(part) if re.fullmatch("0|[1-9][0-9]{0,17}", part) else part for part in path.split("/")]:
             case ["state"]:
                 return {
                     "store": shown(self._store.location, width=None),
@@ -241,18 +241,6 @@ def record_of(run: Listed) -> RunRecord:
     if run.record is None:
         raise StoreError(run.numbers["error"])
     return run.record.checked()
-
-
-@contextlib.contextmanager
-def naming_damage(name: str) -> Iterator[None]:
-    """Turn an exception that an edited value raises into a StoreError that names the run."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise StoreError(
-            f"run {name!r} cannot be read ({type(error).__name__}: {error}): either a value of it was edited in "
-            "the database, which a backup restores, or this is a fault of openrlhf-dbb: please report this line"
-        ) from error
 
 
 def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:

@@ -17,8 +17,9 @@ import numpy as np
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.options import RUN_HELP, chosen
 from openrlhf_dbb.storage import PosteriorStore
+from openrlhf_dbb.storage.decode import naming_damage
 from openrlhf_dbb.terminal import shown
-from openrlhf_dbb.watch.api import Api, Listed, encoded, naming_damage, record_of
+from openrlhf_dbb.watch.api import Api, Listed, encoded, record_of
 from openrlhf_dbb.watch.prompts import every_prompt, rollouts_of_steps
 
 _MEGABYTE = 1_000_000
@@ -88,7 +89,7 @@ class _File:
         moved = np.abs(np.nan_to_num(visits.mean - visits.first))
         order = np.lexsort((visits.prompt_id, -moved))
         prompts = every_prompt(store, record, visits, order)
-        with naming_damage(run.name):
+        with naming_damage(f"run {run.name!r}"):
             count, left = self._add_fitting(f"{base}/rollouts", rollouts, room / 2)
             self.steps += count
             self.is_cut |= count < len(steps)
