@@ -103,13 +103,16 @@ def tree(**values):
 def generator(engine):
     """Function: a generator of batches over prompts "1", "2", ... with these labels."""
 
-    def make(labels, sampler=None, *, sleep=False, engines=(engine,), at_a_time=None, train_batch=0, **options):
+    def make(
+        labels, sampler=None, *, sleep=False, engines=(engine,), at_a_time=None, train_batch=0, vllms=False, **options
+    ):
         sampler = sampler or Sampler(FACTS)
         sizes = {"batch_size": sampler.facts.groups, "n_samples_per_prompt": GROUP}
         args = tree(
             rollout=sizes | {"vllm_generate_batch_size": at_a_time}, vllm={"enable_sleep": sleep},
             algo={"advantage": {"is_correction_level": "off"}, "kl": {"init_coef": 0.0}},
-            train={"batch_size": train_batch, "max_epochs": 1}, critic={"model_name_or_path": None},
+            train={"batch_size": train_batch, "max_epochs": 1, "vllm_log_probs": vllms},
+            critic={"model_name_or_path": None},
         )  # fmt: skip
         rows = Rows(("", str(i), label, None) for i, label in enumerate(labels, 1))
         loader = StatefulDataLoader(rows, batch_size=1, collate_fn=columns)
@@ -368,10 +371,13 @@ def test_what_is_generated_beyond_a_batch_waits_for_the_next_one(generator, engi
     assert ray.get(engine.recorded.remote("sizes")) == [3, 2, 2]
 
 
-@pytest.mark.parametrize(("updates", "most", "second"), [(2, 2, None), (1, 2, (1, 3)), (2, 3, (1, 3))])
-def test_after_the_first_batch_log_probs_come_only_where_they_are_needed(generator, updates, most, second):
+@pytest.mark.parametrize(
+    ("updates", "most", "vllms", "second"),
+    [(2, 2, False, None), (1, 2, False, (1, 3)), (2, 3, False, (1, 3)), (2, 2, True, (1, 3))],
+)
+def test_after_the_first_batch_log_probs_come_only_where_they_are_needed(generator, updates, most, vllms, second):
     """Where no pass of the policy takes them, or where 3 has waited, and came with them."""
-    made = generator([MIXED] * 4, at_a_time=most, train_batch=BATCH * GROUP // updates)
+    made = generator([MIXED] * 4, at_a_time=most, train_batch=BATCH * GROUP // updates, vllms=vllms)
     for prompts, shape in (("12", (1, 3)), ("34", second)):
         assert draw(made)[0] == prompts
         log_probs = [rollout.rollout_log_probs for rollout in rollouts_of(made.last_batch.trained)]
