@@ -5,8 +5,10 @@ Each function names the value that it refuses. ``what`` says which value it is, 
 
 import contextlib
 import json
+import traceback
 from collections.abc import Iterator
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,8 +39,10 @@ def naming_damage(what: str) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(last.filename).name}, line {last.lineno}"
         raise StoreError(
-            f"{what} cannot be read ({type(error).__name__}: {error}): either a value of it was edited in "
+            f"{what} cannot be read ({type(error).__name__} in {place}: {error}): either a value of it was edited in "
             "the database, which a backup restores, or this is a fault of openrlhf-dbb: please report this line"
         ) from error
 
