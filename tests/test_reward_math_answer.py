@@ -276,12 +276,16 @@ def test_labels_that_cannot_be_read_and_columns_of_other_lengths_are_errors(modu
         module.reward_func(["a=1"], ["a="], [])
 
 
+NOT_DONE = "no answer: {} is left to be calculated, or the question's own"
+
+
 @pytest.mark.parametrize(
     ("question", "label", "response", "read"),
     [
         ("Compute.", "2.5", r"So \boxed{2\frac12}.", r"\frac{5}{2}"),
         ("Compute.", "x+2", r"\boxed{x+1}", "x+1"),
-        (SIMPLIFY, r"2\sqrt{3}", r"\boxed{\sqrt{12}}", r"no answer: the question's \sqrt{12}"),
+        (SIMPLIFY, r"2\sqrt{3}", r"\boxed{\sqrt{12}}", NOT_DONE.format(r"\sqrt{12}")),
+        ("", "e", r"\boxed{\lim_{m\to\infty} m}", NOT_DONE.format(r"\lim_{m\to\infty}m")),
         ("Compute.", "5", "It is not 5.", "no answer of the label's kind in a box, after 'answer is' or at the end"),
     ],
 )  # fmt: skip

@@ -57,8 +57,8 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
         answer = _answer(response, right)
         if answer is None:
             return 0.0, None, _NOTHING_READ
-        if question and values.is_copied(answer, right, _spelled(question)):
-            return 0.0, answer, f"{NO_ANSWER}: the question's {answer.text}"
+        if values.is_copied(answer, right, _spelled(question)):
+            return 0.0, answer, f"{NO_ANSWER}: {answer.text} is left to be calculated, or the question's own"
         verdict = values.equal(right, answer, _ask)
         if verdict is False and isinstance(answer, values.Number) and _PERCENT.search(question or "%"):
             verdict = values.equal(right, replace(answer, is_percent=False), _ask)  # "What percentage ...?" 28 %
