@@ -1,4 +1,4 @@
-"""What a run's scores are: right or wrong, or others. Sums alone, as in the history, do not tell."""
+"""Tells whether a run's scores are right and wrong, or other numbers. The sums in the history cannot tell."""
 
 import numpy as np
 
