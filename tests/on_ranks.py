@@ -252,7 +252,7 @@ def trial(rank):
 
 
 def shared(rank):
-    """What an engine is handed by two ranks that share their memory with it: the weights that each GPU has."""
+    """Compare the weights that two ranks hand to an engine, by GPU, with the policy's weights."""
     policy = rank.actor()
     handed = []
     engine = SimpleNamespace(

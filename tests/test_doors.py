@@ -24,7 +24,7 @@ from openrlhf_dbb.storage import open_store
 
 
 class Refused(Exception):
-    """What a door says instead of taking data."""
+    """A door refuses the data with this line."""
 
 
 def by_train(file, **options):
