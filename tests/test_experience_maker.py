@@ -74,7 +74,8 @@ def maker(cls, args, kl=0.0, **options):
 
 
 def group(prompt, rollouts, version=None, read=()):
-    return Group(Prompt(PROMPTS[prompt], LABELS[prompt]), prompt, None, version, tuple(rollouts), read)
+    row = Prompt(PROMPTS[prompt], LABELS[prompt])
+    return Group(row, prompt, version=version, rollouts=tuple(rollouts), read=read)
 
 
 def advantages(made, batch, step=1, *, filtered=(), skipped=0, versions=None, read=None):

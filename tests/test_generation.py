@@ -132,7 +132,17 @@ def columns(rows):
 class Rows(list):
     """The data set, as OpenRLHF's loader and a strategy that draws read it."""
 
-    prompts, labels, images = (property(lambda rows, at=at: columns(rows)[at]) for at in (1, 2, 3))
+    @property
+    def prompts(self):
+        return [text for _, text, _, _ in self]
+
+    @property
+    def labels(self):
+        return [label for _, _, label, _ in self]
+
+    @property
+    def images(self):
+        return [image for _, _, _, image in self]
 
 
 def draw(made):

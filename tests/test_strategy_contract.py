@@ -47,10 +47,16 @@ def test_its_parameters_are_flags_with_help_and_a_range_that_a_continued_run_mus
     cls = strategies.get(name)
     actions = {action.dest: action for action in arguments.build_parser(["--rollout.strategy", name])._actions}
     for field in dataclasses.fields(cls):
-        low = field.metadata["within"][1:-1].split(",")[0]
-        flag, wrong = f"{cls.name}.{field.name}", type(field.default)(low) - 1
+        flag = f"{cls.name}.{field.name}"
         assert field.metadata["help"] in actions[flag].help
         assert actions[flag].default == field.default
+        if field.metadata["choices"]:
+            assert list(actions[flag].choices) == list(field.metadata["choices"])
+            with pytest.raises(ValueError, match=f"^{flag} = 'other' is none of"):
+                cls(**{field.name: "other"})
+            continue
+        low = field.metadata["within"][1:-1].split(",")[0]
+        wrong = type(field.default)(low) - 1
         message = f"{flag} = {wrong} is not in {field.metadata['within']}"
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             cls(**{field.name: wrong})
@@ -83,8 +89,12 @@ def steps(strategy, sampler, first, count):
                 assert strategy.needs_budget
             else:
                 scores = np.random.default_rng([prompt_id, step]).random(FACTS.rollouts) < prompt_id % 5 / 4
-                decision = sampler.judge(prompt_id, scores.astype(float))
-                assert decision is Decision.TRAIN or (strategy.needs_scores and len(set(scores)) == 1)
+                judged = scores[: sampler.first_rollouts(prompt_id)]
+                decision = sampler.judge(prompt_id, judged.astype(float))
+                if decision is Decision.MORE:
+                    assert len(judged) < FACTS.rollouts
+                    decision = sampler.judge(prompt_id, scores.astype(float))
+                assert decision is Decision.TRAIN or (strategy.needs_scores and len(set(judged)) == 1)
                 if drawn:
                     sampler.observe(drawn, len(set(scores)) > 1)
             trained += decision is Decision.TRAIN

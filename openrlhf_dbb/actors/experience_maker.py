@@ -16,7 +16,7 @@ from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, StepExtras
+from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored
 from openrlhf_dbb.estimators import FORMS
 
 
@@ -60,22 +60,18 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         The stored and logged advantages are those of the form, before they are thinned, spread and whitened.
         """
         # In the order of the experiences, since a dynamic batch sorts the rollouts by length.
-        of_each = batch.groups_of_each([place for experience in experiences for place in experience.index])
-        groups_R, read_R = zip(*of_each, strict=True)
-        keys_R, trained = [group.prompt.key for group in groups_R], len(batch)
+        places = [place for experience in experiences for place in experience.index]
+        groups_R = batch.groups_of_each(places)
+        keys_R = [group.prompt.key for group, _ in groups_R]
+        trained = len(places)
         filtered = [replace(rollout, rewards=rollout.rewards.clone()) for rollout in rollouts_of(batch.filtered)]
         generated = [*experiences, *filtered]
         rewards_R, scores_R = self._rewards(generated)
-        extras = StepExtras(
+        extras = replace(
+            batch.extras(groups_R),
             tokens=torch.cat([experience.response_length for experience in generated]).long().numpy(),
-            trained=np.arange(len(groups_R)) < trained,
-            skipped=batch.skipped,
             probes=probes,
             responses=self._responses(generated),
-            policy_versions=[group.version for group in groups_R if group.version is not None] or None,
-            inclusion=[group.drawn.inclusion for group in groups_R if group.drawn] or None,
-            weights=[group.drawn.weight for group in groups_R if group.drawn] or None,
-            read=read_R,
         )
         prompts, labels = zip(*keys_R, strict=True)
         form = self.advantage_estimator

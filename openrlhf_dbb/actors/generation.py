@@ -1,9 +1,8 @@
-"""Rollout batches: prompts are drawn, vLLM generates, the rollout strategy judges, until a batch is full."""
+"""Rollout batches for OpenRLHF's loop: the filler draws and judges, vLLM generates."""
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -13,15 +12,15 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
+from openrlhf_dbb.core import filling
+from openrlhf_dbb.core.filling import Answer, Filler, Request
 from openrlhf_dbb.core.step import Floats, Key
-from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler, varies
-from openrlhf_dbb.errors import RunError
-from openrlhf_dbb.evaluation.engines import Finished, Request
+from openrlhf_dbb.core.strategies import Predictive, Sampler
+from openrlhf_dbb.evaluation import engines
 
-_DEAD_BATCHES = 3  # in a row without any score, before the run is given up
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
 
-_ENDED: Iterator[Any] = iter(())  # in place of the data loader's, if the pass was over before the checkpoint
+BudgetSpent = filling.BudgetSpent
 
 
 class Prompt(NamedTuple):
@@ -35,16 +34,7 @@ class Prompt(NamedTuple):
         return self.text, str(self.label)
 
 
-@dataclass(frozen=True, eq=False)  # tensors do not compare
-class Group:
-    """A prompt that was drawn, and its rollouts."""
-
-    prompt: Prompt
-    prompt_id: int
-    drawn: Drawn | None = None  # how the strategy chose the prompt; None if it does not choose
-    version: int | None = None  # training steps that the engines' policy had seen; None: the policy of the step
-    rollouts: tuple[Experience, ...] = ()  # the engines' answers; none before they have answered
-    read: tuple[str | None, ...] = ()  # what the verifier read in each rollout; empty: it does not tell
+Group = filling.Group[Prompt, Experience]
 
 
 class Snapshot(NamedTuple):
@@ -58,31 +48,18 @@ class Snapshot(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class RolloutBatch:
-    """The rollouts of one step. The actor trains on some groups, the estimator observes all."""
+class RolloutBatch(filling.Batch[Prompt, Experience]):
+    """The rollouts of one step."""
 
-    trained: tuple[Group, ...] = ()
-    filtered: tuple[Group, ...] = ()  # observed, and not trained on
-    skipped: int = 0  # prompts that were drawn, and nothing was generated for them
     snapshot: Snapshot | None = None  # None of an empty batch
 
     def __len__(self) -> int:
         """Return the number of rollouts to train on. OpenRLHF's loop asks for it."""
         return len(rollouts_of(self.trained))
 
-    def groups_of_each(self, places: Iterable[int]) -> list[tuple[Group, str | None]]:
-        """Return the group of each rollout (R,), and what the verifier read in it.
-
-        First of the rollouts to train on, at these places, then of the filtered ones.
-        """
-        trained, filtered = (
-            [(group, read) for group in groups for read in group.read or [None] * len(group.rollouts)]
-            for groups in (self.trained, self.filtered)
-        )
-        return [trained[place] for place in places] + filtered
-
 
 def rollouts_of(groups: Iterable[Group]) -> list[Experience]:
+    """Return the rollouts of groups, side by side."""
     return [rollout for group in groups for rollout in group.rollouts]
 
 
@@ -91,7 +68,9 @@ def scores(rollouts: Sequence[Experience]) -> Floats | None:
     values = [rollout.rewards if rollout.scores is None else rollout.scores for rollout in rollouts]
     if not values:
         return np.array([])
-    return None if any(value is None for value in values) else torch.cat([each.double() for each in values]).numpy()
+    if any(value is None for value in values):
+        return None
+    return torch.cat([value.double() for value in values]).numpy()
 
 
 def one_update(args: SimpleNamespace) -> bool:
@@ -102,12 +81,34 @@ def one_update(args: SimpleNamespace) -> bool:
     return bool(one and not needed and args.algo.advantage.is_correction_level == "off")
 
 
-class BudgetSpent(Exception):
-    """``--train.max_rollouts`` does not allow another batch: the training is over."""
+class LoaderPrompts:
+    """The prompts of OpenRLHF's data loader, in its order."""
+
+    def __init__(self, dataloader: Any, prompt_ids: Mapping[Key, int]) -> None:
+        data = dataloader.dataset
+        rows = list(map(Prompt, data.prompts, data.labels, data.images))
+        self._dataloader = dataloader
+        self._prompt_ids = prompt_ids
+        self._rows = len(rows)
+        self.by_id = {prompt_ids[prompt.key]: prompt for prompt in reversed(rows)}
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def rest_of_pass(self) -> Iterator[tuple[int, Prompt]]:
+        for _, texts, labels, images in self._dataloader:  # lists of one
+            for prompt in map(Prompt, texts, labels, images):
+                yield self._prompt_ids[prompt.key], prompt
+
+    def place(self) -> dict[str, Any]:
+        return dict(self._dataloader.state_dict())
+
+    def go_to(self, place: dict[str, Any]) -> None:
+        self._dataloader.load_state_dict(place)
 
 
 class RolloutGenerator(SamplesGenerator):
-    """Fills whole rollout batches, as its strategy decides.
+    """Fills whole rollout batches, as its strategy decides (:class:`openrlhf_dbb.core.filling.Filler`).
 
     OpenRLHF trains on the short batch at the end of a pass, which may not fill an optimizer step. Here its groups wait
     until the next pass completes the batch. OpenRLHF's trainer takes the generator for its data loader, too.
@@ -125,28 +126,44 @@ class RolloutGenerator(SamplesGenerator):
         super().__init__(*args)
         for engine in self.vllm_engines:
             engine.use_tokenizer.remote(self.tokenizer)
-        self.sampler, self._prompt_ids = sampler, prompt_ids
+        self._prompt_ids = prompt_ids
         # A strategy that judges hears of every group at once, since it may replace it.
         self._prompts_a_call = 1 if judges else PROMPTS_A_CALL
-        self.generated = 0  # training rollouts so far
-        self._unscored = 0  # groups in a row without any score
-        self._max_rollouts = max_rollouts
-        self.version: Any = None  # in async training, the steps that the engines' policy has seen
-        size = self.args.rollout.batch_size
-        self._at_a_time = max(size, self.args.rollout.vllm_generate_batch_size or 0)
+        at_a_time = self.args.rollout.vllm_generate_batch_size
+        self._filler: Filler[Prompt, Experience] = Filler(
+            LoaderPrompts(self.prompts_dataloader, prompt_ids),
+            self,
+            sampler,
+            predictive=predictive,
+            at_a_time=at_a_time,
+            max_rollouts=max_rollouts,
+        )
         # One update: then nobody else takes the log-probs that are stored. Groups that wait come with those of others.
-        self._takes_log_probs = one_update(self.args) or self._at_a_time > size
-        self._takes_log_probs |= self.args.algo.advantage.is_correction_level != "off"
-        self._takes_log_probs |= self.args.train.vllm_log_probs
+        waits = (at_a_time or 0) > self.args.rollout.batch_size
+        corrects = self.args.algo.advantage.is_correction_level != "off"
+        vllms = self.args.train.vllm_log_probs
+        self._takes_log_probs = one_update(self.args) or waits or corrects or vllms
         self._compares = True  # the first batch comes with vLLM's log-probs; the training pass compares them
-        self._predictive, self._drawn = predictive, 0  # prompts drawn in this pass
-        self._prompts_iter: Iterator[Group] | None = None  # None: the next call starts a new pass over the data
-        # Drawn before a checkpoint, to be asked for again after a resume.
-        self._again: deque[Group] = deque()
-        # Of the batch that is being filled: groups to train on, groups to observe, and prompts left out.
-        self._kept: list[Group] = []
-        self._filtered: list[Group] = []
-        self._skipped = 0
+        self._options: dict[str, Any] = {}  # OpenRLHF's, of the batch that is being filled
+        self._calls_pending: dict[Any, list[int]] = {}  # of each call of Ray its tickets
+
+    @property
+    def sampler(self) -> Sampler:
+        return self._filler.sampler
+
+    @property
+    def generated(self) -> int:
+        """Training rollouts so far."""
+        return self._filler.generated
+
+    @property
+    def version(self) -> Any:
+        """In async training, the steps that the engines' policy has seen; else None."""
+        return self._filler.version
+
+    @version.setter
+    def version(self, steps: int) -> None:
+        self._filler.version = steps
 
     @torch.no_grad()
     def generate_samples(self, **generate_kwargs: Any) -> tuple[RolloutBatch, float | None, int, bool]:
@@ -155,160 +172,65 @@ class RolloutGenerator(SamplesGenerator):
         With it, as OpenRLHF's loop expects: the share of groups kept, in percent; the number of prompts generated for;
         whether the pass is over. Raise BudgetSpent, or RunError if the strategy gives up.
         """
-        size, consumed = self.args.rollout.batch_size, 0
         log_probs = self._takes_log_probs or self._compares
-        if len(self._kept) < size:
-            if self._prompts_iter is None:
-                self._prompts_iter = self._pass()
-            with self._engines_awake():
-                while len(self._kept) < size:
-                    if self._prompts_iter is None:
-                        return RolloutBatch(), None, consumed, True
-                    if self._groups_left() < size - len(self._kept):
-                        raise BudgetSpent
-                    wanted = self.sampler.round_size(self._at_a_time - len(self._kept))
-                    drawn = self._draw(int(min(wanted, self._groups_left())))
-                    consumed += self._round(drawn, log_probs=log_probs, **generate_kwargs)
-        taken, left = self._kept[:size], self._kept[size:]
-        for group in taken:
-            scores_N = scores(group.rollouts)
-            if group.drawn is not None and scores_N is not None and not np.isnan(scores_N).all():
-                self.sampler.observe(group.drawn, varies(scores_N))
-        self.sampler.end_step()
-        # Surplus groups wait if more is generated at a time, else they are set aside.
-        self._kept, surplus = (left, []) if self._at_a_time > size else ([], left)
-        filtered, skipped = (*self._filtered, *surplus), self._skipped
-        self._filtered, self._skipped, self._compares = [], 0, False
-        batch = RolloutBatch(tuple(taken), filtered, skipped, self.snapshot())
-        over = self._prompts_iter is None and len(self._kept) < size
-        return batch, 100 * len(taken) / (len(taken) + len(filtered)), consumed, over
+        self._options = generate_kwargs | {"log_probs": log_probs}
+        self._calls_pending = {}
+        with contextlib.nullcontext() if self._filler.is_full else self._engines_awake():
+            batch = self._filler.fill()
+        if batch is None:
+            return RolloutBatch(), None, self._filler.sent, True
+        self._compares = False
+        kept = 100 * len(batch.trained) / (len(batch.trained) + len(batch.filtered))
+        rollouts = RolloutBatch(batch.trained, batch.filtered, batch.skipped, self.snapshot())
+        return rollouts, kept, self._filler.sent, self._filler.pass_is_over
 
-    def _pass(self) -> Iterator[Group]:
-        """Yield the prompts of a pass over the data. A strategy that draws draws as many as there are rows."""
-        if self._predictive is None:
-            for _, texts, labels, images in self.prompts_dataloader:  # lists of one
-                yield from (self._group(prompt) for prompt in zip(texts, labels, images, strict=True))
-            return
-        data = self.prompts_dataloader.dataset
-        prompts = list(map(Prompt, data.prompts, data.labels, data.images))
-        by_id = {self._prompt_ids[prompt.key]: prompt for prompt in reversed(prompts)}
-        while self._drawn < len(prompts):
-            self._drawn, drawn = self._drawn + 1, self.sampler.next_prompt(self._predictive)
-            yield self._group(by_id[drawn.prompt_id], drawn)
-        self._drawn = 0
+    def begin(self, requests: Sequence[Request[Prompt]]) -> None:
+        """Ask the engines for groups."""
+        for rollouts in sorted({request.rollouts for request in requests}):
+            asked = [request for request in requests if request.rollouts == rollouts]
+            options = self._options | {"n_samples_per_prompt": rollouts}
+            prompts = [request.prompt for request in asked]
+            for ref, places in self._ask(prompts, self._prompts_a_call, **options):
+                self._calls_pending[ref] = [asked[place].ticket for place in places]
 
-    def _group(self, prompt: Sequence[Any], drawn: Drawn | None = None) -> Group:
-        row = Prompt(*prompt)
-        return Group(row, self._prompt_ids[row.key], drawn)
+    def finished(self) -> list[tuple[int, Answer[Experience]]]:
+        """Wait for a call; return the answers of its prompts, by ticket."""
+        [ref], _ = ray.wait(list(self._calls_pending), num_returns=1)
+        tickets = self._calls_pending.pop(ref)
+        return [(ticket, self._answer(responses)) for ticket, responses in zip(tickets, ray.get(ref), strict=True)]
 
-    def _draw(self, count: int) -> list[Group]:
-        """Return groups of the next prompts that are not skipped; fewer at the end of the pass."""
-        groups: list[Group] = []
-        while len(groups) < count and self._prompts_iter is not None:
-            if self._again:
-                groups.append(self._again.popleft())
-                continue
-            group = next(self._prompts_iter, None)
-            if group is None:
-                # Now, not at the next draw: a finished data loader must not end up in a checkpoint.
-                if self._prompts_iter is not _ENDED:
-                    self.sampler.end_pass()
-                self._prompts_iter = None
-            elif self.sampler.skips(group.prompt_id):
-                self._skipped += 1
-            else:
-                groups.append(group)
-        return groups
+    def _answer(self, responses: Sequence[dict[str, Any]]) -> Answer[Experience]:
+        rollouts = [self._rollout(response) for response in responses]
+        read = [response.get("read") for response in responses]
+        return Answer(rollouts, scores(rollouts), read)
 
-    def _round(self, drawn: list[Group], **generate_kwargs: Any) -> int:
-        """Generate groups and the replacements of rejected ones; return the number of both.
-
-        Kept groups are in the order in which they were sent: the order in which they finish depends on their lengths.
-        """
-        sent: list[Group] = []
-        kept: dict[int, Group] = {}  # by the place in ``sent``
-        pending = self._send(drawn, sent, **generate_kwargs)
-        while pending:
-            [ref], _ = ray.wait(list(pending), num_returns=1)
-            for place, answers in zip(pending.pop(ref), ray.get(ref), strict=True):
-                rollouts = tuple(self._rollout(each, **generate_kwargs) for each in answers)
-                group = replace(sent[place], rollouts=rollouts, read=tuple(each.get("read") for each in answers))
-                scores_N, decision = scores(group.rollouts), Decision.TRAIN
-                if scores_N is not None:
-                    self._check_verifier(scores_N)
-                    decision = self.sampler.judge(group.prompt_id, scores_N)
-                if decision is Decision.TRAIN:
-                    kept[place] = group
-                    continue
-                self._filtered.append(group)
-                replaced = decision is Decision.REPLACE
-                if replaced and self._prompts_iter is not None and self._groups_left() >= 1:
-                    pending |= self._send(self._draw(1), sent, **generate_kwargs)
-        self._kept += [kept[place] for place in sorted(kept)]
-        return len(sent)
-
-    def _check_verifier(self, scores_N: Floats) -> None:
-        """Raise RunError if no group of several batches in a row has a score: the verifier is down."""
-        self._unscored = self._unscored + 1 if np.isnan(scores_N).all() else 0
-        if self._unscored >= _DEAD_BATCHES * self.args.rollout.batch_size:
-            raise RunError(
-                f"no rollout of the last {self._unscored} prompts could be verified, which is "
-                f"{_DEAD_BATCHES} batches: look at the verifier, then go on with --resume"
-            )
-
-    def _send(self, drawn: list[Group], sent: list[Group], **options: Any) -> dict[Any, list[int]]:
-        """Ask the engines for groups, which count as generated now; return the calls, each with its places in sent."""
-        first = len(sent)
-        sent += [replace(group, version=self.version) for group in drawn]
-        self.generated += len(drawn) * self.args.rollout.n_samples_per_prompt
-        calls = self._ask([group.prompt for group in drawn], self._prompts_a_call, **options)
-        return {ref: [first + place for place in places] for ref, places in calls}
-
-    def _rollout(self, response: dict[str, Any], **generate_kwargs: Any) -> Experience:
-        rollout = self._process_response_into_experience(response, **generate_kwargs)
+    def _rollout(self, response: dict[str, Any]) -> Experience:
+        rollout = self._process_response_into_experience(response, **self._options)
         if rollout.scores is not None:
             rollout.info["score"] = rollout.scores.nan_to_num()  # only logged: one missing score must not hide the mean
         return rollout
 
-    def _groups_left(self) -> float:
-        if self._max_rollouts is None:
-            return float("inf")
-        return (self._max_rollouts - self.generated) // self.args.rollout.n_samples_per_prompt
-
     def drop_stale(self, oldest: int) -> None:
         """Set aside the waiting groups of policies before version ``oldest``."""
-        waiting, self._kept = self._kept, []
-        for group in waiting:
-            (self._filtered if (group.version or 0) < oldest else self._kept).append(group)
+        self._filler.drop_stale(oldest)
 
-    def unused(self) -> int:  # rollouts of a last batch that was not filled
-        return len(rollouts_of(self._filtered + self._kept))
+    def unused(self) -> int:
+        """Return the number of rollouts of a last batch that was not filled."""
+        return self._filler.unused()
 
     def snapshot(self) -> Snapshot:
         """Return what a checkpoint between two steps holds. A resume asks once more for the groups that wait."""
-        over = self._prompts_iter is None
-        generated = self.generated - len(self._kept) * self.args.rollout.n_samples_per_prompt
-        state = {
-            "generated": generated,
-            "sampling": self.sampler.state(),
-            "again": [(tuple(group.prompt), group.drawn) for group in self._kept],
-            "drained": over and bool(self._kept),
-        }
-        place = {"place": self._drawn}
-        if self._predictive is None:  # a finished data loader would serve its whole pass again after a resume
-            place = {} if over else self.prompts_dataloader.state_dict()
-        return Snapshot(state, place, over and not self._kept, self.sampler.metrics(), generated)
+        state = self._filler.state()
+        place = state.pop("place")
+        return Snapshot(state, place, self._filler.ends_pass, self.sampler.metrics(), state["generated"])
 
     def load(self, state: dict[str, Any], place: dict[str, Any]) -> None:
-        self.generated = state["generated"]
-        self.sampler.load(state["sampling"])
-        self._again = deque(self._group(*drawn) for drawn in state["again"])
-        if state["drained"]:
-            self._prompts_iter = _ENDED
-        if self._predictive is not None:
-            self._drawn = place.get("place", 0)
-        elif place:
-            self.prompts_dataloader.load_state_dict(place)
+        """Continue from a :meth:`snapshot`, also from one of an earlier release, which names prompts by their texts."""
+        again = []
+        for prompt, drawn in state["again"]:
+            prompt_id = prompt if isinstance(prompt, int) else self._prompt_ids[Prompt(*prompt).key]
+            again.append((prompt_id, drawn))
+        self._filler.load({**state, "again": again, "place": place})
 
     def __len__(self) -> int:
         return len(self.prompts_dataloader)
@@ -340,7 +262,7 @@ class RolloutGenerator(SamplesGenerator):
             for answer in answers[place]
         ]
 
-    def sample(self, requests: Sequence[Request], sampling: dict[str, Any]) -> Iterator[list[Finished]]:
+    def sample(self, requests: Sequence[engines.Request], sampling: dict[str, Any]) -> Iterator[list[engines.Finished]]:
         """Yield responses to prompts of token ids, without rewards, in any order."""
         with self._engines_awake():
             calls = [

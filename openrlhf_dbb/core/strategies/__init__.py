@@ -4,6 +4,7 @@
     dynamic    groups of zero variance are replaced (DAPO)
     greso      prompts whose groups had zero variance are skipped (GRESO)
     posterior  prompts are drawn by the variance that their posterior expects
+    two_stage  a few rollouts of many prompts first, the rest only where these differ (SPEED-RL)
 
 Axes: N rollouts of a group, P prompts of the run.
 """
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from openrlhf_dbb.core.host import Capability
 from openrlhf_dbb.estimators.registry import Registry, check, parameter_fields
 from openrlhf_dbb.estimators.registry import parameter as parameter
 
@@ -56,8 +58,10 @@ class Drawn(NamedTuple):
 class Decision(Enum):
     """Tells the trainer what to do with a generated group. The estimator observes every group."""
 
-    TRAIN, DISCARD = auto(), auto()
+    TRAIN = auto()
+    DISCARD = auto()
     REPLACE = auto()  # not trained on, and another prompt takes its place in the same round
+    MORE = auto()  # the rest of the group is generated, then it is judged again
 
 
 class Sampler:
@@ -81,6 +85,10 @@ class Sampler:
         """Return whether nothing is generated for a prompt that has just been drawn."""
         return False
 
+    def first_rollouts(self, prompt_id: int) -> int:
+        """Return how many rollouts of a prompt are generated before its group is judged, >= 1."""
+        return self.facts.rollouts
+
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
         """Return the next prompt, if the strategy ``draws``; a forecast takes the time of a pass over all prompts."""
         raise NotImplementedError
@@ -90,7 +98,7 @@ class Sampler:
         return Decision.TRAIN
 
     def observe(self, drawn: Drawn, mixed: bool) -> None:
-        """Note the outcome of a drawn group of the batch, before :meth:`end_step`. Groups of no score are left out."""
+        """Note the outcome of a drawn group, before :meth:`end_step`. Groups of no score are left out."""
 
     def end_step(self) -> None:
         """The batch is full and will be trained on."""
@@ -123,13 +131,31 @@ class RolloutStrategy:
 
     name: ClassVar[str]  # the registered one
     needs_scores: ClassVar[bool] = False  # it judges groups by their scores, which must be known at generation
-    min_rollouts: ClassVar[int] = 1  # the smallest group that it can use
     needs_budget: ClassVar[bool] = False  # a pass has no fixed cost, so that a number of rollouts ends the training
-    draws: ClassVar[bool] = False  # it chooses the prompts by the estimator's forecast (``predictive``)
     reads_score_range: ClassVar[bool] = False  # it honours ``RunFacts.score_range``
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it chooses the prompts by the estimator's forecast (``predictive``)."""
+        return False
+
+    @property
+    def min_rollouts(self) -> int:
+        """The smallest group that it can use, in rollouts."""
+        return 1
+
+    @property
+    def needs(self) -> frozenset[Capability]:
+        """What it asks of a host."""
+        needs = set()
+        if self.draws:
+            needs.add(Capability.DRAW)
+        if self.needs_scores:
+            needs.add(Capability.GENERATE_MORE)
+        return frozenset(needs)
 
     def describe(self) -> str:
         """Return a few words for the line that the start prints."""

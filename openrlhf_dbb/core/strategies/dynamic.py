@@ -22,8 +22,11 @@ class DynamicSampling(RolloutStrategy):
 
     name: ClassVar[str] = "dynamic"
     needs_scores: ClassVar[bool] = True
-    min_rollouts: ClassVar[int] = 2
     reads_score_range: ClassVar[bool] = True
+
+    @property
+    def min_rollouts(self) -> int:
+        return 2
 
     def describe(self) -> str:
         return "dynamic sampling, one for one"

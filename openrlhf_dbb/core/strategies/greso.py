@@ -30,8 +30,11 @@ class Greso(RolloutStrategy):
 
     name: ClassVar[str] = "greso"
     needs_scores: ClassVar[bool] = True
-    min_rollouts: ClassVar[int] = 2
     needs_budget: ClassVar[bool] = True
+
+    @property
+    def min_rollouts(self) -> int:
+        return 2
 
     def describe(self) -> str:
         return "GRESO's pre-rollout filtering"

@@ -36,7 +36,10 @@ class PosteriorSampling(RolloutStrategy):
     )
 
     name: ClassVar[str] = "posterior"
-    draws: ClassVar[bool] = True
+
+    @property
+    def draws(self) -> bool:
+        return True
 
     def describe(self) -> str:
         drawn = f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}"
@@ -59,6 +62,7 @@ class PosteriorSampler(Sampler):
         self._metrics: dict[str, float] = {}
         self._evenly, self._passes = False, 0
         self._outcomes: list[tuple[float, float, float]] = []  # of the pass: mixed, times as_even, times as_forecast
+        self._of_step: list[tuple[float, float, float]] = []  # likewise; empty between steps
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
         if not self._batch:
@@ -86,12 +90,15 @@ class PosteriorSampler(Sampler):
         return [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def observe(self, drawn: Drawn, mixed: bool) -> None:
-        self._outcomes.append((float(mixed), mixed * drawn.as_even, mixed * drawn.as_forecast))
+        outcome = (float(mixed), mixed * drawn.as_even, mixed * drawn.as_forecast)
+        self._outcomes.append(outcome)
+        self._of_step.append(outcome)
 
     def end_step(self) -> None:
-        if self._outcomes:  # a reward model's scores come later and are not observed
-            mixed, mixed_even, _ = np.mean(self._outcomes[-self.facts.groups :], axis=0).tolist()
+        if self._of_step:  # a reward model's scores come later and are not observed
+            mixed, mixed_even, _ = np.mean(self._of_step, axis=0).tolist()
             self._metrics |= {"posterior/mixed": mixed, "posterior/mixed_even": mixed_even}
+            self._of_step = []
 
     def end_pass(self) -> None:
         lift = effective_lift(self._outcomes, self._strategy.weight_power)
