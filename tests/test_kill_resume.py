@@ -103,6 +103,11 @@ CASES = {
         filters=True,
     ),
     "greso-dbb": Case(["--method", "greso", *DBB, "--eval.steps", "4"], filters=True, budget=WHOLE),
+    "two-stage-dbb": Case(
+        ["--method", "two_stage", *DBB, "--two_stage.first", "3", "--rollout.n_samples_per_prompt", str(SAMPLES)],
+        filters=True,
+        budget=WHOLE,
+    ),
     "posterior-dbb": Case(
         [*DBB, "--rollout.strategy", "posterior", "--algo.advantage.estimator", "rloo"], draws=True
     ),
@@ -184,8 +189,7 @@ def check_passes(folder):
     drawn = Counter()
     groups = defaultdict(Counter)
     for step, prompt, rollouts in query(folder, "SELECT step, prompt_id, rollouts FROM posterior_history"):
-        assert rollouts % SAMPLES == 0
-        groups[step][prompt] += rollouts // SAMPLES
+        groups[step][prompt] += _groups_in(rollouts)
     total = skipped = 0
     for step, skips in query(folder, "SELECT step, skipped FROM steps ORDER BY step"):
         drawn.update(groups[step])
@@ -194,6 +198,12 @@ def check_passes(folder):
         assert max(drawn.values()) <= -(-total // PROMPTS), step
         if not skipped:  # the store does not say which prompts were skipped
             assert min(drawn[prompt] for prompt in range(1, PROMPTS + 1)) >= total // PROMPTS, step
+
+
+def _groups_in(rollouts):
+    """How many groups of 4, or of 3 in a first stage, these rollouts of a prompt are; a step has few of a prompt."""
+    [groups] = {whole + first for whole in range(3) for first in range(3) if 4 * whole + 3 * first == rollouts}
+    return groups
 
 
 def check_draws(folder):
