@@ -1,4 +1,4 @@
-"""Loads the training prompts and the held-out prompts, and chooses the prompts that a run trains on."""
+"""Loads the training prompts and the held-out prompts, and chooses those that a run trains on."""
 
 import functools
 import json
@@ -103,7 +103,7 @@ def _load(args: SimpleNamespace, backend: Any, flag: str) -> Any:
 
 
 def _blended(listed: str, args: SimpleNamespace, backend: Any, flag: str) -> Any:
-    """Return the rows of all data sets of a flag: one after another, or in the shares of the flag."""
+    """Return the rows of all data sets of a flag: one after another, or mixed in given shares."""
     from datasets import concatenate_datasets, interleave_datasets
 
     data = args.data

@@ -1,4 +1,4 @@
-"""Reads data sets: files, folders, data sets of the hub and tasks; refuses rows that cannot be used."""
+"""Reads data sets: files, folders, data sets of the hub, tasks; refuses rows that are no use."""
 
 import codecs
 import contextlib
@@ -50,7 +50,7 @@ def read(
     backend: Any,
     split: str,
 ) -> Any:
-    """Return one data set, a ``datasets.Dataset``, with its prompts, and with labels, rates and sources as texts.
+    """Return one data set, a ``datasets.Dataset``: prompts, and labels, rates and sources as texts.
 
     Args:
         name: a file, a folder, a data set of the hub, or a task.
@@ -451,7 +451,7 @@ def value_at(record: Any, key: str) -> Any:
 
 
 def listed_names(names: Iterable[str]) -> str:
-    """Return names of columns for a message; one that is empty or has blanks around it is quoted."""
+    """Return names of columns for a message; an empty one, or one with blanks around, is quoted."""
     shown = []
     for name in names:
         is_plain = name and name == name.strip()
