@@ -15,12 +15,32 @@
 Axes in names: ``rewards_P_G`` is an array of P prompts by G rollouts per prompt.
 """
 
-from openrlhf_dbb.estimators.base import ESTIMATORS, Estimate, RewardEstimator, RewardSupportError, State, register
+from openrlhf_dbb.estimators.base import (
+    ESTIMATORS,
+    Estimate,
+    RewardEstimator,
+    RewardSupportError,
+    State,
+    register,
+)
 from openrlhf_dbb.estimators.forms import FORMS, Form, standardized
 
-available, get, build, check_stored = ESTIMATORS.available, ESTIMATORS.get, ESTIMATORS.build, ESTIMATORS.check_stored
+available = ESTIMATORS.available
+get = ESTIMATORS.get
+build = ESTIMATORS.build
+check_stored = ESTIMATORS.check_stored
 
 __all__ = [
-    "FORMS", "Estimate", "Form", "RewardEstimator", "RewardSupportError", "State", "available", "build",
-    "check_stored", "get", "register", "standardized",
-]  # fmt: skip
+    "FORMS",
+    "Estimate",
+    "Form",
+    "RewardEstimator",
+    "RewardSupportError",
+    "State",
+    "available",
+    "build",
+    "check_stored",
+    "get",
+    "register",
+    "standardized",
+]

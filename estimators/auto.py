@@ -1,42 +1,98 @@
 """Self-tuning hierarchical DBB: the prior, its weight and the discount are learnt during training.
 
-Axes: P prompts, V revisited prompts, L discounts, X = 2 L discounts of ages in visits and in time, W prior weights, K
-discounts beside a text's mean, C forecasts.
+Axes: P prompts, V revisited prompts, L discounts, X = 2 L discounts of ages in visits and in time,
+W prior weights, K discounts beside a text's mean, C forecasts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts, register
 from openrlhf_dbb.estimators.empirical_bayes import WEIGHT, beta_weight, fit_beta, group_moments
 from openrlhf_dbb.estimators.text_prior import WIDTH, learned, log_score, predicted
 
 DISCOUNTS_L = np.array([0.02, 0.05, *np.arange(2, 21) / 20])
-DISCOUNTS_X, TIMED_X = np.tile(DISCOUNTS_L, 2), np.repeat([0.0, 1.0], DISCOUNTS_L.size)
+DISCOUNTS_X = np.tile(DISCOUNTS_L, 2)
+TIMED_X = np.repeat([0.0, 1.0], DISCOUNTS_L.size)  # 1 where an age is in time, 0 where in visits
 PRIOR_WEIGHTS_W = np.array([0.05, 0.25, 0.5, 1.0, 2.0])
-# Beside a mean that the text predicts: what counts keep over a pass, and the weight of the mean in rollouts.
+# Beside a mean that the text predicts: what counts keep over a pass, and the mean's weight in rollouts.
 TEXT_DISCOUNTS_K = np.array([0.005, 0.05, 0.3, 0.85])
 TEXT_WEIGHTS = (2.0, 6.0)
 
-# How fast the run's numbers forget, in passes over the prompts. The population of prompts changes within an epoch; the
-# speed of its change is steadier.
-_PRIOR_HALF_LIFE, _EVIDENCE_HALF_LIFE = 0.15, 0.7
-_HEAD_START = 1.0  # nats of the forecast without the text: in a small pool one of eight others is often lucky
+# How fast the run's numbers forget, in passes over the prompts. The population of prompts changes
+# within an epoch; the speed of its change is steadier.
+_PRIOR_HALF_LIFE = 0.15
+_EVIDENCE_HALF_LIFE = 0.7
+# Nats of the forecast without the text: in a small pool one of eight others is often lucky.
+_HEAD_START = 1.0
 _MOST_EVIDENCE = 256  # prompts per step that judge the pairs; keeps large batches cheap
 _MOST_TEXTS = 2048  # prompts, those seen last, that the regressions see; keeps a step cheap
 _CHUNK = 64  # prompts at a time, so that arrays stay in the CPU cache
-_LEAST_GAP, _MOST_GAP = 0.25, 4.0  # bounds of the number of groups that one counts for in the fit of the prior
+_LEAST_GAP = 0.25  # bounds of the number of groups that one counts for in the fit of the prior
+_MOST_GAP = 4.0
 _NO_PAIRS = 50.0  # pairs of visits that the prior's weight starts with where N = 1
 
-_COUNTED = ("successes", "rollouts")
-_VISITS = (*(f"{kind}_{k}" for kind in (*_COUNTED, "seen") for k in (1, 2)), "successes_old", "rollouts_old")
-_SHARED = {  # sizes of the run's vectors
-    "moments": 4, "pairs": 4, "evidence": PRIOR_WEIGHTS_W.size * DISCOUNTS_X.size, "prior": 2, "weight": 1,
-    "discount": 1, "timed": 1, "prompts": 1, "clock": 2, "text_weights": len(TEXT_DISCOUNTS_K) * (WIDTH + 1),
+_SHARED_SIZES = {
+    "moments": 4,
+    "pairs": 4,
+    "evidence": PRIOR_WEIGHTS_W.size * DISCOUNTS_X.size,
+    "prior": 2,
+    "weight": 1,
+    "discount": 1,
+    "timed": 1,
+    "prompts": 1,
+    "clock": 2,
+    "text_weights": len(TEXT_DISCOUNTS_K) * (WIDTH + 1),
     "forecasts": 1 + len(TEXT_WEIGHTS) * len(TEXT_DISCOUNTS_K),
-}  # fmt: skip
+}
+"""The length of each of the run's vectors."""
+
+
+@dataclass(frozen=True)
+class Visits:
+    """The visits of some prompts so far, (P,) each; the state keeps them under these names."""
+
+    successes_1: Floats
+    successes_2: Floats
+    rollouts_1: Floats
+    rollouts_2: Floats
+    seen_1: Floats
+    seen_2: Floats
+    successes_old: Floats
+    rollouts_old: Floats
+
+    def shifted(self, successes: Floats, rollouts: Floats, now: float, kept: Floats) -> "Visits":
+        """Return the visits with one more, at update ``now``.
+
+        The new visit and the one before it are kept apart. The second latest so far joins the
+        older ones, which then keep the share ``kept`` of their counts, (P,).
+        """
+        return Visits(
+            successes_1=successes,
+            successes_2=self.successes_1,
+            rollouts_1=rollouts,
+            rollouts_2=self.rollouts_1,
+            seen_1=np.full(len(successes), now),
+            seen_2=self.seen_1,
+            successes_old=kept * self.successes_old + kept * self.successes_2,
+            rollouts_old=kept * self.rollouts_old + kept * self.rollouts_2,
+        )
+
+
+VISIT_FIELDS = tuple(field.name for field in fields(Visits))
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """What the prompts of one update show."""
+
+    successes: Floats  # (P,) S
+    rollouts: Floats  # (P,) N
+    revisited: NDArray[np.int64]  # (V,) places of the prompts that were seen before
+    now: float  # the update's number, from 1
 
 
 @register
@@ -79,63 +135,80 @@ class SelfTuningBetaBernoulli(BetaPosterior):
     version: ClassVar[int] = 4  # 1 forgot by visits; 2 read no texts; 3 told digits apart
     wide_clip: ClassVar[bool] = True
     reads_texts: ClassVar[bool] = True
-    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *_VISITS)
-    shared_fields: ClassVar[tuple[str, ...]] = tuple(_SHARED)
+    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *VISIT_FIELDS)
+    shared_fields: ClassVar[tuple[str, ...]] = tuple(_SHARED_SIZES)
 
     def initial_state(self, num_prompts: int) -> State:
-        visits = {name: np.zeros(num_prompts) for name in _VISITS}
-        shared = {name: np.zeros(size) for name, size in _SHARED.items()}
-        begun = {"prior": np.ones(2), "weight": np.ones(1), "discount": np.full(1, 0.5)}
-        return {"alpha": np.ones(num_prompts), "beta": np.ones(num_prompts)} | visits | shared | begun
+        state = {name: np.zeros(size) for name, size in _SHARED_SIZES.items()}
+        for name in VISIT_FIELDS:
+            state[name] = np.zeros(num_prompts)
+        state["alpha"] = np.ones(num_prompts)
+        state["beta"] = np.ones(num_prompts)
+        state["prior"] = np.ones(2)
+        state["weight"] = np.ones(1)
+        state["discount"] = np.full(1, 0.5)
+        return state
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)
-        clock = state["clock"] + [1, len(successes)]
-        if not len(successes):
-            return state | {"clock": clock}  # a step without groups still makes the others older
+        size = len(successes)
+        after = state | {"clock": state["clock"] + [1, size]}
+        if not size:
+            return after  # a step without groups still makes the others older
         revisited = np.flatnonzero(state["rollouts_1"])
-        prompts = state["prompts"] + len(successes) - len(revisited)
-        state = state | {"prompts": prompts, "clock": clock}
-        now = clock[0]
-        passed = len(revisited) / prompts[0]
-        faded = 0.5 ** (passed / _EVIDENCE_HALF_LIFE)
-        scores_C = log_score(*_forecasts(state, now), successes, rollouts).sum(axis=1)
-        observed = len(successes) / max(prompts[0] - len(successes) + len(revisited), 1)
-        state["forecasts"] = 0.5 ** (observed / _EVIDENCE_HALF_LIFE) * state["forecasts"] + scores_C
-        gap = np.clip(_passes(state, now - state["seen_1"]), _LEAST_GAP, _MOST_GAP)
-        moments = 0.5 ** (passed / _PRIOR_HALF_LIFE) * state["moments"] + group_moments(successes, rollouts, gap)
-        pairs = state["pairs"]
+        after["prompts"] = state["prompts"] + size - len(revisited)
+        groups = _Groups(successes, rollouts, revisited, after["clock"][0])
+        passes = size / max(state["prompts"][0], 1)
+        scores_C_P = log_score(*_forecasts(after, groups.now), successes, rollouts)
+        after["forecasts"] = _faded(state["forecasts"], passes, _EVIDENCE_HALF_LIFE)
+        after["forecasts"] += scores_C_P.sum(axis=1)
+        _fit_prior(after, groups)
         if len(revisited):
-            share = (successes / rollouts)[revisited]
-            before = state["successes_1"][revisited] / state["rollouts_1"][revisited]
-            pairs = faded * pairs + np.stack([np.ones_like(share), share, before, share * before]) @ gap[revisited]
-        prior = fit_beta(moments, _weight_between(pairs))
-        state = state | {"moments": moments, "pairs": pairs, "prior": prior}
-        if len(revisited):
-            rows = revisited[:: -(-len(revisited) // _MOST_EVIDENCE)]  # spread evenly over the step
-            evidence = faded * state["evidence"]
-            for chunk in np.split(rows, range(_CHUNK, len(rows), _CHUNK)):
-                past = state | {name: state[name][chunk] for name in self.state_fields}
-                evidence = evidence + self._judged(past, now, successes[chunk], rollouts[chunk])
-            weight, fading = divmod(int(evidence.argmax()), DISCOUNTS_X.size)
-            state |= {"evidence": evidence, "weight": PRIOR_WEIGHTS_W[weight, None]}
-            state |= {"discount": DISCOUNTS_X[fading, None], "timed": TIMED_X[fading, None]}
-        alpha, beta = _before(state, now)  # by the pair chosen just now
-        # Of the visits with this one the two latest are kept apart, the others summed.
-        faded = _kept(state, 1, state["seen_1"] - state["seen_2"], state["discount"], state["timed"])[:, 0]
-        older = {f"{kind}_old": faded * state[f"{kind}_old"] + faded * state[f"{kind}_2"] for kind in _COUNTED}
-        latest = {"successes_1": successes, "rollouts_1": rollouts, "seen_1": np.full(len(successes), now)}
-        second = {f"{kind}_2": state[f"{kind}_1"] for kind in (*_COUNTED, "seen")}
-        shared = {name: state[name] for name in self.shared_fields}
-        return {"alpha": alpha + successes, "beta": beta + (rollouts - successes)} | older | latest | second | shared
+            self._choose_pair(after, groups)
+        alpha, beta = _before(after, groups.now)
+        after["alpha"] = alpha + successes
+        after["beta"] = beta + (rollouts - successes)
+        between = state["seen_1"] - state["seen_2"]
+        kept_P_1 = _kept(after, 1, between, after["discount"], after["timed"])
+        visits = _visits(state).shifted(successes, rollouts, groups.now, kept_P_1[:, 0])
+        return after | vars(visits)
+
+    def _choose_pair(self, state: State, groups: _Groups) -> None:
+        """Judge each pair of a prior weight and a discount by the revisits, and take the best."""
+        step = -(-len(groups.revisited) // _MOST_EVIDENCE)
+        rows = groups.revisited[::step]  # spread evenly over the update
+        evidence = _faded(state["evidence"], _revisits(state, groups), _EVIDENCE_HALF_LIFE)
+        for start in range(0, len(rows), _CHUNK):
+            chunk = rows[start : start + _CHUNK]
+            past = self.state_at(state, chunk)
+            evidence += self._judged(
+                past,
+                groups.now,
+                groups.successes[chunk],
+                groups.rollouts[chunk],
+            )
+        weight, discount = divmod(int(evidence.argmax()), DISCOUNTS_X.size)
+        state["evidence"] = evidence
+        state["weight"] = PRIOR_WEIGHTS_W[weight, None]
+        state["discount"] = DISCOUNTS_X[discount, None]
+        state["timed"] = TIMED_X[discount, None]
 
     def _judged(self, past: State, now: float, successes_V: Floats, rollouts_V: Floats) -> Floats:
-        """Return scores of the pairs from V groups of prompts with this past, (W * X,); higher is better."""
+        """Return scores of the pairs from V groups of prompts with this past, (W * X,).
+
+        Higher is better.
+        """
         scores_W_X = _negative_risk(past, 1, now, successes_V, rollouts_V)
         again = np.flatnonzero((rollouts_V == 1) & (past["rollouts_2"] > 0))
         if len(again):
-            past = past | {name: past[name][again] for name in self.state_fields}
-            scores_W_X = scores_W_X + _negative_risk(past, 0, past["seen_1"], successes_V[again], rollouts_V[again])
+            past = self.state_at(past, again)
+            scores_W_X += _negative_risk(
+                past,
+                0,
+                past["seen_1"],
+                successes_V[again],
+                rollouts_V[again],
+            )
         return scores_W_X.ravel()
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
@@ -149,90 +222,167 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         if "features" not in state:
             return {}
         seen = np.flatnonzero(state["rollouts_1"])
-        seen = seen[np.argsort(-state["seen_1"][seen], kind="stable")[:_MOST_TEXTS]]
-        if not len(seen):
+        latest_first = np.argsort(-state["seen_1"][seen], kind="stable")
+        read = seen[latest_first[:_MOST_TEXTS]]
+        if not len(read):
             return {}
-        known = self.state_at(state, seen)
-        counted_2_K_S = _of_text(known, 0, state["clock"][0])
-        weights_K_W = state["text_weights"].reshape(len(TEXT_DISCOUNTS_K), -1)
-        return {"text_weights": learned(weights_K_W, known["features"], *counted_2_K_S).ravel()}
+        past = self.state_at(state, read)
+        successes_K_S, rollouts_K_S = _counts_beside_text(past, 0, state["clock"][0])
+        weights_K_W = learned(
+            _text_weights(state),
+            past["features"],
+            successes_K_S,
+            rollouts_K_S,
+        )
+        return {"text_weights": weights_K_W.ravel()}
+
+
+def _visits(state: State) -> Visits:
+    return Visits(**{name: state[name] for name in VISIT_FIELDS})
+
+
+def _text_weights(state: State) -> Floats:
+    """Return the weights of the regressions, (K, D + 1)."""
+    return state["text_weights"].reshape(len(TEXT_DISCOUNTS_K), -1)
+
+
+def _faded(sums: Floats, passes: float, half_life: float) -> Floats:
+    """Return what sums are worth after some passes over the prompts."""
+    return 0.5 ** (passes / half_life) * sums
+
+
+def _revisits(state: State, groups: _Groups) -> float:
+    """Return the revisits as a share of the prompts seen."""
+    return float(len(groups.revisited) / state["prompts"][0])
+
+
+def _fit_prior(state: State, groups: _Groups) -> None:
+    """Add groups to the sums behind the prior, and fit the prior to them."""
+    passes = _revisits(state, groups)
+    gap = np.clip(_passes(state, groups.now - state["seen_1"]), _LEAST_GAP, _MOST_GAP)
+    added = group_moments(groups.successes, groups.rollouts, gap)
+    state["moments"] = _faded(state["moments"], passes, _PRIOR_HALF_LIFE) + added
+    rows = groups.revisited
+    if len(rows):
+        share = groups.successes[rows] / groups.rollouts[rows]
+        before = state["successes_1"][rows] / state["rollouts_1"][rows]
+        pairs_4_V = np.stack([np.ones_like(share), share, before, share * before])
+        faded = _faded(state["pairs"], passes, _EVIDENCE_HALF_LIFE)
+        state["pairs"] = faded + pairs_4_V @ gap[rows]
+    state["prior"] = fit_beta(state["moments"], _weight_between(state["pairs"]))
 
 
 def _weight_between(pairs: Floats) -> float:
     """Return a + b from the correlation of successive rewards, for N = 1."""
-    number, now, before, both = pairs
-    start = 1 / (WEIGHT + 1)
+    number, sum_now, sum_before, sum_both = pairs
     if number == 0:
         return WEIGHT
-    now, before = now / number, before / number
-    deviations = np.sqrt(max(now * (1 - now) * before * (1 - before), 0.0))
-    correlation = (both / number - now * before) / deviations if deviations > 0 else start
-    return beta_weight(float((number * correlation + _NO_PAIRS * start) / (number + _NO_PAIRS)))
+    now = sum_now / number
+    before = sum_before / number
+    start = 1 / (WEIGHT + 1)
+    correlation = start
+    variances = now * (1 - now) * before * (1 - before)
+    if variances > 0:
+        correlation = (sum_both / number - now * before) / np.sqrt(variances)
+    known = number * correlation + _NO_PAIRS * start
+    return beta_weight(float(known / (number + _NO_PAIRS)))
 
 
 def _passes(state: State, updates_P: Floats) -> Floats:
+    """Return how many passes over the prompts some updates are, (P,)."""
     updates, groups = state["clock"]
-    return np.asarray(updates_P * groups / np.maximum(updates * state["prompts"], 1))
+    return updates_P * groups / np.maximum(updates * state["prompts"], 1)
 
 
-def _kept(state: State, visits: int, updates_P: Floats, discounts_X: Floats, timed_X: Floats) -> Floats:
+def _kept(
+    state: State,
+    visits: int,
+    updates_P: Floats,
+    discounts_X: Floats,
+    timed_X: Floats,
+) -> Floats:
     """Return the weight that is left after some visits, or updates, (P, X)."""
     ages_P_X = np.where(timed_X, _passes(state, updates_P)[:, None], visits)
-    return np.asarray(np.exp(ages_P_X * np.log(discounts_X)))
+    return np.exp(ages_P_X * np.log(discounts_X))
 
 
-def _past(state: State, visits: int, at: Floats | float, discounts_X: Floats, timed_X: Floats) -> tuple[Floats, Floats]:
-    latest, older = (_kept(state, visits + k - 1, at - state[f"seen_{k}"], discounts_X, timed_X) for k in (1, 2))
-    successes, rollouts = (
-        latest * state[f"{kind}_1"][:, None] + older * (state[f"{kind}_2"] + state[f"{kind}_old"])[:, None]
-        for kind in _COUNTED
-    )
-    return successes, rollouts
+def _past(
+    state: State,
+    visits: int,
+    at: Floats | float,
+    discounts_X: Floats,
+    timed_X: Floats,
+) -> tuple[Floats, Floats]:
+    """Return discounted sums of the visits so far, S and N, (P, X) each.
+
+    They are discounted to update ``at``, ``visits`` after the latest visit.
+    """
+    past = _visits(state)
+    latest_P_X = _kept(state, visits, at - past.seen_1, discounts_X, timed_X)
+    older_P_X = _kept(state, visits + 1, at - past.seen_2, discounts_X, timed_X)
+    older_successes_P = past.successes_2 + past.successes_old
+    older_rollouts_P = past.rollouts_2 + past.rollouts_old
+    successes_P_X = latest_P_X * past.successes_1[:, None] + older_P_X * older_successes_P[:, None]
+    rollouts_P_X = latest_P_X * past.rollouts_1[:, None] + older_P_X * older_rollouts_P[:, None]
+    return successes_P_X, rollouts_P_X
 
 
 def _before(state: State, now: float) -> tuple[Floats, Floats]:
     """Return alpha and beta at update ``now`` before its group is seen, each (P,)."""
-    past = _past(state, 1, now, state["discount"], state["timed"])
-    successes, rollouts = (values[:, 0] for values in past)
+    successes_P_1, rollouts_P_1 = _past(state, 1, now, state["discount"], state["timed"])
+    successes = successes_P_1[:, 0]
+    rollouts = rollouts_P_1[:, 0]
     weight = np.where(state["rollouts_1"] > 0, state["weight"], 1.0)
     alpha, beta = state["prior"]
     return weight * alpha + successes, weight * beta + rollouts - successes
 
 
-def _of_text(state: State, visits: int, at: float) -> tuple[Floats, Floats]:
-    """Return successes and rollouts by each discount beside a text's mean, (K, P), 0 without a visit."""
-    successes_P_K, rollouts_P_K = _past(state, visits, at, TEXT_DISCOUNTS_K, np.ones(len(TEXT_DISCOUNTS_K)))
+def _counts_beside_text(state: State, visits: int, at: float) -> tuple[Floats, Floats]:
+    """Return S and N by each discount beside a text's mean, (K, P) each, 0 without a visit."""
+    timed_K = np.ones(len(TEXT_DISCOUNTS_K))
+    successes_P_K, rollouts_P_K = _past(state, visits, at, TEXT_DISCOUNTS_K, timed_K)
     return successes_P_K.T, rollouts_P_K.T
 
 
 def _forecasts(state: State, at: float) -> tuple[Floats, Floats]:
-    """Return alpha and beta of every forecast at update ``at`` before its groups are seen, (C, P)."""
+    """Return alpha and beta of every forecast, (C, P) each, before the groups of update ``at``."""
     alpha, beta = _before(state, at)
     if "features" not in state:
         return alpha[None], beta[None]
-    weights_K_W = state["text_weights"].reshape(len(TEXT_DISCOUNTS_K), -1)
-    of_text = predicted(weights_K_W, state["features"]), *_of_text(state, 1, at)
-    mean_C_P, successes_C_P, rollouts_C_P = (np.tile(each_K_P, (len(TEXT_WEIGHTS), 1)) for each_K_P in of_text)
-    weight_C_1 = np.repeat(TEXT_WEIGHTS, len(TEXT_DISCOUNTS_K))[:, None]
-    alpha_C_P = weight_C_1 * mean_C_P + successes_C_P
-    beta_C_P = weight_C_1 * (1 - mean_C_P) + rollouts_C_P - successes_C_P
-    return np.vstack([alpha, alpha_C_P]), np.vstack([beta, beta_C_P])
+    mean_K_P = predicted(_text_weights(state), state["features"])
+    successes_K_P, rollouts_K_P = _counts_beside_text(state, 1, at)
+    alphas = [alpha]
+    betas = [beta]
+    for weight in TEXT_WEIGHTS:
+        alphas.extend(weight * mean_K_P + successes_K_P)
+        betas.extend(weight * (1 - mean_K_P) + rollouts_K_P - successes_K_P)
+    return np.stack(alphas), np.stack(betas)
 
 
-def _negative_risk(past: State, visits: int, at_V: Floats | float, successes_V: Floats, rollouts_V: Floats) -> Floats:
+def _negative_risk(
+    past: State,
+    visits: int,
+    at_V: Floats | float,
+    successes_V: Floats,
+    rollouts_V: Floats,
+) -> Floats:
     """Return minus the estimated squared error of each pair's means, summed over the V groups: (W, X).
 
     The past is discounted to ``at_V``, ``visits`` after the last one.
     """
     past_successes_V_X, past_rollouts_V_X = _past(past, visits, at_V, DISCOUNTS_X, TIMED_X)
-    alpha_V_W_X = PRIOR_WEIGHTS_W[:, None] * past["prior"][0] + past_successes_V_X[:, None]
-    total_V_W_X = PRIOR_WEIGHTS_W[:, None] * past["prior"].sum() + past_rollouts_V_X[:, None]
+    weights_W_1 = PRIOR_WEIGHTS_W[:, None]
+    alpha_V_W_X = weights_W_1 * past["prior"][0] + past_successes_V_X[:, None]
+    total_V_W_X = weights_W_1 * past["prior"].sum() + past_rollouts_V_X[:, None]
     share_V = successes_V / rollouts_V
+    share_V_1_1 = share_V[:, None, None]
     seen_V = np.where(rollouts_V > 1, rollouts_V, 0)  # a single rollout judges the mean before it
     noise_V = share_V * (1 - share_V) / np.maximum(rollouts_V - 1, 1)  # 0 for a single one
     inverse = 1 / (total_V_W_X + seen_V[:, None, None])
     # (alpha + successes) / (total + rollouts) - share
-    error = (alpha_V_W_X - share_V[:, None, None] * total_V_W_X) * inverse
-    # Sum of error^2 - (1 - 2 rollouts / total) noise; products and sums at once, as this is most of a step's time.
+    error = (alpha_V_W_X - share_V_1_1 * total_V_W_X) * inverse
+    # Sum of error^2 - (1 - 2 rollouts / total) noise; products and sums at once, as this is most
+    # of a step's time.
     shrunk_W_X = np.tensordot(2 * rollouts_V * noise_V, inverse, axes=1)
-    return np.asarray(noise_V.sum() - shrunk_W_X - np.einsum("vwx,vwx->wx", error, error))
+    squares_W_X = np.einsum("vwx,vwx->wx", error, error)
+    return noise_V.sum() - shrunk_W_X - squares_W_X

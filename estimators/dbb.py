@@ -1,9 +1,19 @@
+"""Discounted Beta-Bernoulli: the paper's estimator."""
+
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, Support, counts, parameter, register
+from openrlhf_dbb.estimators.base import (
+    BetaPosterior,
+    Floats,
+    State,
+    Support,
+    counts,
+    parameter,
+    register,
+)
 
 
 @register
@@ -25,12 +35,15 @@ class DiscountedBetaBernoulli(BetaPosterior):
     Source: paper, Definition 2 and Algorithm 1 (update first, then read).
     """
 
-    # Per visit of the same prompt, not per gradient step; 1 never forgets. The paper uses 0.25, 0.5 and 0.75 for Qwen3
-    # 0.6B, 1.7B and 8B.
+    # Per visit of the same prompt, not per gradient step; 1 never forgets. The paper uses 0.25,
+    # 0.5 and 0.75 for Qwen3 0.6B, 1.7B and 8B.
     discount: float = parameter(0.5, "weight of the past per visit", within="(0, 1]")
     prior_alpha: float = parameter(1.0, "pseudo-successes before any rollout", within="(0, inf)")
     prior_beta: float = parameter(1.0, "pseudo-failures before any rollout", within="(0, inf)")
-    partial_credit: bool = parameter(False, "accept scores in [0, 1] as fractional successes, not only 0 or 1")
+    partial_credit: bool = parameter(
+        False,
+        "accept scores in [0, 1] as fractional successes, not only 0 or 1",
+    )
 
     name: ClassVar[str] = "dbb"
     wide_clip: ClassVar[bool] = True
@@ -47,15 +60,32 @@ class DiscountedBetaBernoulli(BetaPosterior):
         }
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        return faded(state, self.discount, *counts(rewards_P_G))
+        successes, rollouts = counts(rewards_P_G)
+        return faded(state, self.discount, successes, rollouts)
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
         before = faded(state, self.discount)
         return before["alpha"], before["beta"]
 
 
-def faded(state: State, discount: float, successes: Floats | float = 0.0, rollouts: Floats | float = 0.0) -> State:
-    """Return the discounted counts with those of one more group."""
+def faded(
+    state: State,
+    discount: float,
+    successes: Floats | float = 0.0,
+    rollouts: Floats | float = 0.0,
+) -> State:
+    """Return alpha and beta, (P,) each, discounted, with the counts of one more group.
+
+    Args:
+        state: ``alpha`` and ``beta`` of P prompts.
+        discount: what is left of them, in (0, 1].
+        successes: S of each prompt's group, (P,).
+        rollouts: N of each prompt's group, (P,).
+
+    Source: paper, Definition 2.
+    """
+    alpha = discount * state["alpha"] + successes
+    beta = discount * state["beta"] + (rollouts - successes)
     # 1,074 zero-variance groups at discount 0.5 would underflow to 0.
-    kept = {"alpha": discount * state["alpha"] + successes, "beta": discount * state["beta"] + (rollouts - successes)}
-    return {name: np.maximum(counted, np.finfo(float).tiny) for name, counted in kept.items()}
+    least = np.finfo(float).tiny
+    return {"alpha": np.maximum(alpha, least), "beta": np.maximum(beta, least)}

@@ -1,13 +1,24 @@
+"""Empirical Bayes: one prior of all prompts, fitted while the run goes on; nothing is kept of a prompt."""
+
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import Estimate, Floats, RewardEstimator, State, Support, counts, register
+from openrlhf_dbb.estimators.base import (
+    Estimate,
+    Floats,
+    RewardEstimator,
+    State,
+    Support,
+    counts,
+    register,
+)
 
 WEIGHT = 2.0  # of the prior, in rollouts, where it cannot be estimated
-_WEAKEST, _STRONGEST = 0.05, 1e3  # its limits
-_MEAN_LIMIT = 1e-3
+_WEAKEST = 0.05  # the limits of that weight
+_STRONGEST = 1e3
+_MEAN_LIMIT = 1e-3  # the prior's mean is at least as far from 0 and from 1
 
 
 @register
@@ -43,7 +54,8 @@ class EmpiricalBayes(RewardEstimator):
         return {"moments": np.zeros(4), "prior": np.ones(2)}
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        moments = state["moments"] + group_moments(*counts(rewards_P_G))
+        successes, rollouts = counts(rewards_P_G)
+        moments = state["moments"] + group_moments(successes, rollouts)
         return {"moments": moments, "prior": fit_beta(moments)}
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
@@ -52,19 +64,37 @@ class EmpiricalBayes(RewardEstimator):
         return Estimate.bernoulli(alpha + successes, beta + rollouts - successes)
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
-        rollouts = counts(rewards_P_G)[1]
+        _, rollouts = counts(rewards_P_G)
         return rollouts / (rollouts + state["prior"].sum())
 
 
-def group_moments(successes: Floats, rollouts: Floats, counted: Floats | None = None) -> Floats:
-    """Return the number of groups, and sums of S/N, (S/N)^2 and 1/N, weighted by ``counted``."""
+def group_moments(
+    successes: Floats,
+    rollouts: Floats,
+    weights: Floats | None = None,
+) -> Floats:
+    """Return the number of groups, and sums of S/N, (S/N)^2 and 1/N: (4,).
+
+    Args:
+        successes: S of each of P groups, in [0, N].
+        rollouts: N of each, >= 1.
+        weights: how many groups each one counts for; None: one.
+    """
     share = successes / rollouts
-    counted = np.ones_like(share) if counted is None else counted
-    return np.array([counted.sum(), (counted * share).sum(), (counted * share) @ share, (counted / rollouts).sum()])
+    if weights is None:
+        weights = np.ones_like(share)
+    weighted = weights * share
+    moments = [weights.sum(), weighted.sum(), weighted @ share, (weights / rollouts).sum()]
+    return np.array(moments)
 
 
 def fit_beta(moments: Floats, weight: float = WEIGHT) -> Floats:
-    """Return (a, b) of the Beta behind some groups; ``weight``: a + b if they do not tell it."""
+    """Return (a, b) of the Beta behind some groups, by the method of moments.
+
+    Args:
+        moments: (4,), of :func:`group_moments`.
+        weight: a + b, in rollouts, if the groups do not tell it.
+    """
     groups, total, squares, inverse = moments
     if not groups:
         return np.array([weight / 2, weight / 2])
@@ -78,5 +108,7 @@ def fit_beta(moments: Floats, weight: float = WEIGHT) -> Floats:
 
 
 def beta_weight(spread: float) -> float:
-    """Return ``a + b``, within limits, of a Beta of variance ``spread * m (1 - m)``."""
-    return min(max(1 / spread - 1, _WEAKEST), _STRONGEST) if spread > 0 else _STRONGEST
+    """Return ``a + b``, in [0.05, 1000], of a Beta of mean m and variance ``spread * m (1 - m)``."""
+    if spread <= 0:
+        return _STRONGEST
+    return min(max(1 / spread - 1, _WEAKEST), _STRONGEST)

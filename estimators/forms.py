@@ -12,20 +12,30 @@ from openrlhf_dbb.estimators.registry import Registry
 
 
 class Form:
-    """Turns rewards and an estimate into advantages: ``(X - baseline) / scale``, unless :meth:`advantages` differs."""
+    """Turns rewards and an estimate into advantages: ``(X - baseline) / scale``, unless :meth:`advantages` differs.
+
+    Attributes:
+        name: the word after ``--algo.advantage.estimator``.
+        formula: the advantage in a few words.
+        whitened: the trainer has the last step: once the advantages are spread over the response
+            tokens, it subtracts their mean over the batch's tokens and divides by their standard
+            deviation.
+        sums_to_zero: the advantages of a step sum to 0, which weights of the rollouts then keep.
+        leave_one_out: :meth:`advantages` needs the estimate's ``without_each``.
+    """
 
     name: ClassVar[str]
-    formula: ClassVar[str]  # the advantage in a few words
-    # The trainer has the last step: once the advantages are spread over the response tokens, it subtracts their mean
-    # over the batch's tokens and divides by their standard deviation.
+    formula: ClassVar[str]
     whitened: ClassVar[bool] = False
-    sums_to_zero: ClassVar[bool] = False  # the advantages of a step sum to 0, which weights of the rollouts then keep
-    leave_one_out: ClassVar[bool] = False  # advantages needs the estimate's without_each
+    sums_to_zero: ClassVar[bool] = False
+    leave_one_out: ClassVar[bool] = False
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         """Return the advantages of the optimized rewards, shape (P, G); 0 for a missing rollout (NaN)."""
-        scale_P_1, out = self.scale(estimate)[:, None], np.zeros(np.shape(rewards_P_G))
-        return np.divide(centered(rewards_P_G, estimate), scale_P_1, out=out, where=scale_P_1 > 0)
+        centered_P_G = centered(rewards_P_G, estimate)
+        scale_P_1 = self.scale(estimate)[:, None]
+        advantages_P_G = np.zeros(np.shape(rewards_P_G))
+        return np.divide(centered_P_G, scale_P_1, out=advantages_P_G, where=scale_P_1 > 0)
 
     def scale(self, estimate: Estimate) -> Floats:
         """Return what the advantages are divided by, (P,); where it is 0 they are 0."""
@@ -43,8 +53,11 @@ def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
 
     The baseline is the mean, or the mean without the rollout.
     """
-    baseline = estimate.mean[:, None] if estimate.without_each is None else estimate.without_each
-    return np.nan_to_num(np.asarray(rewards_P_G, dtype=np.float64) - baseline)
+    baseline = estimate.without_each
+    if baseline is None:
+        baseline = estimate.mean[:, None]
+    rewards = np.asarray(rewards_P_G, dtype=np.float64)
+    return np.nan_to_num(rewards - baseline)
 
 
 def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
@@ -102,7 +115,8 @@ class BatchMean(BatchCentered):
     formula: ClassVar[str] = "X - mean of the step's rewards"
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
-        return super().advantages(rewards_P_G, Estimate(np.zeros(len(rewards_P_G)), estimate.variance))
+        without_mean = Estimate(np.zeros(len(rewards_P_G)), estimate.variance)
+        return super().advantages(rewards_P_G, without_mean)
 
 
 @register
@@ -122,7 +136,8 @@ class Rloo(Form):
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         if estimate.without_each is None:  # the mean as baseline would be dr_grpo, in silence
-            raise ValueError("form 'rloo' needs the mean without each rollout; observe with leave_one_out=True")
+            problem = "form 'rloo' needs the mean without each rollout"
+            raise ValueError(f"{problem}; observe with leave_one_out=True")
         return super().advantages(rewards_P_G, estimate)
 
 

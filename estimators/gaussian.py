@@ -1,9 +1,19 @@
+"""A discounted Normal-inverse-gamma posterior: as ``dbb``, for any real reward."""
+
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import Estimate, Floats, RewardEstimator, State, counts, parameter, register
+from openrlhf_dbb.estimators.base import (
+    Estimate,
+    Floats,
+    RewardEstimator,
+    State,
+    counts,
+    parameter,
+    register,
+)
 
 _RESOLUTION = 1e-10  # least standard deviation, in units of the mean
 
@@ -39,10 +49,11 @@ class DiscountedGaussian(RewardEstimator):
     state_fields: ClassVar[tuple[str, ...]] = ("weight", "mean", "spread")
 
     def initial_state(self, num_prompts: int) -> State:
+        spread = self.prior_weight * self.prior_variance
         return {
             "weight": np.full(num_prompts, float(self.prior_weight)),
             "mean": np.full(num_prompts, float(self.prior_mean)),
-            "spread": np.full(num_prompts, float(self.prior_weight * self.prior_variance)),
+            "spread": np.full(num_prompts, float(spread)),
         }
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
@@ -53,7 +64,8 @@ class DiscountedGaussian(RewardEstimator):
         weight = kept + rollouts
         surprise = group_mean - state["mean"]
         mean = state["mean"] + rollouts / weight * surprise
-        spread = self.discount * state["spread"] + squares + kept * rollouts / weight * surprise**2
+        between = kept * rollouts / weight * surprise**2
+        spread = self.discount * state["spread"] + squares + between
         # Without a floor, rounding errors of the mean would be divided by a vanishing deviation.
         floor = np.maximum((_RESOLUTION * mean) ** 2, np.finfo(float).tiny)
         return {"weight": weight, "mean": mean, "spread": np.maximum(spread, weight * floor)}
@@ -62,4 +74,5 @@ class DiscountedGaussian(RewardEstimator):
         return Estimate(state["mean"], state["spread"] / state["weight"])
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
-        return counts(rewards_P_G)[1] / state["weight"]
+        _, rollouts = counts(rewards_P_G)
+        return rollouts / state["weight"]

@@ -1,3 +1,5 @@
+"""Classes by name: estimators and other kinds, ours and those of other distributions; and their parameters."""
+
 import dataclasses
 import importlib
 import pkgutil
@@ -10,7 +12,13 @@ _Base = TypeVar("_Base")
 _Class = TypeVar("_Class", bound=type[Any])
 
 
-def parameter(default: Any, help: str, *, within: str = "", choices: Sequence[str] = ()) -> Any:
+def parameter(
+    default: Any,
+    help: str,
+    *,
+    within: str = "",
+    choices: Sequence[str] = (),
+) -> Any:
     """Return a dataclass field with a default, a help line and the values that it allows.
 
     Args:
@@ -28,42 +36,80 @@ def parameter_fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def check(owner: Any) -> None:
-    """Raise ValueError, "NAME.FIELD = VALUE is not in (0, 1]", for the first parameter out of its range."""
+    """Check the parameters of an object of a registered class.
+
+    Raises:
+        ValueError: "NAME.FIELD = VALUE is not in (0, 1]", for the first one that is not allowed.
+    """
     for field in dataclasses.fields(owner):
-        value, within, choices = (getattr(owner, field.name), *map(field.metadata.get, ("within", "choices")))
-        if within:
-            low, high = (float(end) for end in within[1:-1].split(","))
-            inside = isinstance(value, (int, float)) and low <= value <= high  # False for NaN
-            if not inside or (value == low and within[0] == "(") or (value == high and within[-1] == ")"):
-                raise ValueError(f"{owner.name}.{field.name} = {value!r} is not in {within}")
+        value = getattr(owner, field.name)
+        within = field.metadata.get("within")
+        choices = field.metadata.get("choices")
+        problem = f"{owner.name}.{field.name} = {value!r} is"
+        if within and not _is_within(value, within):
+            raise ValueError(f"{problem} not in {within}")
         if choices and value not in choices:
-            raise ValueError(f"{owner.name}.{field.name} = {value!r} is none of {', '.join(choices)}")
+            raise ValueError(f"{problem} none of {', '.join(choices)}")
+
+
+def _is_within(value: Any, interval: str) -> bool:
+    """Return whether a value is a number in an interval such as "(0, 1]"; False for NaN."""
+    if not isinstance(value, (int, float)):
+        return False
+    low, high = interval[1:-1].split(",")
+    if value == float(low):
+        return interval.startswith("[")
+    if value == float(high):
+        return interval.endswith("]")
+    return float(low) < value < float(high)
 
 
 class Registry(Generic[_Base]):
     """The classes of one kind, by their class attribute ``name``; their dataclass fields are their parameters.
 
     Args:
-        kind: the word for such a class in messages.
+        kind: the word for such a class in messages, such as "estimator".
+        base: the class that all of them subclass.
         package: its modules are imported on first use, so that their classes register themselves.
         group: the entry-point group in which other distributions declare theirs, ``name = package.module:Class``.
-        renamed: names of before, and the present ones.
+        renamed: former names, each with the present one.
     """
 
-    def __init__(self, kind: str, base: Any, package: str, group: str, **renamed: str) -> None:
-        self._kind, self._base, self._package, self._group, self._renamed = kind, base, package, group, renamed
+    def __init__(
+        self,
+        kind: str,
+        base: Any,
+        package: str,
+        group: str,
+        **renamed: str,
+    ) -> None:
+        self._kind = kind
+        self._base = base
+        self._package = package
+        self._group = group
+        self._renamed = renamed
         self._classes: dict[str, type[_Base]] = {}
         self._declared: list[EntryPoint] | None = None
 
     def register(self, cls: _Class) -> _Class:
-        """Class decorator: make ``cls`` known under ``cls.name``; ValueError if another class has the name."""
-        known = self._classes.setdefault(cls.name, cls)  # a reloaded module registers its classes again
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"{self._kind} name {cls.name!r} is taken by {known.__module__}:{known.__qualname__}")
+        """Class decorator: make ``cls`` known under ``cls.name``.
+
+        Raises:
+            ValueError: another class has the name.
+        """
+        present = self._classes.setdefault(cls.name, cls)
+        # By place, not by identity: a reloaded module registers its classes again.
+        if _place(present) != _place(cls):
+            problem = f"{self._kind} name {cls.name!r} is taken by {_place(present)}"
+            raise ValueError(problem)
         return cls
 
     def available(self) -> dict[str, type[_Base]]:
-        """Return all named classes, by name: the package's and those of installed entry points."""
+        """Return all named classes, by name: the package's and those of installed entry points.
+
+        Raises:
+            ValueError: an entry point names something else than such a class.
+        """
         package = importlib.import_module(self._package)
         for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
             importlib.import_module(f"{self._package}.{module.name}")
@@ -71,25 +117,41 @@ class Registry(Generic[_Base]):
             self._declared = list(entry_points(group=self._group))
         for point in self._declared:
             if point.name not in self._classes:
-                self._classes[point.name] = self._checked(point.load(), f"entry point {point.name!r}")
+                cls = self._checked(point.load(), f"entry point {point.name!r}")
+                self._classes[point.name] = cls
         return dict(sorted(self._classes.items()))
 
     def get(self, name: str) -> type[_Base]:
-        """Return the class called ``name``, or found at ``package.module:Class``; ValueError if there is none."""
+        """Return the class called ``name``, or the one at ``package.module:Class``.
+
+        Raises:
+            ValueError: there is none, or it cannot be imported.
+        """
         if ":" in name:
-            module, _, attribute = name.partition(":")
-            try:
-                return self._checked(getattr(importlib.import_module(module), attribute), name)
-            except Exception as error:  # a module of somebody else may raise anything
-                reason = f"{type(error).__name__}: {error} (PYTHONPATH may name its folder)"
-                raise ValueError(f"{self._kind} {name!r} cannot be imported: {reason}") from error
-        known, name = self.available(), self._renamed.get(name, name)
-        if name not in known:
-            raise ValueError(f"unknown {self._kind} {name!r}; known: {', '.join(known)}, or module:Class")
-        return known[name]
+            return self._imported(name)
+        name = self._renamed.get(name, name)
+        classes = self.available()
+        if name not in classes:
+            known = ", ".join(classes)
+            raise ValueError(f"unknown {self._kind} {name!r}; known: {known}, or module:Class")
+        return classes[name]
+
+    def _imported(self, name: str) -> type[_Base]:
+        module, _, attribute = name.partition(":")
+        try:
+            cls = getattr(importlib.import_module(module), attribute)
+            return self._checked(cls, name)
+        except Exception as error:  # a module of somebody else may raise anything
+            reason = f"{type(error).__name__}: {error} (PYTHONPATH may name its folder)"
+            problem = f"{self._kind} {name!r} cannot be imported: {reason}"
+            raise ValueError(problem) from error
 
     def check_stored(self, name: str) -> None:
-        """Raise ValueError for a ``module:Class`` that is not imported: that runs its code."""
+        """Refuse a ``module:Class`` that is not imported yet; importing it would run its code.
+
+        Raises:
+            ValueError: the module is not imported.
+        """
         module, colon, _ = name.partition(":")
         if colon and module not in sys.modules:
             raise ValueError(
@@ -98,15 +160,25 @@ class Registry(Generic[_Base]):
             )
 
     def build(self, name: str, /, **parameters: Any) -> _Base:
-        """Return an object of the class by name; ValueError for an unknown name or parameter, or a bad value."""
+        """Return an object of the class called ``name``, with these parameters.
+
+        Raises:
+            ValueError: the name or a parameter is unknown, or a value is not allowed.
+        """
         cls = self.get(name)
         fields = [field.name for field in parameter_fields(cls)]
-        unknown = sorted(set(parameters) - set(fields))
-        if unknown:
-            raise ValueError(f"{self._kind} {name!r} has no parameter {unknown[0]!r}; it has: {', '.join(fields)}")
+        for unknown in sorted(set(parameters) - set(fields)):
+            problem = f"{self._kind} {name!r} has no parameter {unknown!r}"
+            raise ValueError(f"{problem}; it has: {', '.join(fields)}")
         return cls(**parameters)
 
     def _checked(self, cls: object, origin: str) -> type[_Base]:
-        if not (isinstance(cls, type) and issubclass(cls, self._base) and hasattr(cls, "name")):
-            raise ValueError(f"{self._kind} {origin} is {cls!r}, not a subclass of {self._base.__name__} with a name")
-        return cls
+        if isinstance(cls, type) and issubclass(cls, self._base) and hasattr(cls, "name"):
+            return cls
+        needed = f"a subclass of {self._base.__name__} with a name"
+        raise ValueError(f"{self._kind} {origin} is {cls!r}, not {needed}")
+
+
+def _place(cls: type[Any]) -> str:
+    """Return where a class is defined, as ``module:Class``."""
+    return f"{cls.__module__}:{cls.__qualname__}"

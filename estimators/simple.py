@@ -1,17 +1,35 @@
+"""Estimators of a group alone: the sample mean and Laplace smoothing; and a moving average."""
+
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import ESTIMATORS, Estimate, Floats, RewardEstimator, State, Support, counts, register
-from openrlhf_dbb.estimators.registry import parameter
+from openrlhf_dbb.estimators.base import (
+    ESTIMATORS,
+    Estimate,
+    Floats,
+    RewardEstimator,
+    State,
+    Support,
+    counts,
+    parameter,
+    register,
+)
 
 
 @dataclass(frozen=True)
 class GroupAlone(RewardEstimator):
-    """Scores a group by itself. The run remembers all groups by another estimator, which changes no advantage."""
+    """Scores a group by itself.
 
-    memory: str = parameter("auto", "what keeps posteriors", choices=("auto", "predicted_prior", "dbb", "gaussian"))
+    The run remembers all groups by another estimator, ``memory``, which changes no advantage.
+    """
+
+    memory: str = parameter(
+        "auto",
+        "what keeps posteriors",
+        choices=("auto", "predicted_prior", "dbb", "gaussian"),
+    )
 
     @property
     def belief(self) -> RewardEstimator:
@@ -40,8 +58,10 @@ class PointEstimator(GroupAlone):
         mean = total / rollouts
         squares = np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1)
         # The mean of eight times 0.1 is not exactly 0.1: rounding errors must not count as variance.
-        zero_variance = np.fmin.reduce(rewards_P_G, axis=1) == np.fmax.reduce(rewards_P_G, axis=1)
-        return Estimate(mean, np.where(zero_variance, 0.0, squares / np.maximum(rollouts - 1, 1)))
+        least = np.fmin.reduce(rewards_P_G, axis=1)
+        most = np.fmax.reduce(rewards_P_G, axis=1)
+        variance = squares / np.maximum(rollouts - 1, 1)
+        return Estimate(mean, np.where(least == most, 0.0, variance))
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
         return np.ones(len(rewards_P_G))
@@ -60,17 +80,22 @@ class LaplaceSmoothing(GroupAlone):
     Source: paper, appendix "Comparison with Per-Prompt EMA and Laplace Smoothing", for the mean.
     """
 
-    smoothing: float = parameter(1.0, "pseudo-successes and as many pseudo-failures, in rollouts", within="(0, inf)")
+    smoothing: float = parameter(
+        1.0,
+        "pseudo-successes and as many pseudo-failures, in rollouts",
+        within="(0, inf)",
+    )
 
     name: ClassVar[str] = "laplace"
     support: ClassVar[Support] = "unit"
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         successes, rollouts = counts(rewards_P_G)
-        return Estimate.bernoulli(successes + self.smoothing, rollouts - successes + self.smoothing)
+        failures = rollouts - successes
+        return Estimate.bernoulli(successes + self.smoothing, failures + self.smoothing)
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
-        rollouts = counts(rewards_P_G)[1]
+        _, rollouts = counts(rewards_P_G)
         return rollouts / (rollouts + 2 * self.smoothing)
 
 
@@ -102,10 +127,9 @@ class MovingAverage(RewardEstimator):
     def update(self, state: State, rewards_P_G: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)
         visits = state["visits"] + 1
+        weight = self.group_weight({"visits": visits}, rewards_P_G)
         # In this form the average of equal group means is exact: 1 stays 1.
-        mean = state["mean"] + self.group_weight({"visits": visits}, rewards_P_G) * (
-            successes / rollouts - state["mean"]
-        )
+        mean = state["mean"] + weight * (successes / rollouts - state["mean"])
         return {"mean": mean, "visits": visits}
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:

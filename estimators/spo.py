@@ -1,9 +1,18 @@
+"""SPO's tracker of each prompt's success rate, read before the update."""
+
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from openrlhf_dbb.estimators.base import BetaPosterior, Floats, State, counts, parameter, register
+from openrlhf_dbb.estimators.base import (
+    BetaPosterior,
+    Floats,
+    State,
+    counts,
+    parameter,
+    register,
+)
 from openrlhf_dbb.estimators.dbb import faded
 
 
@@ -14,8 +23,10 @@ class Spo(BetaPosterior):
 
     With S successes among the N rollouts of a visit::
 
-        mean = alpha / (alpha + beta)            variance = alpha * beta / (alpha + beta)^2, of ONE reward
-        alpha <- rho * alpha + S                 beta <- rho * beta + N - S
+        mean     = alpha / (alpha + beta)
+        variance = alpha * beta / (alpha + beta)^2        of ONE reward, > 0
+        alpha   <- rho * alpha + S
+        beta    <- rho * beta + N - S
 
     A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation; the public code begins after one
     with 8 rollouts at the measured rate (``--data.pass_rate_attempts 8``).
@@ -36,7 +47,8 @@ class Spo(BetaPosterior):
         return {"alpha": np.full(num_prompts, 0.5), "beta": np.full(num_prompts, 0.5)}
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
-        return faded(state, self.rho, *counts(rewards_P_G))
+        successes, rollouts = counts(rewards_P_G)
+        return faded(state, self.rho, successes, rollouts)
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
         return state["alpha"], state["beta"]

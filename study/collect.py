@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from openrlhf_dbb import lab, storage
+from openrlhf_dbb import storage
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, results
+from openrlhf_dbb.lab import ESTIMATORS, replay
+from openrlhf_dbb.lab.candidates import knob_value, sweep
 from openrlhf_dbb.storage import read
 from study import rows
 from study.rows import COLUMNS, EVERY_ARM
@@ -109,7 +111,7 @@ def collect(store_url: str, folder: Path) -> None:
     priors: list[Row] = []
     for run in runs:
         if run.has_errors and run.record.name not in known:  # a replay takes 10 s
-            _, visits = lab.read(store_url, str(run.record.run_id))
+            _, visits = replay.read(store_url, str(run.record.run_id))
             mse += _errors(run, visits)
             priors += _priors(run, visits)
     folder.mkdir(parents=True, exist_ok=True)
@@ -274,16 +276,16 @@ def _final(store: storage.PosteriorStore, run: storage.RunRecord) -> Row:
     return final
 
 
-def _replayed(visits: lab.Visits, names: Sequence[str]) -> list[tuple[str, float | None, float | None]]:
+def _replayed(visits: replay.Visits, names: Sequence[str]) -> list[tuple[str, float | None, float | None]]:
     """Return estimator, discount and error against the probes of each candidate."""
-    candidates = lab.sweep(names, DISCOUNTS)
-    tried = [lab.evaluate(candidate, visits) for candidate in candidates]
-    return [(each.estimator.name, lab.knob_value(each.estimator), each.mean("probes")) for each in tried]
+    candidates = sweep(names, DISCOUNTS)
+    tried = [replay.evaluate(candidate, visits) for candidate in candidates]
+    return [(each.estimator.name, knob_value(each.estimator), each.mean("probes")) for each in tried]
 
 
-def _errors(run: StudyRun, visits: lab.Visits) -> list[Row]:
+def _errors(run: StudyRun, visits: replay.Visits) -> list[Row]:
     """Return the error, against the run's probes, of each estimator replayed on its recorded groups."""
-    tried = _replayed(visits, lab.ESTIMATORS)
+    tried = _replayed(visits, ESTIMATORS)
     point = next(mse for name, _, mse in tried if name == "point")
     return [
         run.row | {"estimator": name, "discount": discount, "mse": mse, "mse_point": point}
@@ -291,7 +293,7 @@ def _errors(run: StudyRun, visits: lab.Visits) -> list[Row]:
     ]
 
 
-def _priors(run: StudyRun, visits: lab.Visits) -> list[Row]:
+def _priors(run: StudyRun, visits: replay.Visits) -> list[Row]:
     """Return the smallest of these errors of DBB with each prior, and its discount."""
     made = []
     for alpha, beta in itertools.product(MASSES, MASSES):

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from openrlhf_dbb import lab
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.base import Floats
+from openrlhf_dbb.lab import candidates
 from study import regimes
 from study.figures import LOOKS, new_figure
 from study.simulation import DRAWS, MEASURES, Result, Setting, simulate
@@ -35,7 +35,7 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("--rollouts", nargs="+", type=int, metavar="N", default=(4, 8, 16), help="group sizes (4 8 16)")
     text = "in (0, 1]: tried and drawn; laplace's smoothing too (default: 0.02, 0.05, 0.1, 0.15 ... 1)"
-    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=lab.DISCOUNTS, help=text)
+    parser.add_argument("--discounts", nargs="+", type=float, metavar="X", default=candidates.DISCOUNTS, help=text)
     for name, meaning in (
         ("prompts", "prompts"),
         ("visits", "passes, in each of which a prompt is visited once on average"),
@@ -51,7 +51,7 @@ def add_command(commands: Any) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> int:
-    estimators = [lab.parse(text) for text in arguments.estimators]
+    estimators = [candidates.parse(text) for text in arguments.estimators]
     unknown = [name for name in arguments.regimes if name not in regimes.REGIMES]
     if unknown:
         raise UsageError(f"--regimes {unknown[0]}: no such regime; known: {', '.join(regimes.REGIMES)}")
@@ -61,7 +61,7 @@ def _command(arguments: argparse.Namespace) -> int:
         simulate(estimators, arguments.discounts, name, arguments.draw, size, setting)
         for name, size in tqdm(cells, desc="simulating", unit="cell", leave=False, disable=None)
     ]
-    labels = [lab.label(estimator) for estimator in estimators]
+    labels = [candidates.label(estimator) for estimator in estimators]
     print("MSE at the visits in units of dbb's at the best fixed discount in hindsight, mean over seeds\n")
     print(ratios(labels, results).to_string(float_format="{:.3f}".format), end="\n\n")
     print("forecasts in units of those of the first estimator that makes any, means over regimes\n")

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from scipy.special import betainc
 from scipy.stats import betabinom
 
-from openrlhf_dbb import lab
 from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.estimators.base import Floats, counts
+from openrlhf_dbb.lab import candidates
 from study import regimes
 
 DRAWS = ("visits", "epoch", "uniform", "variance")
@@ -168,12 +168,12 @@ def simulate(
     runs = [training(regime, drawn, rollouts, setting, setting.seed + later) for later in range(setting.seeds)]
     measured = [[measure(estimator, run) for run in runs] for estimator in estimators]
     values = [[[getattr(cell, name) for cell in row] for row in measured] for name in MEASURES]
-    families = {"dbb": lab.parse("dbb")} | {lab.family(e): e for e in estimators if lab.knob(e)}
+    families = {"dbb": candidates.parse("dbb")} | {candidates.family(e): e for e in estimators if candidates.knob(e)}
     errors = {}
     for name, estimator in families.items():
-        swept = lab.swept(estimator, discounts)
+        swept = candidates.swept(estimator, discounts)
         errors[name] = (
-            np.array([lab.knob_value(e) for e in swept]),
+            np.array([candidates.knob_value(e) for e in swept]),
             np.array([[measure(e, run).visits for run in runs] for e in swept]),
         )
     dbb_X_K = errors["dbb"][1]

@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 
 from openrlhf_dbb import data
 from openrlhf_dbb.core.posteriors import dataset_digest
+from openrlhf_dbb.data.files import RATE
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.rewards import MATH_FILE
@@ -278,9 +279,9 @@ def test_pass_rates_are_successes_and_attempts(load):
     lines = [row(f"p{at}") | {"rate": rate} for at, rate in enumerate(["5/8", None, "", "0/4", 0.25, 1])]
     rows = load(*lines, pass_rate_key="rate", pass_rate_attempts=4)
     unknown = [math.nan, math.nan]
-    np.testing.assert_array_equal(rows[data._RATE][:], [[2.5, 4], unknown, unknown, [0, 4], [1, 4], [4, 4]])
+    np.testing.assert_array_equal(rows[RATE][:], [[2.5, 4], unknown, unknown, [0, 4], [1, 4], [4, 4]])
     texts = load(*lines[:4], pass_rate_key="rate")  # each counts for its own attempts
-    np.testing.assert_array_equal(texts[data._RATE][:], [[5, 8], unknown, unknown, [0, 4]])
+    np.testing.assert_array_equal(texts[RATE][:], [[5, 8], unknown, unknown, [0, 4]])
 
 
 def test_the_columns_of_rates_and_groups_have_to_be_there_and_may_be_one(choose):

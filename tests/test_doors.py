@@ -17,6 +17,7 @@ from test_data import Words, arguments, strategy
 from openrlhf_dbb import Posteriors, data
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.core.texts import label_text, prompt_text
+from openrlhf_dbb.data.files import label_fault
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import loading
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
@@ -401,8 +402,8 @@ def test_missing_times_are_no_label():
 
 @pytest.mark.parametrize("label", [math.inf, -math.inf, Decimal("Infinity")])
 def test_an_infinite_label_is_refused_by_train(label):
-    assert "infinit" in data.label_fault(label)
-    assert data.label_fault("Infinity") is None  # as it is written
+    assert "infinit" in label_fault(label)
+    assert label_fault("Infinity") is None  # as it is written
 
 
 @pytest.mark.parametrize("content", ["", " \n"])

@@ -7,34 +7,37 @@ import sqlite3
 import numpy as np
 import pytest
 
-from openrlhf_dbb import Posteriors, lab
+from openrlhf_dbb import Posteriors
 from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.core.scale import own_estimator
 from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.probe_error import squared_errors
-from openrlhf_dbb.lab import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation, rerun, thinned
+from openrlhf_dbb.lab import replay
+from openrlhf_dbb.lab.candidates import family, flags, label, parse, sweep
+from openrlhf_dbb.lab.replay import CRITERIA, Outcome, error_from_log, evaluate, rank, recommendation, rerun, thinned
 from openrlhf_dbb.storage.read import StepLog
 
 
 def test_estimators_as_text():
-    partial = lab.parse("dbb:discount=0.4,prior_alpha=2,partial_credit=true")
+    partial = parse("dbb:discount=0.4,prior_alpha=2,partial_credit=true")
     others = " prior_alpha=2 partial_credit=True"
-    assert (lab.label(partial), lab.family(partial)) == ("dbb 0.4" + others, "dbb" + others)
-    assert lab.flags(partial) == "--estimator dbb --dbb.discount 0.4 --dbb.prior_alpha 2.0 --dbb.partial_credit"
-    assert lab.label(lab.parse("openrlhf_dbb.estimators.simple:LaplaceSmoothing:smoothing=0.3")) == "laplace 0.3"
+    assert (label(partial), family(partial)) == ("dbb 0.4" + others, "dbb" + others)
+    assert flags(partial) == "--estimator dbb --dbb.discount 0.4 --dbb.prior_alpha 2.0 --dbb.partial_credit"
+    assert label(parse("openrlhf_dbb.estimators.simple:LaplaceSmoothing:smoothing=0.3")) == "laplace 0.3"
     with pytest.raises(UsageError, match=r"^estimator 'dbb:discount=half': Expected `float`, got `str`"):
-        lab.parse("dbb:discount=half")
+        parse("dbb:discount=half")
 
 
 def test_candidates_of_a_sweep_are_there_once_and_within_the_range():
-    candidates = lab.sweep(["point", "ema", "dbb", "dbb:discount=0.3", "dbb:discount=0.3"], [0.0, 1.0])
-    assert [lab.label(candidate) for candidate in candidates] == ["point", "ema 0", "dbb 1", "dbb 0.3"]
+    candidates = sweep(["point", "ema", "dbb", "dbb:discount=0.3", "dbb:discount=0.3"], [0.0, 1.0])
+    assert [label(candidate) for candidate in candidates] == ["point", "ema 0", "dbb 1", "dbb 0.3"]
 
 
 def visits(step, prompt_id, successes, rollouts):
     """On-policy visits of a log that has no estimates."""
     none, nan = np.zeros(len(step)), np.full(len(step), np.nan)
-    return lab.visits(StepLog(step, prompt_id, rollouts, successes, nan, nan, none, nan, nan))
+    return replay.visits(StepLog(step, prompt_id, rollouts, successes, nan, nan, none, nan, nan))
 
 
 def simulated(prompts=1024, passes=4, rollouts=8, seed=0, walk=0.1):
@@ -55,12 +58,12 @@ def hand_made():
 
 
 def test_rerun():
-    mean, weight = rerun(lab.parse("dbb:discount=0.5"), hand_made())
+    mean, weight = rerun(parse("dbb:discount=0.5"), hand_made())
     # Prompt 7: Beta(0.5 + 1, 0.5 + 1). Prompt 9: Beta(0.5 + 3, 0.5 + 1), then Beta(1.75 + 4, 0.75).
     np.testing.assert_allclose(mean, [0.5, 3.5 / 5, 5.75 / 6.5])
     np.testing.assert_allclose(weight, [2 / 3, 4 / 5, 4 / 6.5])
     # An estimator that reads first has nothing of the group.
-    mean, weight = rerun(lab.parse("spo"), hand_made())
+    mean, weight = rerun(parse("spo"), hand_made())
     np.testing.assert_allclose(mean, [0.5, 0.5, 3.48 / 4.96])  # without a drift rho is 0.96
     assert weight.tolist() == [0, 0, 0]
 
@@ -86,7 +89,7 @@ def test_error_from_log_is_unbiased(name):
     gaps = []
     for seed in range(40):
         simulated_visits, p = simulated(prompts=256, rollouts=2, seed=seed)
-        mean, weight = rerun(lab.parse(name), simulated_visits)
+        mean, weight = rerun(parse(name), simulated_visits)
         gaps.append(np.mean(error_from_log(simulated_visits, mean, weight) - (mean - p) ** 2))
     assert abs(np.mean(gaps)) < 4 * np.std(gaps) / np.sqrt(len(gaps))
 
@@ -104,7 +107,7 @@ def test_ranking_by_hand():
     of_two = visits(np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int))
     losses = {"dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0], "dbb:discount=0.6": [3.0] * 4, "point": [5.0] * 4}
     unknown = dict.fromkeys(CRITERIA, np.full(4, np.nan))
-    outcomes = [Outcome(lab.parse(text), unknown | {"mse": np.array(loss)}) for text, loss in losses.items()]
+    outcomes = [Outcome(parse(text), unknown | {"mse": np.array(loss)}) for text, loss in losses.items()]
     ranking = rank(outcomes, of_two)
     np.testing.assert_allclose(ranking.mean_C, [2, 3, 5])
     assert ranking.best_of_each() == [0, 2]
@@ -113,7 +116,7 @@ def test_ranking_by_hand():
 
 
 def ranked(simulated_visits, texts=("dbb",), discounts=(0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1)):
-    candidates = lab.sweep(texts, discounts)
+    candidates = sweep(texts, discounts)
     return rank([evaluate(candidate, simulated_visits) for candidate in candidates], simulated_visits)
 
 
@@ -227,6 +230,6 @@ def test_the_replay_of_a_run_gives_what_it_stored_and_forecasts_read_the_prompts
     right, first = np.array([right for _, right in seen]), np.array(forecasts[60:80])
     assert np.all(first[right] > 0.75) and np.all(first[~right] < 0.25)
     # The replay knows no texts: only the forecasts read them.
-    run, visits_seen = lab.read(url, "texts")
-    mean, _ = rerun(lab.own_estimator(run), visits_seen)
+    run, visits_seen = replay.read(url, "texts")
+    mean, _ = rerun(own_estimator(run), visits_seen)
     np.testing.assert_allclose(mean, visits_seen.mean, rtol=1e-12)

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from filler import check
 
-from openrlhf_dbb import Posteriors, lab
+from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.posteriors import MemorySupportError
+from openrlhf_dbb.core.scale import own_estimator
 from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.estimators import FORMS, available, build
 from openrlhf_dbb.estimators.dbb import DiscountedBetaBernoulli
@@ -146,7 +147,7 @@ def test_a_module_that_only_a_database_names_is_not_imported(new_url, tmp_path, 
         run = fill.run(store, "demo", estimator="theirs:Theirs")
     with pytest.raises(ValueError, match=r"'theirs:Theirs', .* give --estimator theirs:Theirs, or import theirs first"):
         Posteriors.resume(url, "demo", *DATA)
-    assert lab.own_estimator(run.record) is None
+    assert own_estimator(run.record) is None
 
 
 def test_no_secret_is_stored(new_url):

@@ -21,7 +21,7 @@ import numpy as np
 from openrlhf_dbb.core import IMPORTED, texts
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Responses, StepExtras
-from openrlhf_dbb.data import FILES, _value, records
+from openrlhf_dbb.data.files import FILES, records, value_at
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.options import add_store
@@ -335,7 +335,7 @@ def _columns(rows: Sequence[Row], arguments: argparse.Namespace) -> Columns:
 
 def _first_present(keys: Sequence[str], names: Collection[str], rows: Sequence[Row]) -> str | None:
     for key in keys:
-        is_field = "." in key and any(_value(row.fields, key) is not None for row in rows)
+        is_field = "." in key and any(value_at(row.fields, key) is not None for row in rows)
         if key in names or is_field:
             return key
     return None
@@ -345,7 +345,7 @@ def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
     """Return a row as a rollout; raise UsageError that names the row if a value is wrong."""
     values: dict[str, Any] = {}
     for name, column in columns.items():
-        values[name] = None if column is None else _value(row.fields, column)
+        values[name] = None if column is None else value_at(row.fields, column)
     reward_column = str(columns["reward"])
     if reward_column not in row.fields and reward_column.partition(".")[0] not in row.fields:
         problem = f"{row.place} has no column {reward_column}, and other rows have it"

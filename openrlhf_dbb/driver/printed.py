@@ -14,13 +14,14 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from openrlhf_dbb import __version__, lab, methods, storage
+from openrlhf_dbb import __version__, methods, storage
 from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.show import usage_in_words
+from openrlhf_dbb.lab.replay import unreplayable
 from openrlhf_dbb.platform.ray_start import busyness
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
@@ -101,7 +102,7 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     problems = examples(prepared.questions(HELD_OUT), progress.before, progress.after) if progress.before else []
     with storage.open_store(prepared.store_url) as store:
         used, log = read.progress(store, run), read.read_log(store, run)
-        replays = bool((log.rollouts > 1).any() and not lab.unreplayable(log).any())
+        replays = bool((log.rollouts > 1).any() and not unreplayable(log).any())
         story, words = _story(prepared, store, log), usage_in_words(store, run, used)
         evaluated = sorted(progress.accuracy)
         change = held_out_difference(store, run, run, (evaluated[0], evaluated[-1])) if len(evaluated) > 1 else None

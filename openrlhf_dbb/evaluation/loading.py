@@ -9,9 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from openrlhf_dbb import data, tasks
+from openrlhf_dbb import tasks
 from openrlhf_dbb.core import best_model
 from openrlhf_dbb.core.texts import label_text, prompt_text
+from openrlhf_dbb.data.files import label_fault, listed_names, records
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.rewards.answers import ALPHABET
@@ -151,7 +152,7 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     where = benchmark.file or benchmark.hub
     try:
         if benchmark.file:
-            table = list(data.records(Path(where), f"benchmark {benchmark.name}: {where}").values())
+            table = list(records(Path(where), f"benchmark {benchmark.name}: {where}").values())
             names = list(dict.fromkeys(column for record in table for column in record))
         else:
             table = datasets.load_dataset(where, config, split=benchmark.split, revision=benchmark.revision)
@@ -164,7 +165,7 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     label = benchmark.choices or (benchmark.answer,)
     for column in filter(None, (benchmark.question, *label, benchmark.options, benchmark.id)):
         if names and column not in names:
-            there = data.listed_names(names)
+            there = listed_names(names)
             raise _error(benchmark, f"{column!r} is not a column of {where}; it has {there}")
     return table
 
@@ -182,7 +183,7 @@ def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -
         raise ValueError(f"has no label (column {benchmark.answer!r})")
     elif not benchmark.options:
         if isinstance(label, (bool, dict)):
-            raise ValueError(data.label_fault(label))
+            raise ValueError(label_fault(label))
         return "", label_text(label)
     elif str(label) not in ALPHABET[: len(options)]:
         raise ValueError(f"has {len(options)} options, but the label {label!r}")

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from openrlhf_dbb import estimators, lab
+from openrlhf_dbb import estimators
+from openrlhf_dbb.lab.candidates import parse
 from study import simulation
 from study.__main__ import main
 from study.simulation import MEASURES, Setting, Training, measure, simulate, training
@@ -70,14 +71,14 @@ def test_measures_by_hand():
     assert measured.spread == pytest.approx(4 / 6 / (0.21 + 0.21 + 0.0475 + 0.16))  # E[p (1 - p)] of Beta(1, 1): 1/6
     assert measured.coverage == 0.75  # 0.95 is outside [0.1, 0.9]
     assert measured.log_score == pytest.approx(np.log(1 / 3))  # of 2 rollouts, each S has 1/3
-    measured = measure(lab.parse("point"), hand_made())  # which forecasts nothing
+    measured = measure(parse("point"), hand_made())  # which forecasts nothing
     assert measured.visits == pytest.approx((0.25 + 0.16 + 0.09 + 0.04) / 4)
     assert np.isnan([measured.forecasts, measured.spread, measured.coverage, measured.log_score]).all()
 
 
 def test_the_reference_is_the_best_fixed_discount_over_all_seeds():
     setting = Setting(prompts=200, seeds=2)
-    result = simulate([lab.parse("dbb:discount=0.4")], (0.2, 0.4, 1.0), "paper-walk", "visits", 8, setting)
+    result = simulate([parse("dbb:discount=0.4")], (0.2, 0.4, 1.0), "paper-walk", "visits", 8, setting)
     x, mse_X = result.sweeps["dbb"]
     assert list(x) == [0.2, 0.4, 1.0] and mse_X.argmin() == 1
     np.testing.assert_array_equal(result.best_K, result.values_M_E_K[0, 0])
@@ -91,7 +92,7 @@ def test_the_command(tmp_path, capsys, drawn):
     assert {path.name for path in tmp_path.iterdir()} == {"simulated.csv", "simulated_N2.png"}
     rows = pd.read_csv(tmp_path / "simulated.csv")
     runs = [training("jumps", drawn, 2, Setting(prompts=50, batch=20), seed) for seed in (7, 8)]
-    measured = [measure(lab.parse("dbb"), run) for run in runs]
+    measured = [measure(parse("dbb"), run) for run in runs]
     for name in MEASURES:
         expected = np.mean([getattr(one, name) for one in measured])
         assert rows[name][0] == pytest.approx(expected, rel=1e-5)

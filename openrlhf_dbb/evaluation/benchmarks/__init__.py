@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import tasks
-from openrlhf_dbb.data import FILES
+from openrlhf_dbb.data.files import FILES
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 from openrlhf_dbb.presets import read_toml
