@@ -16,7 +16,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf_dbb.core.step import Floats, Key
 from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler, varies
 from openrlhf_dbb.errors import RunError
-from openrlhf_dbb.evaluation.engines import Finished, Request
+from openrlhf_dbb.platform.vllm_requests import Finished, Request
 
 _DEAD_BATCHES = 3  # in a row without any score, before the run is given up
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
