@@ -24,7 +24,7 @@ from openrlhf_dbb import Posteriors, storage, tiny
 from openrlhf_dbb.cli import train_grpo
 from openrlhf_dbb.driver import arguments, prepare, printed
 from openrlhf_dbb.errors import RunError, UsageError
-from openrlhf_dbb.evaluation import loading
+from openrlhf_dbb.evaluation import model as evaluated_model
 
 PROMPTS = 64  # of the tiny task
 
@@ -147,12 +147,12 @@ def test_the_code_that_a_model_brings_along_runs_only_where_that_is_asked_for(dr
     [line] = dry_run(*own)
     assert line.startswith(f"error: --actor.model_name_or_path {refused}")
     with pytest.raises(UsageError, match=f"^--model {refused}"):
-        loading.find_model(str(model))
+        evaluated_model.find_model(str(model))
     if "AutoConfig" in values.get("auto_map", ()):
         with pytest.raises(RuntimeError, match="code has run"):
             dry_run(*own, "--trust_remote_code")
         with pytest.raises(RuntimeError, match="code has run"):
-            loading.find_model(str(model), trusted=True)
+            evaluated_model.find_model(str(model), trusted=True)
 
 
 def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_batches(dry_run, own):

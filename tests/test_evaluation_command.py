@@ -19,8 +19,8 @@ from trainings import kill_tree
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import command
-from openrlhf_dbb.evaluation.engines import Finished
 from openrlhf_dbb.evaluation.results import read_evaluation
+from openrlhf_dbb.platform.vllm_requests import Finished
 from openrlhf_dbb.storage import open_store
 from openrlhf_dbb.tiny import default_folder, prepare
 

@@ -15,12 +15,15 @@ from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
-from openrlhf_dbb.evaluation import command, loading, results
+from openrlhf_dbb.evaluation import command, results
+from openrlhf_dbb.evaluation import model as evaluated_model
+from openrlhf_dbb.evaluation.answering import answer
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.command import Options, continued, engine_seed, print_summary, record, settings_of
-from openrlhf_dbb.evaluation.engines import Finished, answer
-from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, Model, prepare
+from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, prepare
+from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
+from openrlhf_dbb.platform.vllm_requests import Finished
 
 
 def row(run=0, place=0, scores=(1.0, None), answers=("7", None), tokens=(3, 1), truncated=(False, True)):
@@ -154,11 +157,11 @@ def test_the_results_are_stored_with_the_run(store, fill, evaluation, capsys):
 def test_a_model_is_told_from_another_by_its_files(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(100))
-    before = loading.fingerprint(tmp_path)
+    before = evaluated_model.fingerprint(tmp_path)
     (tmp_path / "README.md").write_text("a model card, which may be edited")
-    assert loading.fingerprint(tmp_path) == before
+    assert evaluated_model.fingerprint(tmp_path) == before
     os.utime(weights, (1, 1))  # written again
-    assert loading.fingerprint(tmp_path) != before
+    assert evaluated_model.fingerprint(tmp_path) != before
 
 
 def test_of_a_run_the_best_model_is_taken_else_the_last_and_it_is_said(tmp_path, capsys):
@@ -166,16 +169,16 @@ def test_of_a_run_the_best_model_is_taken_else_the_last_and_it_is_said(tmp_path,
     for name in ("model", "best"):
         (run / name).mkdir(parents=True)
         (run / name / "config.json").write_text("{}")
-        assert loading.choose(str(run)) == str(run / name)
+        assert evaluated_model.choose(str(run)) == str(run / name)
         assert f"{run}/{name}" in capsys.readouterr().out
     for named in (f"{run}/model", f"{run}/best", "Qwen/Qwen3-1.7B-Base"):  # what is no run is taken as it is
-        assert loading.choose(named) == named
-    assert loading.default_name(f"{run}/model") == "mine"
+        assert evaluated_model.choose(named) == named
+    assert evaluated_model.default_name(f"{run}/model") == "mine"
 
 
 @pytest.fixture(scope="module")
 def tiny_model():
-    return loading.find_model(str(tiny_preset.prepare(tiny_preset.default_folder()).model))
+    return evaluated_model.find_model(str(tiny_preset.prepare(tiny_preset.default_folder()).model))
 
 
 def prepared(texts, model, asked=None, in_entry=True, max_new_tokens=None):

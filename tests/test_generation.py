@@ -20,7 +20,7 @@ from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead  # noqa: E402
 from openrlhf_dbb.core.strategies import Decision, Drawn, RunFacts, Sampler  # noqa: E402
 from openrlhf_dbb.errors import RunError  # noqa: E402
-from openrlhf_dbb.evaluation.engines import Finished, Request  # noqa: E402
+from openrlhf_dbb.platform.vllm_requests import Finished, Request  # noqa: E402
 
 BATCH, GROUP = 2, 2
 FACTS = RunFacts(groups=BATCH, rollouts=GROUP, seed=1)

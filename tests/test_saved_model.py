@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from openrlhf_dbb import tiny
 from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.driver.light_backend import LightBackend
-from openrlhf_dbb.evaluation import loading
+from openrlhf_dbb.evaluation import model as evaluated_model
 from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
@@ -113,13 +113,13 @@ def test_a_model_with_adapters_is_saved_merged_as_a_plain_model_or_as_its_adapte
     assert {name: weight.tolist() for name, weight in adapter.items()} == {
         name.replace(".default", ""): weight.tolist() for name, weight in before.items() if ".lora_" in name
     }
-    with loading.merged(str(tmp_path / "adapter"), tmp_path) as folder:
+    with evaluated_model.merged(str(tmp_path / "adapter"), tmp_path) as folder:
         served = safetensors.torch.load_file(Path(folder) / "model.safetensors")
         assert {"config.json", "tokenizer.json"} <= {path.name for path in Path(folder).iterdir()}
     assert not Path(folder).exists() and served.keys() == files[1].keys()
     for name, weight in served.items():
         torch.testing.assert_close(weight, files[1][name])
-    with loading.merged(str(tmp_path / "saved"), tmp_path) as folder:
+    with evaluated_model.merged(str(tmp_path / "saved"), tmp_path) as folder:
         assert folder == str(tmp_path / "saved")
 
 

@@ -16,7 +16,7 @@ from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
 from openrlhf_dbb import tiny  # noqa: E402
 from openrlhf_dbb.actors.vllm_actor import StrictRolloutActor  # noqa: E402
 from openrlhf_dbb.errors import RunError  # noqa: E402
-from openrlhf_dbb.evaluation.engines import reason_of_failure, started_actors  # noqa: E402
+from openrlhf_dbb.platform.actor_start import reason_of_failure, started_actors  # noqa: E402
 
 
 class Letters:

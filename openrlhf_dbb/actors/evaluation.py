@@ -17,7 +17,7 @@ from openrlhf_dbb.actors.progress import EVALUATING, Progress
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.evaluation import metrics
-from openrlhf_dbb.evaluation.engines import answer_once
+from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.inspect.compare_runs import held_out_difference

@@ -16,7 +16,7 @@ from openrlhf_dbb.core import filling
 from openrlhf_dbb.core.filling import Answer, Filler, Request
 from openrlhf_dbb.core.step import Floats, Key
 from openrlhf_dbb.core.strategies import Predictive, Sampler
-from openrlhf_dbb.evaluation import engines
+from openrlhf_dbb.platform import vllm_requests
 
 PROMPTS_A_CALL = 8  # a call of Ray takes as long as a short prompt
 
@@ -262,7 +262,9 @@ class RolloutGenerator(SamplesGenerator):
             for answer in answers[place]
         ]
 
-    def sample(self, requests: Sequence[engines.Request], sampling: dict[str, Any]) -> Iterator[list[engines.Finished]]:
+    def sample(
+        self, requests: Sequence[vllm_requests.Request], sampling: dict[str, Any]
+    ) -> Iterator[list[vllm_requests.Finished]]:
         """Yield responses to prompts of token ids, without rewards, in any order."""
         with self._engines_awake():
             calls = [

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.evaluation.engines import Finished, Request, answers, reason_of_failure, sampling_params
 from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.platform.actor_start import reason_of_failure
 from openrlhf_dbb.platform.machine import use_rays_interface
+from openrlhf_dbb.platform.vllm_requests import Finished, Request, answers, sampling_params
 from openrlhf_dbb.platform.weights import Parameter
 from openrlhf_dbb.rewards import reward_server
 from openrlhf_dbb.rewards.reward_file import RewardError, checked, scored

@@ -23,8 +23,8 @@ from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.driver.printed import ProgressLine, progress_text, waiting
 from openrlhf_dbb.errors import RunError, UsageError
-from openrlhf_dbb.evaluation.engines import started_actors
 from openrlhf_dbb.platform import cpu, machine, ray_start
+from openrlhf_dbb.platform.actor_start import started_actors
 
 _GROUPS = {"actor_model_group": "policy", "reference_model_group": "reference", "reward_model_group": "reward model"}
 

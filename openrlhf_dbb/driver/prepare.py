@@ -30,7 +30,8 @@ from openrlhf_dbb.driver.arguments import MODEL_FLAG, NO_ESTIMATOR, OUTPUTS, Set
 from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, loading
-from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, Model, refuse_code
+from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
+from openrlhf_dbb.evaluation.model import Model, refuse_code
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
 from openrlhf_dbb.rewards.math_answer import boxes_needed

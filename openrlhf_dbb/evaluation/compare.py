@@ -1,4 +1,4 @@
-"""The command ``evaluate compare``: paired tests of models on the benchmarks and prompts that they share.
+"""The command ``evaluate compare``: paired tests of models on the prompts that they share.
 
 Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt.
 """
@@ -13,105 +13,169 @@ from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import results
 from openrlhf_dbb.evaluation.metrics import accuracy, holm, p_value, percent, stratified_t
-from openrlhf_dbb.evaluation.results import Evaluation
+from openrlhf_dbb.evaluation.results import Evaluation, Results
 from openrlhf_dbb.terminal import json_text, print_table, safe, shown
 
-_EXPLAINED = """\
-accuracy (Acc@N) in %, mean and standard deviation over runs; missing samples are left out, not wrong
-p: one-sided paired t-test over prompts, H1: the model named first is better; the interval is two-sided
-p (Holm): corrected for all benchmarks and pairs; averages separately. Avg.: equal weights, stratified test"""
+_EXPLAINED = (
+    "accuracy (Acc@N) in %, mean and standard deviation over runs; "
+    "missing samples are left out, not wrong\n"
+    "p: one-sided paired t-test over prompts, H1: the model named first is better; "
+    "the interval is two-sided\n"
+    "p (Holm): corrected for all benchmarks and pairs; averages separately. "
+    "Avg.: equal weights, stratified test"
+)
+Pair = tuple[str, str]
+"""The names of a model and of the one that it is compared with."""
+
+Tested = dict[str, Any]
+"""A difference in numbers, see :func:`differences`."""
+
+_MISSING_SHARE = 0.01  # of the samples, from which on a note tells of missing ones
 
 
 class Shared(NamedTuple):
-    """A benchmark of all evaluations; scores, by model, of the prompts of which every model has a verified sample."""
+    """A benchmark of all evaluations: the prompts of which every model has a verified sample."""
 
     title: str
     group: str
-    scores_R_P_N: dict[str, Floats]
-    left_out: int
+    scores_R_P_N: dict[str, Floats]  # by model; NaN is missing
+    left_out: int  # prompts
 
 
 def add_command(commands: Any) -> None:
-    summary = "test whether differences between evaluations are real, by paired t-tests over prompts"
+    """Declare the command below ``evaluate``."""
+    summary = "test whether evaluations really differ, by paired t-tests over prompts"
     parser = commands.add_parser("compare", help=summary, description=summary)
     parser.set_defaults(command=compare)
     which = f"folders, or names under {results.FOLDER}/; all others are compared with the first"
     parser.add_argument("evaluations", nargs="+", metavar="EVALUATION", help=which)
-    parser.add_argument("--json", action="store_true", help="print JSON: differences and notes, all digits")
+    text = "print JSON: differences and notes, all digits"
+    parser.add_argument("--json", action="store_true", help=text)
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    read = [results.read_evaluation(results.find(name)) for name in arguments.evaluations]
-    first, *others = dict.fromkeys(evaluation.name for evaluation in read)
-    if len(others) + 1 < len(read) or not others:
-        raise UsageError(f"{', '.join(arguments.evaluations)}: name two or more evaluations with different names")
-    benchmarks = shared(read)
-    tested = differences(list(benchmarks.values()), [(other, first) for other in others])
-    remarks = notes(read, benchmarks)
+    """Print the differences of all evaluations to the first.
+
+    Raises:
+        UsageError: fewer than two evaluations are named, or they cannot be compared.
+    """
+    evaluations = [results.read_evaluation(results.find(name)) for name in arguments.evaluations]
+    first, *others = dict.fromkeys(evaluation.name for evaluation in evaluations)
+    if len(others) + 1 < len(evaluations) or not others:
+        given = ", ".join(arguments.evaluations)
+        raise UsageError(f"{given}: name two or more evaluations with different names")
+    benchmarks = shared(evaluations)
+    pairs = [(other, first) for other in others]
+    tested = differences(list(benchmarks.values()), pairs)
+    remarks = notes(evaluations, benchmarks)
     if arguments.json:
         print(json_text({"differences": tested, "notes": remarks}))
         return
-    for pair in dict.fromkeys((row["model"], row["baseline"]) for row in tested):
-        _print_pair(pair, [row for row in tested if (row["model"], row["baseline"]) == pair])
-    print("\n".join([_EXPLAINED, *(f"note: {shown(remark, width=None)}" for remark in remarks)]))
+    for pair in pairs:
+        _print_pair(pair, [row for row in tested if _pair(row) == pair])
+    print(_EXPLAINED)
+    for remark in remarks:
+        print(f"note: {shown(remark, width=None)}")
+
+
+def _pair(row: Tested) -> Pair:
+    return row["model"], row["baseline"]
 
 
 def shared(evaluations: Sequence[Evaluation]) -> dict[str, Shared]:
-    """Return the benchmarks that all evaluations have; refuse other prompts."""
-    found, first = {}, evaluations[0]
-    names = [name for name in first.results if all(name in other.results for other in evaluations)]
-    if not names:
-        has = "; ".join(f"{evaluation.name} has {', '.join(evaluation.results)}" for evaluation in evaluations)
-        raise UsageError(f"no benchmark is in every evaluation: {has}; evaluate all on one benchmark or more")
-    for name in names:
-        measured = {evaluation.name: evaluation.results[name] for evaluation in evaluations}
-        same = first.results[name].ids, first.results[name].labels
-        other = next((model for model, each in measured.items() if (each.ids, each.labels) != same), None)
-        if other is not None:  # differences of models and of prompts could not be told apart
-            raise UsageError(f"{name}: {first.name} and {other} have different prompts; evaluate both on the same data")
-        verified_P = np.all([(~np.isnan(each.scores_R_P_N)).any(axis=(0, 2)) for each in measured.values()], axis=0)
-        if not verified_P.any():
-            models = ", ".join(measured)
-            raise UsageError(
-                f"{name}: no prompt has a verified sample of every model ({models}); fix the verifier, "
-                "and evaluate them on this benchmark again"
-            )
-        about = first.settings["benchmarks"][name]
-        scores = {model: each.scores_R_P_N[:, verified_P] for model, each in measured.items()}
-        found[name] = Shared(about["title"], about["group"], scores, int((~verified_P).sum()))
-    return found
+    """Return by name the benchmarks that all evaluations have.
 
-
-def differences(benchmarks: Sequence[Shared], pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return for each pair (model, baseline) its difference on each benchmark, and on average over each group.
-
-    Acc@N is in [0, 1], ``accuracy`` and ``baseline_accuracy`` by run. ``better`` and ``worse`` count prompts. Averages
-    are corrected (``p_holm``) separately, as they repeat their benchmarks.
+    Raises:
+        UsageError: there is none, or one has other prompts or no verified ones.
     """
-    names = dict.fromkeys(benchmark.group for benchmark in benchmarks)
-    groups = [[benchmark for benchmark in benchmarks if benchmark.group == name] for name in names]
-    single = [[member] for members in groups for member in members]
-    average = [members for members in groups if len(members) > 1]
+    first = evaluations[0]
+    benchmarks = {}
+    for name in first.results:
+        if all(name in evaluation.results for evaluation in evaluations):
+            measured = {evaluation.name: evaluation.results[name] for evaluation in evaluations}
+            about = first.settings["benchmarks"][name]
+            benchmarks[name] = _shared(name, about, measured)
+    if not benchmarks:
+        names = []
+        for evaluation in evaluations:
+            names.append(f"{evaluation.name} has {', '.join(evaluation.results)}")
+        problem = f"no benchmark is in every evaluation: {'; '.join(names)}"
+        raise UsageError(f"{problem}; evaluate all on one benchmark or more")
+    return benchmarks
+
+
+def _shared(name: str, about: dict[str, Any], measured: dict[str, Results]) -> Shared:
+    """Return one benchmark of several models; refuse other prompts, and one without verified."""
+    first = next(iter(measured.values()))
+    is_verified = []
+    for model, of_model in measured.items():
+        if (of_model.ids, of_model.labels) != (first.ids, first.labels):
+            # Differences of models and of prompts could not be told apart.
+            problem = f"{name}: {next(iter(measured))} and {model} have different prompts"
+            raise UsageError(f"{problem}; evaluate both on the same data")
+        is_verified.append((~np.isnan(of_model.scores_R_P_N)).any(axis=(0, 2)))
+    by_all_P = np.all(is_verified, axis=0)
+    if not by_all_P.any():
+        problem = f"no prompt has a verified sample of every model ({', '.join(measured)})"
+        advice = "fix the verifier, and evaluate them on this benchmark again"
+        raise UsageError(f"{name}: {problem}; {advice}")
+    return Shared(
+        about["title"],
+        about["group"],
+        {model: of_model.scores_R_P_N[:, by_all_P] for model, of_model in measured.items()},
+        int((~by_all_P).sum()),
+    )
+
+
+def differences(benchmarks: Sequence[Shared], pairs: Sequence[Pair]) -> list[Tested]:
+    """Return for each pair (model, baseline) its difference on each benchmark and group average.
+
+    Acc@N is in [0, 1], ``accuracy`` and ``baseline_accuracy`` by run. ``better`` and ``worse``
+    count prompts. Averages are corrected (``p_holm``) separately, as they repeat their benchmarks.
+    """
+    groups: dict[str, list[Shared]] = {}
+    for benchmark in benchmarks:
+        groups.setdefault(benchmark.group, []).append(benchmark)
+    single = []
+    average = []
+    for members in groups.values():
+        single += [[member] for member in members]
+        if len(members) > 1:
+            average.append(members)
     tested = []
     for family in (single, average):
-        rows = [_difference(pair, members) for pair in pairs for members in family]
+        rows = []
+        for pair in pairs:
+            rows += [_difference(pair, members) for members in family]
         corrected = holm([row["p"] for row in rows])
-        tested += [row | {"p_holm": float(p)} for row, p in zip(rows, corrected, strict=True)]
-    return sorted(tested, key=lambda row: pairs.index((row["model"], row["baseline"])))
+        for row, p in zip(rows, corrected.tolist(), strict=True):
+            tested.append(row | {"p_holm": p})
+    return sorted(tested, key=lambda row: pairs.index(_pair(row)))
 
 
-def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, Any]:
-    model, baseline = ([member.scores_R_P_N[name] for member in members] for name in pair)
-    # Of each prompt over its runs.
-    by_prompt = [accuracy(accuracy(a).T) - accuracy(accuracy(b).T) for a, b in zip(model, baseline, strict=True)]
+def _difference(pair: Pair, members: Sequence[Shared]) -> Tested:
+    model, baseline = pair
+    accuracies = []
+    baselines = []
+    by_prompt = []
+    for member in members:
+        scores = member.scores_R_P_N[model]
+        others = member.scores_R_P_N[baseline]
+        accuracies.append(accuracy(accuracy(scores)))
+        baselines.append(accuracy(accuracy(others)))
+        # Of each prompt over its runs.
+        by_prompt.append(accuracy(accuracy(scores).T) - accuracy(accuracy(others).T))
     all_prompts = np.concatenate(by_prompt)
+    name = members[0].title
+    if len(members) > 1:
+        name = f"Avg. {members[0].group}".strip()
     return {
-        "model": pair[0],
-        "baseline": pair[1],
-        "benchmark": members[0].title if len(members) == 1 else f"Avg. {members[0].group}".strip(),
+        "model": model,
+        "baseline": baseline,
+        "benchmark": name,
         "prompts": len(all_prompts),
-        "accuracy": np.mean([accuracy(accuracy(scores)) for scores in model], axis=0).tolist(),
-        "baseline_accuracy": np.mean([accuracy(accuracy(scores)) for scores in baseline], axis=0).tolist(),
+        "accuracy": np.mean(accuracies, axis=0).tolist(),
+        "baseline_accuracy": np.mean(baselines, axis=0).tolist(),
         **stratified_t(by_prompt)._asdict(),
         "better": int((all_prompts > 0).sum()),
         "worse": int((all_prompts < 0).sum()),
@@ -120,39 +184,55 @@ def _difference(pair: tuple[str, str], members: Sequence[Shared]) -> dict[str, A
 
 def notes(evaluations: Sequence[Evaluation], benchmarks: dict[str, Shared]) -> list[str]:
     """Return what a reader should know: different settings, missing samples."""
-    settings = {key: [each.settings[key] for each in evaluations] for key in ("n", "runs", "temperature", "top_p")}
-    missing = []
-    for name, (title, _, _, left_out) in benchmarks.items():
-        about = [each.settings["benchmarks"][name] for each in evaluations]
-        for key in ("verifier", "max_new_tokens", "chat_template", "digest"):
-            settings[f"{key} of {title}"] = [each[key] for each in about]
-        for each in evaluations:
-            share = np.isnan(each.results[name].scores_R_P_N).mean()
-            if share >= 0.01:
-                missing.append(f"{title}: {share:.1%} of the samples of {each.name} are not verified")
-        if left_out:
-            missing.append(f"{title}: {left_out} prompts left out, as a model has no verified sample")
     different = []
-    for setting, values in settings.items():
-        if len(set(values)) > 1:
-            listed = (f"{value} in {each.name}" for value, each in zip(values, evaluations, strict=True))
-            different.append(f"different {setting}: {', '.join(listed)}")
+    for key in ("n", "runs", "temperature", "top_p"):
+        values = [evaluation.settings[key] for evaluation in evaluations]
+        different += _different(key, values, evaluations)
+    missing = []
+    for name, benchmark in benchmarks.items():
+        title = benchmark.title
+        abouts = [evaluation.settings["benchmarks"][name] for evaluation in evaluations]
+        for key in ("verifier", "max_new_tokens", "chat_template", "digest"):
+            values = [about[key] for about in abouts]
+            different += _different(f"{key} of {title}", values, evaluations)
+        for evaluation in evaluations:
+            share = np.isnan(evaluation.results[name].scores_R_P_N).mean()
+            if share >= _MISSING_SHARE:
+                samples = f"{share:.1%} of the samples of {evaluation.name}"
+                missing.append(f"{title}: {samples} are not verified")
+        if benchmark.left_out:
+            left_out = f"{benchmark.left_out} prompts left out"
+            missing.append(f"{title}: {left_out}, as a model has no verified sample")
     return different + missing
 
 
-def _print_pair(pair: tuple[str, str], tested: Sequence[dict[str, Any]]) -> None:
-    rows = [
-        (
+def _different(setting: str, values: Sequence[Any], evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return a note if the evaluations have different values of a setting."""
+    if len(set(values)) == 1:
+        return []
+    listed = []
+    for value, evaluation in zip(values, evaluations, strict=True):
+        listed.append(f"{value} in {evaluation.name}")
+    return [f"different {setting}: {', '.join(listed)}"]
+
+
+def _print_pair(pair: Pair, tested: Sequence[Tested]) -> None:
+    rows = []
+    for row in tested:
+        cells = [
             row["benchmark"],
             str(row["prompts"]),
-            *(percent(np.array(row[name])) for name in ("accuracy", "baseline_accuracy")),
+            percent(np.array(row["accuracy"])),
+            percent(np.array(row["baseline_accuracy"])),
             f"{100 * row['difference']:+.2f}",
             f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
-            *(p_value(row[name]) for name in ("p", "p_holm")),
-            *(str(row[name]) for name in ("better", "worse")),
-        )
-        for row in tested
-    ]
+            p_value(row["p"]),
+            p_value(row["p_holm"]),
+            str(row["better"]),
+            str(row["worse"]),
+        ]
+        rows.append(cells)
     print(safe(" - ".join(pair)))
-    print_table(("", "prompts", *pair, "difference", "95 % interval", "p", "p (Holm)", "better", "worse"), rows)
+    header = ("", "prompts", *pair, "difference", "95 % interval", "p", "p (Holm)")
+    print_table((*header, "better", "worse"), rows)
     print()

@@ -1,4 +1,4 @@
-"""Evaluations on disk: ``evaluation.json`` has the settings, ``responses.jsonl`` one line for each (run, prompt).
+"""Evaluations on disk: the settings, and a line of responses for each run and prompt.
 
 Axes: R evaluation runs, P prompts of a benchmark, N samples of a prompt.
 """
@@ -17,6 +17,10 @@ from openrlhf_dbb.errors import UsageError
 FOLDER = Path("evaluations")
 SETTINGS = "evaluation.json"
 RESPONSES = "responses.jsonl"
+
+
+Settings = dict[str, Any]
+"""The content of ``evaluation.json``."""
 
 
 class Key(NamedTuple):
@@ -48,10 +52,10 @@ class Row(NamedTuple):
 
 
 class Results(NamedTuple):
-    """The rows of one model on one benchmark as arrays; ids, labels and prompts of its P prompts."""
+    """The rows of one model on one benchmark as arrays."""
 
     benchmark: str
-    ids: list[str]
+    ids: list[str]  # (P,), as labels and prompts
     scores_R_P_N: NDArray[np.float64]  # NaN is missing
     answers_R_P_N: NDArray[np.object_]  # str, or None where a response has no answer
     labels: list[str]
@@ -61,26 +65,33 @@ class Results(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A finished evaluation: its name, the content of ``evaluation.json``, and its results by benchmark."""
+    """A finished evaluation."""
 
     name: str
-    settings: dict[str, Any]
-    results: dict[str, Results]
+    settings: Settings
+    results: dict[str, Results]  # by benchmark
 
 
 class Responses:
-    """The rows of an evaluation (``keys``) in its folder, which is created; no other process may append rows."""
+    """The rows of an evaluation in its folder, which is created; ``keys`` are those of the rows.
+
+    Raises:
+        UsageError: another process appends rows, the folder cannot be written, or a row is damaged.
+    """
 
     def __init__(self, folder: Path) -> None:
         path = folder / RESPONSES
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the end of the process releases it
+            # The end of the process releases it.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UsageError(f"{folder}: another process is evaluating into it; wait, or give another --name") from None
+            problem = "another process is evaluating into it"
+            raise UsageError(f"{folder}: {problem}; wait, or give another --name") from None
         except OSError as error:
-            raise UsageError(f"{folder}: {error.strerror}; give another --output or --name") from error
+            advice = "give another --output or --name"
+            raise UsageError(f"{folder}: {error.strerror}; {advice}") from error
         self.keys = {row.key for row in read_rows(path)}
         with path.open("rb") as lines:
             # A killed process may have left an incomplete last line.
@@ -88,48 +99,68 @@ class Responses:
 
     def append(self, row: Row) -> None:
         """Write a row; the row survives the end of this process."""
-        self._file.write(json.dumps(row._asdict(), ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        line = json.dumps(row._asdict(), ensure_ascii=False, allow_nan=False)
+        self._file.write(f"{line}\n".encode())
         self._file.flush()
         self.keys.add(row.key)
 
     def close(self) -> None:
+        """Close the file; another process may append rows then."""
         self._file.close()
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file of responses; an incomplete last line is left out, another damaged line refused."""
+    """Yield the rows of a file of responses; an incomplete last line is left out.
+
+    Raises:
+        UsageError: another line is damaged.
+    """
     with path.open("rb") as file:
-        for number, line in enumerate((line for line in file if line.endswith(b"\n")), start=1):
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
             try:
                 yield Row(**json.loads(line))
             except (ValueError, TypeError) as error:
-                raise UsageError(f"{path}, line {number}: {error}; delete this line and evaluate again") from error
+                problem = f"{path}, line {number}: {error}"
+                raise UsageError(f"{problem}; delete this line and evaluate again") from error
 
 
 def find(name: str) -> Path:
-    """Return the folder of an evaluation by its path, or its name under ``evaluations/``."""
+    """Return the folder of an evaluation by its path, or its name under ``evaluations/``.
+
+    Raises:
+        UsageError: there is no such evaluation.
+    """
     for folder in (Path(name), FOLDER / name):
         if (folder / SETTINGS).is_file():
             return folder
-    known = sorted(path.parent.name for path in FOLDER.glob(f"*/{SETTINGS}"))
-    raise UsageError(f"there is no evaluation {name!r}; {FOLDER}/ has {', '.join(known) or 'no evaluations'}")
+    others = sorted(path.parent.name for path in FOLDER.glob(f"*/{SETTINGS}"))
+    listed = ", ".join(others) or "no evaluations"
+    raise UsageError(f"there is no evaluation {name!r}; {FOLDER}/ has {listed}")
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> Settings:
+    """Return the content of ``evaluation.json``."""
     return dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
 
 
 def read_evaluation(folder: Path) -> Evaluation:
-    """Read an evaluation without its responses; one that is not finished is refused."""
-    settings, results = read_settings(folder), {}
-    # The responses would fill the memory.
+    """Read an evaluation without its responses, which would fill the memory.
+
+    Raises:
+        UsageError: it is not finished, or a row is damaged.
+    """
+    settings = read_settings(folder)
     rows = sorted(row._replace(responses=[]) for row in read_rows(folder / RESPONSES))
+    results = {}
     for name, about in settings["benchmarks"].items():
-        found = [row for row in rows if row.benchmark == name]
-        if len(found) < (needed := settings["runs"] * about["prompts"]):
-            done = f"{len(found)} of {needed} rows of {name}"
-            raise UsageError(f"{folder} is not finished, it has {done}; repeat the evaluate command that started it")
-        results[name] = as_results(found)
+        own = [row for row in rows if row.benchmark == name]
+        needed = settings["runs"] * about["prompts"]
+        if len(own) < needed:
+            problem = f"is not finished, it has {len(own)} of {needed} rows of {name}"
+            raise UsageError(f"{folder} {problem}; repeat the evaluate command that started it")
+        results[name] = as_results(own)
     return Evaluation(folder.resolve().name, settings, results)
 
 
@@ -137,9 +168,19 @@ def as_results(rows: Sequence[Row]) -> Results:
     """Return the rows of one benchmark, ordered by run and place, as arrays."""
     runs = rows[-1].run + 1
     first = rows[: len(rows) // runs]
-    columns: dict[str, Any] = {f"{name}s": [getattr(row, name) for row in first] for name in ("id", "label", "prompt")}
-    kinds: dict[str, Any] = {"scores": np.float64, "answers": object, "tokens": np.int64, "truncated": np.bool_}
-    for name, kind in kinds.items():  # a score of None becomes NaN
-        values = np.array([getattr(row, name) for row in rows], dtype=kind)
-        columns[f"{name}_R_P_N"] = values.reshape(runs, len(first), -1)
-    return Results(first[0].benchmark, **columns)
+    shape = (runs, len(first), -1)
+    # A score of None becomes NaN.
+    scores = np.array([row.scores for row in rows], dtype=np.float64)
+    answers = np.array([row.answers for row in rows], dtype=object)
+    tokens = np.array([row.tokens for row in rows], dtype=np.int64)
+    truncated = np.array([row.truncated for row in rows], dtype=np.bool_)
+    return Results(
+        first[0].benchmark,
+        ids=[row.id for row in first],
+        labels=[row.label for row in first],
+        prompts=[row.prompt for row in first],
+        scores_R_P_N=scores.reshape(shape),
+        answers_R_P_N=answers.reshape(shape),
+        tokens_R_P_N=tokens.reshape(shape),
+        truncated_R_P_N=truncated.reshape(shape),
+    )

@@ -1,3 +1,5 @@
+"""How responses are scored, by the name that a benchmark gives its verifier."""
+
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,24 +14,34 @@ _SAID_ON_A_LINE = re.compile(r".*\\boxed\{(.*)\}|\banswer(?:\s+is|\s*:)\s*:?(.*)
 
 
 class Verdict(NamedTuple):
-    score: float | None  # 1.0 correct; 0.0 wrong, or no answer; None not verified (missing, not wrong)
-    answer: str | None  # normalized, so that majority votes can compare texts; None if there is none
+    """What a verifier says of a response."""
+
+    score: float | None  # 1.0 right; 0.0 wrong, or no answer; None not verified: missing, not wrong
+    answer: str | None  # normalized, so that majority votes can compare texts; None without one
 
 
 def _math(response: str, label: str) -> Verdict:
     # The question is not known here, so a formula that is copied from it counts.
     score, value, _ = judge(response, label)
+    if value:
+        return Verdict(score, canonical(value))
     # A box that states no value still votes for its text.
-    return Verdict(score, canonical(value) if value else spelled(answers.last_box(response) or "") or None)
+    return Verdict(score, _boxed(response) or None)
+
+
+def _boxed(response: str) -> str:
+    return spelled(answers.last_box(response) or "")
 
 
 def _math_or_text(response: str, label: str) -> Verdict:
-    text = spelled(answers.last_box(response) or "")
+    text = _boxed(response)
     try:
         verdict = _math(response, label)
     except ValueError:  # the label cannot be read
         verdict = Verdict(None, text or None)
-    return verdict._replace(score=float(text == spelled(label))) if verdict.score is None else verdict
+    if verdict.score is not None:
+        return verdict
+    return Verdict(float(text == spelled(label)), verdict.answer)
 
 
 def _choice(response: str, label: str, letters: str = answers.LETTERS) -> Verdict:
@@ -38,17 +50,30 @@ def _choice(response: str, label: str, letters: str = answers.LETTERS) -> Verdic
 
 
 def _exact(response: str, label: str) -> Verdict:
-    """Compare by Big-Bench Hard's rule for the form of the label; case, punctuation and LaTeX around do not matter."""
+    """Compare by Big-Bench Hard's rule for the form of the label.
+
+    Case, punctuation and LaTeX around the answer do not matter.
+    """
     if isinstance(read(label), Number):
         return _math(response, label)
     if re.fullmatch(r"\([A-R]\)", label):  # reasoning_about_colored_objects has 18 options
         return _choice(response, label[1], answers.ALPHABET[:18])
     if _PARENTHESES.fullmatch(label):
-        said = [found[found.lastindex or 0] for found in map(_SAID_ON_A_LINE.search, response.splitlines()) if found]
-        answer, right = _bare(said[-1] if said else answers.last_line(response)), _bare(label)
+        answer = _bare(_last_said(response))
+        right = _bare(label)
     else:
-        answer, right = answers.words(response, label), answers.words(label, label)
+        answer = answers.words(response, label)
+        right = answers.words(label, label)
     return Verdict(float(answer is not None and answer == right), answer)
+
+
+def _last_said(response: str) -> str:
+    """Return what the last line with a box or the words "answer is" says, else the last line."""
+    for line in reversed(response.splitlines()):
+        said = _SAID_ON_A_LINE.search(line)
+        if said:
+            return said[said.lastindex or 0]
+    return answers.last_line(response)
 
 
 def _bare(text: str) -> str | None:
@@ -60,12 +85,18 @@ def _bare(text: str) -> str | None:
     return text if _PARENTHESES.fullmatch(text) else None
 
 
+def _reasoning_gym(response: str, label: str) -> Verdict:
+    return Verdict(reasoning_gym.score(response, label), None)
+
+
 VERIFIERS: dict[str, Callable[[str, str], Verdict]] = {
     "math": _math,
     "math_or_text": _math_or_text,
     "choice": _choice,
     "exact": _exact,
-    "reasoning_gym": lambda response, label: Verdict(reasoning_gym.score(response, label), None),
+    "reasoning_gym": _reasoning_gym,
 }
-"""Thread-safe functions of a response without special tokens and a label. "math" raises ValueError for a label that
-cannot be read."""
+"""Thread-safe functions of a response without special tokens and a label.
+
+"math" raises ValueError for a label that cannot be read.
+"""

@@ -5,6 +5,8 @@ cuda         flag values, refusals and environment with CUDA
 cpu          the same without CUDA
 cpu_engine   vLLM's engine in the process of its Ray actor, without CUDA
 backend      OpenRLHF's DeepSpeed strategy for the policy
+vllm_requests  what an engine is asked and answers
+actor_start  why an actor did not start, in one line
 weights      the policy's weights, LoRA adapters merged, on their way to vLLM
 vllm_worker  vLLM's worker extension, which receives these weights
 ray_start    Ray, started on a machine that may be busy
