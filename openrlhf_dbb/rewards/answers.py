@@ -11,7 +11,9 @@ from typing import Any
 
 from openrlhf_dbb.core import NO_ANSWER
 from openrlhf_dbb.rewards.commitment import (
+    CONCLUSION,
     CORRECTION,
+    NUMBER_WORD,
     OR_AFTER,
     OR_BEFORE,
     RESTART,
@@ -46,8 +48,6 @@ _REMARK = re.compile(
     rf"\s\((?:[\d.,]+ )?(?!{_NO_REMARK})[A-Za-z]{{3,}}(?! ?[-+*/^=<>_])[^()]*\)|\s?\([\u3040-\u9fff]+\)", re.IGNORECASE
 )
 _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
-_LONG_WORD = re.compile(r"[^\W\d_]{2,}")
-_WORDS_OF_A_STEP = 4
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
 _SAID = re.compile(
@@ -198,16 +198,10 @@ def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Valu
     start = text.rindex("\\", 0, places[-1][0])
     end = places[-1][1] + 1
     for box_start, box_end in places[-MOST_OFFERS:]:
-        is_offered = box_end < start and _is_offered_too(text[box_end + 1 : start])
-        if is_offered and not _is_same(read(text[box_start:box_end], label), value):
+        is_corrected = box_end >= start or CORRECTION.search(text, box_end + 1, start)
+        if not is_corrected and not _is_same(read(text[box_start:box_end], label), value):
             return None
     return value if _is_final(text, start, end, value, label) else None
-
-
-def _is_offered_too(gap: str) -> bool:
-    """Return whether what stands between two boxes neither corrects the first one nor is a step to the second."""
-    is_step = re.search(r"[.!?\n]", gap) is not None and len(_LONG_WORD.findall(gap)) >= _WORDS_OF_A_STEP
-    return not is_step and CORRECTION.search(gap) is None
 
 
 def _read_box(box: str, label: Value) -> Value | None:
@@ -256,11 +250,27 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
     """Return whether a response affirms an answer, does not take it back and offers no other one."""
     if not is_affirmed(text, start, end) or _has_alternative(text, start, end, value, label):
         return False
+    if isinstance(inner(label), Number) and _concludes_otherwise(text, end, value, label):
+        return False
     line = _LONE_NUMBER_BEFORE.search(text[max(0, start - SAID_CHARACTERS) : start])
     if line is not None and not _is_same(read(line[1], label), value):
         return False
     statements = [statement.end() for statement in STATEMENT.finditer(text)][-MOST_OFFERS:]
     return not any(_says_another(text, place, start, value, label) for place in statements)
+
+
+def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> bool:
+    """Return whether a later sentence, as "So there are 6.", concludes with other numbers than the answer."""
+    borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
+    for begin, stop in itertools.pairwise([*borders, len(text)]):
+        if CONCLUSION.search(text, begin, stop) is None:
+            continue
+        numbers = [number for *_, number in _numbers(text, begin, stop, label)]
+        if any(_is_same(number, value) for number in numbers):
+            continue
+        if numbers or NUMBER_WORD.search(text, begin, stop):
+            return True
+    return False
 
 
 def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
