@@ -65,7 +65,7 @@ _VERB = (
 )
 STATEMENT = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
-    r"|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u9009(?=\s*\(?[A-Z])",
+    r"|答案\s*[是为:：]|答えは|选\s*[:：]?(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -209,8 +209,11 @@ def _read_box(box: str, label: Value) -> Value | None:
     phrase = _plain(FONT.sub(r" \2 ", box))
     if not isinstance(inner(label), Number) or isinstance(value, (Number, Equation)) or not _PROSE.search(phrase):
         return value
-    found = [number for *place, number in _numbers(phrase, 0, len(phrase), label) if not is_denied(phrase, *place)]
-    return found[0] if len(found) == 1 else value  # the only number in a phrase, ``\text{about } 5``
+    numbers = _numbers(phrase, 0, len(phrase), label)
+    if len(numbers) != 1:
+        return value
+    start, end, number = numbers[0]  # the only number in a phrase, ``\text{about } 5``
+    return value if is_denied(phrase, start, end) else number
 
 
 def _in_prose(text: str, label: Value) -> Value | None:
@@ -236,13 +239,16 @@ def _offers(text: str, statements: list[int], label: Value) -> Iterator[tuple[in
 
 def _first_affirmed(text: str, places: Iterable[tuple[int, int, Value]], label: Value) -> Value | None:
     denied = set()
+    last_denied = 0
     for start, end, value in places:
         if is_denied(text, start, end):
             denied.add(canonical(value))
-        elif canonical(value) in denied or not _is_final(text, start, end, value, label):
+            last_denied = start
+            continue
+        is_far = last_denied > end and _SENTENCE_END.search(text, end, last_denied)
+        if is_far or canonical(value) in denied or not _is_final(text, start, end, value, label):
             return None
-        else:
-            return value
+        return value
     return None
 
 
@@ -263,7 +269,7 @@ def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> boo
     """Return whether a later sentence, as "So there are 6.", concludes with other numbers than the answer."""
     borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
     for begin, stop in itertools.pairwise([*borders, len(text)]):
-        if CONCLUSION.search(text, begin, stop) is None:
+        if CONCLUSION.match(text, begin, stop) is None:
             continue
         numbers = [number for *_, number in _numbers(text, begin, stop, label)]
         if any(_is_same(number, value) for number in numbers):

@@ -29,15 +29,15 @@ _ADVERBS = set(TABLES["adverbs"].split())
 _DEEDS = "|".join(TABLES["deeds"].split())
 _MOST_UNITS = 6  # words behind an answer that need no verb: "eggs per day"
 _MOST_IDEOGRAPHS = 12  # behind the sentence of an answer
-_FORMULA = re.compile(r"\$[^$\n]*\$|\\(?:begin|end)\{[^}]*\}|\\[A-Za-z]+|\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
+_FORMULA = re.compile(r"\$[^$\n]*\$|\\(?:begin|end)\{[^}]*\}|\\[A-Za-z]+")
 _LETTERS = re.compile(r"[^\W\d_]{2,}(?:'[a-z]+)?")
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u1dff\u3040-\u30ff\uac00-\ud7af]")
 _ADVERB = re.compile(r"\b[a-z]{2,}ly\b|(?<=\A)\W*[A-Z][a-z]+ly(?=,)")
 _ENGLISH_FORM = re.compile(r"[a-z]{3,}(?:ed|ing)")
 _NAMED = re.compile(r"(?:[:=]|\\in|\\equiv|\\approx)\s*\Z")
 _DEED = re.compile(rf"\bI(?:'m|'d|'ve|'ll|\s+(?!{_DEEDS})[a-z]+)\b|\bmy\s+(?!(?:final\s+)?(?:answer|result|solution))")
-_NO_COMPOUND = "不同|不等|不重|不超|不小|不大|不少|不足|非负|非零|没有|无理|无限|无数|若干|假设"
-_CHINESE_DOUBT = re.compile("[不没非未别勿否错误假疑猜吗呢谁]|可能|也许|或许|大概|好像|似乎|估计|仅供|参考|随便")
+_NO_COMPOUND = "不同(?!意)|不等|不重|不超|不小|不大|不少|不足|非负|非零|没有|无理|无限|无数|若干|假设"
+_CHINESE_DOUBT = re.compile("[不没非未别勿否错误假疑猜吗呢谁]|可能|也许|或许|大概|好像|似乎|估计|仅供|参考|随便|更正|改为|修正")
 _CLOSING = re.compile(
     r"(?:\A|(?<=[.!?\n]))\s*(?:please\s+)?(?:let\s+me\s+know|feel\s+free|i\s+hope|hope|would\s+you|do\s+you|if\s+you)"
     r"\b[^.!?\n]*(?:[.!?\n]|\Z)",
@@ -50,7 +50,7 @@ _UNFINISHED = re.compile(
 )
 _OPEN_BRACE = re.compile(r"(\\(?:text[a-z]*|math[a-z]+|boldsymbol|bm|underline|emph|boxed|fbox|framebox)\s*)?\{|\\.|\}")
 _BEFORE_BOX = re.compile(
-    r"(?:[-<>+*/^_(|]|\\(?!(?:approx|implies|iff|Rightarrow|Longrightarrow|therefore|q?quad|in|equiv|displaystyle"
+    r"(?:[-<>+*/^_|]|(?<!\\)\(|\\(?!(?:approx|implies|iff|Rightarrow|Longrightarrow|therefore|q?quad|in|equiv|displaystyle"
     r"|Large|large|Huge|huge|text|to|Leftrightarrow|boldsymbol|mathbf|begin|left|big|Big)(?![a-z]))[A-Za-z]+)\s*\Z"
 )
 _AFTER_BOX = re.compile(
@@ -71,15 +71,14 @@ _SUBJECT = (
 _GOVERNING = _words("denial", "wrong", "condition")
 # "not 5", "cannot be 5", "nobody would say that the answer is 5"; not "not prime is 5", "not 6 but 5"
 _DENIED_BEFORE = re.compile(
-    rf"(?:{_GOVERNING}|n't)[\s:]*(?:be\s+)?(?:equal\s+to\s+)?"
+    rf"(?:{_GOVERNING}|n't)[\s:]*(?:(?:to\s+)?be\s+)?(?:equal\s+to\s+)?"
     rf"(?:(?!(?:but|rather|yet|so|then|{_VERB}|equals)\b)[^\W\d_{_CHINESE}][^\W\d_]*'?[a-z]*\s+){{0,3}}(?:{_SUBJECT})?\(?\Z"
     rf"|{_words('hedge')}\s+(?:(?!{_VERB})[a-z]+\s+)?\(?\Z"
-    rf"|{_GOVERNING}(?<=[{_CHINESE}])[{_CHINESE}\s:\uff1a]{{0,6}}\Z"
     rf"|(?:{_words('bound', 'exception')}|[<>\u00ac+/^]|\\(?:times|cdot|div)"
     rf"|\\[lg]eq?|\\neg?|\\lnot)[\s({_CHINESE}]{{0,3}}\Z",
     re.IGNORECASE,
 )
-_ASIDE = re.compile(rf"(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound')}\s*\Z", re.IGNORECASE)
+_ASIDE = re.compile(rf"(?<!\bone )(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound')}\s*\Z", re.IGNORECASE)
 _BE = (
     r"(?:is|are|was|were|would be|should be|seems?|feels|looks|can|could|does|must|as|ist|n'est|est|es"
     r"|\u662f|\u3067\u306f|\uac00|\uc774)"
@@ -90,7 +89,7 @@ _DENIED_AFTER = re.compile(
     rf"(?:{_words('denial', 'wrong', 'bound_after', 'hedge')}|n't\b)(?!\W*\d)"
     rf"|{_BE}\s+(?:[^\W\d_]+\s+){{0,2}}{_words('wrong', 'uncertain')}|\\neq?(?![a-z])|\u2260|-+>|\u2192"
     r"|\\(?:times|cdot|div)(?![a-z])|[-+/^\u2013]\s*[\d\\]|[+/^]\s*\Z"
-    r"|(?:plus|minus|divided|multiplied|through|times\s+(?:[\d\\(]|\w\b)|to\s+\\?\d|and\s+a\s+half)\b)",
+    r"|(?:plus|minus|divided|multiplied|through|times\s+(?:[\d\\(]|\w\b)|to\s+\\?\d|and\s+a\s+half|(?:more|less|fewer)\s+than\s+\d+)\b)",
     re.IGNORECASE,
 )
 # "which is wrong", "this answer is a mistake", "it cannot be right"; not "this is not a prime"
@@ -105,24 +104,35 @@ _FIRST_PERSON = r"\bI\s+(?:do\s+not|don't|cannot|can't|disagree)\b|\b(?:do\s+not
 # "If it were so, it would be"; a word with letters of two alphabets
 _UNREAL = rf"(?:{_words('condition')}|\A\s*(?:were|had)\b).*,.*\b(?:it|that|this|answer)\s+would\s+be[\s:]*\Z"
 _MIXED = r"[a-z][\u0370-\u04ff]|[\u0370-\u04ff][a-z]"
+# "twice the answer", "one more than 5"
+_NO_ANSWER_ITSELF = (
+    r"\b(?:twice|half|double|of|than|from)\s+(?:(?:the|my|all|wrong|final|right)\s+)*answers?\b"
+    r"|\b(?:one|two|\d)\s+(?:more|less|fewer)\s+than\W*\Z"
+)
 _DOUBT = re.compile(
-    rf"{_NO_DOUBT}{_words('doubt', 'report')}|{_words('contrast')}(?=\W*\Z)|[?\uff1f]|dots\W*\Z|\.\.\.\W*\Z|{_UNREAL}|{_MIXED}",
+    rf"{_NO_DOUBT}{_words('doubt', 'report')}|{_words('contrast')}(?=\W*\Z)|[?\uff1f]|dots\W*\Z|{_NO_ANSWER_ITSELF}|\.\.\.\W*\Z|{_UNREAL}|{_MIXED}",
     re.IGNORECASE | re.DOTALL,
 )
 _WRONG = re.compile(rf"{_words('wrong')}|{_FIRST_PERSON}", re.IGNORECASE)
 _REST = re.compile(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}|\bno(?:[,.!]|\s\d|\s*\Z)"
-    rf"|{_CALLED_WRONG}|{_FIRST_PERSON}|:\s*(?:false|null)\b",
+    rf"|{_CALLED_WRONG}|{_FIRST_PERSON}|:\s*(?:false|null)\b"
+    rf"|\bnot\W*\Z|{_NO_ANSWER_ITSELF}",
     re.IGNORECASE,
 )
+_HEADING = re.compile(_words("denial", "wrong", "doubt", "report", "exception"), re.IGNORECASE)
+_NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)"
+_RESPONSE = r"\b(?:i|me|my|you|please|answer|box|boxed|number|result|solution|grade|guess|final)\b"
 _LATER = re.compile(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}|{_CALLED_WRONG}"
     rf"|(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)"
-    r"|(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)",
+    rf"|{_NEGATION}[^.!?\n]*{_RESPONSE}|{_RESPONSE}[^.!?\n]*{_NEGATION}",
     re.IGNORECASE,
 )
 CORRECTION = re.compile(rf"{_words('correction', 'wrong', 'denial')}|actually|\bno\b", re.IGNORECASE)
-CONCLUSION = re.compile(r"\b(?:so|thus|hence|therefore|total|in\s+all|altogether|final(?:ly)?|result)\b", re.IGNORECASE)
+CONCLUSION = re.compile(
+    r"\s*(?:so|thus|hence|therefore|[^.!?\n]*\b(?:total|in\s+all|altogether|final(?:ly)?|result))\b", re.IGNORECASE
+)
 NUMBER_WORD = re.compile(
     r"\b(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty|hundred|thousand)\b"
 )
@@ -133,7 +143,7 @@ OR_AFTER = re.compile(rf"[\s$\\)\]}}*,(]*{_words('alternative')}", re.IGNORECASE
 _HIDDEN = re.compile(
     r"^[ \t]*(?:%|> )[^\n]*|(?<=\s)%\s*(?=\\boxed)[^\n]*|<!--.*?(?:-->|\Z)|\\iffalse.*?(?:\\fi|\Z)"
     r"|^```(?!json|text|math|latex|markdown)\w+\n.*?(?:^```|\Z)|\\verb\*?(\W).*?\1|\\(?:footnote|newcommand|def)\b[^\n]*"
-    r"|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)"
+    r"|\[asy\].*?(?:\[/asy\]|\Z)|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)"
     r"|~~[^~\n]{0,400}~~|\\(?:sout|[bx]?cancel|[hv]?phantom)\s*\{(?:[^{}]|\{[^{}]*\})*\}"
     r"|<(s|del|strike|details)>.*?(?:</\2>|\Z)|<(\w+)\s[^>]*(?:style|hidden)[^>]*>.*?(?:</\3>|\Z)|.[\u0335-\u0338]|^\[//\]:[^\n]*|\[\^\w+\]:?"
     r"|(?<!\w)['\"\u201c\u201e\u2018\u00ab\u300c](?![\s.,])(?=[^\"\u201d\u00bb\u300d]{0,400}(?:\\boxed|answer\s+is\s))"
@@ -151,6 +161,13 @@ def visible(text: str) -> str:
     return _HIDDEN.sub("", text)
 
 
+def _heading_before(text: str, start: int) -> str:
+    """Return the line above an answer's own if it governs it: a heading, or one with a colon at its end."""
+    lines = text[max(0, start - 600) : start].rsplit("\n", 1)[0].rstrip()
+    line = _MARKUP.sub("", lines.rpartition("\n")[2]).strip()
+    return line if "\n" in text[:start] and (line.endswith(":") or line.startswith("#")) else ""
+
+
 def sentence_before(text: str, start: int) -> str:
     """Return what stands in the sentence before a place, without markup."""
     before = text[max(0, start - 600) : start]
@@ -162,6 +179,8 @@ def is_denied(text: str, start: int, end: int) -> bool:
     """Return whether its own sentence denies, doubts, bounds or asks for the answer at a place, or is not read."""
     is_box = text.startswith("\\", start)
     if is_box and (_DOUBT.search(text, start, end) or not _stands_alone(text, start, end)):
+        return True
+    if _HEADING.search(_heading_before(text, start)):
         return True
     before = sentence_before(text, start)
     rest, ending = _sentence_behind(text, end)
