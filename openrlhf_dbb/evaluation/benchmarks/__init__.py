@@ -8,7 +8,7 @@ from openrlhf_dbb import tasks
 from openrlhf_dbb.data import FILES
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.verifiers import VERIFIERS
-from openrlhf_dbb.presets import read_toml
+from openrlhf_dbb.toml_file import read_toml
 
 NAMES = ("math500", "minerva", "aime24", "aime25", "amc24", "olympiad", "mmlu_pro", "gpqa_diamond", "bbh")
 """The columns of the paper's Table 1, in its order."""
