@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-from openrlhf_dbb.presets import read_toml
+from openrlhf_dbb.toml_file import read_toml
 from openrlhf_dbb.upstream import source_file
 
 

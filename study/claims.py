@@ -20,7 +20,7 @@ from scipy import stats
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation.metrics import p_value
-from openrlhf_dbb.presets import read_toml
+from openrlhf_dbb.toml_file import read_toml
 from study import analysis, protocol
 from study.analysis import ALPHA, LEVEL, PAIRED, Arm, Difference
 from study.cells import Table, difference, interval

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import presets
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.toml_file import read_toml
 
 FOLDER = Path(__file__).parent / "protocols"
 LEARNING_RATE = "actor.adam.lr"
@@ -68,7 +68,7 @@ def load(name: str) -> Protocol:
     if not path.is_file():
         known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.toml")))
         raise UsageError(f"--protocol {name}: no such protocol; available: {known}, or a .toml file")
-    table = presets.read_toml(path)
+    table = read_toml(path)
     task, entries = table.get("task", ""), table["experiments"]
     runs: list[PlannedRun] = []
     for experiment, own in entries.items():

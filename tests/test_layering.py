@@ -24,7 +24,7 @@ LAYERS = (
     ),
     ("core",),
     ("estimators", "storage"),
-    ("errors", "secrets"),
+    ("errors", "secrets", "toml_file"),
 )
 """Parts of openrlhf_dbb, upper ones first; a part may import those of its own layer and of lower ones."""
 

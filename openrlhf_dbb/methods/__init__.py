@@ -9,7 +9,7 @@ from openrlhf_dbb import estimators
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators import FORMS
-from openrlhf_dbb.presets import read_toml
+from openrlhf_dbb.toml_file import read_toml
 
 FOLDER = Path(__file__).parent
 NONE = "none"

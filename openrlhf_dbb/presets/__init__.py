@@ -7,18 +7,13 @@ import fcntl
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError, did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from openrlhf_dbb.toml_file import TOMLDecodeError, read_toml
 
 FOLDER = Path(__file__).parent
 NONE = "none"
@@ -75,10 +70,6 @@ def paper(estimator: str) -> dict[str, Any]:
     return {flag: entry["value"] for flag, entry in entries.items()}
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
 def _table(name: str) -> dict[str, Any]:
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in names():
@@ -88,7 +79,7 @@ def _table(name: str) -> dict[str, Any]:
         )
     try:
         table = read_toml(path)
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"--preset {name} cannot be read: {reason}") from error
     for key in table:

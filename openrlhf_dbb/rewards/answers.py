@@ -7,11 +7,13 @@ same order; without box or statement, a letter stands alone on the last line or 
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from openrlhf_dbb.core import NO_ANSWER
 from openrlhf_dbb.rewards.commitment import (
+    CONCLUSION,
     CORRECTION,
+    NUMBER_WORD,
     OR_AFTER,
     OR_BEFORE,
     RESTART,
@@ -46,8 +48,6 @@ _REMARK = re.compile(
     rf"\s\((?:[\d.,]+ )?(?!{_NO_REMARK})[A-Za-z]{{3,}}(?! ?[-+*/^=<>_])[^()]*\)|\s?\([\u3040-\u9fff]+\)", re.IGNORECASE
 )
 _TABLE_ROW = re.compile(r"^\|(?:[^|\n]*\|){2,}$", re.MULTILINE)
-_LONG_WORD = re.compile(r"[^\W\d_]{2,}")
-_WORDS_OF_A_STEP = 4
 _SENTENCE_END = re.compile(r"\n|(?<=[.!?\u3002])(?<!\\!)\s+")
 _PLACE = re.compile(r"(?:(?<=\s)|\A|(?<=[:=]))\S")  # where the end of a sentence may begin
 _SAID = re.compile(
@@ -65,7 +65,7 @@ _VERB = (
 )
 STATEMENT = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
-    r"|\u7b54\u6848\u662f|\u7b54\u3048\u306f|\u9009(?=\s*\(?[A-Z])",
+    r"|答案\s*[是为:：]|答えは|选\s*[:：]?(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -109,6 +109,14 @@ _AT_THE_END = re.compile(r"(?<!or )(?<!and )(?<!/)(?<!\), )\(([A-Z])\)[\s.!]*$",
 _OPTION = re.compile(r"\(?([A-Z])[.):]\s+(?!.*\b[A-Z][.):])[^?]*")  # a response "C. 42"
 _LATEX_SPACE = re.compile(r"\\(?:q?quad|space|displaystyle|left|right)(?![a-z])|\\[ ,;:!\\]|~")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
+
+
+class Said(NamedTuple):
+    """What a text says at a place."""
+
+    start: int
+    end: int
+    text: str
 
 
 def rewards(
@@ -198,16 +206,10 @@ def _in_last_box(text: str, places: list[tuple[int, int]], label: Value) -> Valu
     start = text.rindex("\\", 0, places[-1][0])
     end = places[-1][1] + 1
     for box_start, box_end in places[-MOST_OFFERS:]:
-        is_offered = box_end < start and _is_offered_too(text[box_end + 1 : start])
-        if is_offered and not _is_same(read(text[box_start:box_end], label), value):
+        is_corrected = box_end >= start or CORRECTION.search(text, box_end + 1, start)
+        if not is_corrected and not _is_same(read(text[box_start:box_end], label), value):
             return None
     return value if _is_final(text, start, end, value, label) else None
-
-
-def _is_offered_too(gap: str) -> bool:
-    """Return whether what stands between two boxes neither corrects the first one nor is a step to the second."""
-    is_step = re.search(r"[.!?\n]", gap) is not None and len(_LONG_WORD.findall(gap)) >= _WORDS_OF_A_STEP
-    return not is_step and CORRECTION.search(gap) is None
 
 
 def _read_box(box: str, label: Value) -> Value | None:
@@ -215,8 +217,11 @@ def _read_box(box: str, label: Value) -> Value | None:
     phrase = _plain(FONT.sub(r" \2 ", box))
     if not isinstance(inner(label), Number) or isinstance(value, (Number, Equation)) or not _PROSE.search(phrase):
         return value
-    found = [number for *place, number in _numbers(phrase, 0, len(phrase), label) if not is_denied(phrase, *place)]
-    return found[0] if len(found) == 1 else value  # the only number in a phrase, ``\text{about } 5``
+    numbers = _numbers(phrase, 0, len(phrase), label)
+    if len(numbers) != 1:
+        return value
+    start, end, number = numbers[0]  # the only number in a phrase, ``\text{about } 5``
+    return value if is_denied(phrase, start, end) else number
 
 
 def _in_prose(text: str, label: Value) -> Value | None:
@@ -242,13 +247,16 @@ def _offers(text: str, statements: list[int], label: Value) -> Iterator[tuple[in
 
 def _first_affirmed(text: str, places: Iterable[tuple[int, int, Value]], label: Value) -> Value | None:
     denied = set()
+    last_denied = 0
     for start, end, value in places:
         if is_denied(text, start, end):
             denied.add(canonical(value))
-        elif canonical(value) in denied or not _is_final(text, start, end, value, label):
+            last_denied = start
+            continue
+        is_far = last_denied > end and _SENTENCE_END.search(text, end, last_denied)
+        if is_far or canonical(value) in denied or not _is_final(text, start, end, value, label):
             return None
-        else:
-            return value
+        return value
     return None
 
 
@@ -256,11 +264,27 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
     """Return whether a response affirms an answer, does not take it back and offers no other one."""
     if not is_affirmed(text, start, end) or _has_alternative(text, start, end, value, label):
         return False
+    if isinstance(inner(label), Number) and _concludes_otherwise(text, end, value, label):
+        return False
     line = _LONE_NUMBER_BEFORE.search(text[max(0, start - SAID_CHARACTERS) : start])
     if line is not None and not _is_same(read(line[1], label), value):
         return False
     statements = [statement.end() for statement in STATEMENT.finditer(text)][-MOST_OFFERS:]
     return not any(_says_another(text, place, start, value, label) for place in statements)
+
+
+def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> bool:
+    """Return whether a later sentence, as "So there are 6.", concludes with other numbers than the answer."""
+    borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
+    for begin, stop in itertools.pairwise([*borders, len(text)]):
+        if CONCLUSION.match(text, begin, stop) is None:
+            continue
+        numbers = [number for *_, number in _numbers(text, begin, stop, label)]
+        if any(_is_same(number, value) for number in numbers):
+            continue
+        if numbers or NUMBER_WORD.search(text, begin, stop):
+            return True
+    return False
 
 
 def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
@@ -349,61 +373,83 @@ def _is_like(value: Value, label: Value) -> bool:
 def letter(response: str, letters: str = LETTERS) -> str | None:
     """Return the letter that a response settles on; None if it names none, or several."""
     text = _without_markup(visible(response))
-    settled = [place for each in _stated(text) if (place := _settled(*each, letters)) is not None]
-    settled = settled or _at_the_last_line(text, letters)
-    if not settled:
-        return None
-    start, end, said = settled[-1]
-    others = [place for place in settled if place[2] != said]
-    if any(CORRECTION.search(text, other_end, start) is None for _, other_end, _ in others):
-        return None
-    return said if said and is_affirmed(text, start, end) else None
 
+    def read_letter(said: str, is_box: bool) -> Said | None:
+        return _letter(said, is_box, letters)
 
-def _at_the_last_line(text: str, letters: str) -> list[tuple[int, int, str]]:
-    line = last_line(text)
-    found = re.fullmatch(r"\W*([A-Z])[^\w?]*", line, re.IGNORECASE) or _AT_THE_END.search(line)
-    found = found or _OPTION.fullmatch(text.strip())
-    if found is None or found[1].upper() not in letters:
-        return []
-    begin = text.rindex(line)
-    return [(begin + found.start(1), begin + found.end(1), found[1].upper())]
+    return _settled(text, _claims(text, read_letter) or _at_the_last_line(text, letters))
 
 
 def words(response: str, label: str) -> str | None:
-    """Return the last words that a response states as its answer, in lower case; for a label as yes, yes or no."""
+    """Return the words that a response settles on, in lower case; for a label as yes, yes or no."""
     text = _without_markup(visible(response))
+
+    def read_words(said: str, is_box: bool) -> Said | None:
+        return _words(said, label, is_box)
+
+    claims = _claims(text, read_words)
+    if not claims:
+        line = last_line(text).rpartition("?")[2]
+        begin = text.rindex(line)
+        said = read_words(line, False)
+        claims = [Said(begin + said.start, begin + said.end, said.text)] if said else []
+    return _settled(text, claims)
+
+
+def _claims(text: str, read_said: Callable[[str, bool], Said | None]) -> list[Said]:
+    """Return what boxes and statements of a text say, in order."""
+    claims = []
+    for place, phrase, is_box in _stated(text):
+        said = read_said(phrase, is_box)
+        if said and is_box:
+            claims.append(Said(text.rindex("\\", 0, place), place + len(phrase) + 1, said.text))
+        elif said:
+            claims.append(Said(place + said.start, place + said.end, said.text))
+    return claims
+
+
+def _settled(text: str, claims: list[Said]) -> str | None:
+    """Return what the last claim says, if it is affirmed and no earlier one says another thing uncorrected."""
+    if not claims:
+        return None
+    last = claims[-1]
+    for claim in claims:
+        if claim.text != last.text and CORRECTION.search(text, claim.end, last.start) is None:
+            return None
+    return last.text if last.text and is_affirmed(text, last.start, last.end) else None
+
+
+def _at_the_last_line(text: str, letters: str) -> list[Said]:
     line = last_line(text)
-    last_words = line.rpartition("?")[2]
-    places = _stated(text) or [(text.rindex(line) + len(line) - len(last_words), last_words, False)]
-    pair = next((pair for pair in _PAIRS if label.lower() in pair), ())
-    for start, said, is_boxed in reversed(places):
-        found = _one_of(said, pair) if pair else _words(said, label, is_boxed)
-        if found:
-            *_, place = re.finditer(r"[\W_]+".join(map(re.escape, found)), said.lower())
-            begin = text.rindex("\\", 0, start) if is_boxed else start + place.start()
-            end = start + len(said) + 1 if is_boxed else start + place.end()
-            return " ".join(found) if is_affirmed(text, begin, end) else None
-    return None
+    begin = text.rindex(line)
+    alone = re.fullmatch(r"\W*([A-Z])[^\w?]*", line, re.IGNORECASE) or _AT_THE_END.search(line)
+    option = _OPTION.fullmatch(text.strip())
+    if alone and alone[1].upper() in letters:
+        return [Said(begin + alone.start(1), begin + alone.end(1), alone[1].upper())]
+    return [Said(0, len(text), option[1])] if option and option[1] in letters else []
 
 
-def _one_of(said: str, pair: tuple[str, ...]) -> list[str]:
+def _words(said: str, label: str, is_box: bool) -> Said | None:
+    """Return the words of a statement, or those of the label if it ends with them, as "the function is odd"."""
+    spoken = _WORD.findall(said.lower())
+    right = _WORD.findall(label)
+    pair = next((pair for pair in _PAIRS if label.lower() in pair), None)
+    if pair:
+        spoken = _one_of(said, spoken, pair)
+    elif not is_box and right == spoken[-len(right) :]:
+        spoken = right
+    if not spoken:
+        return None
+    *_, place = re.finditer(r"[\W_]+".join(map(re.escape, spoken)), said.lower())
+    return Said(place.start(), place.end(), " ".join(spoken))
+
+
+def _one_of(said: str, spoken: list[str], pair: tuple[str, str]) -> list[str]:
     """Return yes or no, as a statement says it, first or last; nothing for "yes or no"."""
-    found = _WORD.findall(said.lower())
     either = rf"\b(?:{'|'.join(pair)})\b"
     if re.search(rf"{either}(?:\W+(?:or|and|nor)\W+|\W*/\W*|\W+(?=\w+\W*\Z)){either}", said, re.IGNORECASE):
         return []
-    return [word for word in (*found[:1], *found[-1:]) if word in pair][:1]
-
-
-def _words(said: str, label: str, is_boxed: bool) -> list[str]:
-    """Return the words of a statement, or of a sentence that ends with the label's, such as "the function is odd"."""
-    found = _WORD.findall(said.lower())
-    right = _WORD.findall(label)
-    size = len(right)
-    if not is_boxed and right == found[-size:]:
-        return right
-    return found
+    return [word for word in (*spoken[:1], *spoken[-1:]) if word in pair][:1]
 
 
 def last_line(text: str) -> str:
@@ -430,16 +476,16 @@ def _stated(text: str) -> list[tuple[int, str, bool]]:
     return sorted(found, key=lambda place: place[0])
 
 
-def _settled(place: int, said: str, is_boxed: bool, letters: str) -> tuple[int, int, str] | None:
-    """Return the place and letter of a statement; "" if it names several letters, None if it names no letter."""
+def _letter(said: str, is_box: bool, letters: str) -> Said | None:
+    """Return the letter of a statement; "" if it names several letters, None if it names no letter."""
     found = _LETTER.match(said)
     if found is None or found[1].upper() not in letters:
         return None
     rest = said[found.end() :]
-    start = place + found.start(1)
-    end = place + len(said) + 1 if is_boxed else place + found.end()
     if _SECOND.match(rest) or rest.startswith("?"):
-        return start, end, ""
+        return Said(found.start(1), found.end(), "")
     # "A lone pair" in a box is an option's text; so are "a lone pair" and "I think" in a sentence, not "B because".
-    is_text = (is_boxed or found[1] in "aiI") and not found[2] and not re.match(r"\s*(?:[.:),;!?\]]|$)", rest)
-    return None if is_text else (start, end, found[1].upper())
+    is_word = is_box or found[1] in "aiI"
+    if is_word and not found[2] and not re.match(r"\s*(?:[.:),;!?\]]|$)", rest):
+        return None
+    return Said(found.start(1), found.end(), found[1].upper())

@@ -8,7 +8,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb.presets import read_toml
+from openrlhf_dbb.toml_file import read_toml
 
 TABLES = read_toml(Path(__file__).with_name("tables.toml"))
 _SIGNS = dict(TABLES["signs"])

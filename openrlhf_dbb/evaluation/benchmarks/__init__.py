@@ -8,7 +8,7 @@ from openrlhf_dbb import tasks
 from openrlhf_dbb.data.files import FILES
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.verifiers import VERIFIERS
-from openrlhf_dbb.presets import read_toml
+from openrlhf_dbb.toml_file import read_toml
 
 NAMES = (
     "math500",
