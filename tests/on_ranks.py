@@ -12,8 +12,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience, remove_padding_in_
 from openrlhf.trainer.ray import ppo_actor
 
 from openrlhf_dbb.actors import policy_actor
+from openrlhf_dbb.actors.micro_batches import together
 from openrlhf_dbb.actors.policy_actor import PolicyActor
-from openrlhf_dbb.actors.training_pass import together
 from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.driver.light_backend import backend
 from openrlhf_dbb.errors import RunError
@@ -106,7 +106,7 @@ def _plain(rank, values):
 
     def in_our_order(batches, strategy, accumulated, *args):  # upstream's metrics depend on it
         rows = [remove_padding_in_sequences(split_experience_batch(batch)) for batch in batches]
-        return iterate(together(rows, accumulated), strategy, accumulated, *args)
+        return iterate(together(rows, accumulated, "cpu", 2**31), strategy, accumulated, *args)
 
     ppo_actor.iter_grad_accum_global_norm = in_our_order
     return rank.actor(values, PolicyActor.__base__)
