@@ -134,6 +134,25 @@ def _step(rank, policy, *, old_log_probs):
     return status, sums, sum(computed)
 
 
+def log_probs(rank):
+    """Log-probs of two micro-batches, each by itself and in the rows' better order, and the tokens of both ways."""
+    policy = rank.actor()
+    batches = []
+    for lengths in ([8, 5], [8, 4]):
+        tokens = torch.randint(0, 14, (2, 8), generator=rank.seeded())
+        actions = (torch.arange(7) > 0) & (torch.arange(1, 8) < torch.tensor(lengths)[:, None])
+        batches.append(experience(tokens, torch.tensor(lengths), actions, torch.zeros(2, 7)))
+    given = {name: [getattr(each, name) for each in batches] for name in ("sequences", "action_mask", "attention_mask")}
+    computed = []
+    policy.actor.model.register_forward_pre_hook(lambda _, inputs: computed.append(inputs[0].numel()))
+    alone = [policy.forward(*row) for row in zip(*given.values(), strict=True)]
+    tokens_alone = sum(computed)
+    computed.clear()
+    ordered = policy.execute_batch("forward", given, 0, 2)
+    same = [torch.allclose(one, other, atol=1e-5) for one, other in zip(ordered, alone, strict=True)]
+    return {"same": same, "tokens": [tokens_alone, sum(computed)]}
+
+
 def packed(rank):
     """A step on the same rows, padded, packed, and in packed dynamic batches."""
     modes = {
