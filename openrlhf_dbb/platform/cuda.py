@@ -15,6 +15,8 @@ PADDED = "micro-batch size x --data.max_len"
 FLASH, TORCH = "flash_attention_2", "sdpa"
 _KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
 
+BLOCK = 64  # tokens; vLLM's caches of keys and values on GPUs have blocks of at most so many
+
 ALL_GPUS = "actor.num_gpus_per_node", "vllm.num_engines"  # flags for which a preset may say "all"
 _ATTENTION = "ds.attn_implementation"
 
