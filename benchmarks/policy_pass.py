@@ -159,6 +159,14 @@ def describe_work(rows: list[Experience]) -> None:
 
 def measure_real_lengths(policy: Policy, upstreams: Callable[..., Any]) -> None:
     rows = rows_of_real_lengths(2 * MICRO_BATCH, 1.0 if ON_GPU else 0.02)
+    log_probs = []
+    batch = make_experience_batch(rows[:MICRO_BATCH])
+    with torch.no_grad():
+        for forward in (policy.actor, upstreams):
+            tensors = (batch.sequences, batch.action_mask, batch.attention_mask)
+            log_probs.append(forward(*(tensor.to(DEVICE) for tensor in tensors)))
+    difference = (log_probs[0] - log_probs[1]).abs().max()
+    print(f"log-probs of padded rows: largest difference {float(difference):.2g} nats", flush=True)
     for (name, batches), forward in zip(both_orders(rows).items(), (upstreams, None), strict=True):
         padded = []
         for numbers in batches:
