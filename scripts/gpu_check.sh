@@ -4,10 +4,10 @@
 # anything. Arguments go to pytest.
 #
 #   bash scripts/gpu_check.sh                            everything: an hour, we expect
-#   bash scripts/gpu_check.sh --no-setup                 with the environment as it is, for a machine without network
-#   bash scripts/gpu_check.sh --no-setup -k "machine or graphs_sleep"   the default of every GPU user, which has not run
-#   bash scripts/gpu_check.sh --no-setup -k "evaluate or trl or lora or packed"
+#   bash scripts/gpu_check.sh --no-setup                 with the packages that python finds, without network
+#   bash scripts/gpu_check.sh --no-setup -k "machine or graphs_sleep or evaluate or trl or lora or packed"
 #
+# What most people use comes first: CUDA graphs with sleep, evaluate, TRL, LoRA, packing.
 # OPENRLHF_DBB_REHEARSE=1 tries the script itself where there is no CUDA.
 set -euo pipefail
 
@@ -21,6 +21,7 @@ else
 fi
 [ ! -d "$OPENRLHF_DBB_VENV" ] || PATH=$OPENRLHF_DBB_VENV/bin:$PATH
 type -P python >/dev/null || python() { python3 "$@"; }
+export PYTHONPATH=$repo${PYTHONPATH:+:$PYTHONPATH}  # packages that are given have no openrlhf_dbb among them
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}  # nothing is downloaded from the hub
 
 report=$PWD/gpu-check-$(uname -n)-$(date +%Y%m%d-%H%M%S).xml

@@ -12,8 +12,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience, remove_padding_in_
 from openrlhf.trainer.ray import ppo_actor
 
 from openrlhf_dbb.actors import policy_actor
+from openrlhf_dbb.actors.micro_batches import together
 from openrlhf_dbb.actors.policy_actor import PolicyActor
-from openrlhf_dbb.actors.training_pass import together
 from openrlhf_dbb.driver import arguments
 from openrlhf_dbb.driver.light_backend import backend
 from openrlhf_dbb.errors import RunError
@@ -106,7 +106,7 @@ def _plain(rank, values):
 
     def in_our_order(batches, strategy, accumulated, *args):  # upstream's metrics depend on it
         rows = [remove_padding_in_sequences(split_experience_batch(batch)) for batch in batches]
-        return iterate(together(rows, accumulated), strategy, accumulated, *args)
+        return iterate(together(rows, accumulated, "cpu", 2**31), strategy, accumulated, *args)
 
     ppo_actor.iter_grad_accum_global_norm = in_our_order
     return rank.actor(values, PolicyActor.__base__)
@@ -132,6 +132,25 @@ def _step(rank, policy, *, old_log_probs):
     # ZeRO 3 keeps no whole weights outside a pass; there the norm of the gradient has to do.
     sums = [each.detach().double().sum().item() for each in policy.actor.model.module.parameters()]
     return status, sums, sum(computed)
+
+
+def log_probs(rank):
+    """Log-probs of two micro-batches, each by itself and in the rows' better order, and the tokens of both ways."""
+    policy = rank.actor()
+    batches = []
+    for lengths in ([8, 5], [8, 4]):
+        tokens = torch.randint(0, 14, (2, 8), generator=rank.seeded())
+        actions = (torch.arange(7) > 0) & (torch.arange(1, 8) < torch.tensor(lengths)[:, None])
+        batches.append(experience(tokens, torch.tensor(lengths), actions, torch.zeros(2, 7)))
+    given = {name: [getattr(each, name) for each in batches] for name in ("sequences", "action_mask", "attention_mask")}
+    computed = []
+    policy.actor.model.register_forward_pre_hook(lambda _, inputs: computed.append(inputs[0].numel()))
+    alone = [policy.forward(*row) for row in zip(*given.values(), strict=True)]
+    tokens_alone = sum(computed)
+    computed.clear()
+    ordered = policy.execute_batch("forward", given, 0, 2)
+    same = [torch.allclose(one, other, atol=1e-5) for one, other in zip(ordered, alone, strict=True)]
+    return {"same": same, "tokens": [tokens_alone, sum(computed)]}
 
 
 def packed(rank):

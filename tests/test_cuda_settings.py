@@ -124,6 +124,10 @@ RING = ["--ds.packing_samples", "--ds.attn_implementation", "sdpa", "--ds.ring_a
         (["--ds.zero_stage", "0"], "--ds.zero_stage 0: --ds.enable_sleep cannot move its states; use 2, or --no-ds"),
         (FLASH, "--ds.attn_implementation .* no compiled flash-attn is insta"),
         (["--ds.adam_offload"], "--ds.adam_offload: DeepSpeed compiles this with nvcc, which is missing"),
+        (["--ds.deepcompile"], "--ds.deepcompile: DeepSpeed compiles this with nvcc, which is missing"),
+        (["--actor.optim", "muon"], "--actor.optim muon: DeepSpeed compiles this with nvcc, which is missing"),
+        (["--ds.use_liger_kernel"], "--ds.use_liger_kernel: liger_kernel is not installed; install it, or leave it"),
+        (["--ds.load_in_4bit"], "--ds.load_in_4bit: 4-bit weights cannot be trained, nor sent to vLLM; leave it out"),
     ],
 )
 def test_what_would_fail_late_or_train_wrongly_is_refused(parse, flags, line):

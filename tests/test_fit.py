@@ -101,6 +101,23 @@ def test_the_engine_holds_a_step_of_rollouts(machine):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        # 128 sequences of a block of 64 tokens and vLLM's own block; 11,520 numbers of 2 bytes a token.
+        ([], (128 + 1) * 64 * 11_520 * 2),
+        (["--data.max_len", "65536"], int(0.3 * 80 * GIB / 2)),  # half of the engine's share
+        (["--vllm.enable_sleep", "--ds.enable_sleep"], None),  # it starts alone
+        (["--train.async_enable", "--no-train.colocate_all"], None),  # it has a GPU of its own
+    ],
+)
+def test_an_engine_that_starts_beside_the_policy_measures_no_memory(pretend_gpus, flags, expected):
+    pretend_gpus(2)
+    settings = arguments.parse(["--preset", "smollm2", *flags])
+    found = fit.engine_arguments(settings, SMOLLM2)
+    assert found.get("kv_cache_memory_bytes") == expected
+
+
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings")
 QWEN3 = dict(vocab_size=151_936, num_key_value_heads=8, head_dim=128)
 SHAPES = {

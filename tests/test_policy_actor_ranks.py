@@ -106,6 +106,14 @@ def test_a_step_is_openrlhfs_for_every_loss_and_zero_stage(ranks, count, stage):
             assert computed < their_tokens
 
 
+def test_log_probs_are_computed_of_rows_of_a_length(ranks):
+    flags = ["--rollout.micro_batch_size", 2, "--ds.param_dtype", "fp32", "--ds.attn_implementation", "sdpa"]
+    [found] = ranks(1, "log_probs", *SMALL, *flags)
+    # Rows of 8 and 5 tokens and of 8 and 4, of which the last predicts none: 2 * 7 twice, or 7 and 2 * 4, since
+    # those of 8 tokens are equal.
+    assert found == {"same": [True, True], "tokens": [28, 15]}
+
+
 @pytest.mark.parametrize(
     ("stage", "loss"),
     [(1, "seq-mean-token-mean"), (3, "seq-mean-token-mean"), (2, "seq-mean-token-mean"), (2, "token-mean"),

@@ -1,6 +1,8 @@
 """The real pipeline, end to end: Ray actors, DeepSpeed engine, vLLM engine, a small model."""
 
 import json
+import subprocess
+import sys
 from statistics import median
 
 import pytest
@@ -76,6 +78,48 @@ def test_vllm_samples_from_the_weights_that_were_trained(finished):
     moved = sum((after[name].float() - value.float()).square().sum() for name, value in before.items())
     size = sum(value.float().square().sum() for value in before.values())
     assert (moved / size).sqrt() > 0.01
+
+
+# A training whose trainer takes the machine for one with CUDA, and notes what it does.
+TRIED = """
+import sys
+from types import SimpleNamespace
+from openrlhf_dbb import upstream
+from openrlhf_dbb.cli import train_grpo
+from openrlhf_dbb.platform import cpu
+
+cpu.prepare_driver()
+with upstream.imports_for_driver():
+    from openrlhf_dbb.actors import trainer
+
+def note(*event):
+    with open("events", "a") as events:
+        print(*event, file=events)
+
+class Trainer(trainer.PosteriorTrainer):
+    def broadcast_to_vllm(self):
+        super().broadcast_to_vllm()
+        note("sent", self.progress.step)
+
+    def _evaluate(self, step):
+        super()._evaluate(step)
+        note("evaluated", step)
+
+trainer.PosteriorTrainer = Trainer
+trainer.cpu = SimpleNamespace(active=lambda: False)
+sys.exit(train_grpo.main(sys.argv[1:]))
+"""
+
+
+def test_weights_are_sent_once_before_the_first_evaluation(tmp_path):
+    """With CUDA, so that a fault on their way ends the run before an evaluation has taken an hour."""
+    flags = ["--estimator", "dbb", *FLAGS, "--train.num_episodes", "1", "--eval.steps", "2", "--ckpt.save_steps", "-1"]
+    command = [sys.executable, "-c", TRIED, *flags, "--train.batch_size", "128"]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    events = (tmp_path / "events").read_text().splitlines()
+    assert events == ["sent 0", "evaluated 0", "sent 0", "sent 1", "evaluated 2"]  # of steps that are done
+    check_posteriors(tmp_path, steps=2)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils import utils as openrlhf_utils
 from transformers import AutoModelForCausalLM, MambaConfig, MixtralConfig, Qwen2Config
 
-from openrlhf_dbb.actors import training_pass
-from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor, StepLoss, laid_out, longest_row, together
+from openrlhf_dbb.actors import micro_batches, training_pass
+from openrlhf_dbb.actors.micro_batches import laid_out, together
+from openrlhf_dbb.actors.training_pass import LogProbs, ResponseActor, StepLoss, longest_row
 from openrlhf_dbb.platform.backend import torch_dtype
 
 # Two actions apart, as agents make them; a row that is shorter; a row without a response.
@@ -91,8 +92,9 @@ def test_a_prompt_and_equal_rows_are_computed_once(
     tiny.build_model(3).save_pretrained(tmp_path)
     # Rows alone cost at least 6 * 7 * (7 + span), prompts with their responses 3 * 11 * (11 + span), and all in one
     # sequence 22 * (22 + span).
-    monkeypatch.setitem(training_pass.SPAN, "cpu", 100 if in_one else 9)
-    monkeypatch.setattr(training_pass, "ROUND", 4 if in_one else 1)
+    monkeypatch.setitem(micro_batches.SPAN, "cpu", 100 if in_one else 9)
+    for module in (micro_batches, training_pass):
+        monkeypatch.setattr(module, "ROUND", 4 if in_one else 1)
     tokens, actions, there = groups(padded_left)
     found, computed = [], []
     for wrapper in (Actor, ResponseActor):
@@ -214,8 +216,68 @@ def row(token):
 
 def test_rows_of_a_prompt_come_together_within_their_optimizer_update():
     prompts = [[2, 1], [1, 2], [3, 4], [1, 3]]  # two updates of two micro-batches of two rows
-    made = together([list(map(row, pair)) for pair in prompts], 2)
+    made = together([list(map(row, pair)) for pair in prompts], 2, "cpu", 2**31)
     assert [each.sequences[:, 0].tolist() for each in made] == [[1, 1], [2, 2], [1, 3], [3, 4]]
+
+
+def rollout(prompt, length):
+    """A rollout of so many tokens in all, to a prompt of so many equal tokens."""
+    tokens = torch.cat([torch.full((prompt,), prompt), torch.arange(length - prompt)])
+    actions = (torch.arange(1, length) >= prompt).long()
+    return Experience(sequences=tokens, attention_mask=torch.ones_like(tokens), action_mask=actions, info={})
+
+
+@pytest.mark.parametrize(
+    ("groups", "longest_shared", "lengths"),
+    [
+        # Two prompts of two rollouts each. By prompt two rows take 2 * 900 tokens and 2 * 901, by length 2 * 901
+        # and 2 * 100.
+        ([(10, [900, 100]), (11, [901, 99])], 2**31, [[901, 900], [100, 99]]),
+        # A prompt with both its responses is a sequence of 500 + 100 + 50 tokens or about as many.
+        ([(500, [600, 550]), (501, [601, 551])], 2**31, [[600, 550], [601, 551]]),
+        ([(500, [600, 550]), (501, [601, 551])], 549, [[601, 600], [551, 550]]),  # rows too long to share
+    ],
+)
+def test_micro_batches_are_of_rows_of_a_prompt_or_of_a_length(groups, longest_shared, lengths):
+    rows = [rollout(prompt, length) for prompt, group in groups for length in group]
+    made = together([rows[:2], rows[2:]], 2, "cpu", longest_shared)
+    assert [each.attention_mask.sum(dim=1).tolist() for each in made] == lengths
+
+
+class Seen:
+    """Notes the attention masks that a model is given, and the rows of its head."""
+
+    def __init__(self, model):
+        self.masks, self.rows_of_head = [], []
+        model.register_forward_pre_hook(self.model, with_kwargs=True)
+        model.get_output_embeddings().register_forward_hook(self.head)
+
+    def model(self, _, inputs, options):
+        self.masks.append(options["attention_mask"].tolist())
+
+    def head(self, _, inputs, logits):
+        self.rows_of_head.append(logits.shape[:-1].numel())
+
+
+@pytest.mark.parametrize("padded_left", [False, True])
+def test_padding_behind_rows_takes_no_mask_and_no_row_of_the_head(tmp_path, monkeypatch, padded_left):
+    monkeypatch.setitem(micro_batches.LEAST, "cpu", 10**6)  # each row by itself
+    monkeypatch.setattr(training_pass, "ROUND", 4)
+    tiny.build_model(3).save_pretrained(tmp_path)
+    tokens, actions, there = groups(padded_left)
+    found = []
+    for wrapper in (Actor, ResponseActor):
+        actor = wrapper(str(tmp_path), attn_implementation="sdpa", param_dtype="bf16")
+        actor.model.float()
+        seen = Seen(actor.model)
+        log_probs = actor(tokens, actions, there)
+        (log_probs * torch.arange(8)).sum().backward()
+        found.append([log_probs, *(weight.grad for weight in actor.model.parameters())])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    # Six rows differ, with 3, 4, 1, 2, 4 and 2 actions; the longest has 8 tokens, of which the last predicts none.
+    assert seen.rows_of_head == [16]
+    [mask] = seen.masks
+    assert mask == (there[:6, :-1].tolist() if padded_left else [[1] * 7] * 6)
 
 
 def test_a_row_that_was_left_out_counts_with_the_ratio_1():

@@ -10,6 +10,12 @@ with cpu.without_unused("policy"):
     import deepspeed
     import ray
     import torch
+    from openrlhf.trainer.ppo_utils.experience import (
+        Experience,
+        make_experience_batch,
+        remove_padding_in_sequences,
+        split_experience_batch,
+    )
     from openrlhf.trainer.ray import ppo_actor
     from openrlhf.trainer.ray.ppo_actor import PolicyModelActor
     from openrlhf.trainer.ray.utils import get_physical_gpu_id
@@ -18,6 +24,7 @@ with cpu.without_unused("policy"):
 
     import openrlhf_dbb.actors.vllm_actor  # noqa: F401  Ray imports it with the engines' handles
     from openrlhf_dbb import upstream
+    from openrlhf_dbb.actors.micro_batches import chosen
     from openrlhf_dbb.actors.training_pass import NOT_FINITE, PolicyTrainer, ResponseActor
     from openrlhf_dbb.core import best_model, checkpoints
     from openrlhf_dbb.errors import RunError
@@ -76,6 +83,39 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         torch.cuda.empty_cache()
         if args.ds.enable_sleep:
             self.offload_states()
+
+    def execute_batch(
+        self, method_name: str, all_data: dict[str, list[Any]], start_idx: int, end_idx: int
+    ) -> list[Any]:
+        """Call a method on each micro-batch, as upstream does; ``forward`` in the rows' better order.
+
+        Returns:
+            For ``forward`` the log-probs (B, A) of each micro-batch as it was given.
+        """
+        if method_name != "forward" or self.strategy.args.ds.packing_samples or "mm_train_inputs_list" in all_data:
+            return super().execute_batch(method_name, all_data, start_idx, end_idx)
+        names = ("sequences", "action_mask", "attention_mask")
+        given = []
+        for number in range(start_idx, end_idx):
+            given.append(Experience(**{name: all_data[name][number] for name in names}))
+        rows = []
+        for batch in given:
+            rows += remove_padding_in_sequences(split_experience_batch(batch))
+        device = next(self.actor.parameters()).device.type
+        log_probs: dict[int, torch.Tensor] = {}
+        for numbers in chosen(rows, len(given), device, self.actor.longest_shared):
+            batch = make_experience_batch([rows[number] for number in numbers])
+            computed = self.forward(batch.sequences, batch.action_mask, batch.attention_mask)
+            log_probs.update(zip(numbers, computed, strict=True))
+        in_order = iter([log_probs[number] for number in range(len(rows))])
+        results = []
+        for batch in given:
+            result = torch.zeros(batch.action_mask.shape)
+            for row in result:
+                values = next(in_order)[: len(row)]
+                row[: len(values)] = values
+            results.append(result)
+        return results
 
     def broadcast_to_vllm(self) -> None:
         """Send the weights to vLLM, many parameters in one message; see ``platform.weights``.

@@ -1,43 +1,28 @@
 """Leaves out of the policy's passes what nobody reads; losses and gradients stay OpenRLHF's to rounding.
 
-docs/machines.md lists what is left out. Rows whose advantages are all 0 count in the loss's mean all the same. Packed
-rows keep OpenRLHF's own pass.
-
-Equal rows of a micro-batch are computed once: where answers are short most rollouts of an easy prompt are equal. So is
-a prompt for all of its rollouts, where this is less work. A sequence is then a prompt with its responses beside each
-other, or all prompts and responses of the micro-batch. A response attends to its prompt and to itself, and its
-positions continue the prompt's. Source: Prefix Grouper (Liu et al. 2025, arXiv 2506.05433), which splits attention.
+docs/machines.md lists what is left out. Rows whose advantages are all 0 count in the loss's mean
+all the same. Packed rows keep OpenRLHF's own pass.
 """
 
-import inspect
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from openrlhf.models import Actor, PolicyLoss
-from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 from openrlhf.utils.loss_utils import iter_grad_accum_global_norm
 from peft import PeftModel
-from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from openrlhf_dbb import upstream
+from openrlhf_dbb.actors.micro_batches import ROUND, first_equal, laid_out, together, without_padding_behind
 from openrlhf_dbb.actors.progress import DIFFERENCE
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.methods import CONSTANT_LENGTH, constant_length
 
 # Logits that are in float32 at a time: 2 MiB, which the cache of one core holds; more to keep a GPU busy.
 CHUNK = {"cpu": 2**19, "cuda": 2**25}
-# Tokens of a sequence at which attention costs as much as the rest of a layer: 450 by the memory of eager attention on
-# a processor, 1,700 by its time in float32. On an H100 1,100 to 15,000 chose the quicker way in six shapes above LEAST.
-SPAN = {"cpu": 800, "cuda": 2500}
-LEAST = {"cpu": 0, "cuda": 8192}  # tokens of a micro-batch; with fewer an H100 waits for launches and gains nothing
-# A sequence has a multiple of so many tokens. Without CUDA every new length compiles the matrix products anew, which
-# takes longer than the padding, and what is compiled stays in memory.
-ROUND = 8
 NOT_FINITE = "a gradient of the policy is infinite or NaN"
 
 
@@ -92,14 +77,14 @@ class ResponseActor(Actor):
     """
 
     def __init__(self, *args: Any, target_modules: str | list[str] | None = None, **kwargs: Any) -> None:
-        if target_modules == ["all-linear"]:  # the flag makes a list of it; only the bare word is not a layer's name
+        # The flag makes a list of it; only the bare word is not a layer's name.
+        if target_modules == ["all-linear"]:
             target_modules = "all-linear"
         super().__init__(*args, target_modules=target_modules, **kwargs)
         self.rows: torch.Tensor | None = None
         model = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        # Models with code of their own may lack the parameter.
-        self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.longest_shared = longest_row(model)
+        self._is_causal = self.longest_shared > 0  # and nothing else reads the attention mask
 
     def forward(
         self,
@@ -110,36 +95,63 @@ class ResponseActor(Actor):
         return_entropy: bool = False,
         **options: Any,
     ) -> Any:
-        """Return the log-probs (B, A) of the actions, and if asked the model's output with ``entropy`` (B, A)."""
+        """Return log-probs of the actions, and if asked the model's output with ``entropy``.
+
+        ``sequences`` and ``attention_mask`` are (B, T), the others (B, A).
+        """
         given = any(value is not None and value is not False for value in options.values())
-        if action_mask is None or attention_mask is None or given or self.packing_samples or not self._selects:
+        has_masks = action_mask is not None and attention_mask is not None
+        head = self.model.get_output_embeddings()
+        if given or not has_masks or self.packing_samples or head is None:
             return super().forward(
                 sequences, action_mask, attention_mask, return_output, return_entropy=return_entropy, **options
             )
-        (rows, length), first = sequences.shape, sequences.shape[1] - action_mask.shape[1]
+        rows, length = sequences.shape
+        first = length - action_mask.shape[1]
         wanted = torch.zeros_like(sequences, dtype=torch.bool)
-        wanted[:, first:] = action_mask if self.rows is None else action_mask.bool() & self.rows[:, None]
-        dtype = next(self.model.parameters()).dtype if length <= self.longest_shared else None
+        wanted[:, first:] = action_mask
+        if self.rows is not None:
+            wanted &= self.rows[:, None]
         numbers = torch.arange(rows, device=sequences.device)
-        equal = numbers if dtype is None else first_equal(torch.cat([sequences, attention_mask, wanted], dim=1))
+        equal = numbers
+        dtype = None
+        if length <= self.longest_shared:
+            dtype = next(self.model.parameters()).dtype
+            equal = first_equal(torch.cat([sequences, attention_mask, wanted], dim=1))
         computed = wanted & (equal == numbers)[:, None]
         places, mask = laid_out(sequences, attention_mask, computed, dtype)
-        positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1).flatten()
-        tokens, inputs = sequences.flatten(), places.clamp(min=0)
-        # Padding comes to predict the first token of the first row, which nobody reads. Nor does anybody read the
-        # columns that round up the rows of the head.
-        kept = computed.flatten()[places + 1].any(dim=0)
-        kept[(~kept).nonzero()[: -int(kept.sum()) % ROUND, 0]] = True
+        if self._is_causal and mask.dim() == 2:
+            mask = without_padding_behind(mask)
+        # Padding comes to predict the first token of the first row, which nobody reads. Nor does anybody read
+        # what rounds the head's rows up.
+        predicted = places.flatten() + 1
+        kept = computed.flatten()[predicted]
+        unread = (~kept).nonzero()[: -int(kept.sum()) % ROUND, 0]
+        kept[unread] = True
         kept = kept.nonzero()[:, 0]
-        predicted = (places[:, kept] + 1).flatten()
-        output = self.model(tokens[inputs], attention_mask=mask, position_ids=positions[inputs], logits_to_keep=kept)
-        logits, output["logits"] = output["logits"].flatten(0, 1), None
+        predicted = predicted[kept]
+
+        def hidden_of_kept(_: Any, hidden: tuple[torch.Tensor]) -> torch.Tensor:
+            return hidden[0].flatten(0, 1)[None, kept]
+
+        tokens = sequences.flatten()
+        positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1)
+        inputs = places.clamp(min=0)
+        hook = head.register_forward_pre_hook(hidden_of_kept)
+        try:
+            output = self.model(tokens[inputs], attention_mask=mask, position_ids=positions.flatten()[inputs])
+        finally:
+            hook.remove()
+        logits = output["logits"][0]
+        output["logits"] = None
 
         def spread(values: torch.Tensor) -> torch.Tensor:
             values = values.new_zeros(rows * length).index_put((predicted,), values).view(rows, length)
             return values[equal, first:] * wanted[:, first:]
 
-        log_probs, output.entropy = map(spread, LogProbs.apply(logits, tokens[predicted], self.temperature))
+        log_probs, entropy = LogProbs.apply(logits, tokens[predicted], self.temperature)
+        log_probs = spread(log_probs)
+        output.entropy = spread(entropy)
         return (log_probs, output) if return_output else log_probs
 
 
@@ -189,14 +201,21 @@ class PolicyTrainer(ActorPPOTrainer):
         vllms = getattr(self.args.train, "vllm_log_probs", False)  # OpenRLHF alone has no such flag
         self._loss = StepLoss(self.actor_loss_fn, length, old_are_vllms=vllms)
         self.actor_loss_fn = self._loss
-        if not self.args.train.dynamic_batch_enable:
+        # A loss that balances experts depends on the other rows of the micro-batch.
+        self._orders_rows = not self.args.train.dynamic_batch_enable and not self.aux_loss
+        if self._orders_rows:
             self.replay_buffer.collate_fn = list  # rows, of which ``together`` makes micro-batches
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
         """Train on the replay buffer, as upstream does; raise RunError if a gradient was not finite."""
 
+        device = next(self.actor.parameters()).device.type
+        longest_shared = self.actor.longest_shared
+
         def updates(batches: Any, strategy: Any, accumulated: int, *args: Any) -> Iterator[Any]:
-            return iter_grad_accum_global_norm(together(batches, accumulated), strategy, accumulated, *args)
+            if self._orders_rows:
+                batches = together(batches, accumulated, device, longest_shared)
+            return iter_grad_accum_global_norm(batches, strategy, accumulated, *args)
 
         upstream.replace(ppo_actor, "iter_grad_accum_global_norm", updates)
         engine = self.actor.model
@@ -230,15 +249,6 @@ class PolicyTrainer(ActorPPOTrainer):
         return status
 
 
-def together(batches: Iterable[list[Experience]], accumulated: int) -> Iterator[Experience]:
-    """Yield micro-batches, with the rows of each optimizer update prompt by prompt; ``accumulated`` make an update."""
-    remaining = iter(batches)
-    while of_update := list(itertools.islice(remaining, accumulated)):
-        rows = sorted(itertools.chain(*of_update), key=prompt_of)
-        cuts = [len(rows) * cut // len(of_update) for cut in range(len(of_update) + 1)]
-        yield from (make_experience_batch(rows[start:end]) for start, end in itertools.pairwise(cuts))
-
-
 def longest_row(model: Any) -> int:
     """Return how long a row may be to share its prompt: 0 if the model takes no such mask; at most a sliding window."""
     config = model.config
@@ -247,56 +257,3 @@ def longest_row(model: Any) -> int:
     takes_masks &= {"full_attention", "sliding_attention"}.issuperset(getattr(config, "layer_types", None) or ())
     balances_experts = hasattr(config, "output_router_logits")  # by each row's own tokens
     return (getattr(config, "sliding_window", None) or 2**31) if takes_masks and not balances_experts else 0
-
-
-def first_equal(rows: torch.Tensor) -> torch.Tensor:
-    """Return for each row of (B, T) the index (B,) of the first row that equals it."""
-    _, kinds = torch.unique(rows, dim=0, return_inverse=True)
-    return (kinds[:, None] == kinds).int().argmax(dim=1)
-
-
-def laid_out(
-    sequences: torch.Tensor, attention: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens to compute for the log-probs of the wanted ones, and their attention mask.
-
-    Args:
-        sequences, attention, wanted: (B, T); ``wanted`` is bool.
-        dtype: of the model; None if its rows cannot share a prompt.
-
-    Returns:
-        Places (G, L) in the flattened batch, -1 for padding. A mask (G, L), or (G, 1, L, L) to add to the scores.
-    """
-    rows, columns = wanted.any(dim=1), wanted.any(dim=0).nonzero()
-    end = int(columns[-1]) if len(columns) else wanted.shape[1] - 1
-    rows[0] |= not len(columns)  # every rank needs a pass
-    places = torch.arange(wanted.numel(), device=wanted.device).view_as(wanted)
-    plain = places[rows, :end]
-    if dtype is None or not len(columns) or plain.numel() < LEAST[places.device.type]:
-        return plain, attention[rows, :end]
-    column = torch.arange(wanted.shape[1], device=places.device)
-    first, last = wanted.int().argmax(dim=1, keepdim=True), (wanted * column).amax(dim=1, keepdim=True)
-    prompt = (attention.cumsum(dim=1) > 0) & (column < first)
-    owner = first_equal(sequences.masked_fill(~prompt, -1))
-    # The prompt's last token goes with each response: a place predicts one token.
-    prompt, response = prompt & (column < first - 1), (column >= first - 1) & (column < last) & rows[:, None]
-    owners = owner[rows].unique()
-    prompts = [places[row, prompt[row]] for row in owners]
-    responses = [places[response & (owner == row)[:, None]] for row in owners]
-
-    aligned = torch.cat([pad_sequence(prompts, True, -1, "left"), pad_sequence(responses, True, -1)], dim=1)
-    in_one = torch.cat([part for both in zip(prompts, responses, strict=True) for part in both])[None]
-    shared = [pad(way, (0, -way.shape[1] % ROUND), value=-1) for way in (aligned, in_one)]
-    best = min(plain, *shared, key=lambda way: way.numel() * (way.shape[1] + SPAN[places.device.type]))
-    if best is plain:
-        return plain, attention[rows, :end]
-    of_prompt, row = prompt.flatten()[best], best // wanted.shape[1]
-    seen = of_prompt[:, None] & (owner[row][:, None] == owner[row][..., None]) | (row[:, None] == row[..., None])
-    seen &= (best >= 0)[:, None] & torch.ones_like(seen).tril()
-    return best, torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
-
-
-def prompt_of(row: Any) -> tuple[int, list[int]]:
-    """Return the length and the tokens of a row's prompt; sorted by them, prompts of equal length need no padding."""
-    length = len(row.sequences) - len(row.action_mask) + int(row.action_mask.int().argmax())
-    return length, row.sequences[:length].tolist()

@@ -121,11 +121,13 @@ def engine_arguments(settings: Settings, shape: Shape | None) -> dict[str, Any]:
     """Return the arguments of vLLM that OpenRLHF does not set."""
     args = settings.args
     arguments: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
-    if not cpu.active():
-        return arguments | (cuda.engine_limits(args) if settings.preset != presets.NONE else {})
-    if args.ds.param_dtype == "fp32":
-        arguments["dtype"] = "float32"
-    return cpu.engine_arguments(arguments | engine_limits(args, shape))
+    if cpu.active():
+        if args.ds.param_dtype == "fp32":
+            arguments["dtype"] = "float32"
+        return cpu.engine_arguments(arguments | engine_limits(args, shape))
+    if settings.preset == presets.NONE:
+        return arguments
+    return arguments | cuda.engine_limits(args) | _cache_beside_policy(args, shape)
 
 
 def engine_limits(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
@@ -134,10 +136,35 @@ def engine_limits(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
         return {}
     prompts = max(args.rollout.batch_size, args.rollout.vllm_generate_batch_size or 0)
     sequences = -(-prompts * args.rollout.n_samples_per_prompt // args.vllm.num_engines)
-    tokens = (sequences * -(-args.data.max_len // cpu.BLOCK) + 1) * cpu.BLOCK  # one block is vLLM's own
     width = 4 if args.ds.param_dtype == "fp32" else 2
-    cache = min(max(tokens * shape.key_values * width, _CACHE[0]), _CACHE[1])
+    needed = _cache_bytes(args, shape, sequences, cpu.BLOCK, width)
+    cache = min(max(needed, _CACHE[0]), _CACHE[1])
     return {"max_num_seqs": min(sequences, _SEQUENCES), "kv_cache_memory_bytes": cache}
+
+
+def _cache_bytes(args: SimpleNamespace, shape: Shape, sequences: int, block: int, width: int) -> int:
+    """Return the bytes of keys and values of so many of the longest sequences.
+
+    ``block`` is in tokens, ``width`` in bytes a number.
+    """
+    blocks = sequences * -(-args.data.max_len // block) + 1  # one block is vLLM's own
+    return blocks * block * shape.key_values * width
+
+
+def _cache_beside_policy(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
+    """Return the size of an engine's cache where the engine starts while the policy does, on its GPU.
+
+    Without a size vLLM measures what is free meanwhile. It takes the policy's memory for its own,
+    and an assertion ends its start if the policy frees some.
+    """
+    at_once = args.train.colocate_all and not args.train.async_enable and not args.vllm.enable_sleep
+    if shape is None or not at_once:
+        return {}
+    sequences = cuda.engine_limits(args)["max_num_seqs"]
+    needed = _cache_bytes(args, shape, sequences, cuda.BLOCK, WEIGHT)
+    # The other half of the engine's share is for its weights and activations.
+    most = args.vllm.gpu_memory_utilization * _smallest_gpu() / 2
+    return {"kv_cache_memory_bytes": int(min(needed, most))}
 
 
 def threads(args: SimpleNamespace, shape: Shape | None) -> int:

@@ -15,6 +15,8 @@ PADDED = "micro-batch size x --data.max_len"
 FLASH, TORCH = "flash_attention_2", "sdpa"
 _KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
 
+BLOCK = 64  # tokens; vLLM's caches of keys and values on GPUs have blocks of at most so many
+
 ALL_GPUS = "actor.num_gpus_per_node", "vllm.num_engines"  # flags for which a preset may say "all"
 _ATTENTION = "ds.attn_implementation"
 
@@ -40,21 +42,44 @@ def check_machine() -> None:
 
 
 def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str]:
-    ds, attention, leave = args.ds, args.ds.attn_implementation, "install it, or leave it out"
-    no_kernels, other = unavailable(attention, gpus), f"use {choose_attention(gpus)[0]}, or leave it out"
+    """Yield a line for each flag, or GPU, with which a run would fail late or train wrongly."""
+    ds = args.ds
+    attention = ds.attn_implementation
+    if why_not := unavailable(attention, gpus):
+        usable, _ = choose_attention(gpus)
+        yield f"--{_ATTENTION} {attention}: {why_not}; use {usable}, or leave it out"
     old = [gpu.name for gpu in gpus if gpu.capability < (8, 0)]
-    ring = ds.ring_attn_size > 1 and not (attention == FLASH and machine.is_real("ring_flash_attn"))
-    asleep, compiles = ds.zero_stage == 0 and ds.enable_sleep, ds.adam_offload and not machine.nvcc()
-    for what, used, why, advice in (
-        (f"--{_ATTENTION} {attention}", no_kernels, no_kernels, other),
-        (", ".join(old), old, "vLLM's bfloat16 needs compute capability 8.0", "hide it with CUDA_VISIBLE_DEVICES"),
-        (f"--ds.ring_attn_size {ds.ring_attn_size}", ring, f"it needs {FLASH} and ring_flash_attn", leave),
-        ("--ds.param_dtype fp16", ds.param_dtype == "fp16", "vLLM generates in bfloat16", "use bf16"),
-        ("--ds.zero_stage 0", asleep, "--ds.enable_sleep cannot move its states", "use 2, or --no-ds.enable_sleep"),
-        ("--ds.adam_offload", compiles, "DeepSpeed compiles this with nvcc, which is missing", leave),
-    ):
-        if used:
-            yield f"{what}: {why}; {advice}"
+    if old:
+        why = "vLLM's bfloat16 needs compute capability 8.0"
+        yield f"{', '.join(old)}: {why}; hide it with CUDA_VISIBLE_DEVICES"
+    if ds.param_dtype == "fp16":
+        yield "--ds.param_dtype fp16: vLLM generates in bfloat16; use bf16"
+    if ds.zero_stage == 0 and ds.enable_sleep:
+        advice = "use 2, or --no-ds.enable_sleep"
+        yield f"--ds.zero_stage 0: --ds.enable_sleep cannot move its states; {advice}"
+    if ds.load_in_4bit:
+        yield "--ds.load_in_4bit: 4-bit weights cannot be trained, nor sent to vLLM; leave it out"
+    yield from _not_installed(args)
+
+
+def _not_installed(args: SimpleNamespace) -> Iterator[str]:
+    """Yield a line for each flag that needs something that this host does not have."""
+    ds = args.ds
+    has_ring = ds.attn_implementation == FLASH and machine.is_real("ring_flash_attn")
+    if ds.ring_attn_size > 1 and not has_ring:
+        needs = f"it needs {FLASH} and ring_flash_attn"
+        yield f"--ds.ring_attn_size {ds.ring_attn_size}: {needs}; install it, or leave it out"
+    if ds.use_liger_kernel and not machine.is_real("liger_kernel"):
+        yield "--ds.use_liger_kernel: liger_kernel is not installed; install it, or leave it out"
+    compiled = {
+        "ds.adam_offload": ds.adam_offload,
+        "ds.deepcompile": ds.deepcompile,
+        "actor.optim muon": args.actor.optim == "muon",
+    }
+    for flag, given in compiled.items():
+        if given and not machine.nvcc():
+            why = "DeepSpeed compiles this with nvcc, which is missing"
+            yield f"--{flag}: {why}; install it, or leave it out"
 
 
 def worker_environment() -> dict[str, str]:
