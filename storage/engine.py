@@ -63,6 +63,8 @@ class Database:
             with self.engine.connect() as connection:
                 self._reached = True
                 if self._files is not None:
+                    if self._read_only:
+                        self._files.follow(connection)
                     with _sqlite_transaction(connection, self._files, write, durable):
                         yield connection
                 else:
@@ -96,6 +98,8 @@ class Database:
             return self._cannot_write()
         if "database is locked" in message:
             return "another process holds the write lock"
+        if "no such table" in message:
+            return f"it holds no posteriors ({message}); restore it or a backup"
         if any(part in message for part in DAMAGES):
             cause = "the disk is over quota or failing, or the file was damaged"
             return f"{message}: {cause}; make room, or {RESTORE}"
@@ -106,6 +110,8 @@ class Database:
         if os.path.isdir(self.location):
             return "this is a folder; name a file"
         if not os.path.exists(self.location):
+            if self._read_only:
+                return "the file was deleted or moved; put it back, or restore a backup"
             return "the file cannot be opened; check that its folder exists and is writable"
         if is_writable(self.location):
             if self._read_only:
@@ -233,11 +239,13 @@ def _sqlite_engine(address: Address, read_only: bool) -> Engine:
         # Isolation level None: the driver leaves BEGIN to Database.transaction.
         timeout = _READER_TIMEOUT_S if read_only else BUSY_TIMEOUT_S
         location = address.path
-        if read_only and not is_writable(location) and not has_wal(location):
-            # Else SQLite would have to make files beside this one.
-            location = f"file:{quote(location)}?immutable=1"
+        if read_only:
+            mode = "rw"  # not the default, by which SQLite makes a file that is gone
+            if not is_writable(location) and not has_wal(location):
+                mode = "ro&immutable=1"  # else SQLite would have to make files beside this one
+            location = f"file:{quote(location)}?mode={mode}"
         connection = sqlite3.connect(
-            location, uri=location != address.path, timeout=timeout, isolation_level=None, check_same_thread=False
+            location, uri=read_only, timeout=timeout, isolation_level=None, check_same_thread=False
         )
         reading = ["query_only = ON"] if read_only else []
         # Somebody may have edited a text so that it is no UTF-8; the rows beside it stay readable.

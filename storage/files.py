@@ -40,6 +40,14 @@ class Files:
             if _status(path)[:2] != identity:
                 raise StoreError(f"{path} was deleted, moved or replaced while it was open; {RESTORE}")
 
+    def follow(self, connection: Any) -> None:
+        """Let a connection that only reads open the files anew if they were replaced or written in place."""
+        opened = connection.info.get("files", {})
+        replaced = any(_status(path)[:2] != identity for path, identity in opened.items())
+        if replaced or connection.info.get("file", self.status()[0]) != self.status()[0]:
+            self._opened = ()
+            connection.invalidate()  # else SQLite goes on with the file that was there, or with its pages
+
     def check_written(self, connection: Any) -> None:
         """Raise StoreError if the files were damaged since the last write of this connection."""
         commits, status = connection.info.get("written", (None, None))
@@ -84,6 +92,7 @@ class Files:
         for path in (self._wal, self._index):
             if path not in files and (status := _status(path)):
                 files[path] = status[:2]
+        connection.info["file"] = self.status()[0]
         if wrote:
             connection.info["written"] = _commits_of_others(connection), self.status()
 

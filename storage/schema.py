@@ -227,6 +227,13 @@ _POSTGRESQL = {
     "field": "f.name", "value": "CAST(CAST(q.state AS JSON) ->> CAST(f.place - 1 AS INTEGER) AS DOUBLE PRECISION)",
 }  # fmt: skip
 
+
+def _sum(count: str) -> str:
+    """Return SQL of a sum that cannot overflow: SQLite sums the rows of all runs before it chooses those of one."""
+    return f"sum(CAST({count} AS DOUBLE PRECISION))"
+
+
+_SAMPLES = f"nullif({_sum('r.samples')}, 0)"
 _VERSION = "coalesce(policy_version, CAST(step - 1 AS DOUBLE PRECISION))"
 
 VIEWS = {
@@ -272,7 +279,7 @@ VIEWS = {
         FROM dbb_evaluation_result r JOIN dbb_evaluation e ON e.evaluation_id = r.evaluation_id""",
     # Means over the prompts of each evaluation run, then over evaluation runs. A prompt without a verified response
     # counts in none of the means; shares and lengths are of all responses.
-    "evaluations": """
+    "evaluations": f"""
         SELECT evaluation_id, run_id, step, name, model, benchmark, count(*) AS repeats, max(prompts) AS prompts,
                max(samples) AS samples, avg(accuracy) AS accuracy, avg(best) AS best, avg(majority) AS majority,
                avg(length) AS length, avg(truncated) AS truncated, avg(missing) AS missing, generated_total, created_at
@@ -280,9 +287,9 @@ VIEWS = {
                      count(*) AS prompts, max(r.samples) AS samples,
                      avg(r.successes / nullif(r.verified, 0)) AS accuracy,
                      avg(r.best) AS best, avg(r.majority) AS majority,
-                     CAST(sum(r.tokens) AS DOUBLE PRECISION) / sum(r.samples) AS length,
-                     CAST(sum(r.truncated) AS DOUBLE PRECISION) / sum(r.samples) AS truncated,
-                     CAST(sum(r.samples - r.verified) AS DOUBLE PRECISION) / sum(r.samples) AS missing,
+                     {_sum("r.tokens")} / {_SAMPLES} AS length,
+                     {_sum("r.truncated")} / {_SAMPLES} AS truncated,
+                     ({_sum("r.samples")} - {_sum("r.verified")}) / {_SAMPLES} AS missing,
                      e.generated_total, e.created_at
               FROM dbb_evaluation e JOIN dbb_evaluation_result r ON r.evaluation_id = e.evaluation_id
               GROUP BY e.evaluation_id, e.run_id, e.step, e.name, e.model, e.generated_total, e.created_at,

@@ -6,6 +6,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+import sqlalchemy
 
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.storage import StepRows, StoreError, open_store, read, read_log, read_probes, schema
@@ -261,3 +262,20 @@ def test_a_number_with_a_leading_zero_is_no_way_around_the_check_of_a_run(edited
         api = Api(store)
         with pytest.raises(NoSuchAnswer):
             api.ask("runs/01/about")
+
+
+@pytest.mark.parametrize("count", ["samples", "verified", "tokens", "truncated"])
+@pytest.mark.parametrize("value", [2**62, -(2**63), 0])
+def test_counts_of_one_run_that_cannot_be_summed_harm_no_other_run(store, fill, count, value):
+    ids = fill.prompts(store, 3)
+    for name in ("edited", "other"):
+        run = fill.run(store, name)
+        run.record_evaluation(0, "training", [fill.evaluation(ids, [2, 1, 0])], model="m", config={})
+    edit = sqlalchemy.text(f"UPDATE dbb_evaluation_result SET {count} = :value WHERE evaluation_id = 1")
+    with store.database.transaction(write=True) as connection:
+        connection.execute(edit, {"value": value})
+    assert read.held_out(store, store.find_run("other")).accuracy.tolist() == [0.25]
+    columns = "accuracy, length, truncated, missing"
+    assert store.query(f"SELECT {columns} FROM evaluations WHERE run_id = 2") == [(0.25, 10.0, 0.0, 0.0)]
+    with refused_in_one_line():
+        read.held_out(store, store.find_run("edited"))

@@ -108,3 +108,42 @@ def test_a_reader_without_the_right_to_write_sees_what_a_writer_adds_later(close
 def test_a_reader_that_writes_is_told_that_it_is_a_reader(closed):
     with open_store(str(closed), read_only=True) as store, pytest.raises(StoreError, match="was opened read-only"):
         store.delete_run(store.find_run("run"))
+
+
+PUT_BACK = {
+    "moved": lambda file, kept: file.rename(kept),
+    "deleted": lambda file, kept: [shutil.copy(file, kept), file.unlink()],
+    "deleted with its logs": lambda file, kept: [
+        shutil.copy(file, kept),
+        *(Path(f"{file}{end}").unlink() for end in ("", "-wal", "-shm")),
+    ],
+    "emptied": lambda file, kept: [shutil.copy(file, kept), os.truncate(file, 0)],
+    "overwritten": lambda file, kept: [shutil.copy(file, kept), file.write_text("no database" * 999)],
+}
+
+
+@pytest.mark.parametrize("loss", PUT_BACK)
+def test_a_reader_goes_on_with_a_file_that_was_lost_and_put_back(closed, loss):
+    with open_store(str(closed), read_only=True) as store:
+        assert len(store.runs()) == 1
+        PUT_BACK[loss](closed, closed.with_name("kept"))
+        for _ in range(2):
+            with pytest.raises(StoreError, match=rf"{closed}: .*(restore a backup|name another file|or a backup)$"):
+                store.runs()
+        shutil.copy(closed.with_name("kept"), closed)
+        assert len(store.runs()) == 1
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_reader_sees_another_store_that_was_put_in_the_place_of_its_file(closed, fill, in_place):
+    other = closed.with_name("other.db")
+    shutil.copy(closed, other)
+    with open_store(str(other)) as store:
+        fill.run(store, "newer")
+    with open_store(str(closed), read_only=True) as store:
+        assert len(store.runs()) == 1
+        if in_place:
+            shutil.copy(other, closed)
+        else:
+            other.replace(closed)
+        assert [run.name for run in store.runs()] == ["run", "newer"]
