@@ -11,7 +11,7 @@ positions continue the prompt's. Source: Prefix Grouper (Liu et al. 2025, arXiv 
 
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -174,17 +174,23 @@ class StepLoss(torch.nn.Module):
         if self.rows is not None:
             log_probs = torch.where(self.rows[:, None], log_probs, old)
         if (theirs := info.get("rollout_log_probs")) is not None:
-            self.differences.append((own - theirs)[info["action_mask"].bool() & own.ne(0)].abs())
+            compared = info["action_mask"].bool() & own.ne(0) & ~theirs.isnan()  # NaN in replayed rows
+            self.differences.append((own - theirs)[compared].abs())
         return self.loss(log_probs, old, *args, **info)
 
 
 class PolicyTrainer(ActorPPOTrainer):
-    """OpenRLHF's trainer of the policy with the losses above. It leaves out rows that change nothing."""
+    """OpenRLHF's trainer of the policy with the losses above. It leaves out rows that change nothing.
+
+    Attributes:
+        extra_rows: to train on beside the buffer. The micro-batches grow; their number stays.
+    """
 
     actor_loss_fn: torch.nn.Module
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.extra_rows: list[Experience] = []
         length = constant_length(self.args) if self.args.actor.loss_agg_mode == CONSTANT_LENGTH else None
         vllms = getattr(self.args.train, "vllm_log_probs", False)  # OpenRLHF alone has no such flag
         self._loss = StepLoss(self.actor_loss_fn, length, old_are_vllms=vllms)
@@ -193,15 +199,21 @@ class PolicyTrainer(ActorPPOTrainer):
             self.replay_buffer.collate_fn = list  # rows, of which ``together`` makes micro-batches
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
-        """Train on the replay buffer, as upstream does; raise RunError if a gradient was not finite."""
+        """Train on the buffer as upstream does, and on the extra rows, which it forgets.
+
+        Raises:
+            RunError: a gradient was not finite.
+        """
 
         def updates(batches: Any, strategy: Any, accumulated: int, *args: Any) -> Iterator[Any]:
-            return iter_grad_accum_global_norm(together(batches, accumulated), strategy, accumulated, *args)
+            micro_batches = together(batches, accumulated, self.extra_rows)
+            return iter_grad_accum_global_norm(micro_batches, strategy, accumulated, *args)
 
         upstream.replace(ppo_actor, "iter_grad_accum_global_norm", updates)
         engine = self.actor.model
         skipped = engine.skipped_steps
         status = super().ppo_train(kl_ctl)
+        self.extra_rows.clear()
         if differences := self._loss.differences:
             status[DIFFERENCE] = torch.cat(differences).mean().item()
             differences.clear()
@@ -230,11 +242,20 @@ class PolicyTrainer(ActorPPOTrainer):
         return status
 
 
-def together(batches: Iterable[list[Experience]], accumulated: int) -> Iterator[Experience]:
-    """Yield micro-batches, with the rows of each optimizer update prompt by prompt; ``accumulated`` make an update."""
+def together(
+    batches: Sequence[list[Experience]], accumulated: int, extra_rows: Sequence[Experience] = ()
+) -> Iterator[Experience]:
+    """Yield as many micro-batches, with the rows of each optimizer update prompt by prompt.
+
+    ``accumulated`` make an update. Each update takes its share of the extra rows.
+    """
     remaining = iter(batches)
-    while of_update := list(itertools.islice(remaining, accumulated)):
-        rows = sorted(itertools.chain(*of_update), key=prompt_of)
+    updates = -(-len(batches) // accumulated)
+    for update in range(updates):
+        of_update = list(itertools.islice(remaining, accumulated))
+        first = len(extra_rows) * update // updates
+        end = len(extra_rows) * (update + 1) // updates
+        rows = sorted([*itertools.chain(*of_update), *extra_rows[first:end]], key=prompt_of)
         cuts = [len(rows) * cut // len(of_update) for cut in range(len(of_update) + 1)]
         yield from (make_experience_batch(rows[start:end]) for start, end in itertools.pairwise(cuts))
 
