@@ -8,7 +8,12 @@ import sys
 from types import SimpleNamespace
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience, remove_padding_in_sequences, split_experience_batch
+from openrlhf.trainer.ppo_utils.experience import (
+    Experience,
+    make_experience_batch,
+    remove_padding_in_sequences,
+    split_experience_batch,
+)
 from openrlhf.trainer.ray import ppo_actor
 
 from openrlhf_dbb.actors import policy_actor
@@ -183,6 +188,43 @@ def _of_several_lengths(rank, policy):
     advantages = torch.randn(8, 1, generator=seeded).expand(8, 11).clone()
     made = experience(tokens, lengths, (torch.arange(11) > 0) & there[:, 1:], advantages)
     return with_log_probs(policy, made)
+
+
+def extra_rows(rank):
+    """A step on eight rows, with five extra rows on the first rank alone."""
+    policy = rank.actor()
+    old = rank.rollouts(policy, 5, -1.0)  # a forward pass under ZeRO 3 needs both ranks
+    rows = split_experience_batch(old) if rank.number == 0 else []
+    policy.append(rank.rollouts(policy, 8, 1.0))
+    policy.execute_batch("append_extra_rows", {"experience": [rows]}, 0, 1)
+    sizes = []
+    policy.trainer.actor.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    status = fit(policy)
+    status["weights"] = sum(each.double().abs().sum().item() for each in policy.actor.parameters())
+    return {"rows": sizes, "steps": policy.actor.model.global_steps, "same": status}
+
+
+def extra_as_fresh(rank):
+    """A step on four rows and as many extra ones, a step on all eight as fresh rows, and a second step on four."""
+    began = None
+    found, sizes = [], []
+    for fresh in (4, 8):
+        policy = rank.actor({"rollout.n_samples_per_prompt": fresh, "train.batch_size": fresh})
+        began = weights(policy)
+        rows = remove_padding_in_sequences(split_experience_batch(_of_several_lengths(rank, policy)))
+        policy.append(make_experience_batch(rows[:fresh]))
+        policy.append_extra_rows(rows[fresh:])
+        fit(policy)
+        found.append((policy.actor.model.global_steps, weights(policy)))
+        policy.append(make_experience_batch(rows[:fresh]))
+        policy.trainer.actor.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+        fit(policy)
+    (steps, extra), (others, expected) = found
+
+    def distance(to):
+        return max((one - other).abs().max().item() for one, other in zip(extra, to, strict=True))
+
+    return {"steps": [steps, others], "rows": sizes[:2], "moved": distance(began), "difference": distance(expected)}
 
 
 def checkpoint(rank):

@@ -291,6 +291,15 @@ MEDIAN = f"{__name__}:Median"
          "--reward.model_name_or_path m with --estimator point: a model"),
         (["--eval.steps", "0"], "--eval.steps 0: too low; give 1 or more, or -1 for never"),
         (["--train.max_rollouts", "511"], f"--train.max_rollouts 511 with --rollout.batch_size 64 with {GROUP} 8: l"),
+        (["--replay.samples", "17"], "--replay.samples = 17 is more than the 16 rollouts that replay.cache keeps"),
+        (["--replay.samples", "-1"], "--replay.samples = -1 is not in [0, inf)"),
+        (["--replay.cache", "8"], "--replay.cache 8 with --replay.samples 0: nothing is replayed; give"),
+        (["--estimator", "none", "--replay.samples", "8"], "--replay.samples 8 with --estimator none: OpenRLHF"),
+        (["--method", "repo", FORM, "reinforce_baseline"], f"--replay.samples 8 with {FORM} reinforce_baseline: rep"),
+        *((["--method", "repo", *flags], f"--replay.samples 8 with {flags[0]}") for flags in (
+            ["--train.dynamic_batch_enable"], ["--algo.kl.use_loss"], ["--data.max_images_per_prompt", "1"],
+            ["--algo.advantage.is_correction_level", "token"],
+        )),
         (["--train.batch_size", "24"], f"{GROUP} 8 with --train.batch_size 24: a step's rollouts are no multiple"),
     ],
 )  # fmt: skip

@@ -15,11 +15,16 @@ from openrlhf_dbb.platform import cpu
 
 cpu.prepare_driver()
 
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
+    Experience,
+    make_experience_batch,
+    remove_padding_in_sequences,
+    split_experience_batch,
+)
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, thinned  # noqa: E402
-from openrlhf_dbb.actors.generation import Group, Prompt, RolloutBatch  # noqa: E402
+from openrlhf_dbb.actors.generation import Group, Prompt, RolloutBatch, one_update  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
@@ -320,3 +325,94 @@ def test_what_the_model_wrote_is_kept_trained_on_or_not(ours):
         (PROMPTS[0], 1, None, None, 3, 1, 1, -1.0, "2" + one, "no answer: no number"),
         (PROMPTS[1], 0, 1.0, 1.0, 2, 0, 0, None, 2 * one, "3"),
     ]
+
+
+class Ranks:
+    """In the place of the policy's actors: two data-parallel ranks, of two actors each."""
+
+    def __init__(self):
+        self._actor_handlers = [None] * 4
+        self.duplicate_actors = 2
+        self.calls = []
+
+    def async_run_method_batch(self, method_name, **shares):
+        self.calls.append((method_name, shares))
+        return []
+
+
+def sent(ranks):
+    """The rows of the only call, in the order in which they were chosen."""
+    [(name, shares)] = ranks.calls
+    assert name == "append_extra_rows"
+    first, second = shares["experience"]
+    assert len(first) - len(second) in (0, 1)
+    rows = [None] * (len(first) + len(second))
+    rows[::2] = first
+    rows[1::2] = second
+    return rows
+
+
+def replaying(ours, monkeypatch, *flags):
+    monkeypatch.setattr("ray.get", list)
+    mine, store = ours("dbb", "--method", "repo", *flags, discount=0.5)
+    mine.actor_model_group = Ranks()
+    return mine, store
+
+
+VISITS = [[1, 0, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]
+
+
+def test_rollouts_are_replayed_from_the_third_visit_on(ours, monkeypatch):
+    mine, _ = replaying(ours, monkeypatch)
+    for step, visit in enumerate(VISITS, 1):
+        assert mine.actor_model_group.calls == []
+        rewards_P_G = np.array([visit] * 3, dtype=float)
+        if step == 1:
+            rewards_P_G[1:, -1] = np.nan  # two prompts will have 15 rollouts in the cache, one too few
+        batch, metrics = advantages(mine, experiences(rewards_P_G, log_prob=-step), step)
+        assert metrics["replay/replayed"] == (8 if step == 3 else 0)
+    rows = sent(mine.actor_model_group)
+    # The 3 successes among 16 and the 5 oldest failures, by their own mean 3/8 and variance 8/7 * 3/8 * 5/8.
+    right = 5 / 8 / math.sqrt(15 / 56)
+    wrong = -3 / 8 / math.sqrt(15 / 56)
+    expected = [right] + [wrong] * 5 + [right] * 2
+    assert [row.advantages.unique().tolist() for row in rows] == [[pytest.approx(each)] for each in expected]
+    # 6 of them are of the first visit, 2 of the second, with the log-probs that they had then.
+    assert [row.action_log_probs.unique().tolist() for row in rows] == [[-1.0]] * 6 + [[-2.0]] * 2
+    assert column(batch, "advantages").shape == (24, TOKENS)
+    assert metrics["replay/cached"] == 3 * 16
+    assert (metrics["reward"], metrics["response_length"]) == (0.5, TOKENS)  # of the fresh rollouts alone
+
+
+def test_a_replayed_row_makes_one_batch_with_a_fresh_one(ours, monkeypatch):
+    """Responses of several turns, padded together; the rewards are those after the length penalty."""
+    penalty = ["--rollout.max_new_tokens", "5", "--reward.overlong_buffer_len", "3"]
+    mine, _ = replaying(ours, monkeypatch, "--replay.samples", "2", "--replay.cache", "2", *penalty)
+    masks = np.array([[1, 1, 0, 0, 1], [0, 1, 0, 0, 0]], dtype=float)
+    for step in (1, 2):
+        (batch,) = experiences(np.array([[1.0, 1.0]]), lengths=[5, 2], masks=masks, log_prob=-step)
+        batch.sequences = torch.tensor([[7, 8, 9, 6, 5, 4], [7, 8, 9, 0, 0, 0]])
+        batch.attention_mask = (batch.sequences > 0).long()
+        batch.rollout_log_probs = -1.5 * batch.action_mask
+        advantages(mine, [batch], step)
+    # Of 5 tokens 3 are beyond 5 - 3: the reward is 1 - 1. Mean 1/2, N-1 variance 1/2.
+    long, short = sent(mine.actor_model_group)
+    fresh = remove_padding_in_sequences(split_experience_batch(replace(batch)))
+    for old, new in ((long, fresh[0]), (short, fresh[1])):
+        for name in ("sequences", "attention_mask", "action_mask"):
+            assert torch.equal(getattr(old, name), getattr(new, name)), name
+        assert torch.equal(old.action_log_probs, new.action_log_probs / 2)  # those of step 1
+    assert (long.rewards.item(), short.rewards.item()) == (0, 1)
+    assert (long.advantages[0].item(), short.advantages[0].item()) == pytest.approx((-(0.5**0.5), 0.5**0.5))
+    for rows in ([long, *fresh], [*fresh, long]):
+        made = make_experience_batch(rows)
+        assert made.action_log_probs.shape == (3, 5)
+        assert made.rollout_log_probs.isnan().any(dim=1).tolist() == [row is long for row in rows]
+        assert set(made.info) == set(batch.info)
+
+
+def test_with_replay_the_policy_is_asked_for_log_probs_also_where_a_step_is_one_update(ours):
+    sizes = ["--rollout.batch_size", "4", "--train.batch_size", "32", "--rollout.micro_batch_size", "8"]
+    for flags, expected in ([], True), (["--method", "repo"], False):
+        mine, _ = ours("dbb", *sizes, *flags)
+        assert one_update(mine.args) is expected

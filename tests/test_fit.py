@@ -260,6 +260,13 @@ def test_micro_batches_are_as_large_as_fit(fitted, preset, gib, flags, gpus, exp
     assert f"{expected[0]} rows (training) and {expected[1]} (log-probs)" in line
 
 
+def test_a_replayed_row_for_each_fresh_one_halves_the_micro_batch(fitted):
+    settings = fitted("qwen3-1.7b", 40, "--method", "repo")
+    assert sizes(settings) == (1, 8)
+    [line] = fit.describe(settings, SHAPES["qwen3-1.7b"])
+    assert "micro-batches of 2 rows (training)" in line
+
+
 def test_flags_win_and_the_tokens_of_dynamic_batches_follow(fitted):
     settings = fitted("qwen3-0.6b", 24, "--train.micro_batch_size", "4", "--rollout.micro_batch_size", "2")
     assert sizes(settings) == (4, 2)

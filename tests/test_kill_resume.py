@@ -19,6 +19,7 @@ from trainings import check_store, kill_tree, last_step, wait_for_step
 from trainings import rows as query
 
 from openrlhf_dbb import Posteriors, tiny
+from openrlhf_dbb.core.replay import Replay
 from openrlhf_dbb.core.strategies.posterior import expected_variance, inclusion
 
 pytestmark = pytest.mark.e2e
@@ -115,6 +116,11 @@ CASES = {
         ["--estimator", "point", "--point.memory", "dbb", "--ds.lora.rank", "4", "--ckpt.save_adapter",
          "--eval.steps", "2"],
     ),
+    # It is killed in the last pass but one, so that what a resume has loaded is there at the end.
+    "repo-auto": Case(
+        ["--method", "repo", "--replay.samples", str(SAMPLES), "--replay.cache", str(2 * SAMPLES),
+         "--rollouts.keep", "all"],
+    ),
     "spo": Case(["--method", "spo", "--rollout.n_samples_per_prompt", str(SAMPLES)]),
     # Partial rollouts, 12 groups at a time for batches of 8, only from the resume on.
     "async-dbb": Case(
@@ -147,6 +153,8 @@ def check_all(folder, case):
     ((least, most),) = query(folder, "SELECT min(lag), max(lag) FROM posterior_history")
     assert 0 <= least <= most <= (case.latest or 0)
     check_best(folder)
+    if "--replay.samples" in case.flags:
+        check_replays(folder)
     check_store(folder)
 
 
@@ -260,6 +268,54 @@ def check_end(folder, case, output):
     assert events[0][0] <= 1
 
 
+def check_replays(folder):
+    """A prompt's newest 8 rollouts are in the checkpoint, and 4 of them are replayed from its third visit on."""
+    visits, expected = Counter(), defaultdict(lambda: [0, 0])
+    for step, prompt in query(folder, "SELECT step, prompt_id FROM posterior_history ORDER BY step"):
+        visits[prompt] += 1
+        expected[step][0] += SAMPLES * (visits[prompt] >= 3)
+        expected[step][1] = SAMPLES * sum(min(count, 2) for count in visits.values())
+    for step, metrics in query(folder, "SELECT step, metrics FROM steps WHERE metrics IS NOT NULL"):
+        logged = json.loads(metrics)
+        assert [logged["replay/replayed"], logged["replay/cached"]] == expected[step]
+    step, replays = replays_of(folder)
+    rows = f"FROM rollouts WHERE step <= {step} ORDER BY step, sample"
+    for prompt, cached in replays.items():
+        stored = query(folder, f"SELECT prompt_id, reward, length, log_prob {rows}")
+        newest = [row[1:] for row in stored if row[0] == prompt][-2 * SAMPLES :]
+        found = [(each.reward, len(each.log_probs), float(each.log_probs.sum())) for each in cached]
+        assert found == [(reward, length, pytest.approx(total, abs=0.02)) for reward, length, total in newest]
+
+
+def replays_of(folder):
+    """The step of the newest checkpoint, and the rollouts of its replay memory, by prompt whose cache is full."""
+    from openrlhf_dbb.core.checkpoints import newest_whole
+
+    saved = folder / "runs/killed/checkpoints"
+    tag, _ = newest_whole(saved, *query(folder, "SELECT uuid, last_step FROM dbb_run")[0])
+    memory = Replay(samples=2 * SAMPLES, cache=2 * SAMPLES).memory("group_norm")
+    memory.load(saved / "_actor" / tag)
+    prompts = [prompt for (prompt,) in query(folder, "SELECT prompt_id FROM prompts")]
+    rows = {prompt: [row.rollout for row in memory.extra_rows([prompt])] for prompt in prompts}
+    return int(tag.removeprefix("global_step")), {prompt: cached for prompt, cached in rows.items() if cached}
+
+
+def check_loaded_replays(folder, step, before):
+    """What was cached at the resumed step, and is so still, is the same bit for bit."""
+    visits = Counter(row[0] for row in query(folder, f"SELECT prompt_id FROM posterior_history WHERE step > {step}"))
+    last, after = replays_of(folder)
+    assert last > step
+    checked = 0
+    for prompt, cached in after.items():
+        gone = SAMPLES * visits[prompt]
+        for old, new in zip(before[prompt][gone:], cached[: len(cached) - gone], strict=True):
+            checked += 1
+            for name in ("tokens", "actions", "log_probs"):
+                assert getattr(old, name).tobytes() == getattr(new, name).tobytes()
+            assert old.reward == new.reward
+    assert checked == SAMPLES * PROMPTS  # every prompt was visited once since
+
+
 def check_probes(folder):
     """The same prompts are probed at each of their visits."""
     chosen = "SELECT step, prompt_id FROM posterior_history WHERE prompt_id IN (SELECT prompt_id FROM probes)"
@@ -323,6 +379,8 @@ def test_a_run_killed_at_a_random_moment_ends_as_if_it_had_not_been(name, tmp_pa
         assert process.poll() is None, "ended by itself"
         kill_tree(process)
         check_all(tmp_path, case)
+        if name == "repo-auto":
+            resumed = replays_of(tmp_path)
         arguments = [*COMMAND, *case.flags, *case.resumed, "--resume"]
         ended = subprocess.run(arguments, cwd=tmp_path, stdout=log, stderr=log, timeout=400, check=False)
     output = (tmp_path / "log").read_text()[-4000:]
@@ -333,5 +391,7 @@ def test_a_run_killed_at_a_random_moment_ends_as_if_it_had_not_been(name, tmp_pa
         check_best_at_end(tmp_path)
     if name == "async-dbb":
         check_lateness(tmp_path)
+    if name == "repo-auto":
+        check_loaded_replays(tmp_path, *resumed)
     if "--probe.fraction" in case.flags:
         check_probes(tmp_path)

@@ -142,6 +142,26 @@ def test_packed_and_dynamic_batches_take_the_same_step(ranks, stage, loss):
     assert [each["micro-batches"] for each in (padded, packed, dynamic)] == [4, 4, 3]
 
 
+def test_extra_rows_of_one_rank_alone_ride_along_in_the_same_steps(ranks):
+    # 16 rows on two ranks, 8 a step, 2 a micro-batch: two steps of two micro-batches.
+    first, second = ranks(
+        2, "extra_rows", "--rollout.n_samples_per_prompt", 8, "--train.batch_size", 8, "--rollout.micro_batch_size", 2,
+        "--ds.zero_stage", 3,
+    )  # fmt: skip
+    assert sorted(first["rows"]) == [3, 3, 3, 4]  # two fresh rows and one or two extra ones
+    assert second["rows"] == [2, 2, 2, 2]
+    assert first["same"] == second["same"]
+    assert (first["steps"], second["steps"]) == (2, 2)
+
+
+def test_an_extra_row_weighs_as_much_as_a_fresh_one_and_is_trained_on_once(ranks):
+    flags = ["--rollout.micro_batch_size", 2, "--rollout.max_new_tokens", 11, "--ds.param_dtype", "fp32"]
+    step = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm", "--actor.adam.lr", 1, "--actor.adam.eps", 100]
+    [found] = ranks(1, "extra_as_fresh", *SMALL, *flags, *step)
+    assert (found["steps"], found["rows"]) == ([1, 1], [2, 2])
+    assert found["difference"] < 1e-3 * found["moved"]
+
+
 @pytest.mark.parametrize(("more", "trained"), [([], 116_160), (["--ds.lora.rank", 2], 2 * 2688)])
 def test_a_checkpoint_in_fp32_continues_exactly(ranks, tmp_path, more, trained):
     flags = ["--ds.param_dtype", "fp32", "--actor.adam.lr", 1e-3, "--ckpt.path", tmp_path, *more]

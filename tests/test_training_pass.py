@@ -203,6 +203,10 @@ def test_log_probs_before_the_update_are_compared_with_vllms_where_they_were_com
     for old, rollout in ((None, theirs), (2 * ours, theirs), (None, None)):
         loss(ours, old, torch.ones(2, 3), action_mask=mask, rollout_log_probs=rollout, batch_num_tokens=2.0)
     assert torch.cat(loss.differences).tolist() == [0.5, 0.25, 0.5, 1.75]
+    loss.differences.clear()
+    unknown = torch.tensor([[torch.nan] * 3, [-3.0] * 3])  # the first row is replayed
+    loss(ours - 1, ours, torch.ones(2, 3), action_mask=mask, rollout_log_probs=unknown, batch_num_tokens=2.0)
+    assert torch.cat(loss.differences).tolist() == []
     loss = StepLoss(PolicyLoss(), old_are_vllms=True)  # else they would be compared with themselves
     loss(ours, theirs, torch.ones(2, 3), action_mask=mask, rollout_log_probs=theirs, batch_num_tokens=2.0)
     assert torch.cat(loss.differences).tolist() == [0.5, 0.25]
@@ -214,10 +218,19 @@ def row(token):
     return Experience(sequences=token * there, attention_mask=there, action_mask=torch.tensor([0, 1]), info={})
 
 
-def test_rows_of_a_prompt_come_together_within_their_optimizer_update():
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ([], [[1, 1], [2, 2], [1, 3], [3, 4]]),
+        # One goes to the first update and two to the second; their prompts' rows are beside them.
+        ([2, 3, 9], [[1, 1], [2, 2, 2], [1, 3, 3], [3, 4, 9]]),
+    ],
+)
+def test_rows_of_a_prompt_come_together_within_their_optimizer_update(extra, expected):
     prompts = [[2, 1], [1, 2], [3, 4], [1, 3]]  # two updates of two micro-batches of two rows
-    made = together([list(map(row, pair)) for pair in prompts], 2, "cpu", 2**31)
-    assert [each.sequences[:, 0].tolist() for each in made] == [[1, 1], [2, 2], [1, 3], [3, 4]]
+    batches = [list(map(row, pair)) for pair in prompts]
+    made = together(batches, 2, "cpu", 2**31, list(map(row, extra)))
+    assert [each.sequences[:, 0].tolist() for each in made] == expected
 
 
 def rollout(prompt, length):

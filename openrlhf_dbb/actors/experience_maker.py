@@ -1,10 +1,11 @@
 """The hook: OpenRLHF's experience maker with advantages from the posteriors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from numpy.typing import NDArray
 from openrlhf.models.utils import compute_reward
@@ -16,6 +17,7 @@ from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.replay import ExtraRow, Replay, TokenRollout
 from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored
 from openrlhf_dbb.estimators import FORMS
 
@@ -26,6 +28,8 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     def __init__(self, *args: Any, posteriors: Posteriors, progress: Progress) -> None:
         super().__init__(*args)
         self._progress, self.posteriors = progress, posteriors
+        replay = Replay(self.args.replay.samples, self.args.replay.cache)
+        self.replays = replay.memory(self.advantage_estimator) if replay.samples else None
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """Return the experiences of :meth:`make`: OpenRLHF calls this, and has no place for what is logged."""
@@ -80,9 +84,15 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             random = np.random.default_rng([self.args.train.seed, step])
             scored = replace(scored, advantages=thinned(scored.advantages, thin, random))
         self._spread(experiences, scored)
+        verified_R = ~np.isnan(rewards_R[:trained])
         if FORMS.get(form).whitened:
-            whiten(experiences, ~np.isnan(rewards_R[:trained]), divide=not self.args.algo.advantage.no_std_norm)
-        return scored.metrics
+            whiten(experiences, verified_R, divide=not self.args.algo.advantage.no_std_norm)
+        if self.replays is None:
+            return scored.metrics
+        prompt_ids = [group.prompt_id for group, _ in groups_R[:trained]]
+        rows = self.replays.extra_rows(prompt_ids)
+        self.replays.remember(token_rollouts(experiences, prompt_ids, verified_R))
+        return scored.metrics | self._send(rows, experiences) | self.replays.metrics(len(rows))
 
     def _rewards(self, experiences: list[Experience]) -> tuple[Floats, Floats]:
         """Return rewards after length penalties and scores before them, (R,) each; NaN where missing."""
@@ -108,6 +118,24 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             experience.advantages = experience.returns.clone()
             experience.kl = None
             experience.info["return"] = reward.sum(dim=-1)
+
+    def _send(self, rows: list[ExtraRow], experiences: list[Experience]) -> dict[str, float]:
+        """Send extra rows to the policy's ranks; return the means that are logged of the step's own rollouts."""
+        if not rows:
+            return {}
+        extra = [extra_experience(row, like=experiences[0]) for row in rows]
+        group = self.actor_model_group
+        ranks = len(group._actor_handlers) // group.duplicate_actors
+        shares = [extra[rank::ranks] for rank in range(ranks)]
+        ray.get(group.async_run_method_batch(method_name="append_extra_rows", experience=shares))
+        means: dict[str, float] = {}
+        for name in ("response_length", "total_length", "truncated"):
+            values = torch.cat([getattr(experience, name) for experience in experiences])
+            means[name] = values.float().mean().item()
+        for name in experiences[0].info:
+            values = torch.cat([experience.info[name] for experience in experiences])
+            means[name] = values.float().mean().item()
+        return means
 
     def _responses(self, experiences: list[Experience]) -> Responses | None:
         """Return what the model wrote, decoded on demand, without the token that ended it."""
@@ -159,6 +187,62 @@ def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, 
     for experience, rows in pairs:
         advantages = experience.advantages.double()
         experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(experience.advantages.dtype)
+
+
+def token_rollouts(
+    experiences: Sequence[Experience], prompt_ids: Sequence[int], verified_R: NDArray[np.bool_]
+) -> Iterator[TokenRollout]:
+    """Yield the verified rollouts of a step, without their padding."""
+    facts_R = zip(prompt_ids, verified_R.tolist(), strict=True)
+    for experience in experiences:
+        lengths = experience.attention_mask.sum(dim=1).tolist()
+        for row, length in enumerate(lengths):
+            prompt_id, verified = next(facts_R)
+            if verified:
+                actions = experience.action_mask[row, : length - 1].bool()
+                yield TokenRollout(
+                    prompt_id,
+                    tokens=experience.sequences[row, :length].numpy(),
+                    actions=actions.numpy(),
+                    log_probs=experience.action_log_probs[row, : length - 1][actions].float().numpy(),
+                    reward=experience.rewards[row].item(),
+                )
+
+
+def extra_experience(row: ExtraRow, *, like: Experience) -> Experience:
+    """Return an extra row as OpenRLHF's buffer holds a rollout: without dimension of a batch.
+
+    OpenRLHF batches rows by the fields and info keys of the first one, so that it gets those of ``like``. What is only
+    logged is 0: the logged means are of the step's own rollouts.
+    """
+    rollout = row.rollout
+    tokens = torch.tensor(rollout.tokens)
+    actions = torch.tensor(rollout.actions)
+    log_probs = torch.zeros(len(actions))
+    log_probs[actions] = torch.tensor(rollout.log_probs)
+    advantages = torch.full_like(log_probs, row.advantage)
+    nothing = torch.tensor(0)
+    known = {
+        "sequences": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "action_mask": actions,
+        "action_log_probs": log_probs,
+        "rollout_log_probs": torch.full_like(log_probs, torch.nan),  # not compared with the engines' policy of today
+        "advantages": advantages,
+        "returns": advantages.clone(),
+        "rewards": torch.tensor(rollout.reward),
+        "scores": torch.tensor(rollout.reward),
+        "response_length": nothing,
+        "truncated": nothing,
+        "total_length": nothing,
+    }
+    fields: dict[str, torch.Tensor] = {}
+    for name, values in known.items():
+        theirs = getattr(like, name)
+        if theirs is not None:
+            fields[name] = values.to(theirs.dtype)
+    info = {name: torch.zeros_like(values[0]) for name, values in like.info.items()}
+    return Experience(**fields, info=info)
 
 
 def _log_prob_sums(experience: Experience) -> torch.Tensor:

@@ -77,7 +77,7 @@ def one_update(args: SimpleNamespace) -> bool:
     """Return whether a step is one optimizer update, and nothing else needs old log-probs."""
     rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
     one = args.train.batch_size == rollouts and args.train.max_epochs == 1
-    needed = args.algo.kl.init_coef > 0 or args.critic.model_name_or_path
+    needed = args.algo.kl.init_coef > 0 or args.critic.model_name_or_path or args.replay.samples
     return bool(one and not needed and args.algo.advantage.is_correction_level == "off")
 
 

@@ -12,7 +12,7 @@ al. 2025, arXiv 2506.05433), which splits attention.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,20 +47,29 @@ class Row(NamedTuple):
 
 
 def together(
-    batches: Iterable[list[Experience]], accumulated: int, device: str, longest_shared: int
+    batches: Sequence[list[Experience]],
+    accumulated: int,
+    device: str,
+    longest_shared: int,
+    extra_rows: Sequence[Experience] = (),
 ) -> Iterator[Experience]:
-    """Yield micro-batches of the same rows of each optimizer update, in the order that is less work.
+    """Yield as many micro-batches, with the rows of each optimizer update in the order that is less work.
 
     Args:
         batches: the rows of each micro-batch, without padding.
         accumulated: micro-batches of an optimizer update.
         device: "cpu" or "cuda".
         longest_shared: tokens of a row up to which rows may share their prompt.
+        extra_rows: to train on beside these; each update takes its share of them.
     """
     remaining = iter(batches)
-    while batches_of_update := list(itertools.islice(remaining, accumulated)):
-        rows = list(itertools.chain(*batches_of_update))
-        for numbers in chosen(rows, len(batches_of_update), device, longest_shared):
+    updates = -(-len(batches) // accumulated)
+    for update in range(updates):
+        of_update = list(itertools.islice(remaining, accumulated))
+        first = len(extra_rows) * update // updates
+        end = len(extra_rows) * (update + 1) // updates
+        rows = [*itertools.chain(*of_update), *extra_rows[first:end]]
+        for numbers in chosen(rows, len(of_update), device, longest_shared):
             yield make_experience_batch([rows[number] for number in numbers])
 
 

@@ -180,6 +180,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self.progress.step = step
         if mark:
             self._generator.load(mark["generation"], states.pop("data_loader_state_dict"))
+            self._load_replays(f"global_step{step}")
         self._snapshot = self._generator.snapshot()
         if self.args.train.async_enable:
             self.samples_generator = self._ahead = GenerationAhead(self._generator, self.args, states["episode"], step)
@@ -273,12 +274,32 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if saves and not self.args.ckpt.disable_ds:
             # The checkpoint counts as whole only once the store is durable up to it.
             listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
+            listings += self._save_replays(tag)
             self._posteriors.checkpoint(global_step, tag)
             checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
             self._best.settle(global_step)
         self.progress.enter(phase, self._a_step)
         if self._evaluates and global_step % self.args.eval.steps == 0:
             self._evaluate(global_step)
+
+    def _save_replays(self, tag: str) -> list[dict[str, int]]:
+        """Save what is replayed beside the ranks' files of a checkpoint; return these files as this host sees them."""
+        replays = self.experience_maker.replays
+        if replays is None:
+            return []
+        folder = checkpoints.actor_folder(self._folder, tag)
+        folder.mkdir(parents=True, exist_ok=True)  # if the hosts do not share it, the manifest's writer says so
+        replays.save(folder)
+        return [checkpoints.sizes(folder)]
+
+    def _load_replays(self, tag: str) -> None:
+        replays = self.experience_maker.replays
+        if replays is None:
+            return
+        try:
+            replays.load(checkpoints.actor_folder(self._folder, tag))
+        except ValueError as error:
+            raise RunError(str(error)) from error
 
     @torch.no_grad()
     def _evaluate(self, step: int) -> None:

@@ -186,17 +186,23 @@ class StepLoss(torch.nn.Module):
         if self.rows is not None:
             log_probs = torch.where(self.rows[:, None], log_probs, old)
         if (theirs := info.get("rollout_log_probs")) is not None:
-            self.differences.append((own - theirs)[info["action_mask"].bool() & own.ne(0)].abs())
+            compared = info["action_mask"].bool() & own.ne(0) & ~theirs.isnan()  # NaN in replayed rows
+            self.differences.append((own - theirs)[compared].abs())
         return self.loss(log_probs, old, *args, **info)
 
 
 class PolicyTrainer(ActorPPOTrainer):
-    """OpenRLHF's trainer of the policy with the losses above. It leaves out rows that change nothing."""
+    """OpenRLHF's trainer of the policy with the losses above. It leaves out rows that change nothing.
+
+    Attributes:
+        extra_rows: to train on beside the buffer. The micro-batches grow; their number stays.
+    """
 
     actor_loss_fn: torch.nn.Module
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.extra_rows: list[Experience] = []
         length = constant_length(self.args) if self.args.actor.loss_agg_mode == CONSTANT_LENGTH else None
         vllms = getattr(self.args.train, "vllm_log_probs", False)  # OpenRLHF alone has no such flag
         self._loss = StepLoss(self.actor_loss_fn, length, old_are_vllms=vllms)
@@ -207,20 +213,25 @@ class PolicyTrainer(ActorPPOTrainer):
             self.replay_buffer.collate_fn = list  # rows, of which ``together`` makes micro-batches
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
-        """Train on the replay buffer, as upstream does; raise RunError if a gradient was not finite."""
+        """Train on the buffer as upstream does, and on the extra rows, which it forgets.
+
+        Raises:
+            RunError: a gradient was not finite.
+        """
 
         device = next(self.actor.parameters()).device.type
         longest_shared = self.actor.longest_shared
 
         def updates(batches: Any, strategy: Any, accumulated: int, *args: Any) -> Iterator[Any]:
             if self._orders_rows:
-                batches = together(batches, accumulated, device, longest_shared)
+                batches = together(batches, accumulated, device, longest_shared, self.extra_rows)
             return iter_grad_accum_global_norm(batches, strategy, accumulated, *args)
 
         upstream.replace(ppo_actor, "iter_grad_accum_global_norm", updates)
         engine = self.actor.model
         skipped = engine.skipped_steps
         status = super().ppo_train(kl_ctl)
+        self.extra_rows.clear()
         if differences := self._loss.differences:
             status[DIFFERENCE] = torch.cat(differences).mean().item()
             differences.clear()

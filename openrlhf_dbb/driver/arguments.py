@@ -24,6 +24,7 @@ from typing import Any
 
 from openrlhf_dbb import estimators, methods, presets, tasks, tiny, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
+from openrlhf_dbb.core.replay import Replay
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators.registry import parameter_fields
 from openrlhf_dbb.options import Parser, add_trust, number, template_arguments
@@ -181,6 +182,12 @@ class Settings:
         with _flag_named():
             return strategies.of(self.args)
 
+    @property
+    def replay(self) -> Replay:
+        """What is replayed. Raises UsageError if a parameter is outside its range."""
+        with _flag_named():
+            return Replay(self.args.replay.samples, self.args.replay.cache)
+
 
 @contextlib.contextmanager
 def _flag_named() -> Iterator[None]:
@@ -219,7 +226,7 @@ def parse(argv: list[str], *, world_size: int = 1) -> Settings:
     _fill_in(values, origin)
     command = shlex.join(["openrlhf-dbb", "train", *_words(without_secrets(given))])
     settings = Settings(values, origin, command, preset)
-    _ = settings.built_estimator, settings.strategy  # checks them
+    _ = settings.built_estimator, settings.strategy, settings.replay  # checks them
     _check_template(values["data.input_template"])  # OpenRLHF drops one without {}
     args = upstream.finish_arguments(argparse.Namespace(**values), group_baseline=settings.estimator == NO_ESTIMATOR)
     return dataclasses.replace(settings, values={flag: attrgetter(flag)(args) for flag in settings.values})
@@ -387,6 +394,7 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     )
     _add_ours(parser)
     _add_pieces(parser)
+    _add_fields(parser.add_argument_group("replay", _first_line(Replay)), Replay, Replay.name)
     _add_parameters(parser, STRATEGY, strategies, argv)
     _add_parameters(parser, ESTIMATOR, estimators, argv)
     parser._action_groups = [group for group in parser._action_groups if group not in theirs] + theirs
@@ -452,18 +460,20 @@ def _add_parameters(parser: argparse.ArgumentParser, chosen_by: str, registry: A
     named += [value for word, value in itertools.pairwise(argv) if word == chosen_by]
     plug_ins = [named_class(chosen_by, registry, name) for name in named[-1:] if ":" in name]
     for name, cls in (registry.available() | {cls.name: cls for cls in plug_ins}).items():
-        fields = parameter_fields(cls)
-        if not fields:
-            continue
-        group = parser.add_argument_group(f"{chosen_by} {name}", _first_line(cls))
-        for each in fields:
-            options: dict[str, Any] = {"default": each.default, "help": each.metadata.get("help", "")}
-            if isinstance(each.default, bool):
-                options["action"] = "store_true"
-            else:
-                options["help"] += f" (default {each.default})"
-                options |= {"type": type(each.default), "choices": each.metadata.get("choices") or None}
-            group.add_argument(f"--{name}.{each.name}", **options)
+        if parameter_fields(cls):
+            _add_fields(parser.add_argument_group(f"{chosen_by} {name}", _first_line(cls)), cls, name)
+
+
+def _add_fields(group: Any, cls: Any, name: str) -> None:
+    """Add a flag ``--NAME.FIELD`` for every parameter of a class to a group of the help."""
+    for each in parameter_fields(cls):
+        options: dict[str, Any] = {"default": each.default, "help": each.metadata.get("help", "")}
+        if isinstance(each.default, bool):
+            options["action"] = "store_true"
+        else:
+            options["help"] += f" (default {each.default})"
+            options |= {"type": type(each.default), "choices": each.metadata.get("choices") or None}
+        group.add_argument(f"--{name}.{each.name}", **options)
 
 
 def _first_line(cls: type) -> str:

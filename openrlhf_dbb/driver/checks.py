@@ -20,6 +20,7 @@ from openrlhf_dbb.storage.address import parse_url
 from openrlhf_dbb.terminal import shown
 
 _GROUP, _LORA = "rollout.n_samples_per_prompt", "ds.lora.rank"
+_REPLAY = "replay.samples"
 _FORM, _SUMS = "algo.advantage.estimator", "actor.loss_agg_mode"
 _REWARD, _REWARD_MODEL = "reward.remote_url", "reward.model_name_or_path"
 _POLICYS_GPUS = "actor.num_nodes actor.num_gpus_per_node"
@@ -69,6 +70,13 @@ _ANY = (
     Rule(f"{_LORA} ds.load_in_4bit", "adapters are merged into whole weights for vLLM; leave one out"),
     Rule(f"{_LORA} vllm.sync_with_ray", "only a policy that sends its weights merges adapters; leave one out"),
     Rule(f"{_LORA} train.enable_ema", "the averaged model has no adapters; leave one out"),
+    Rule(f"{_REPLAY} train.dynamic_batch_enable", "replay makes the micro-batches itself; leave one out"),
+    Rule(f"{_REPLAY} algo.advantage.is_correction_level", "no log-probs of vLLM are kept; leave one out",
+         lambda s, a: a.replay.samples and a.algo.advantage.is_correction_level != "off"),
+    Rule(f"{_REPLAY} algo.kl.use_loss", "no log-probs of the reference model are kept; leave one out"),
+    Rule(f"{_REPLAY} data.max_images_per_prompt", "no images are kept; leave one out"),
+    Rule(f"replay.cache {_REPLAY}", "nothing is replayed; give --replay.samples, or leave it out",
+         lambda s, a: s.given("replay.cache") and not a.replay.samples),
     Rule(f"{_SUMS} actor.policy_loss_type", "it sums over tokens; leave one out",
          lambda s, a: a.actor.loss_agg_mode == CONSTANT_LENGTH and a.actor.policy_loss_type != "ppo"),
 )  # fmt: skip
@@ -76,7 +84,7 @@ _ANY = (
 _WITHOUT_ESTIMATOR = (
     *(Rule(f"{flag} estimator", _OURS) for flag in (
         "train.max_rollouts", "eval.benchmarks", "probe.fraction", "warm_start", "data.pass_rate_key", "data.group_key",
-        "train.thin", "train.vllm_log_probs", "data.chat_template_kwargs",
+        _REPLAY, "train.thin", "train.vllm_log_probs", "data.chat_template_kwargs",
     )),
     # OpenRLHF has dynamic filtering of its own, which its switch then asks for.
     Rule("rollout.strategy estimator", _OURS,
@@ -94,6 +102,8 @@ _WITH_ESTIMATOR = (
          lambda s, a: s.values[_FORM] not in FORMS.available()),
     Rule(f"train.thin {_FORM}", "whitening moves every advantage away from 0; leave one out",
          lambda s, a: a.train.thin and FORMS.get(s.values[_FORM]).whitened),
+    Rule(f"{_REPLAY} {_FORM}", "replayed rows are not whitened; leave one out",
+         lambda s, a: a.replay.samples and FORMS.get(s.values[_FORM]).whitened),
     Rule("train.vllm_log_probs algo.kl.init_coef", "the KL term takes the policy's log-probs; leave one out",
          lambda s, a: a.train.vllm_log_probs and a.algo.kl.init_coef > 0),
     Rule("train.vllm_log_probs algo.advantage.is_correction_level",

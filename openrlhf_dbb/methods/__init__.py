@@ -74,6 +74,8 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
         f"clip {low:g} {high:g}",
         f"KL {args.algo.kl.init_coef:g}" if args.algo.kl.init_coef else "no KL",
     ]
+    if args.replay.samples:
+        parts.append(f"replay of {args.replay.samples} of {args.replay.cache} cached rollouts a prompt")
     if args.reward.overlong_buffer_len is not None:
         parts.append(f"overlong penalty over the last {args.reward.overlong_buffer_len:g} tokens")
     return f"{name}: " + "; ".join(parts)

@@ -1,5 +1,6 @@
 """Flag values, refusals and environment of a machine with CUDA."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -169,7 +170,10 @@ def rows(args: SimpleNamespace, part: str) -> int:
     """Return the most rows of ``--data.max_len`` tokens in a micro-batch; ``part`` is "train" or "rollout"."""
     if args.train.dynamic_batch_enable:
         return max(1, int(getattr(args, part).max_tokens_per_gpu // args.data.max_len))
-    return int(getattr(args, part).micro_batch_size)
+    size = getattr(args, part).micro_batch_size
+    if part == "train":  # at most so many rows are replayed beside the fresh ones
+        size += math.ceil(size * args.replay.samples / args.rollout.n_samples_per_prompt)
+    return int(size)
 
 
 def engine_limits(args: SimpleNamespace) -> dict[str, int]:

@@ -37,7 +37,9 @@ _ENGLISH_FORM = re.compile(r"[a-z]{3,}(?:ed|ing)")
 _NAMED = re.compile(r"(?:[:=]|\\in|\\equiv|\\approx)\s*\Z")
 _DEED = re.compile(rf"\bI(?:'m|'d|'ve|'ll|\s+(?!{_DEEDS})[a-z]+)\b|\bmy\s+(?!(?:final\s+)?(?:answer|result|solution))")
 _NO_COMPOUND = "不同(?!意)|不等|不重|不超|不小|不大|不少|不足|非负|非零|没有|无理|无限|无数|若干|假设"
-_CHINESE_DOUBT = re.compile("[不没非未别勿否错误假疑猜吗呢谁]|可能|也许|或许|大概|好像|似乎|估计|仅供|参考|随便|更正|改为|修正")
+_CHINESE_DOUBT = re.compile(
+    "[不没非未别勿否错误假疑猜吗呢谁]|可能|也许|或许|大概|好像|似乎|估计|仅供|参考|随便|更正|改为|修正"
+)
 _CLOSING = re.compile(
     r"(?:\A|(?<=[.!?\n]))\s*(?:please\s+)?(?:let\s+me\s+know|feel\s+free|i\s+hope|hope|would\s+you|do\s+you|if\s+you)"
     r"\b[^.!?\n]*(?:[.!?\n]|\Z)",
