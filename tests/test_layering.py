@@ -19,7 +19,7 @@ LAYERS = (
     ("actors", "integrations"),
     # tools and subjects of their own, which know nothing of a training that runs
     (
-        *("", "data", "upstream", "platform", "rewards", "tasks", "tiny", "methods", "presets", "evaluation", "lab"),
+        *("", "data", "chosen", "upstream", "platform", "rewards", "tasks", "tiny", "methods", "presets", "evaluation", "lab"),
         *("inspect", "watch", "terminal", "options"),
     ),
     ("core",),

@@ -14,13 +14,13 @@ import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from openrlhf_dbb import storage, upstream
+from openrlhf_dbb import chosen, storage, upstream
 from openrlhf_dbb.actors import evaluation, generation
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import DIFFERENCE, GENERATING, TRAINING, Progress, StepOutcome
-from openrlhf_dbb.core import SET_ASIDE, checkpoints, strategies
+from openrlhf_dbb.core import SET_ASIDE, checkpoints
 from openrlhf_dbb.core.best_model import CARD, Best, BestModel
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Probes, probed_prompts
@@ -80,15 +80,15 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self.tensorboard_logger:
             upstream.forget_logged(self.tensorboard_logger, self._run.record.last_step)
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
-        self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
+        self._a_step = chosen.rollouts_of_a_step(self.args)
         self._budget = self.args.train.max_rollouts
         planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
         self.progress, progress.total = progress, planned // self._a_step
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
             self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
-        rollouts = strategies.of(self.args)
-        self._sampler = rollouts.sampler(strategies.facts(self.args))
+        rollouts = chosen.strategy(self.args)
+        self._sampler = rollouts.sampler(chosen.facts(self.args))
         self._generator = RolloutGenerator(
             strategy,
             self.prompts_dataloader,

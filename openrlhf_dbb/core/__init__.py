@@ -6,6 +6,7 @@ step         the rollouts of a step: columns, groups, advantages; whose texts ar
 strategies/  which prompts are generated for, and which groups are trained on
 checkpoints  which model checkpoints are complete, and the newest one to resume from
 best_model   the best model by evaluation
+rules        what does not go together, whatever the trainer; the command, TRL and verl ask them
 host         the seam to a trainer: what its integration can do, as data
 filling      fills a step with groups, as a strategy decides, for a host that generates more
 """
