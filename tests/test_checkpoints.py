@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.core.checkpoints import newest_whole
 from openrlhf_dbb.driver.light_backend import _load
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.saved import checkpoints
+from openrlhf_dbb.saved.checkpoints import newest_whole
 
 SHARDS = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_optim.pt", "bf16_zero_pp_rank_1_optim.pt")
 

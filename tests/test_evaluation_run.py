@@ -13,7 +13,6 @@ from filler import check
 
 from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import command, loading, results
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
@@ -21,6 +20,7 @@ from openrlhf_dbb.evaluation.command import Options, continued, engine_seed, pri
 from openrlhf_dbb.evaluation.engines import Finished, answer
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, Model, prepare
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
+from openrlhf_dbb.saved.checkpoints import write_json
 
 
 def row(run=0, place=0, scores=(1.0, None), answers=("7", None), tokens=(3, 1), truncated=(False, True)):

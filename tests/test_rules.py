@@ -19,7 +19,6 @@ from openrlhf_dbb.driver.rules.run import RUN
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.integrations import hosts
 from openrlhf_dbb.integrations.shared import Settings
-from openrlhf_dbb.platform import cuda
 
 FORM, GROUP, STRATEGY = "--algo.advantage.estimator", "--rollout.n_samples_per_prompt", "--rollout.strategy"
 TRAINERS = {"TRL": (hosts.TRL, hosts.TRL_NAMES), "verl": (hosts.VERL, hosts.VERL_NAMES)}
@@ -209,4 +208,4 @@ def test_what_is_trained_is_refused_by_no_rule():
 
 
 def test_rules_have_a_reason_to_read():
-    assert all(rule.__doc__ for rule in (*rules.RULES.functions, *cuda.RULES.functions))
+    assert all(rule.__doc__ for rule in rules.RULES.functions)

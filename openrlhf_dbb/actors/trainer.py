@@ -20,8 +20,7 @@ from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import DIFFERENCE, GENERATING, TRAINING, Progress, StepOutcome
-from openrlhf_dbb.core import SET_ASIDE, checkpoints
-from openrlhf_dbb.core.best_model import CARD, Best, BestModel
+from openrlhf_dbb.core import SET_ASIDE
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Probes, probed_prompts
 from openrlhf_dbb.data import train_on
@@ -30,6 +29,8 @@ from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.saved import checkpoints
+from openrlhf_dbb.saved.best_model import CARD, Best, BestModel
 from openrlhf_dbb.storage.read import held_out, kept_rollouts
 
 MARK = "openrlhf_dbb"  # our entry in OpenRLHF's checkpoint states

@@ -31,7 +31,7 @@ def check(settings: Settings) -> None:
 def _of_machine(settings: Settings) -> Refusal:
     """What this machine cannot do."""
     if not cpu.active():
-        return cuda.RULES.refusal(settings.args)
+        return next(cuda.refusals(settings.args, machine.look().gpus), None)
     if settings.preset_read.needs_cuda:
         return f"--preset {settings.preset} needs CUDA, and there is none here; use --preset tiny"
     return next(cpu.refusals(settings.args), None)

@@ -14,7 +14,6 @@ from typing import Any
 
 from openrlhf_dbb import chosen, presets, storage, tiny, upstream
 from openrlhf_dbb.actors.progress import NO_END_TOKEN
-from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors, dataset_digest
 from openrlhf_dbb.data import (
     HELD_OUT,
@@ -34,6 +33,7 @@ from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, Model, refuse_code
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
 from openrlhf_dbb.rewards.math_answer import boxes_needed
+from openrlhf_dbb.saved import checkpoints
 from openrlhf_dbb.storage.address import check_sqlite_path, parse_url
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.

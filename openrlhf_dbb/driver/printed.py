@@ -15,13 +15,13 @@ from typing import Any, TextIO
 import numpy as np
 
 from openrlhf_dbb import __version__, lab, methods, storage
-from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
 from openrlhf_dbb.inspect.show import usage_in_words
 from openrlhf_dbb.platform.ray_start import busyness
+from openrlhf_dbb.saved import checkpoints
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
 from openrlhf_dbb.storage.address import parse_url

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from openrlhf_dbb import data, tasks
-from openrlhf_dbb.core import best_model
 from openrlhf_dbb.core.texts import label_text, prompt_text
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.rewards.answers import ALPHABET
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
+from openrlhf_dbb.saved import best_model
 
 LAST = "model"
 ADAPTER = "adapter_config.json"

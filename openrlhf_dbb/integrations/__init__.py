@@ -2,7 +2,6 @@
 
 shared      what the integrations have in common: settings, the steps of a run, prompts as text, allowed releases
 hosts       what each trainer cannot do, and how its user writes a setting
-exact_json  a strategy's state in a checkpoint
 trl         TRL's GRPOTrainer with advantages and draws from the posteriors, or remembering alone
 verl        verl's trainers with advantages and draws from the posteriors
 """

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core import KEEP, rules
+from openrlhf_dbb.core import KEEP, exact_json, rules
 from openrlhf_dbb.core.host import Host
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
 from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
@@ -22,7 +22,6 @@ from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
-from openrlhf_dbb.integrations import exact_json
 
 __all__ = ["SAVED", "Settings", "Steps", "check_release", "label_of", "text_of"]
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import chosen
-from openrlhf_dbb.core.rules import Refusal, Rules
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import machine
 
@@ -19,10 +18,6 @@ _KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernel
 
 ALL_GPUS = "actor.num_gpus_per_node", "vllm.num_engines"  # flags for which a preset may say "all"
 _ATTENTION = "ds.attn_implementation"
-_INSTALL = "install it, or leave it out"
-
-RULES: Rules[SimpleNamespace] = Rules()
-"""What flags ask of a machine with CUDA that it does not have."""
 
 Layer = tuple[str, Mapping[str, Any]]  # the reason for some flag values, and the values
 
@@ -45,56 +40,22 @@ def check_machine() -> None:
         raise UsageError("; ".join(lacking))
 
 
-@RULES.add
-def attention_without_kernels(args: SimpleNamespace) -> Refusal:
-    """The attention is not installed, or has no kernels for a GPU."""
-    attention = args.ds.attn_implementation
-    gpus = machine.look().gpus
-    why = unavailable(attention, gpus)
-    return why and f"--{_ATTENTION} {attention}: {why}; use {choose_attention(gpus)[0]}, or leave it out"
-
-
-@RULES.add
-def gpus_without_bfloat16(args: SimpleNamespace) -> Refusal:
-    """vLLM would fail when its engines start."""
-    old = [gpu.name for gpu in machine.look().gpus if gpu.capability < (8, 0)]
-    if not old:
-        return None
-    return f"{', '.join(old)}: vLLM's bfloat16 needs compute capability 8.0; hide it with CUDA_VISIBLE_DEVICES"
-
-
-@RULES.add
-def ring_without_its_kernels(args: SimpleNamespace) -> Refusal:
-    """OpenRLHF imports the ring's kernels in the policy."""
-    size = args.ds.ring_attn_size
-    has_kernels = args.ds.attn_implementation == FLASH and machine.is_real("ring_flash_attn")
-    if size <= 1 or has_kernels:
-        return None
-    return f"--ds.ring_attn_size {size}: it needs {FLASH} and ring_flash_attn; {_INSTALL}"
-
-
-@RULES.add
-def half_precision(args: SimpleNamespace) -> Refusal:
-    """The policy would train on rollouts of another precision."""
-    if args.ds.param_dtype != "fp16":
-        return None
-    return "--ds.param_dtype fp16: vLLM generates in bfloat16; use bf16"
-
-
-@RULES.add
-def states_that_cannot_sleep(args: SimpleNamespace) -> Refusal:
-    """DeepSpeed moves the states of a partitioned optimizer alone."""
-    if args.ds.zero_stage != 0 or not args.ds.enable_sleep:
-        return None
-    return "--ds.zero_stage 0: --ds.enable_sleep cannot move its states; use 2, or --no-ds.enable_sleep"
-
-
-@RULES.add
-def optimizer_without_compiler(args: SimpleNamespace) -> Refusal:
-    """DeepSpeed would fail in the policy, after the model was loaded."""
-    if not args.ds.adam_offload or machine.nvcc():
-        return None
-    return f"--ds.adam_offload: DeepSpeed compiles this with nvcc, which is missing; {_INSTALL}"
+def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str]:
+    ds, attention, leave = args.ds, args.ds.attn_implementation, "install it, or leave it out"
+    no_kernels, other = unavailable(attention, gpus), f"use {choose_attention(gpus)[0]}, or leave it out"
+    old = [gpu.name for gpu in gpus if gpu.capability < (8, 0)]
+    ring = ds.ring_attn_size > 1 and not (attention == FLASH and machine.is_real("ring_flash_attn"))
+    asleep, compiles = ds.zero_stage == 0 and ds.enable_sleep, ds.adam_offload and not machine.nvcc()
+    for what, used, why, advice in (
+        (f"--{_ATTENTION} {attention}", no_kernels, no_kernels, other),
+        (", ".join(old), old, "vLLM's bfloat16 needs compute capability 8.0", "hide it with CUDA_VISIBLE_DEVICES"),
+        (f"--ds.ring_attn_size {ds.ring_attn_size}", ring, f"it needs {FLASH} and ring_flash_attn", leave),
+        ("--ds.param_dtype fp16", ds.param_dtype == "fp16", "vLLM generates in bfloat16", "use bf16"),
+        ("--ds.zero_stage 0", asleep, "--ds.enable_sleep cannot move its states", "use 2, or --no-ds.enable_sleep"),
+        ("--ds.adam_offload", compiles, "DeepSpeed compiles this with nvcc, which is missing", leave),
+    ):
+        if used:
+            yield f"{what}: {why}; {advice}"
 
 
 def worker_environment() -> dict[str, str]:

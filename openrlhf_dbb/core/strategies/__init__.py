@@ -133,11 +133,11 @@ class RolloutStrategy:
 
     @property
     def needs(self) -> frozenset[Capability]:
-        """What the strategy asks of the trainer."""
+        """What it asks of a host."""
         needs = set()
         if self.draws:
             needs.add(Capability.DRAW)
-        if self.needs_scores or self.needs_budget:  # groups that are rejected or skipped have to be made up for
+        if self.needs_scores or self.needs_budget:  # rejected groups, and skipped prompts, are made up for
             needs.add(Capability.GENERATE_MORE)
         return frozenset(needs)
 
