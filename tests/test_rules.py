@@ -10,7 +10,7 @@ from openrlhf_dbb import Posteriors, estimators
 from openrlhf_dbb.core import rules
 from openrlhf_dbb.core.host import FEATURES, Capability, Host
 from openrlhf_dbb.core.rules import Plan
-from openrlhf_dbb.core.strategies import RolloutStrategy
+from openrlhf_dbb.core.strategies import RolloutStrategy, Sampler
 from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.driver.rules.alone import ALONE
 from openrlhf_dbb.driver.rules.places import PLACES
@@ -82,6 +82,26 @@ class Resting(RolloutStrategy):
 
     name = "resting"
     needs_budget = True
+
+
+class Forgetful(Sampler):
+    kept = ("lock",)
+    lock = range(3)
+
+
+@dataclass(frozen=True)
+class Forgetting(RolloutStrategy):
+    """Keeps what no checkpoint can hold."""
+
+    name = "forgetting"
+
+    def sampler(self, facts):
+        return Forgetful(facts)
+
+
+def test_a_state_that_json_cannot_hold_is_refused_before_the_first_checkpoint():
+    line = rules.refusal(Plan(estimators.build("dbb"), strategy=Forgetting()))
+    assert re.match(r"strategy='forgetting': its state holds range.*JSON cannot keep; use", line)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

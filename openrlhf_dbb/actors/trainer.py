@@ -30,6 +30,7 @@ from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.saved import checkpoints
+from openrlhf_dbb.saved import generation as saved_generation
 from openrlhf_dbb.saved.best_model import CARD, Best, BestModel
 from openrlhf_dbb.storage.read import held_out, kept_rollouts
 
@@ -180,7 +181,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._best.roll_back(step)
         self.progress.step = step
         if mark:
-            self._generator.load(mark["generation"], states.pop("data_loader_state_dict"))
+            folder = checkpoints.actor_folder(self._folder, str(self._checkpoint))
+            state = saved_generation.load(folder, mark)
+            self._generator.load(state, states.pop("data_loader_state_dict"))
         self._snapshot = self._generator.snapshot()
         if self.args.train.async_enable:
             self.samples_generator = self._ahead = GenerationAhead(self._generator, self.args, states["episode"], step)
@@ -255,7 +258,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     ) -> None:
         """Log the step, and save a checkpoint with our state if one is due."""
         states = client_states if client_states is not None else {}
-        states[MARK] = {"run": self._run.record.uuid, "generation": self._snapshot.state}
+        states[MARK] = {"run": self._run.record.uuid}
         states["data_loader_state_dict"] = self._snapshot.place
         states["episode"] += self._snapshot.ends_pass
         self._posteriors.record_metrics(global_step, {**(logs_dict or {}), "plan/steps": self.progress.total})
@@ -274,6 +277,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if saves and not self.args.ckpt.disable_ds:
             # The checkpoint counts as whole only once the store is durable up to it.
             listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
+            folder = checkpoints.actor_folder(self._folder, tag)
+            listings.append(saved_generation.save(folder, self._snapshot.state))
             self._posteriors.checkpoint(global_step, tag)
             checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
             self._best.settle(global_step)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from openrlhf_dbb.core import exact_json
 from openrlhf_dbb.core.host import Capability, Host
-from openrlhf_dbb.core.strategies import Plain, RolloutStrategy
+from openrlhf_dbb.core.strategies import Plain, RolloutStrategy, RunFacts
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 
 Refusal = str | None
@@ -134,6 +135,17 @@ def too_few_rollouts_for_the_strategy(plan: Plan) -> Refusal:
         f"{plan.shown_strategy} with {plan.shown('group', plan.group)}: it looks for groups with different rewards; "
         f"give {needed} or more rollouts of a prompt"
     )
+
+
+@RULES.add
+def state_that_no_checkpoint_keeps(plan: Plan) -> Refusal:
+    """A checkpoint keeps a strategy's state as JSON; a resume would begin without what JSON cannot hold."""
+    facts = RunFacts(groups=1, rollouts=plan.group or plan.strategy.min_rollouts)
+    try:
+        exact_json.dumps(plan.strategy.sampler(facts).state(), "its state")
+    except ValueError as error:
+        return f"{plan.shown_strategy}: {error}"
+    return None
 
 
 @RULES.add

@@ -137,7 +137,6 @@ class Steps:
         self._keys = keys
         self._facts = facts
         self._start_over()
-        exact_json.dumps(self._sampler.state(), self._state_name())  # refused now rather than at a checkpoint
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if passive and not many_labels:
             many_labels = True
