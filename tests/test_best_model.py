@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from openrlhf_dbb.core import best_model, checkpoints
-from openrlhf_dbb.core.best_model import Best, BestModel
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.saved import best_model, checkpoints
+from openrlhf_dbb.saved.best_model import Best, BestModel
 
 RUN = "1b9d6bcd-0000"
 

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from openrlhf_dbb.core import checkpoints
-from openrlhf_dbb.core.checkpoints import newest_whole
 from openrlhf_dbb.driver.light_backend import _load
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.saved import checkpoints, generation
+from openrlhf_dbb.saved.checkpoints import newest_whole
 
 SHARDS = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_optim.pt", "bf16_zero_pp_rank_1_optim.pt")
 
@@ -114,3 +114,26 @@ def test_a_rank_that_finds_no_checkpoint_does_not_begin_anew():
     backend = SimpleNamespace(get_rank=lambda: 3)
     with pytest.raises(RunError, match=r"^rank 3 on host .* finds no checkpoint global_step4 in there"):
         _load(backend, lambda *_, **__: (None, None), "global_step4", "model", "there")
+
+
+def test_the_state_of_the_generation_is_a_file_that_the_manifest_covers(tmp_path):
+    state = {"generated": 32, "sampling": {"seen": {3: (1, 0.5)}}, "again": [(7, None)], "drained": False}
+    save(tmp_path, 2)
+    save(tmp_path, 4, finish=False)
+    folder = tmp_path / "_actor/global_step4"
+    sizes = generation.save(folder, state)
+    assert sizes.keys() == {*SHARDS, "posteriors.json"}
+    checkpoints.complete(tmp_path, "global_step4", "mine", [sizes])
+    assert newest_whole(tmp_path, "mine", 4) == ("global_step4", [])
+    assert generation.load(folder, {"run": "mine"}) == state
+    path = folder / "posteriors.json"
+    path.write_text(path.read_text().replace("32", "33"))
+    tag, (line,) = newest_whole(tmp_path, "mine", 4)
+    assert tag == "global_step2" and "posteriors.json" in line
+
+
+def test_a_checkpoint_of_before_has_the_state_of_the_generation_in_its_client_states(tmp_path):
+    save(tmp_path, 2)
+    state = {"generated": 32, "sampling": {}, "again": [], "drained": False}
+    assert newest_whole(tmp_path, "mine", 2) == ("global_step2", [])
+    assert generation.load(tmp_path / "_actor/global_step2", {"run": "mine", "generation": state}) == state

@@ -349,7 +349,7 @@ def test_a_run_is_resumed_only_with_what_it_was_trained_with(dry_run, own, argv,
 @pytest.mark.parametrize("checkpoint", [None, "global_step1"])
 def test_flags_that_a_resume_may_change_are_said(dry_run, own, monkeypatch, checkpoint):
     begun(*own)
-    monkeypatch.setattr("openrlhf_dbb.core.checkpoints.newest_whole", lambda *_: (checkpoint, []))
+    monkeypatch.setattr("openrlhf_dbb.saved.checkpoints.newest_whole", lambda *_: (checkpoint, []))
     lines = dry_run(*own, "--resume", "mine", "--actor.adam.lr", "0.5", "--train.seed", "7")
     [note] = [line for line in lines if line.startswith("note: ")]
     changes, _, effect = note.partition("; ")

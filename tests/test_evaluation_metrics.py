@@ -12,9 +12,9 @@ from hypothesis import strategies as some
 from scipy import stats
 
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.results import SETTINGS, Responses, Results, Row
+from openrlhf_dbb.saved.checkpoints import write_json
 
 NAN = np.nan
 

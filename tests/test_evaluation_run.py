@@ -13,7 +13,6 @@ from filler import check
 
 from openrlhf_dbb import tiny as tiny_preset
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import command, results
 from openrlhf_dbb.evaluation import model as evaluated_model
@@ -24,6 +23,7 @@ from openrlhf_dbb.evaluation.loading import BenchmarkPrompts, prepare
 from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.evaluation.results import Key, Responses, Row, read_evaluation, read_rows
 from openrlhf_dbb.platform.vllm_requests import Finished
+from openrlhf_dbb.saved.checkpoints import write_json
 
 
 def row(run=0, place=0, scores=(1.0, None), answers=("7", None), tokens=(3, 1), truncated=(False, True)):

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openrlhf_dbb.core import strategies
+from openrlhf_dbb.core import exact_json, strategies
 from openrlhf_dbb.core.strategies import Drawn, Predictive, RunFacts
-from openrlhf_dbb.integrations import exact_json
 
 CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 PREDICTIVE = Predictive(np.arange(10, 30), np.linspace(0.5, 5, 20), np.linspace(5, 0.5, 20))

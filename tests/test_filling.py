@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from openrlhf_dbb.core import exact_json
 from openrlhf_dbb.core.filling import Answer, AtOnce, BudgetSpent, Filler, ShuffledPrompts
 from openrlhf_dbb.core.strategies import STRATEGIES, Predictive, RunFacts
 from openrlhf_dbb.errors import RunError
-from openrlhf_dbb.integrations import exact_json
 
 N = 4
 MIXED, LATE, EASY, HARD = "1010", "0010", "1111", "0000"

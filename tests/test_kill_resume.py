@@ -238,7 +238,7 @@ def check_checkpoint(folder):
     """The model, and what goes with it, are those of the stored step: of the same rollouts and optimizer steps."""
     import torch
 
-    from openrlhf_dbb.core.checkpoints import newest_whole
+    from openrlhf_dbb.saved.checkpoints import newest_whole
 
     checkpoints = folder / "runs/killed/checkpoints"
     found, _ = newest_whole(checkpoints, *query(folder, "SELECT uuid, last_step FROM dbb_run")[0])
@@ -289,7 +289,7 @@ def check_replays(folder):
 
 def replays_of(folder):
     """The step of the newest checkpoint, and the rollouts of its replay memory, by prompt whose cache is full."""
-    from openrlhf_dbb.core.checkpoints import newest_whole
+    from openrlhf_dbb.saved.checkpoints import newest_whole
 
     saved = folder / "runs/killed/checkpoints"
     tag, _ = newest_whole(saved, *query(folder, "SELECT uuid, last_step FROM dbb_run")[0])
@@ -339,7 +339,7 @@ def check_best(folder):
     """The best model is whole, of a step that was not undone, and by the value that the store has of it."""
     from transformers import AutoModelForCausalLM
 
-    from openrlhf_dbb.core import best_model
+    from openrlhf_dbb.saved import best_model
 
     best = folder / "runs/killed/best"
     if not best.exists():

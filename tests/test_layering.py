@@ -19,7 +19,8 @@ LAYERS = (
     ("actors", "integrations"),
     # tools and subjects of their own, which know nothing of a training that runs
     (
-        *("", "data", "upstream", "platform", "rewards", "tasks", "tiny", "methods", "presets", "evaluation", "lab"),
+        *("", "data", "chosen", "saved", "upstream", "platform", "rewards", "tasks", "tiny", "methods", "presets"),
+        *("evaluation", "lab"),
         *("inspect", "watch", "terminal", "options"),
     ),
     ("core",),

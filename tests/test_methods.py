@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from openrlhf_dbb import methods
-from openrlhf_dbb.core import strategies
+from openrlhf_dbb import chosen, methods
 from openrlhf_dbb.core.strategies import Decision
 from openrlhf_dbb.driver import arguments, checks
 
@@ -90,7 +89,7 @@ def test_without_a_method_openrlhf_trains_by_its_flags():
 def test_openrlhfs_switch_asks_for_dynamic_sampling_within_its_range():
     def decided(settings):
         scores = np.array([-1.0, 1.0])  # they differ, but 0 is not above 0
-        return settings.strategy.sampler(strategies.facts(settings.args)).judge(0, scores)
+        return settings.strategy.sampler(chosen.facts(settings.args)).judge(0, scores)
 
     settings = parse("--algo.dynamic_filtering_enable")
     assert look_up(settings, "rollout.strategy") == "dynamic"

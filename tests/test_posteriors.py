@@ -253,7 +253,7 @@ def test_a_step_without_any_score_is_a_step_that_teaches_nothing(new_url, estima
 
 def test_one_rollout_a_prompt_is_refused_where_it_can_have_no_advantage(new_url):
     with Posteriors.create(new_url("sqlite"), "demo", *DATA) as posteriors:
-        with pytest.raises(ValueError, match=r"more than 1 rollout, .*'point' needs 2 .*estimator=\"auto\""):
+        with pytest.raises(ValueError, match=r"estimator='point' with .* 1 in the step: it needs 2 .*estimator='auto'"):
             posteriors.observe(1, *DATA, [1, 0, 1])
         # a group that is large enough gives the step an advantage
         posteriors.observe(1, ["1+1=", "1+1=", "2+2="], ["2", "2", "4"], [1, 0, 1])

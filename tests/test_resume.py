@@ -11,7 +11,7 @@ import psutil
 import pytest
 from trainings import SMALL, change, check_posteriors, last_step, rows, unfinish, wait_for_step
 
-from openrlhf_dbb.core import best_model, checkpoints
+from openrlhf_dbb.saved import best_model, checkpoints
 
 pytestmark = pytest.mark.e2e
 

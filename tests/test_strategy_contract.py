@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openrlhf_dbb import methods
+from openrlhf_dbb import chosen, methods
 from openrlhf_dbb.core import strategies
 from openrlhf_dbb.core.strategies import Decision, Predictive, RolloutStrategy, RunFacts
 from openrlhf_dbb.driver import arguments, checks
@@ -68,7 +68,7 @@ def test_its_parameters_are_flags_with_help_and_a_range_that_a_continued_run_mus
 def test_the_command_line_chooses_it(name):
     settings, facts = parse(name), RunFacts(groups=64, rollouts=8, seed=42)
     checks.check(settings)
-    assert (strategies.facts(settings.args), settings.strategy) == (facts, strategies.get(name)())
+    assert (chosen.facts(settings.args), settings.strategy) == (facts, strategies.get(name)())
     text = settings.strategy.describe()
     assert text and "\n" not in text
     assert f": {text}; " in methods.describe("none", settings.args, settings.estimator)

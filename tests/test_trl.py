@@ -409,10 +409,10 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
     [
         ({"verifier": "corect"}, {}, "verifier 'corect' is none of correct, did you mean correct"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1: give verifier, one of correct, short"),
-        ({"strategy": "greso"}, {}, "strategy 'greso' with 'dbb': use posterior"),
+        ({"strategy": "greso"}, {}, "strategy='greso' needs .* TRL does not: .* or strategy='posterior'"),
         ({"form": "rloo"}, {"scale_rewards": "none"}, "form 'rloo' is given; leave out scale_rewards='none'"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "would be removed; use remove_unused_columns=Fa"),
-        ({"estimator": "point"}, {"num_generations": 1}, "num_generations=1 is too few for 'point'; use"),
+        ({"estimator": "point"}, {"num_generations": 1}, "'point' with num_generations=1: it needs 2 .*'auto'"),
         ({}, {"multi_objective_aggregation": "normalize_then_sum"}, "use 'sum_then_normalize'"),
         ({}, {"data": prompts().to_iterable_dataset()}, "is a IterableDataset; pass a datasets.Dataset"),
         ({}, {"data": Dataset.from_dict({"prompt": ["1"] * 4, "image": [None] * 4})}, "their images may differ"),

@@ -12,6 +12,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
+from openrlhf_dbb import chosen
 from openrlhf_dbb.core import filling
 from openrlhf_dbb.core.filling import Answer, Filler, Request
 from openrlhf_dbb.core.step import Floats, Key
@@ -75,8 +76,7 @@ def scores(rollouts: Sequence[Experience]) -> Floats | None:
 
 def one_update(args: SimpleNamespace) -> bool:
     """Return whether a step is one optimizer update, and nothing else needs old log-probs."""
-    rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
-    one = args.train.batch_size == rollouts and args.train.max_epochs == 1
+    one = args.train.batch_size == chosen.rollouts_of_a_step(args) and args.train.max_epochs == 1
     needed = args.algo.kl.init_coef > 0 or args.critic.model_name_or_path or args.replay.samples
     return bool(one and not needed and args.algo.advantage.is_correction_level == "off")
 

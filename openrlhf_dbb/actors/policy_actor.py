@@ -26,10 +26,10 @@ with cpu.without_unused("policy"):
     from openrlhf_dbb import upstream
     from openrlhf_dbb.actors.micro_batches import chosen
     from openrlhf_dbb.actors.training_pass import NOT_FINITE, PolicyTrainer, ResponseActor
-    from openrlhf_dbb.core import best_model, checkpoints
     from openrlhf_dbb.errors import RunError
     from openrlhf_dbb.platform import cuda, machine
     from openrlhf_dbb.platform.weights import BUCKET_BYTES, Parameter, buckets, merged, pack
+    from openrlhf_dbb.saved import best_model, checkpoints
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from openrlhf_dbb.core.best_model import Best
+from openrlhf_dbb.saved.best_model import Best
 
 LOG_PROBS, TRAINING, GENERATING, EVALUATING = "log-probs", "training", "generating", "evaluating"
 COUNTED_BY_ENGINES = (GENERATING, EVALUATING)

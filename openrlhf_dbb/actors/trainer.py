@@ -14,14 +14,13 @@ import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from openrlhf_dbb import storage, upstream
+from openrlhf_dbb import chosen, storage, upstream
 from openrlhf_dbb.actors import evaluation, generation
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
 from openrlhf_dbb.actors.progress import DIFFERENCE, GENERATING, TRAINING, Progress, StepOutcome
-from openrlhf_dbb.core import SET_ASIDE, checkpoints, strategies
-from openrlhf_dbb.core.best_model import CARD, Best, BestModel
+from openrlhf_dbb.core import SET_ASIDE
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Probes, probed_prompts
 from openrlhf_dbb.data import train_on
@@ -30,6 +29,9 @@ from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.evaluation import metrics
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.platform import cpu
+from openrlhf_dbb.saved import checkpoints
+from openrlhf_dbb.saved import generation as saved_generation
+from openrlhf_dbb.saved.best_model import CARD, Best, BestModel
 from openrlhf_dbb.storage.read import held_out, kept_rollouts
 
 MARK = "openrlhf_dbb"  # our entry in OpenRLHF's checkpoint states
@@ -80,15 +82,15 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         if self.tensorboard_logger:
             upstream.forget_logged(self.tensorboard_logger, self._run.record.last_step)
         self._probed = probed_prompts(keys, self.args.probe.fraction, self.args.train.seed)
-        self._a_step = self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt
+        self._a_step = chosen.rollouts_of_a_step(self.args)
         self._budget = self.args.train.max_rollouts
         planned = self._budget or len(data) * self.args.train.num_episodes * self.args.rollout.n_samples_per_prompt
         self.progress, progress.total = progress, planned // self._a_step
         if self._budget is not None:
             self.max_steps = self._budget // self.args.train.batch_size * self.args.train.max_epochs
             self.args.train.num_episodes = sys.maxsize  # the budget alone ends the training
-        rollouts = strategies.of(self.args)
-        self._sampler = rollouts.sampler(strategies.facts(self.args))
+        rollouts = chosen.strategy(self.args)
+        self._sampler = rollouts.sampler(chosen.facts(self.args))
         self._generator = RolloutGenerator(
             strategy,
             self.prompts_dataloader,
@@ -179,7 +181,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         self._best.roll_back(step)
         self.progress.step = step
         if mark:
-            self._generator.load(mark["generation"], states.pop("data_loader_state_dict"))
+            folder = checkpoints.actor_folder(self._folder, str(self._checkpoint))
+            state = saved_generation.load(folder, mark)
+            self._generator.load(state, states.pop("data_loader_state_dict"))
             self._load_replays(f"global_step{step}")
         self._snapshot = self._generator.snapshot()
         if self.args.train.async_enable:
@@ -255,7 +259,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
     ) -> None:
         """Log the step, and save a checkpoint with our state if one is due."""
         states = client_states if client_states is not None else {}
-        states[MARK] = {"run": self._run.record.uuid, "generation": self._snapshot.state}
+        states[MARK] = {"run": self._run.record.uuid}
         states["data_loader_state_dict"] = self._snapshot.place
         states["episode"] += self._snapshot.ends_pass
         self._posteriors.record_metrics(global_step, {**(logs_dict or {}), "plan/steps": self.progress.total})
@@ -275,6 +279,8 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             # The checkpoint counts as whole only once the store is durable up to it.
             listings = ray.get(self.actor_model_group.async_run_method(method_name="checkpoint_files", tag=tag))
             listings += self._save_replays(tag)
+            folder = checkpoints.actor_folder(self._folder, tag)
+            listings.append(saved_generation.save(folder, self._snapshot.state))
             self._posteriors.checkpoint(global_step, tag)
             checkpoints.complete(self._folder, tag, self._run.record.uuid, listings)
             self._best.settle(global_step)

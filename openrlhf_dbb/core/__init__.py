@@ -4,8 +4,8 @@ posteriors   rewards of a step go in, advantages come out, everything is stored;
 memory       the refusal of scores that a run's memory does not take
 step         the rollouts of a step: columns, groups, advantages; whose texts are stored, which prompts are probed
 strategies/  which prompts are generated for, and which groups are trained on
-checkpoints  which model checkpoints are complete, and the newest one to resume from
-best_model   the best model by evaluation
+exact_json   the state of a strategy in a checkpoint, as JSON
+rules        what does not go together, whatever the trainer; the command, TRL and verl ask them
 host         the seam to a trainer: what its integration can do, as data
 filling      fills a step with groups, as a strategy decides, for a host that generates more
 replay       earlier rollouts of a prompt that are trained on again (RePO), for a host that trains on further rows

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
-from openrlhf_dbb.core import SET_ASIDE
+from openrlhf_dbb.core import SET_ASIDE, rules
 from openrlhf_dbb.core import step as steps
 from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError
 from openrlhf_dbb.core.memory import refusal
@@ -411,15 +411,15 @@ class Posteriors(AbstractContextManager["Posteriors"]):
     def _form_for(self, name: str, groups: Groups) -> Form:
         """Return a form by name; ValueError if the estimator, or every group's size, cannot serve it."""
         form = FORMS.build(str(name))
-        if form.leave_one_out and not self.estimator.can_leave_one_out():
-            raise ValueError(f"form {name!r} needs means that {self.estimator.name!r} cannot tell; use dr_grpo")
-        largest, needed = int(groups.slot_R.max()) + 1, self.estimator.min_rollouts
-        if largest < needed:
-            raise ValueError(
-                f"no prompt of the step has more than {largest} rollout, and estimator "
-                f"{self.estimator.name!r} needs {needed} of a prompt for an advantage; give more, or "
-                'begin the run with estimator="auto"'
-            )
+        plan = rules.Plan(
+            self.estimator,
+            form=form.name,
+            group=int(groups.slot_R.max()) + 1,
+            names={"group": "a largest group of {} in the step"},
+        )
+        line = rules.refusal(plan)
+        if line is not None:
+            raise ValueError(line)
         return form
 
     def _update(

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import estimators, methods, presets, tasks, tiny, upstream
+from openrlhf_dbb import chosen, estimators, methods, presets, tasks, tiny, upstream
 from openrlhf_dbb.core import ALL, KEEP, strategies
 from openrlhf_dbb.core.replay import Replay
 from openrlhf_dbb.errors import UsageError, did_you_mean
@@ -31,6 +31,7 @@ from openrlhf_dbb.options import Parser, add_trust, number, template_arguments
 from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.secrets import without_secrets
+from openrlhf_dbb.terminal import shown
 
 COMMAND_LINE = "command line"
 MODEL_FLAG = "actor.model_name_or_path"
@@ -137,6 +138,17 @@ class Settings:
     def given(self, flag: str) -> bool:
         return self.origin.get(flag) == COMMAND_LINE
 
+    def shown(self, *flags: str) -> str:
+        """Return flags with their values, for an error line: ``--data.max_len 512 with --train.async_enable``."""
+        words = []
+        for flag in flags:
+            value = self.values[flag]
+            if isinstance(value, list):
+                value = ",".join(value)
+            has_value = value is not True and value not in (None, "")
+            words.append(f"--{flag} {shown(value, 300)}" if has_value else f"--{flag}")
+        return " with ".join(words)
+
     @cached_property
     def args(self) -> SimpleNamespace:
         """All values as OpenRLHF's code reads them (``args.actor.adam.lr``)."""
@@ -180,7 +192,7 @@ class Settings:
     def strategy(self) -> strategies.RolloutStrategy:
         """The rollout strategy. Raises UsageError if a parameter is outside its range."""
         with _flag_named():
-            return strategies.of(self.args)
+            return chosen.strategy(self.args)
 
     @property
     def replay(self) -> Replay:
@@ -365,7 +377,7 @@ def _others(values: Mapping[str, Any], origin: Mapping[str, str]) -> Derived:
     if values["train.partial_rollout_enable"] and origin.get("vllm.enable_prefix_caching") in ("no CUDA", cuda.FAST):
         # It is not known whether the cache forgets the blocks of requests that wait for new weights.
         yield "vllm.enable_prefix_caching", False, "--train.partial_rollout_enable"
-    rollouts = values["rollout.batch_size"] * values["rollout.n_samples_per_prompt"]
+    rollouts = chosen.rollouts_of_a_step(upstream.nested(values))
     if origin.get("train.batch_size") == f"preset {presets.DEFAULT}" and rollouts % values["train.batch_size"]:
         half = rollouts // 2 if rollouts % 2 == 0 else rollouts
         yield "train.batch_size", half, "half of a step's rollouts, as in the paper"

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openrlhf_dbb import presets, storage, tiny, upstream
+from openrlhf_dbb import chosen, presets, storage, tiny, upstream
 from openrlhf_dbb.actors.progress import NO_END_TOKEN
-from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.core.posteriors import Posteriors, dataset_digest
 from openrlhf_dbb.data import (
     HELD_OUT,
@@ -35,6 +34,7 @@ from openrlhf_dbb.evaluation.model import Model, refuse_code
 from openrlhf_dbb.presets import smollm2
 from openrlhf_dbb.rewards import MATH_FILE, reward_file
 from openrlhf_dbb.rewards.math_answer import boxes_needed
+from openrlhf_dbb.saved import checkpoints
 from openrlhf_dbb.storage.address import check_sqlite_path, parse_url
 
 # Flags whose values name a run's folders: a resumed run keeps those it was started with.
@@ -263,7 +263,7 @@ def complete(prepared: Prepared) -> None:
     if settings.strategy.needs_budget and args.train.max_rollouts is None:
         settings = settings.with_values({"train.max_rollouts": rollouts}, "prompts x samples x episodes")
     if settings.preset != presets.NONE:
-        steps = (args.train.max_rollouts or rollouts) // (args.rollout.batch_size * args.rollout.n_samples_per_prompt)
+        steps = (args.train.max_rollouts or rollouts) // chosen.rollouts_of_a_step(args)
         tenth = max(1, steps // 10)
         # A checkpoint takes 16 bytes a parameter: a checkpoint after every step of a short run takes longer than it.
         every = {"eval.steps": tenth, "ckpt.save_steps": max(tenth, min(steps, 10))}

@@ -15,7 +15,6 @@ from typing import Any, TextIO
 import numpy as np
 
 from openrlhf_dbb import __version__, methods, storage
-from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.data import HELD_OUT, TRAINING
 from openrlhf_dbb.driver.arguments import MODEL_FLAG, Settings
 from openrlhf_dbb.driver.prepare import Prepared
@@ -23,6 +22,7 @@ from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_diff
 from openrlhf_dbb.inspect.show import usage_in_words
 from openrlhf_dbb.lab.replay import unreplayable
 from openrlhf_dbb.platform.ray_start import busyness
+from openrlhf_dbb.saved import checkpoints
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
 from openrlhf_dbb.storage.address import parse_url

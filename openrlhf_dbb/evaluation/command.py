@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.checkpoints import write_json
 from openrlhf_dbb.data import give_template_arguments
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, compare, loading, results
@@ -28,6 +27,7 @@ from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses, Settings
 from openrlhf_dbb.evaluation.summary import print_summary
 from openrlhf_dbb.options import add_store, add_trust, number, require_stack, template_arguments
 from openrlhf_dbb.platform import cpu, cuda
+from openrlhf_dbb.saved.checkpoints import write_json
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.terminal import safe
 

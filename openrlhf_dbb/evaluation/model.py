@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from openrlhf_dbb.core import best_model
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.saved import best_model
 
 LAST = "model"
 ADAPTER = "adapter_config.json"

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core import KEEP
+from openrlhf_dbb.core import KEEP, exact_json, rules
+from openrlhf_dbb.core.host import Host
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
 from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
-from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, Plain, RolloutStrategy, RunFacts, varies
+from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
-from openrlhf_dbb.integrations import exact_json
 
 __all__ = ["SAVED", "Settings", "Steps", "check_release", "label_of", "text_of"]
 
@@ -80,16 +80,33 @@ class Settings:
 
     @cached_property
     def built(self) -> tuple[RewardEstimator, RolloutStrategy]:
-        """The estimator and the strategy; ValueError if a name or a parameter is wrong, or they do not fit together."""
+        """The estimator and the strategy; ValueError if a name or a parameter is wrong."""
         estimator = as_estimator(self.estimator, self.parameters)
         strategy = STRATEGIES.build(self.strategy, **self.strategy_parameters)
         FORMS.get(self.form or "group_norm")
-        # A strategy that skips prompts or judges groups would do nothing here.
-        if not isinstance(strategy, Plain) and not (strategy.draws and estimator.belief.can_predict()):
-            raise ValueError(
-                f"strategy {self.strategy!r} with {estimator.name!r}: use posterior, and an estimator that forecasts"
-            )
         return estimator, strategy
+
+    def check(self, host: Host, names: Mapping[str, str], group: int | None = None) -> None:
+        """Raise ValueError for what does not go together, or what the trainer cannot do.
+
+        Args:
+            names: how the trainer's user writes a setting, as in :class:`openrlhf_dbb.core.rules.Plan`.
+            group: rollouts of a prompt in a step; None: not known yet.
+        """
+        estimator, strategy = self.built
+        plan = rules.Plan(
+            estimator,
+            form=self.form,
+            strategy=strategy,
+            group=group,
+            host=host,
+            estimator_name=self.estimator if isinstance(self.estimator, str) else "",
+            strategy_name=self.strategy,
+            names=names,
+        )
+        line = rules.refusal(plan)
+        if line is not None:
+            raise ValueError(line)
 
 
 class Steps:
@@ -120,7 +137,6 @@ class Steps:
         self._keys = keys
         self._facts = facts
         self._start_over()
-        exact_json.dumps(self._sampler.state(), self._state_name())  # refused now rather than at a checkpoint
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if passive and not many_labels:
             many_labels = True

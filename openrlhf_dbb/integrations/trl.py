@@ -27,6 +27,7 @@ from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.integrations import shared
+from openrlhf_dbb.integrations.hosts import TRL, TRL_NAMES
 from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.storage import TRAINING
 
@@ -102,8 +103,7 @@ class _Memory:
         """Note the settings; ValueError for those that do not fit the trainer."""
         estimator, strategy = settings.built
         group = trainer.num_generations
-        if group < estimator.min_rollouts:
-            raise ValueError(f"num_generations={group} is too few for {estimator.name!r}; use 'auto'")
+        settings.check(TRL, TRL_NAMES, group)
         column = settings.label_column
         _check_column(column, trainer.train_dataset)
         if column is not None and trainer.args.remove_unused_columns:
@@ -539,7 +539,7 @@ class PosteriorGRPOTrainer(_Hooks):
     def __init__(self, *args: Any, **options: Any) -> None:
         names = {field.name for field in fields(Settings)} & options.keys()
         settings = Settings(**{name: options.pop(name) for name in names})
-        _ = settings.built  # an error is raised before a model is loaded
+        settings.check(TRL, TRL_NAMES)  # an error is raised before a model is loaded
         given = inspect.signature(GRPOTrainer.__init__).bind_partial(self, *args, **options).arguments
         _check_column(settings.label_column, given.get("train_dataset"))
         super().__init__(*args, **options)
@@ -663,7 +663,7 @@ def remember(trainer: GRPOTrainer, **ours: Any) -> None:
             near = did_you_mean(name, names)
             raise ValueError(f"remember has no setting {name!r}{near}; give {', '.join(names)}")
     settings = Settings(**{"estimator": "point", **ours})
-    _ = settings.built  # a wrong name is refused first
+    settings.check(TRL, TRL_NAMES)  # a wrong name is refused first
     for name in ("strategy", "form"):
         value = getattr(settings, name)
         if value != getattr(Settings, name):

@@ -25,6 +25,7 @@ from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.core.texts import content_text, contradictions, label_text, prompt_text
 from openrlhf_dbb.integrations import shared
+from openrlhf_dbb.integrations.hosts import VERL, VERL_NAMES
 from openrlhf_dbb.integrations.shared import Settings
 
 shared.check_release("verl")
@@ -44,11 +45,9 @@ def read(config: DictConfig) -> Settings:
     """Return our settings, ``algorithm.posterior``."""
     given: Any = config.algorithm.get(NAME) or {}
     settings = Settings(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
-    estimator, strategy = settings.built
-    rollouts = config.actor_rollout_ref.rollout.n
-    if rollouts < estimator.min_rollouts and not config.trainer.get("val_only", False):
-        problem = f"actor_rollout_ref.rollout.n={rollouts} is too few for {estimator.name!r}"
-        raise ValueError(f"{problem}; give {estimator.min_rollouts} or more, or use 'auto'")
+    trains = not config.trainer.get("val_only", False)
+    settings.check(VERL, VERL_NAMES, config.actor_rollout_ref.rollout.n if trains else None)
+    _, strategy = settings.built
     filtering, sampler = config.algorithm.get("filter_groups"), config.trainer.v1.sampler
     filters = filtering is not None and filtering.get("enable", False)
     # A group that verl asks for later would be drawn by a belief that has not seen its batch.

@@ -5,8 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from openrlhf_dbb import estimators
-from openrlhf_dbb.core import strategies
+from openrlhf_dbb import chosen, estimators
 from openrlhf_dbb.errors import UsageError, did_you_mean
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.toml_file import read_toml
@@ -67,7 +66,7 @@ def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     if form := FORMS.available().get(formula):
         formula = form.formula + " without dividing by the deviation" * (form.whitened and advantage.no_std_norm)
     parts = [
-        strategies.of(args).describe() + ", one rollout a prompt" * (args.rollout.n_samples_per_prompt == 1),
+        chosen.strategy(args).describe() + ", one rollout a prompt" * (args.rollout.n_samples_per_prompt == 1),
         f"estimator {estimator}",
         f"advantage {formula}" + f", thinned below {args.train.thin:g}" * (args.train.thin > 0),
         f"loss {args.actor.loss_agg_mode}{length}",

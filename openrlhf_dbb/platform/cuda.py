@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from openrlhf_dbb import chosen
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import machine
 
@@ -178,7 +179,7 @@ def rows(args: SimpleNamespace, part: str) -> int:
 
 def engine_limits(args: SimpleNamespace) -> dict[str, int]:
     """Return vLLM's limits for an engine that runs its share of a step's rollouts at a time."""
-    rollouts = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    rollouts = chosen.rollouts_of_a_step(args)
     # vLLM's defaults are 128 sequences at a time and 2,048 tokens a step. It keeps 4 bytes a sequence and word.
     sequences = min(max(-(-rollouts // args.vllm.num_engines), 128), 512)
     return {"max_num_seqs": sequences, "max_num_batched_tokens": 8192}

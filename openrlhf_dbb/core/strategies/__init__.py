@@ -13,14 +13,13 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.core.host import Capability
-from openrlhf_dbb.estimators.registry import Registry, check, parameter_fields
+from openrlhf_dbb.estimators.registry import Registry, check
 from openrlhf_dbb.estimators.registry import parameter as parameter
 
 
@@ -153,7 +152,7 @@ class RolloutStrategy:
         needs = set()
         if self.draws:
             needs.add(Capability.DRAW)
-        if self.needs_scores:
+        if self.needs_scores or self.needs_budget:  # rejected groups, and skipped prompts, are made up for
             needs.add(Capability.GENERATE_MORE)
         return frozenset(needs)
 
@@ -187,21 +186,3 @@ def varies(scores_N: NDArray[np.float64]) -> bool:
     """Return whether the known scores of a group differ; False if fewer than two are known."""
     known = scores_N[~np.isnan(scores_N)]
     return bool(len(known) and known.min() < known.max())
-
-
-def of(args: SimpleNamespace) -> RolloutStrategy:
-    """Return the strategy that the arguments name; ValueError if a parameter is outside its range."""
-    cls = get(args.rollout.strategy)
-    given = {field.name: getattr(getattr(args, cls.name), field.name) for field in parameter_fields(cls)}
-    return STRATEGIES.build(args.rollout.strategy, **given)
-
-
-def facts(args: SimpleNamespace) -> RunFacts:
-    """Return the facts about a run that a strategy may need."""
-    filtering = args.algo.dynamic_filtering_enable
-    return RunFacts(
-        groups=args.rollout.batch_size,
-        rollouts=args.rollout.n_samples_per_prompt,
-        seed=args.train.seed,
-        score_range=tuple(args.algo.dynamic_filtering_range) if filtering else None,
-    )

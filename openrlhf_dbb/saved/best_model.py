@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from openrlhf_dbb.core import checkpoints
 from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.saved import checkpoints
 
 NAME, FILE = "best", "best.json"
 CARD = "README.md"  # the model card

@@ -1,0 +1,34 @@
+"""What the arguments of OpenRLHF choose, where more than one part has to know it."""
+
+from types import SimpleNamespace
+
+from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts
+from openrlhf_dbb.estimators.registry import parameter_fields
+
+
+def strategy(args: SimpleNamespace) -> RolloutStrategy:
+    """Return the rollout strategy; ValueError if a parameter is outside its range."""
+    cls = STRATEGIES.get(args.rollout.strategy)
+    parameters = {}
+    for field in parameter_fields(cls):
+        parameters[field.name] = getattr(getattr(args, cls.name), field.name)
+    return STRATEGIES.build(args.rollout.strategy, **parameters)
+
+
+def facts(args: SimpleNamespace) -> RunFacts:
+    """Return the facts about a run that a strategy may need."""
+    score_range = None
+    if args.algo.dynamic_filtering_enable:
+        low, high = args.algo.dynamic_filtering_range
+        score_range = (low, high)
+    return RunFacts(
+        groups=args.rollout.batch_size,
+        rollouts=args.rollout.n_samples_per_prompt,
+        seed=args.train.seed,
+        score_range=score_range,
+    )
+
+
+def rollouts_of_a_step(args: SimpleNamespace) -> int:
+    """Return how many rollouts a step trains on."""
+    return int(args.rollout.batch_size * args.rollout.n_samples_per_prompt)

@@ -1,0 +1,231 @@
+"""What is refused: alike by the command, TRL, verl and a loop of one's own, and each by a rule that can be found."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from openrlhf_dbb import Posteriors, estimators
+from openrlhf_dbb.core import rules
+from openrlhf_dbb.core.host import FEATURES, Capability, Host
+from openrlhf_dbb.core.rules import Plan
+from openrlhf_dbb.core.strategies import RolloutStrategy, Sampler
+from openrlhf_dbb.driver import arguments, checks
+from openrlhf_dbb.driver.rules.alone import ALONE
+from openrlhf_dbb.driver.rules.places import PLACES
+from openrlhf_dbb.driver.rules.posteriors import POSTERIORS
+from openrlhf_dbb.driver.rules.run import RUN
+from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.integrations import hosts
+from openrlhf_dbb.integrations.shared import Settings
+
+FORM, GROUP, STRATEGY = "--algo.advantage.estimator", "--rollout.n_samples_per_prompt", "--rollout.strategy"
+TRAINERS = {"TRL": (hosts.TRL, hosts.TRL_NAMES), "verl": (hosts.VERL, hosts.VERL_NAMES)}
+
+
+def of_command(ours, group):
+    flags = {"estimator": "--estimator", "form": FORM, "strategy": STRATEGY}
+    argv = [word for name, value in ours.items() if name in flags for word in (flags[name], value)]
+    memory = ours.get("parameters", {}).get("memory")
+    if memory:
+        argv += ["--point.memory", memory]
+    settings = arguments.parse(["--preset", "tiny", *argv, GROUP, str(group)])
+    with pytest.raises(UsageError) as refused:
+        checks.check(settings)
+    return str(refused.value)
+
+
+def of_integration(name, ours, group):
+    with pytest.raises(ValueError) as refused:
+        Settings(**ours).check(*TRAINERS[name], group)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("ours", "group", "words"),
+    [
+        ({"estimator": "point"}, 1, "point.* 2 or more.*auto"),
+        ({"estimator": "ema", "form": "rloo"}, 8, "rloo.*ema.*without it.*dr_grpo.*dbb"),
+        ({"estimator": "gaussian", "strategy": "posterior"}, 8, "posterior.*forecast.*gaussian.*auto"),
+        (
+            {"estimator": "point", "parameters": {"memory": "gaussian"}, "strategy": "posterior"},
+            8,
+            "posterior.*forecast.*gaussian.*memory.*auto",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_alike_by_every_trainer(ours, group, words):
+    for line in (of_command(ours, group), of_integration("TRL", ours, group), of_integration("verl", ours, group)):
+        assert re.search(words, line) and "\n" not in line
+
+
+def test_each_trainer_writes_the_settings_as_its_users_do():
+    ours = {"estimator": "point"}
+    assert re.match(r"--estimator point with --rollout.n_samples_per_prompt 1: .*--estimator auto", of_command(ours, 1))
+    assert re.match(r"estimator='point' with num_generations=1: .*estimator='auto'", of_integration("TRL", ours, 1))
+    verl = of_integration("verl", ours, 1)
+    assert re.match(r"algorithm.posterior.estimator=point with actor_rollout_ref.rollout.n=1: ", verl)
+
+
+def test_a_loop_of_ones_own_is_refused_what_an_estimator_cannot_tell(tmp_path):
+    columns = (["a", "a"], ["1", "1"])
+    with Posteriors.create(f"sqlite:///{tmp_path}/a.db", "r", *columns, estimator="ema") as posteriors:
+        with pytest.raises(ValueError, match=r"form='rloo' with estimator='ema': .* form='dr_grpo'"):
+            posteriors.observe(1, *columns, [1, 0], form="rloo")
+        posteriors.observe(1, *columns, [1, 0], form="dr_grpo")
+
+
+@dataclass(frozen=True)
+class Resting(RolloutStrategy):
+    """Skips prompts, and judges no group."""
+
+    name = "resting"
+    needs_budget = True
+
+
+class Forgetful(Sampler):
+    kept = ("lock",)
+    lock = range(3)
+
+
+@dataclass(frozen=True)
+class Forgetting(RolloutStrategy):
+    """Keeps what no checkpoint can hold."""
+
+    name = "forgetting"
+
+    def sampler(self, facts):
+        return Forgetful(facts)
+
+
+def test_a_state_that_json_cannot_hold_is_refused_before_the_first_checkpoint():
+    line = rules.refusal(Plan(estimators.build("dbb"), strategy=Forgetting()))
+    assert re.match(r"strategy='forgetting': its state holds range.*JSON cannot keep; use", line)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_trainer_is_asked_for_what_a_strategy_needs(trainer):
+    host, names = TRAINERS[trainer]
+    dbb = estimators.build("dbb")
+    assert Resting().needs == {Capability.GENERATE_MORE}
+    line = rules.refusal(Plan(dbb, strategy=Resting(), host=host, names=names))
+    assert re.search(rf"strategy='?resting'? needs .*{trainer} does not.* use \S*strategy=", line)
+    assert rules.refusal(Plan(dbb, strategy=Resting(), host=hosts.OPENRLHF)) is None
+    for name in ("dynamic", "greso"):
+        assert "generates further rollouts" in of_integration(trainer, {"estimator": "dbb", "strategy": name}, 8)
+    Settings(estimator="dbb", strategy="posterior").check(host, names, 8)
+
+
+def test_what_is_replayed_is_asked_of_the_trainer():
+    @dataclass(frozen=True)
+    class Replay:
+        needs: frozenset = frozenset({Capability.EXTRA_ROWS})
+
+    poor = Host("a trainer", {Capability.EXTRA_ROWS: "its step is fixed"}, {})
+    plan = Plan(estimators.build("dbb"), host=poor, replay=Replay())
+    assert re.match(r"replay needs .* its step is fixed; leave it out", rules.refusal(plan))
+    assert rules.refusal(Plan(estimators.build("dbb"), host=hosts.OWN_LOOP, replay=Replay())) is None
+
+
+def test_every_feature_of_a_host_names_a_test_that_exists():
+    folder = Path(__file__).parent
+    for host in (hosts.OPENRLHF, hosts.TRL, hosts.VERL, hosts.OWN_LOOP):
+        needs = {feature.name: feature.needs for feature in FEATURES}
+        for feature, test in host.tested.items():
+            file, name = test.split("::")
+            assert f"def {name}(" in (folder / file).read_text()
+            assert needs[feature] not in host.lacks
+
+
+TINY = ["--preset", "tiny"]
+DBB = [*TINY, "--estimator", "dbb"]
+NONE = [*TINY, "--estimator", "none"]
+LORA = [*DBB, "--ds.lora.rank", "8"]
+CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
+OWN = ["--preset", "none", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d", "--vllm.num_engines", "1"]
+MODEL = [*OWN, "--estimator", "gaussian", "--reward.model_name_or_path", "m"]
+ONE = [GROUP, "1", "--train.batch_size", "8"]
+
+REFUSED = {  # by the name of a rule of the command: a command line that it refuses, and flags that it names
+    "no_model": ([*TINY, "--actor.model_name_or_path", ""], "actor.model_name_or_path"),
+    "no_prompts": ([*TINY, "--data.prompt_dataset", ""], "data.prompt_dataset"),
+    "name_of_no_folder": ([*TINY, "--run_name", "a/b"], "run_name"),
+    "continued_and_begun": ([*TINY, "--resume", "--warm_start", "x"], "resume warm_start"),
+    "two_beginnings": ([*TINY, "--data.pass_rate_key", "c", "--warm_start", "x"], "data.pass_rate_key warm_start"),
+    "one_checkpoint": ([*TINY, "--ckpt.max_num", "1"], "ckpt.max_num"),
+    "no_adapter_to_save": ([*TINY, "--ckpt.save_adapter"], "ckpt.save_adapter ds.lora.rank"),
+    "universal_checkpoint": ([*TINY, "--ds.use_universal_ckpt"], "ds.use_universal_ckpt"),
+    "logging_never": ([*TINY, "--logger.logging_steps", "0"], "logger.logging_steps"),
+    "two_templates": (
+        [*TINY, "--data.input_template", "{}", "--data.apply_chat_template"],
+        "data.input_template data.apply_chat_template",
+    ),
+    "endless_queue": ([*TINY, "--train.async_queue_size", "0"], "train.async_queue_size"),
+    "no_engine": ([*TINY, "--vllm.num_engines", "0"], "vllm.num_engines"),
+    "policy_and_engines_differ": ([*TINY, "--vllm.num_engines", "2"], "vllm.num_engines actor.num_gpus_per_node"),
+    "adapters_alone": ([*NONE, "--ds.lora.rank", "8"], "ds.lora.rank estimator"),
+    "split_adapters": ([*LORA, "--ds.tensor_parallel_size", "2"], "ds.lora.rank ds.tensor_parallel_size"),
+    "adapters_of_4_bits": ([*LORA, "--ds.load_in_4bit"], "ds.lora.rank ds.load_in_4bit"),
+    "adapters_sent_by_ray": ([*LORA, "--vllm.sync_with_ray"], "ds.lora.rank vllm.sync_with_ray"),
+    "averaged_adapters": ([*LORA, "--train.enable_ema"], "ds.lora.rank train.enable_ema"),
+    "sums_of_another_loss": ([*DBB, *CONSTANT, "--actor.policy_loss_type", "gspo"], "actor.policy_loss_type"),
+    "flag_of_ours": ([*NONE, "--train.thin", "0.5"], "train.thin estimator"),
+    "strategy_of_ours": ([*NONE, STRATEGY, "greso"], "rollout.strategy estimator"),
+    "loss_of_ours": ([*NONE, *CONSTANT], "actor.loss_agg_mode estimator"),
+    "form_of_ours": ([*NONE, FORM, "max_rl"], "algo.advantage.estimator estimator"),
+    "lag_of_ours": ([*NONE, "--train.max_lag", "0"], "train.max_lag estimator"),
+    "top_p_of_ours": ([*NONE, "--eval.top_p", "0.5"], "eval.top_p estimator"),
+    "form_without_estimator": ([*DBB, FORM, "reinforce"], "algo.advantage.estimator estimator"),
+    "rules_of_every_trainer": ([*TINY, "--estimator", "point", *ONE], "estimator rollout.n_samples_per_prompt"),
+    "thinned_and_whitened": (
+        [*DBB, "--train.thin", "0.5", FORM, "reinforce_baseline"],
+        "train.thin algo.advantage.estimator",
+    ),
+    "vllm_log_probs_and_kl": (
+        [*DBB, "--train.vllm_log_probs", "--algo.kl.init_coef", "0.1"],
+        "train.vllm_log_probs algo.kl.init_coef",
+    ),
+    "vllm_log_probs_and_correction": (
+        [*DBB, "--train.vllm_log_probs", "--algo.advantage.is_correction_level", "token"],
+        "train.vllm_log_probs algo.advantage.is_correction_level",
+    ),
+    "two_strategies": (
+        [*DBB, STRATEGY, "greso", "--algo.dynamic_filtering_enable"],
+        "rollout.strategy algo.dynamic_filtering_enable",
+    ),
+    "no_reward": ([*OWN, "--estimator", "dbb"], "reward.remote_url reward.model_name_or_path"),
+    "two_rewards": ([*DBB, "--reward.model_name_or_path", "m"], "reward.remote_url reward.model_name_or_path"),
+    "reward_model_for_verdicts": ([*MODEL, "--estimator", "dbb"], "reward.model_name_or_path estimator"),
+    "reward_after_generation": ([*MODEL, "--probe.fraction", "0.1"], "reward.model_name_or_path probe.fraction"),
+    "no_steps_between_evaluations": ([*DBB, "--eval.steps", "0"], "eval.steps"),
+    "no_steps_between_checkpoints": ([*DBB, "--ckpt.save_steps", "0"], "ckpt.save_steps"),
+    "equal_rollouts": ([*DBB, "--rollout.temperature", "0"], "rollout.temperature"),
+    "fewer_generated_than_trained": (
+        [*DBB, "--rollout.vllm_generate_batch_size", "32"],
+        "rollout.vllm_generate_batch_size rollout.batch_size",
+    ),
+    "budget_below_a_step": ([*DBB, "--train.max_rollouts", "511"], "train.max_rollouts rollout.batch_size"),
+    "step_of_no_whole_batches": ([*DBB, "--train.batch_size", "24"], "train.batch_size rollout.batch_size"),
+    "batch_of_no_whole_micro_batches": ([*DBB, "--train.micro_batch_size", "7"], "train.micro_batch_size"),
+    "step_of_no_whole_micro_batches": ([*DBB, "--rollout.micro_batch_size", "7"], "rollout.micro_batch_size"),
+}
+RULES = {rule.__name__: rule for part in (RUN, PLACES, ALONE, POSTERIORS) for rule in part.functions}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_of_the_command_refuses_in_one_line_that_names_its_flags(name):
+    argv, flags = REFUSED[name]
+    line = RULES[name](arguments.parse(argv))
+    assert all(f"--{flag}" in line for flag in flags.split()) and "\n" not in line
+    assert re.search(r": .*(give|use|leave|name|change)", line)  # what to do next
+    assert RULES[name].__doc__
+
+
+def test_what_is_trained_is_refused_by_no_rule():
+    for argv in (DBB, NONE):
+        checks.check(arguments.parse(argv))
+
+
+def test_rules_have_a_reason_to_read():
+    assert all(rule.__doc__ for rule in rules.RULES.functions)
