@@ -20,9 +20,12 @@ __version__ = "0.1.0"
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Posteriors", "Probes", "Responses", "Scored", "StepExtras", "__version__"]
+__all__ = ["Loop", "Posteriors", "Probes", "Responses", "Scored", "StepExtras", "__version__"]
+
+_MODULES = {"Loop": "loop", "Posteriors": "posteriors"}
 
 if TYPE_CHECKING:
+    from openrlhf_dbb.core.loop import Loop
     from openrlhf_dbb.core.posteriors import Posteriors
     from openrlhf_dbb.core.step import Probes, Responses, Scored, StepExtras
 else:  # a type checker would believe that this function provides every name
@@ -31,5 +34,4 @@ else:  # a type checker would believe that this function provides every name
         """Import a name on first use, so that a command without a store does not wait for SQLAlchemy."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = "posteriors" if name == "Posteriors" else "step"
-        return getattr(import_module(f"openrlhf_dbb.core.{module}"), name)
+        return getattr(import_module(f"openrlhf_dbb.core.{_MODULES.get(name, 'step')}"), name)

@@ -56,18 +56,22 @@ def test_the_loop_of_the_readme_runs(tmp_path, monkeypatch, capsys):
 # ---- examples/
 
 
-def test_grpo_dbb_trains_for_two_steps_without_a_training_framework():
+def test_grpo_dbb_trains_for_two_steps_without_a_training_framework(tmp_path):
     done = subprocess.run(
         [sys.executable, EXAMPLES / "grpo_dbb.py", "--steps", "2"],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    first, *steps, last = done.stdout.splitlines()
+    first, *steps, look, last = done.stdout.splitlines()
     assert first.startswith("held-out accuracy before:") and last.startswith("held-out accuracy after:")
     rewards = [float(re.search(r"reward (\d\.\d+)", line)[1]) for line in steps]
     # The supervised warm start leaves some prompts solved and some unsolved.
     assert len(rewards) == 2 and all(0.1 < reward < 0.9 for reward in rewards)
+    with storage.open_store(f"sqlite:///{tmp_path}/grpo_dbb.db", create=False) as store:
+        assert store.query("SELECT name, status, last_step FROM runs") == [("grpo-dbb", "finished", 2)]
+        assert store.query("SELECT generated, trained FROM steps ORDER BY step") == [(512, 512), (512, 512)]
+    assert look.endswith("serve --store.url sqlite:///grpo_dbb.db")
     imports = re.findall(r"^(?:import|from) (\w+)", (EXAMPLES / "grpo_dbb.py").read_text(), re.MULTILINE)
     assert not {"ray", "openrlhf", "vllm", "deepspeed"} & set(imports)
 

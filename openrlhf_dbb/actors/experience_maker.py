@@ -18,7 +18,7 @@ from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay import ExtraRow, Replay, TokenRollout
-from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored
+from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, whitening
 from openrlhf_dbb.estimators import FORMS
 
 
@@ -174,16 +174,15 @@ def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, 
 
     Mean and deviation are over the response tokens of all verified rollouts together. A rollout that is not verified is
     not shifted: it keeps 0, or its KL penalty on the others' scale.
-
-    Source: OpenRLHF 0.11.2, the end of ``compute_advantages_and_returns``; its floor of the variance is kept.
     """
     verified = torch.from_numpy(verified_R).split([len(experience.rewards) for experience in experiences])
     pairs = list(zip(experiences, verified, strict=True))
     values = torch.cat([each.advantages[each.action_mask.bool() & rows[:, None]].double() for each, rows in pairs])
     if not len(values):
         return
-    mean = values.mean()
-    scale = values.var(correction=0).clamp(min=1e-8).rsqrt() if divide else 1.0
+    mean, scale = whitening(values.numpy(), np.ones(len(values)))
+    if not divide:
+        scale = 1.0
     for experience, rows in pairs:
         advantages = experience.advantages.double()
         experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(experience.advantages.dtype)

@@ -16,7 +16,7 @@ from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP, exact_json, rules
 from openrlhf_dbb.core.host import Host
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
-from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
+from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whitened, whole
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
@@ -258,7 +258,7 @@ class Steps:
         scored.metrics.update(self._sampler.metrics())
         if form is None or not FORMS.get(form).whitened:
             return scored
-        return _whitened(scored, np.where(np.isnan(rewards_R), 0, extras.tokens) * np.asarray(extras.trained))
+        return whitened(scored, np.where(np.isnan(rewards_R), 0, extras.tokens) * np.asarray(extras.trained))
 
     def save(self, folder: Path) -> None:
         """Write what a resume needs into a checkpoint's folder, once every step up to here is durable."""
@@ -310,16 +310,6 @@ class Steps:
         self._sampler.load(saved["strategy"])
         self._left = saved["left"]
         self.posteriors.roll_back(int(saved["step"]))
-
-
-def _whitened(scored: Scored, tokens_R: Floats) -> Scored:
-    """Return a step with advantages of mean 0 and variance 1 over the tokens that are trained on."""
-    if not tokens_R.any():
-        return scored
-    mean = np.average(scored.advantages, weights=tokens_R)
-    variance = np.average((scored.advantages - mean) ** 2, weights=tokens_R)
-    white_R = (scored.advantages - mean) / np.sqrt(max(variance, 1e-8))  # OpenRLHF's floor
-    return dataclasses.replace(scored, advantages=np.where(tokens_R > 0, white_R, scored.advantages))
 
 
 def stored_run(store: storage.PosteriorStore | str | None, name: str, *, create: bool) -> storage.RunRecord | None:

@@ -1,0 +1,239 @@
+"""One's own training loop as a host: every strategy, replay, exact resume, with a generation function alone.
+
+    with Posteriors.create("sqlite:///runs.db", "my-run", prompts, labels) as posteriors:
+        loop = Loop(posteriors, prompts, labels, generate, groups=64, rollouts=8, strategy="two_stage")
+        for step in loop:
+            train(step.rollouts, step.advantages)  # yours
+            loop.save(folder)  # beside the model
+
+Axes: R rollouts to train on in a step.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic
+
+import numpy as np
+
+from openrlhf_dbb.core import exact_json
+from openrlhf_dbb.core.filling import (
+    Answer,
+    AtOnce,
+    BudgetSpent,
+    Filler,
+    Group,
+    Request,
+    RolloutT,
+    ShuffledPrompts,
+)
+from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
+from openrlhf_dbb.core.rules import Plan, refusal
+from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras, whitened
+from openrlhf_dbb.core.strategies import STRATEGIES, RunFacts
+from openrlhf_dbb.estimators import FORMS
+
+SAVED = "posteriors.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Step(Generic[RolloutT]):
+    """A step that is observed and begun to be stored; train on it next.
+
+    Attributes:
+        number: from 1.
+        rollouts: (R,) to train on, group by group, as ``generate`` returned them.
+        advantages: (R,).
+        extra_rows: earlier rollouts to train on as well, with advantages and log-probs of their own.
+        groups: of the rollouts to train on.
+        prompt_ids: (R,) the store's ids of their prompts, which :class:`TokenRollout` takes.
+        metrics: numbers to log, by name.
+    """
+
+    number: int
+    rollouts: Sequence[RolloutT]
+    advantages: Floats
+    extra_rows: Sequence[ExtraRow]
+    groups: Sequence[Group[int, RolloutT]]
+    prompt_ids: Sequence[int]
+    metrics: Mapping[str, float]
+
+
+class Loop(Generic[RolloutT]):
+    """Iterates over the steps of a training, until a limit of rollouts is reached or for ever."""
+
+    def __init__(
+        self,
+        posteriors: Posteriors,
+        prompts: Sequence[str],
+        labels: Sequence[str],
+        generate: Callable[[Sequence[Request[int]]], Sequence[Answer[RolloutT]]],
+        *,
+        groups: int,
+        rollouts: int,
+        strategy: str = "plain",
+        strategy_parameters: Mapping[str, Any] | None = None,
+        form: str = "group_norm",
+        seed: int = 0,
+        max_rollouts: int | None = None,
+        replay: Replay | None = None,
+        text_of: Callable[[RolloutT], str] | None = None,
+        tokens_of: Callable[[RolloutT], int] | None = None,
+    ) -> None:
+        """Begin behind the last step of a run.
+
+        Args:
+            prompts, labels: (P,) the rows of the data, with which the run was opened.
+            generate: generates and verifies ``rollouts`` of row ``prompt`` for each request, and
+                returns an answer to each, in their order.
+            groups: prompts that a step trains on, >= 1.
+            rollouts: of a prompt in a step, N >= 1.
+            strategy: name of a rollout strategy, with its parameters beside it.
+            form: of the advantages, by name.
+            seed: of the order of the prompts and the strategy's draws.
+            max_rollouts: after which the iteration ends; None: it never does.
+            replay: what is replayed; after each step call :meth:`remember`.
+            text_of, tokens_of: text and length in tokens of a rollout, to be stored. Whitening needs the length.
+
+        Raises:
+            ValueError: a name is unknown, a parameter is out of range, or they do not fit together.
+        """
+        chosen = STRATEGIES.build(strategy, **(strategy_parameters or {}))
+        line = refusal(Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts))
+        if line is not None:
+            raise ValueError(line)
+        if FORMS.get(form).whitened and tokens_of is None:
+            raise ValueError(f"form {form!r} is whitened over the tokens of a step; pass tokens_of")
+        self.posteriors = posteriors
+        self._keys: list[Key] = list(zip(prompts, labels, strict=True))
+        self._form = form
+        self._text_of = text_of
+        self._tokens_of = tokens_of
+        self._replays: ReplayMemory | None = None
+        if replay is not None and replay.samples:
+            self._replays = replay.memory(form)
+        row_ids = [posteriors.prompt_ids[key] for key in self._keys]
+        self._filler: Filler[int, RolloutT] = Filler(
+            ShuffledPrompts(row_ids, seed),
+            AtOnce(generate),
+            chosen.sampler(RunFacts(groups, rollouts, seed)),
+            predictive=posteriors.predictive if chosen.draws else None,
+            max_rollouts=max_rollouts,
+        )
+
+    @property
+    def generated(self) -> int:
+        """Rollouts so far."""
+        return self._filler.generated
+
+    def __iter__(self) -> Iterator[Step[RolloutT]]:
+        while True:
+            try:
+                yield self.step()
+            except BudgetSpent:
+                return
+
+    def step(self) -> Step[RolloutT]:
+        """Generate, observe and score the next step.
+
+        Raises:
+            BudgetSpent: the limit of rollouts does not allow another step.
+            RunError: no group of three batches has a score, or the strategy gives up.
+            MemorySupportError, ValueError, StoreError: as :meth:`Posteriors.observe`.
+        """
+        batch = self._filler.fill()
+        while batch is None:  # the pass over the data has ended first
+            batch = self._filler.fill()
+        rows = batch.groups_of_each()
+        rollouts = [rollout for group in batch.trained + batch.filtered for rollout in group.rollouts]
+        keys = [self._keys[group.prompt] for group, _ in rows]
+        scores = [_scores(group) for group in batch.trained + batch.filtered]
+        extras = self._described(batch.extras(rows), rollouts)
+        number = self.posteriors.step + 1
+        scored = self.posteriors.observe(
+            number,
+            [prompt for prompt, _ in keys],
+            [label for _, label in keys],
+            np.concatenate(scores),
+            form=self._form,
+            extras=extras,
+        )
+        if FORMS.get(self._form).whitened:
+            scored = whitened(scored, np.asarray(extras.tokens) * np.asarray(extras.trained))
+        count = sum(len(group.rollouts) for group in batch.trained)
+        prompt_ids = [group.prompt_id for group, _ in rows[:count]]
+        extra_rows: list[ExtraRow] = []
+        metrics = scored.metrics | self._filler.sampler.metrics()
+        if self._replays is not None:
+            extra_rows = self._replays.extra_rows(prompt_ids)
+            metrics |= self._replays.metrics(len(extra_rows))
+        return Step(
+            number,
+            rollouts[:count],
+            scored.advantages[:count],
+            extra_rows,
+            batch.trained,
+            prompt_ids,
+            metrics,
+        )
+
+    def _described(self, extras: StepExtras, rollouts: Sequence[RolloutT]) -> StepExtras:
+        """Add texts and lengths."""
+        if self._tokens_of is not None:
+            extras = replace(extras, tokens=[self._tokens_of(rollout) for rollout in rollouts])
+        if self._text_of is not None:
+            texts = [self._text_of(rollout) for rollout in rollouts]
+            extras = replace(extras, responses=Responses(texts))
+        return extras
+
+    def remember(self, rollouts: Iterable[TokenRollout]) -> None:
+        """Give the step's rollouts to the replay, each with the log-probs of the policy that generated it."""
+        if self._replays is not None:
+            self._replays.remember(rollouts)
+
+    def save(self, folder: str | Path) -> None:
+        """Write what a resume needs beside a model checkpoint, once every step up to here is durable.
+
+        Save the model into ``folder`` first. A checkpoint counts once this method has returned.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.posteriors.checkpoint(self.posteriors.step, folder.name)
+        if self._replays is not None:
+            self._replays.save(folder)
+        saved = {
+            "run": self.posteriors.run.record.uuid,
+            "step": self.posteriors.step,
+            "filler": self._filler.state(),
+        }
+        (folder / SAVED).write_text(exact_json.dumps(saved, "the state of the loop"), encoding="utf-8")
+
+    def load(self, folder: str | Path) -> None:
+        """Go back to a checkpoint: later steps are undone, bit for bit, and the same prompts follow.
+
+        Raises:
+            ValueError: :meth:`save` has not written the folder, or for another run.
+        """
+        folder = Path(folder)
+        record = self.posteriors.run.record
+        try:
+            saved = exact_json.loads((folder / SAVED).read_text(encoding="utf-8"))
+            run = saved["run"]
+            step = int(saved["step"])
+            state = saved["filler"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder} was not saved by a loop ({error}); name a folder that save() wrote") from None
+        if run != record.uuid:
+            raise ValueError(f"{folder} belongs to run {run}, not to {record.name!r}; resume that run")
+        self.posteriors.roll_back(step)
+        self._filler.load(state)
+        if self._replays is not None:
+            self._replays.load(folder)
+
+
+def _scores(group: Group[int, Any]) -> Floats:
+    """Return the scores of a group (N,)."""
+    if group.scores is None:
+        raise ValueError("generate returned an answer without scores; pass one for each rollout, NaN where missing")
+    return group.scores

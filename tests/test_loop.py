@@ -1,0 +1,147 @@
+"""One's own loop: what it trains on, what is stored, and a resume. Row i's rollouts score as its pattern says."""
+
+import numpy as np
+import pytest
+
+from openrlhf_dbb import Posteriors
+from openrlhf_dbb.core.filling import Answer
+from openrlhf_dbb.core.loop import Loop
+from openrlhf_dbb.core.replay import Replay, TokenRollout
+
+TEXTS = ["a", "b", "c", "d", "e", "f"]
+LABELS = ["1", "2", "3", "4", "5", "6"]
+SCORES = ["1010", "1111", "0000", "1001", "0110", "0101"]
+
+
+def generate(requests):
+    """Each rollout is its row and its score."""
+    answers = []
+    for request in requests:
+        scores = [float(score) for score in SCORES[request.prompt][request.begun : request.begun + request.rollouts]]
+        answers.append(Answer([(request.prompt, score) for score in scores], np.array(scores)))
+    return answers
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Function: a loop over a new run, or over the run of this name again."""
+    left = []
+
+    def make(name, *, resume=False, estimator="dbb", **options):
+        url = f"sqlite:///{tmp_path}/{name}.db"
+        if resume:
+            posteriors = Posteriors.resume(url, name, TEXTS, LABELS)
+        else:
+            posteriors = Posteriors.create(url, name, TEXTS, LABELS, estimator=estimator)
+        left.append(posteriors)
+        return Loop(posteriors, TEXTS, LABELS, generate, **{"groups": 2, "rollouts": 4, "seed": 1, **options})
+
+    yield make
+    for posteriors in left:
+        posteriors.close()
+
+
+def rows(step):
+    return [row for row, _ in step.rollouts], step.advantages.tolist()
+
+
+def test_a_step_is_groups_of_rollouts_with_their_advantages(opened):
+    loop = opened("plain", estimator="point")
+    step = loop.step()
+    prompts = [row for row, _ in step.rollouts]
+    assert [prompts[0]] * 4 + [prompts[4]] * 4 == prompts
+    for group in range(2):
+        scores = np.array([score for _, score in step.rollouts[4 * group : 4 * group + 4]])
+        spread = scores.std(ddof=1)
+        expected = (scores - scores.mean()) / spread if spread else np.zeros(4)
+        np.testing.assert_allclose(step.advantages[4 * group : 4 * group + 4], expected)
+    assert (step.number, loop.generated) == (1, 8)
+
+
+@pytest.mark.parametrize("strategy", ["plain", "dynamic", "greso", "posterior", "two_stage"])
+def test_every_strategy_stores_each_rollout_and_goes_on_from_a_checkpoint(opened, tmp_path, strategy):
+    options = {"strategy": strategy, "max_rollouts": 400}
+    whole = opened("whole", **options)
+    expected = [rows(whole.step()) for _ in range(6)]
+    loop = opened("run", **options)
+    first = [rows(loop.step()) for _ in range(3)]
+    loop.save(tmp_path / "step3")
+    later = loop.step()  # undone below
+    loop.posteriors.settle()
+    loop.posteriors.close()
+    again = opened("run", resume=True, **options)
+    again.load(tmp_path / "step3")
+    assert first + [rows(again.step()) for _ in range(3)] == expected
+    assert later.number == 4
+    again.posteriors.settle()
+    [(generated, trained)] = again.posteriors.store.query("SELECT sum(generated), sum(trained) FROM steps")
+    assert (generated, trained) == (again.generated, 6 * 8)
+
+
+def test_the_limit_of_rollouts_ends_the_iteration(opened):
+    loop = opened("short", max_rollouts=17)
+    assert [step.number for step in loop] == [1, 2]
+    assert loop.generated == 16
+
+
+def token_rollouts(step):
+    tokens = np.array([1, 2, 3], dtype=np.int32)
+    actions = np.array([False, True])
+    for prompt_id, (_, score) in zip(step.prompt_ids, step.rollouts, strict=True):
+        yield TokenRollout(prompt_id, tokens, actions, np.array([-0.5], dtype=np.float32), score)
+
+
+def test_replayed_rows_come_back_with_a_resume(opened, tmp_path):
+    """Six prompts in steps of two: the second visit of a prompt is the first that replays."""
+    options = {"replay": Replay(samples=2, cache=4)}
+
+    def train(loop, count):
+        found = []
+        for _ in range(count):
+            step = loop.step()
+            loop.remember(token_rollouts(step))
+            found.append([(row.rollout.prompt_id, row.rollout.reward, row.advantage) for row in step.extra_rows])
+        return found
+
+    expected = train(opened("whole", **options), 6)
+    assert expected[:3] == [[], [], []]
+    assert all(len(rows) == 4 for rows in expected[3:])  # 2 of each of a step's 2 prompts
+    loop = opened("run", **options)
+    train(loop, 4)
+    loop.save(tmp_path / "step4")
+    loop.posteriors.close()
+    again = opened("run", resume=True, **options)
+    again.load(tmp_path / "step4")
+    assert train(again, 2) == expected[4:]
+
+
+def test_whitened_advantages_have_mean_0_and_variance_1_over_the_tokens(opened):
+    loop = opened("white", form="reinforce_baseline", tokens_of=lambda rollout: 1 + rollout[0])
+    step = loop.step()
+    tokens = np.array([1 + row for row, _ in step.rollouts])
+    mean = np.average(step.advantages, weights=tokens)
+    assert mean == pytest.approx(0, abs=1e-12)
+    assert np.average((step.advantages - mean) ** 2, weights=tokens) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"strategy": "other"}, "unknown rollout strategy 'other'"),
+        ({"strategy": "dynamic", "rollouts": 1}, "give 2 or more"),
+        ({"form": "reinforce_baseline"}, "pass tokens_of"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_once(opened, options, problem):
+    with pytest.raises(ValueError, match=problem):
+        opened("refused", **options)
+
+
+def test_a_folder_of_another_run_is_refused(opened, tmp_path):
+    loop = opened("one")
+    loop.step()
+    loop.save(tmp_path / "step1")
+    with pytest.raises(ValueError, match=r"belongs to run .*, not to 'two'"):
+        opened("two").load(tmp_path / "step1")
+    with pytest.raises(ValueError, match="was not saved by a loop"):
+        loop.load(tmp_path / "nothing")
