@@ -154,7 +154,7 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store
     ]  # fmt: skip
     assert settings.flags["data.task_instruction"] == words[-1] and settings.flags["data.input_key"] == "input"
     assert "hunter2" not in repr(settings)
-    assert "hunter2" not in printed.configuration(settings) + printed.plan(Prepared(settings))
+    assert "hunter2" not in printed.configuration(settings) + printed.plan(Prepared(settings, prompts=None))
     assert settings.args.store.url == store and settings.args.reward.remote_url == URLS.split(",")
 
 
