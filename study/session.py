@@ -81,7 +81,7 @@ class Session:
         settings = arguments.parse(list(argv))
         checks.check(settings)
         prepared = prepare.prepare(settings, prepare.find(settings))
-        prepare.begin(prepared)
+        prepared = prepare.begin(prepared)
         settings = prepared.settings
         if prepared.run is None:
             raise UsageError(

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from openrlhf_dbb import estimators, upstream
-from openrlhf_dbb.driver import arguments, checks, printed
+from openrlhf_dbb.driver import arguments, checks, flags, printed
 from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu
@@ -23,7 +23,7 @@ MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "mat
 
 # The time of day; loss aggregation, advantage forms, 32 bits without CUDA; our texts of the most used flags.
 CHANGED = {("logger.wandb.run_name", "default"), ("actor.loss_agg_mode", "choices"), ("actor.loss_agg_mode", "help")}
-CHANGED |= {("algo.advantage.estimator", "choices"), *((flag, "help") for flag in arguments._MOST_USED)}
+CHANGED |= {("algo.advantage.estimator", "choices"), *((flag, "help") for flag in flags.MOST_USED)}
 if ON_CPU:
     CHANGED |= {("ds.param_dtype", "choices"), ("ds.param_dtype", "help")}
 
@@ -154,7 +154,7 @@ def test_no_secret_reaches_openrlhfs_arguments_or_the_stored_configuration(store
     ]  # fmt: skip
     assert settings.flags["data.task_instruction"] == words[-1] and settings.flags["data.input_key"] == "input"
     assert "hunter2" not in repr(settings)
-    assert "hunter2" not in printed.configuration(settings) + printed.plan(Prepared(settings))
+    assert "hunter2" not in printed.configuration(settings) + printed.plan(Prepared(settings, prompts=None))
     assert settings.args.store.url == store and settings.args.reward.remote_url == URLS.split(",")
 
 

@@ -74,8 +74,7 @@ def dry_run(tmp_path, capsys):
 def begun(*argv):
     """Start a run, and stop before its first step; return what was prepared."""
     prepared = prepare.prepare(arguments.parse(list(argv)), None)
-    prepare.begin(prepared)
-    return prepared
+    return prepare.begin(prepared)
 
 
 def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path):

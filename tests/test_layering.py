@@ -1,6 +1,7 @@
 """Who may import whom: no circles, nothing imports upwards, and a fresh process loads only what it needs."""
 
 import ast
+import re
 import subprocess
 import sys
 from glob import glob
@@ -14,20 +15,33 @@ HEAVY = ("torch", "ray", "openrlhf", "vllm", "transformers", "deepspeed")
 STACK = ("torch", "ray", "openrlhf", "vllm")
 
 LAYERS = (
-    ("cli", "__main__"),
-    ("driver",),
-    ("actors", "integrations"),
-    # tools and subjects of their own, which know nothing of a training that runs
-    (
-        *("", "data", "chosen", "saved", "upstream", "platform", "rewards", "tasks", "tiny", "methods", "presets"),
-        *("evaluation", "lab"),
-        *("inspect", "watch", "terminal", "options"),
-    ),
+    ("__main__", "cli"),  # the commands
+    ("driver",),  # a command line of training
+    ("actors", "integrations"),  # trainers
+    ("watch", "inspect", "evaluation", "lab"),  # what reads a store or a model
+    ("data", "tasks", "rewards"),  # prompts and verifiers
+    ("methods", "presets", "tiny"),  # values of flags
+    ("platform", "chosen", "saved", "upstream", "options", ""),  # the machine, and what is OpenRLHF's
     ("core",),
     ("estimators", "storage"),
-    ("errors", "secrets", "toml_file"),
+    ("terminal", "errors", "secrets", "toml_file"),
 )
-"""Parts of openrlhf_dbb, upper ones first; a part may import those of its own layer and of lower ones."""
+"""Parts of openrlhf_dbb, upper ones first; a part may import those of lower layers."""
+
+WITHIN = {
+    ("__main__", "cli"),
+    ("watch", "inspect"),  # how a report words a run
+    ("inspect", "evaluation"),  # the measures of an evaluation
+    ("data", "tasks"),
+    ("data", "rewards"),  # labels that the verifier cannot read
+    ("tasks", "rewards"),  # the verifier of a task
+    ("methods", "presets"),  # how a TOML file is read
+    ("tiny", "presets"),  # the cache of what is made once
+    ("platform", "upstream"),
+    ("platform", "chosen"),  # rollouts of a step
+    ("terminal", "secrets"),  # nothing is printed with a password
+}
+"""All imports between two parts of one layer: who imports, and what."""
 
 
 FILES = {  # estimators and storage are links, which Path.rglob would not follow
@@ -55,20 +69,46 @@ def _part(module):
     return module.split(".")[1] if "." in module else ""
 
 
+LAYER_OF = {part: height for height, layer in enumerate(LAYERS) for part in layer}
+BETWEEN = {  # by the importing and the imported part, a module that imports
+    (_part(module), _part(name)): module
+    for module, names in IMPORTS.items()
+    for name in names
+    if name.startswith("openrlhf_dbb") and _part(name) != _part(module)
+}
+
+
 def test_no_module_and_no_part_imports_itself_around_a_corner():
-    parts = {part: set() for layer in LAYERS for part in layer if part}
-    for module, names in IMPORTS.items():
-        if part := _part(module):
-            parts[part] |= {_part(name) for name in names if name.startswith("openrlhf_dbb.")} - {part}
+    parts = {part: set() for part in LAYER_OF if part}
+    for importing, imported in BETWEEN:
+        if importing:
+            parts[importing].add(imported)
     for graph in (IMPORTS, parts):
         TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
+def test_every_part_is_in_one_layer():
+    assert {_part(module) for module in FILES} == LAYER_OF.keys()
+    assert sum(map(len, LAYERS)) == len(LAYER_OF)
+
+
 def test_no_part_imports_from_a_layer_above():
-    layer_of = {part: height for height, layer in enumerate(LAYERS) for part in layer}
-    assert {_part(module) for module in FILES} <= layer_of.keys()
-    ours = [(module, name) for module, names in IMPORTS.items() for name in names if name.startswith("openrlhf_dbb")]
-    assert [(module, name) for module, name in ours if layer_of[_part(name)] < layer_of[_part(module)]] == []
+    upwards = {parts: module for parts, module in BETWEEN.items() if LAYER_OF[parts[1]] < LAYER_OF[parts[0]]}
+    assert upwards == {}
+
+
+def test_imports_within_a_layer_are_those_that_are_named():
+    within = {parts: module for parts, module in BETWEEN.items() if LAYER_OF[parts[0]] == LAYER_OF[parts[1]]}
+    assert within.keys() == WITHIN, within
+
+
+def test_the_table_of_parts_for_contributors_is_this_one():
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE)
+    names = [re.findall(r"`(?:openrlhf_dbb/)?(\w+)(?:/|\.py)`", row) for row in rows]
+    heights = [LAYER_OF[name] for row in names for name in row if name in LAYER_OF]
+    assert heights == sorted(heights)
+    missing = LAYER_OF.keys() - {name for row in names for name in row}
+    assert missing == {"", "__main__"}
 
 
 @pytest.mark.parametrize(

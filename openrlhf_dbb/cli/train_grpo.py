@@ -56,9 +56,9 @@ def main(argv: list[str] | None = None) -> int:
         with printed.waiting("reading data and model, trying the reward"):
             prepared = prepare.prepare(settings, resumed)
             if ray_start is not None:
-                prepared.notes += ray_start.check_hosts(Path(prepared.settings.args.ckpt.path))
+                prepared.notes.extend(ray_start.check_hosts(Path(prepared.settings.args.ckpt.path)))
                 hub.fetch_models(prepared.settings.args)
-            prepare.begin(prepared)
+            prepared = prepare.begin(prepared)
     except (UsageError, StoreError, RunError) as error:
         print_error(f"error: {error}")
         return 1 if isinstance(error, RunError) else REFUSED
