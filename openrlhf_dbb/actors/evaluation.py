@@ -21,7 +21,8 @@ from openrlhf_dbb.evaluation.answering import answer_once
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.inspect.compare_runs import held_out_difference
-from openrlhf_dbb.inspect.show import parameters, usage_totals
+from openrlhf_dbb.inspect.numbers import usage_totals
+from openrlhf_dbb.inspect.status import parameters
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import PosteriorStore, RunRecord
 

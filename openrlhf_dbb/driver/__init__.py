@@ -5,8 +5,12 @@ The way of a command line, in order:
 arguments  OpenRLHF's parser with our flags; argv becomes frozen settings, each value with its origin
 checks     refuses what would train wrongly in silence, or fail after an expensive start
 prepare    the run to continue, data, model files, reward, benchmarks; completes the settings; the run in the store
-printed    the plan before the training, the progress line, the summary after it
-launch     starts or joins Ray, runs OpenRLHF with our classes; names an actor that has died
+printed    the plan before the training
+ray_session  starts or joins Ray
+launch     runs OpenRLHF with our classes
+watching   names an actor that has died
+progress_line  the line during the training
+summary    what is printed after it
 
 fit        threads, precision and micro-batches that fit the model and the machine
 light_backend  OpenRLHF's DeepSpeed backend as the driver needs it, without DeepSpeed
