@@ -146,7 +146,7 @@ class ProgressLine:
 
 
 def _fitting(line: str) -> str:
-    """Return as many fields of a line as fit into the terminal's width, the first cut if need be."""
+    """Return as many fields of a line as fit into the terminal; the first is cut to fit."""
     width = shutil.get_terminal_size().columns
     while len(line) >= width and _BETWEEN in line:
         line = line.rpartition(_BETWEEN)[0]

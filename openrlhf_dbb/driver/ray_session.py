@@ -25,7 +25,8 @@ class RayStart:
         UsageError: the cluster to join does not answer.
     """
 
-    _thread = ThreadPoolExecutor(1, "ray")  # until this process ends, as Ray's die with their thread
+    # Until this process ends: Ray's processes die with their thread.
+    _thread = ThreadPoolExecutor(1, "ray")
 
     def __init__(self, settings: Settings) -> None:
         ray_start.prepare()
@@ -139,10 +140,10 @@ def _check_seen(token: Path) -> None:
         try:
             is_seen = ray.get(call, timeout=120)
         except ray.exceptions.RayError as error:  # a host that died just now counts as alive
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UsageError(
-                f"node {host} cannot run a task ({reason}); is Ray alive there? Try again in a minute"
-            ) from error
+            lines = str(error).strip().splitlines()
+            problem = f"cannot run a task ({lines[0] if lines else type(error).__name__})"
+            advice = "is Ray alive there? Try again in a minute"
+            raise UsageError(f"node {host} {problem}; {advice}") from error
         if not is_seen:
             problem = f"node {host} does not see {token.parent} (--ckpt.path)"
             raise UsageError(f"{problem}; all hosts have to share it")

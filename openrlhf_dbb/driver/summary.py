@@ -118,7 +118,11 @@ def _story(prepared: Prepared, store: storage.PosteriorStore, log: read.StepLog)
     return f"{question}  posterior mean {means} after steps {steps}: {more}"
 
 
-def examples(prompts: Sequence[Any], before: Sequence[Answer], after: Sequence[Answer]) -> list[str]:
+def examples(
+    prompts: Sequence[Any],
+    before: Sequence[Answer],
+    after: Sequence[Answer],
+) -> list[str]:
     """Return a heading and up to three prompts with an answer before and after the training.
 
     Answers whose score rose come first, then those whose score fell; if there is none, the first of

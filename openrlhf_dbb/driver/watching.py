@@ -103,7 +103,7 @@ def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[No
 
     line = ProgressLine()
     done = threading.Event()
-    warned = set()
+    warned: set[str] = set()
     died: list[Exception] = []
 
     def draw(unfinished: int, *, last: bool = False) -> None:

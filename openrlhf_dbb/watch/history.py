@@ -25,7 +25,8 @@ LEARNING = 1
 FORGOTTEN = 2
 UNSOLVED = 3
 NO_VISITS = 4
-# Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at most this.
+# Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at
+# most this.
 THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "unsolved": 0.1}
 MOST_COLUMNS = 400  # of a picture, about as many as a screen shows
 MOST_CELLS = 4_000_000  # about; a browser draws them in a moment
@@ -101,18 +102,21 @@ def read_visits(store: PosteriorStore, run: RunRecord) -> tuple[Visits, dict[str
 
 
 def picture(visits: Visits, history: Floats) -> dict[str, Any]:
-    """Return a picture of all prompts, one row each, highest mean first; a column covers ``width`` steps.
+    """Return a picture of all prompts, one row each, highest mean first.
 
     Args:
         visits, history: what :func:`summed` returned, and the rows that it was given.
 
     Returns:
-        "id", "state" (P,) of the rows; "width"; "low", "high": the means of the lowest and the highest level;
-        "states" (K, 4): visited prompts in each state after the column.
-        "beliefs" (2, CLASSES + 1, K): shares among the column's prompts and among the others: of each class of means
-        before the column, and of prompts not visited before.
-        "cells": (P, K) bytes, row after row, compressed by zlib and in base64. A byte is 0 before the first visit, else
-        1 + the level in [0, LEVELS] of the mean after the column, + DRAWN if the column has a visit.
+        "id", "state": (P,) of the rows.
+        "width": the steps that a column covers.
+        "low", "high": the means of the lowest and the highest level.
+        "states": (K, 4) visited prompts in each state after the column.
+        "beliefs": (2, CLASSES + 1, K) shares among the column's prompts and among the others: of
+        each class of means before the column, and of prompts not visited before.
+        "cells": (P, K) bytes, row after row, compressed by zlib and in base64. A byte is 0 before
+        the first visit, else 1 + the level in [0, LEVELS] of the mean after the column, + DRAWN if
+        the column has a visit.
     """
     step_V, id_V, _, mean_V = history.T
     prompts = len(visits.prompt_id)

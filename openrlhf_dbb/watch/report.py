@@ -120,7 +120,12 @@ class _File:
             self.prompts += count
             self.is_cut |= count < len(order)
 
-    def _add_fitting(self, base: str, answers: Iterable[tuple[int, dict[str, Any]]], room: float) -> tuple[int, float]:
+    def _add_fitting(
+        self,
+        base: str,
+        answers: Iterable[tuple[int, dict[str, Any]]],
+        room: float,
+    ) -> tuple[int, float]:
         """Add answers until one exceeds ``room`` bytes; return their number, and the bytes left."""
         count = 0
         for number, answer in answers:
