@@ -54,15 +54,14 @@ def _run(prepared: Prepared, run: storage.RunRecord) -> list[str]:
     ]
     warm = prepared.warm_start
     if warm is not None:
-        start = f"{warm.matched} prompts from {safe(warm.source.name)}"
-        rest = f"{warm.unmatched} start from the prior"
-        lines.append(f"warm start {start}, weight {args.warm_start_weight:g}; {rest}")
+        lines.append(
+            f"warm start {warm.matched} prompts from {safe(warm.source.name)}, "
+            f"weight {args.warm_start_weight:g}; {warm.unmatched} start from the prior"
+        )
     if args.probe.fraction:
         visits = f"{args.probe.samples} rollouts a visit"
         lines.append(f"probes     {args.probe.fraction:.0%} of the prompts, {visits}")
-    verb = "is new"
-    if prepared.resumed:
-        verb = f"continues after step {run.last_step} at most"
+    verb = f"continues after step {run.last_step} at most" if prepared.resumed else "is new"
     lines.append(_held_out(prepared))
     lines.append(f"run        {run.name} ({verb}) in {prepared.location}")
     lines.append(f"look       {look(prepared, 'serve')}; --dry_run shows every value")
@@ -91,8 +90,10 @@ def _held_out(prepared: Prepared) -> str:
     for name, benchmark in prepared.benchmarks.items():
         sets.append(f"{len(benchmark.tokens)} prompts of {name}")
     if sets and args.eval.steps > 0:
-        samples = f"{args.eval.n_samples_per_prompt} samples a prompt"
-        return f"held-out   {', '.join(sets)}: {samples}, every {args.eval.steps} steps"
+        return (
+            f"held-out   {', '.join(sets)}: "
+            f"{args.eval.n_samples_per_prompt} samples a prompt, every {args.eval.steps} steps"
+        )
     flags = "--eval.dataset"
     if args.eval.steps < 0:
         flags += " and --eval.steps"

@@ -16,7 +16,8 @@ from openrlhf_dbb.driver.prepare import Prepared
 from openrlhf_dbb.driver.printed import look
 from openrlhf_dbb.driver.progress_line import duration
 from openrlhf_dbb.inspect.compare_runs import difference_in_words, held_out_difference
-from openrlhf_dbb.inspect.facts import read_view, usage_in_words
+from openrlhf_dbb.inspect.facts import RunView, read_view, usage_in_words
+from openrlhf_dbb.inspect.numbers import ratio
 from openrlhf_dbb.secrets import without_passwords
 from openrlhf_dbb.storage import read
 from openrlhf_dbb.terminal import shown, without_shared
@@ -46,14 +47,12 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
         view = read_view(store, run)
         log = read.read_log(store, run)
         story = _story(prepared, store, log)
-        replays = bool((log.rollouts > 1).any() and not lab.unreplayable(log).any())
         accuracy = _accuracy(store, run, progress.accuracy)
     lines = ["", f"run {run.name} finished in {duration(seconds)}", *accuracy]
     if progress.before:
         lines += examples(prepared.questions(HELD_OUT), progress.before, progress.after)
     lines.append(f"  steps        {progress.step}")
-    for name, text in usage_in_words(view).items():
-        lines.append(f"  {name:<12} {text}")
+    lines += [f"  {name:<12} {text}" for name, text in usage_in_words(view).items()]
     used = view.totals
     if used["probes"]:
         probes = f"{used['samples']} extra rollouts of {used['probes']} groups"
@@ -65,17 +64,24 @@ def summary(prepared: Prepared, progress: Any, seconds: float) -> str:
     lines.append(f"  database     {prepared.location}")
     if story:
         lines.append(f"  one prompt   {story}")
+    lines += _next(prepared, view, log)
+    lines += [f"warning: {warning}" for warning in progress.warnings]
+    return without_passwords("\n".join(lines))
+
+
+def _next(prepared: Prepared, view: RunView, log: read.StepLog) -> list[str]:
+    """Return lines of commands for after the run, each with what it does."""
+    run = view.record
     page = f"a live page, http://127.0.0.1:{PORT}/: all prompts, curves, responses"
-    lines.append(f"  next         {look(prepared, 'serve')}   {page}")
-    if replays:
+    lines = [f"  next         {look(prepared, 'serve')}   {page}"]
+    if (log.rollouts > 1).any() and not lab.unreplayable(log).any():
         replay = look(prepared, f"lab replay {run.name}")
         lines.append(f"               {replay}   what a memory would have said")
-    equal = used["zero_variance"] / used["generated"] if used["generated"] else 0.0
+    equal = ratio(view.totals["zero_variance"], view.totals["generated"]) or 0.0
     if equal >= _MOSTLY_EQUAL and run.config.get("rollout.strategy") != "posterior":
         draws = f"your command with --method draws --warm_start {run.name}"
         lines.append(f"               {draws}   draws where rewards differ")
-    lines += [f"warning: {warning}" for warning in progress.warnings]
-    return without_passwords("\n".join(lines))
+    return lines
 
 
 def _accuracy(
@@ -140,9 +146,8 @@ def examples(
             better.append(place)
         elif new < old:
             worse.append(place)
-    counts = f"{len(better)} scored higher, {len(worse)} lower"
-    first = f"of the first answers to {len(prompts)} held-out ones"
-    lines = [f"  problems     {first}, {counts}:"]
+    heading = f"  problems     of the first answers to {len(prompts)} held-out ones"
+    lines = [f"{heading}, {len(better)} scored higher, {len(worse)} lower:"]
     chosen = better[: max(2, 3 - len(worse))] + worse[: max(1, 3 - len(better))]
     width = shutil.get_terminal_size().columns - 6
     questions = _questions(prompts)

@@ -71,27 +71,6 @@ def _place(name: str, actor: Any, hosts: Mapping[str, str]) -> str:
     return f"{name} (process {about['Pid']} on host {host})"
 
 
-class _Engines:
-    """The requests that the engines have not finished; asked again when one has answered."""
-
-    def __init__(self) -> None:
-        self._calls: dict[Any, Any] = {}
-        self._unfinished: dict[Any, int] = {}
-
-    def unfinished(self, engines: list[Any]) -> int:
-        """Return the number as last answered; raise RayError if an engine has died."""
-        import ray
-
-        for engine in engines:
-            call = self._calls.pop(engine, None) or engine.get_num_unfinished_requests.remote()
-            answered, _ = ray.wait([call], timeout=0)
-            if answered:
-                self._unfinished[engine] = ray.get(call)
-            else:
-                self._calls[engine] = call
-        return sum(self._unfinished.values())
-
-
 @contextlib.contextmanager
 def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[None]:
     """Show progress within the block, and end it when an engine has died that it waits for.
@@ -119,11 +98,18 @@ def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[No
         line.show(progress_text(progress, finished, time.monotonic()), last=last)
 
     def show() -> None:
-        engines = _Engines()
+        calls: dict[Any, Any] = {}  # that an engine has not answered yet
+        unfinished: dict[Any, int] = {}  # requests of each engine, as last answered
         while not done.wait(0.5):
-            made = [] if trainer.made is None else trainer.made.vllm_engines
+            engines = [] if trainer.made is None else trainer.made.vllm_engines
             try:
-                unfinished = engines.unfinished(made)
+                for engine in engines:
+                    call = calls.pop(engine, None) or engine.get_num_unfinished_requests.remote()
+                    answered, _ = ray.wait([call], timeout=0)
+                    if answered:
+                        unfinished[engine] = ray.get(call)  # raises if the engine has died
+                    else:
+                        calls[engine] = call
             except ray.exceptions.RayError as error:
                 # The main thread mostly sees the same error, with more to say.
                 if not done.wait(5):
@@ -131,7 +117,7 @@ def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[No
                     interrupt.raise_from_now_on()
                     _thread.interrupt_main()
                 break
-            draw(unfinished)
+            draw(sum(unfinished.values()))
         draw(0, last=True)
 
     thread = threading.Thread(target=show, daemon=True)

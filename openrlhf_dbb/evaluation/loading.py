@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -92,18 +93,16 @@ def _notes_on_labels(benchmark: Benchmark, ids: list[str], labels: list[str]) ->
     reasons = {"": "the label is empty"}
     if benchmark.verifier.startswith("math"):
         reasons.update(unreadable_labels(filter(None, labels)))
-    bad = []
-    for row_id, label in zip(ids, labels, strict=True):
-        if label in reasons:
-            bad.append((row_id, reasons[label]))
+    rows = zip(ids, labels, strict=True)
+    bad = [(row_id, reasons[label]) for row_id, label in rows if label in reasons]
     if not bad:
         return []
     if benchmark.verifier != "math_or_text" or not all(labels):
         first, reason = bad[0]
         raise _error(benchmark, f"row {first!r} ({len(bad)} such rows): {reason}")
     compared = f"{len(bad)} of {len(ids)} labels are compared as text"
-    rows = ", ".join(row_id for row_id, _ in bad)
-    return [f"{compared}, as no answer can be read like them: rows {rows}"]
+    named = ", ".join(row_id for row_id, _ in bad)
+    return [f"{compared}, as no answer can be read like them: rows {named}"]
 
 
 def prepare(
@@ -157,12 +156,10 @@ def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, d
     """Yield the id of each row, the form of answers of its configuration, and its columns."""
     configs = benchmark.configs or (None,)
     tables = [_table(benchmark, config) for config in configs]
-    rows = []
-    for number, table in enumerate(tables):
-        rows += [(place, number) for place in range(len(table))]
+    rows = [(place, i) for i, table in enumerate(tables) for place in range(len(table))]
     # The first row of each configuration, then the second of each, and so on.
     rows.sort()
-    for place, number in sorted(rows[:limit], key=lambda row: (row[1], row[0])):
+    for place, number in sorted(rows[:limit], key=itemgetter(1)):
         row = tables[number][place]
         row_id = str(row.get(benchmark.id) if benchmark.id else place)
         if len(configs) > 1:
@@ -191,10 +188,7 @@ def _of_file(benchmark: Benchmark) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of a file, and its columns."""
     source = f"benchmark {benchmark.name}: {benchmark.file}"
     table = list(data.records(Path(benchmark.file), source).values())
-    names: dict[str, None] = {}  # in their order
-    for row in table:
-        names.update(dict.fromkeys(row))
-    return table, list(names)
+    return table, list(dict.fromkeys(name for row in table for name in row))
 
 
 def _of_hub(benchmark: Benchmark, config: str | None) -> tuple[Any, list[str]]:

@@ -158,8 +158,10 @@ def read_evaluation(folder: Path) -> Evaluation:
         own = [row for row in rows if row.benchmark == name]
         needed = settings["runs"] * about["prompts"]
         if len(own) < needed:
-            problem = f"is not finished, it has {len(own)} of {needed} rows of {name}"
-            raise UsageError(f"{folder} {problem}; repeat the evaluate command that started it")
+            raise UsageError(
+                f"{folder} is not finished, it has {len(own)} of {needed} rows of {name}; "
+                "repeat the evaluate command that started it"
+            )
         results[name] = as_results(own)
     return Evaluation(folder.resolve().name, settings, results)
 

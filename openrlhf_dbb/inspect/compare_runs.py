@@ -66,8 +66,10 @@ def compare(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     print_title("held-out accuracy")
     _print_held_out([run["held_out"] for run in numbers], accuracy)
     print_title("where the rollouts went")
-    header = [name.replace("_", " ") for name in _COSTS]
-    print_table(header, [[run[name] for name in _COSTS] for run in numbers])
+    rows = []
+    for run in numbers:
+        rows.append([run[name] for name in _COSTS])
+    print_table([name.replace("_", " ") for name in _COSTS], rows)
 
 
 def _described(run: RunRecord) -> str:

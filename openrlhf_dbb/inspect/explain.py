@@ -43,8 +43,7 @@ def _one_prompt(store: PosteriorStore, run: RunRecord, ref: str) -> Row:
         for row in matches:
             text = shown(shortened[row["prompt"]], 30)
             named.append(f"{row['prompt_id']} ({text}, label {shown(row['label'], 20)})")
-        prompts = ", ".join(named)
-        raise StoreError(f"{ref!r} is in several prompts: {prompts}; give the id of one")
+        raise StoreError(f"{ref!r} is in several prompts: {', '.join(named)}; give the id of one")
     return matches[0]
 
 
@@ -74,9 +73,8 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 
 
 def _prompt_facts(prompt: Row) -> list[tuple[str, str]]:
-    text = shown(prompt["prompt"], _LONGEST)
     return [
-        ("prompt", f"{prompt['prompt_id']}: {text}"),
+        ("prompt", f"{prompt['prompt_id']}: {shown(prompt['prompt'], _LONGEST)}"),
         ("label", shown(prompt["label"], _LONGEST)),
     ]
 
@@ -92,15 +90,16 @@ def explain(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     prompt_id = prompt["prompt_id"]
     groups, rollouts = read.kept_group(store, run, arguments.step, prompt_id)
     if not groups:
-        problem = f"run {run.name!r} has no group of prompt {prompt_id} at step {arguments.step}"
-        advice = f"openrlhf-dbb history {prompt_id} {run.run_id} lists its steps"
-        raise StoreError(f"{problem}; {advice}")
+        raise StoreError(
+            f"run {run.name!r} has no group of prompt {prompt_id} at step {arguments.step}; "
+            f"openrlhf-dbb history {prompt_id} {run.run_id} lists its steps"
+        )
     [group] = groups
     if arguments.json:
         print(json_text({"run": run.name, **prompt, **group, "rollouts": rollouts}))
         return
-    about = [("run", f"{run.name}, step {group['step']}"), *_prompt_facts(prompt)]
-    print_facts(about + _group_facts(run, group))
+    step = ("run", f"{run.name}, step {group['step']}")
+    print_facts([step, *_prompt_facts(prompt), *_group_facts(run, group)])
     if rollouts:
         _print_rollouts(rollouts, group["form"])
     else:
@@ -121,8 +120,10 @@ def _group_facts(run: RunRecord, group: Row) -> list[tuple[str, str]]:
     ]
     if run.method != IMPORTED:  # no advantage was made of an imported run's
         variance = group["variance"]
-        root = f"{variance**0.5:.6g}, the root of the variance {variance:.6g}"
-        facts += [("mean p", f"{group['mean']:.6g}"), ("deviation", root)]
+        facts += [
+            ("mean p", f"{group['mean']:.6g}"),
+            ("deviation", f"{variance**0.5:.6g}, the root of the variance {variance:.6g}"),
+        ]
     return facts
 
 

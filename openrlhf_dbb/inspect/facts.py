@@ -63,13 +63,12 @@ def facts(view: RunView) -> dict[str, str]:
     checkpoint = "none yet"
     if totals["checkpoint"] is not None:
         checkpoint = f"step {totals['checkpoint']}"
-    trained_on = f"{totals['rollouts']} rollouts in {totals['visits']} visits"
     texts = {
         "run": f"{run.name} (number {run.run_id})",
         "held-out accuracy": _held_out(view.held_out),
         "status": f"{status(run)}, step {run.last_step}",
         "started": started,
-        "training": f"{_reward(view)}, {trained_on}",
+        "training": f"{_reward(view)}, {totals['rollouts']} rollouts in {totals['visits']} visits",
         **usage_in_words(view),
         "posterior mean": _mean(totals),
         "run-wide state": _shared(view.shared),
@@ -129,15 +128,16 @@ def usage_in_words(view: RunView) -> dict[str, str]:
     words = {"rollouts": ", ".join(f"{count} {name}" for name, count in counts.items() if count)}
     if mixed_groups(totals) is not None:
         quarter = -(-len(view.counted) // 4)
-        early = _equal_share(view.counted[:quarter])
-        late = _equal_share(view.counted[-quarter:])
-        equal = f"{_equal_share(view.counted)} of {totals['groups']} had equal rewards"
         given = "which of these were given an advantage is not known"
         if totals["rescued"] is not None:
             share = totals["rescued"] / max(totals["zero_variance"], 1)
             given = f"{share:.0%} of these were given an advantage"
-        quarters = f"(first quarter {early}, last {late})"
-        words["groups"] = f"{equal} {quarters}: plain GRPO learns nothing from these; {given}"
+        words["groups"] = (
+            f"{_equal_share(view.counted)} of {totals['groups']} had equal rewards "
+            f"(first quarter {_equal_share(view.counted[:quarter])}, "
+            f"last {_equal_share(view.counted[-quarter:])}): "
+            f"plain GRPO learns nothing from these; {given}"
+        )
     return words
 
 
@@ -166,8 +166,7 @@ def _probes(totals: Numbers) -> str:
 def _estimator(run: RunRecord) -> str:
     if run.method == IMPORTED:
         return f"not known, the run was read from a log; {parameters(run)}"
-    name = f"{run.estimator} version {run.estimator_version}"
-    return f"{name}, {parameters(run)}".removesuffix(", ")
+    return f"{run.estimator} version {run.estimator_version}, {parameters(run)}".removesuffix(", ")
 
 
 def _began_from(run: RunRecord) -> str:

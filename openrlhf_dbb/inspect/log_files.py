@@ -59,8 +59,7 @@ def refuse_copies(files: Sequence[Path], step_of_name: Mapping[Path, int]) -> No
             digest = hashlib.file_digest(opened, "blake2b").digest()
         first = seen.setdefault((digest, step_of_name.get(file)), file)
         if first != file and file.stat().st_size:
-            problem = f"{file} is a copy of {first} and would count twice"
-            raise UsageError(f"{problem}; name one of them")
+            raise UsageError(f"{file} is a copy of {first} and would count twice; name one of them")
 
 
 def steps_of_names(files: Sequence[Path]) -> dict[Path, int]:

@@ -70,9 +70,7 @@ def read_log(files: Sequence[Path], keys: Columns) -> Log:
     Raises:
         UsageError: a file, a column or a value cannot be used, or a prompt has two labels.
     """
-    rows: list[Row] = []
-    for file in files:
-        rows += _rows(file)
+    rows = [row for file in files for row in _rows(file)]
     if not rows:
         raise UsageError(f"{files[0]} has no rows; name a log of rollouts")
     columns = _columns(rows, keys)
@@ -111,9 +109,7 @@ def _table_of_wandb(file: Path, table: Fields) -> dict[str, Fields]:
 
 def _columns(rows: Sequence[Row], keys: Columns) -> Columns:
     """Return the columns that are given, else the first known ones that some row has."""
-    names: dict[str, None] = {}  # in their order
-    for row in rows:
-        names.update(dict.fromkeys(row.fields))
+    names = list(dict.fromkeys(name for row in rows for name in row.fields))
     columns = {}
     for name, known in COLUMNS.items():
         key = keys[name]
@@ -148,8 +144,10 @@ def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
         prompt = texts.prompt_text(values["prompt"] or "")
         label = texts.label_text(values["label"])
     except (TypeError, ValueError) as error:
-        shown = f"{columns['prompt']} {values['prompt']!r:.40}, label {values['label']!r:.40}"
-        raise UsageError(f"{row.place}: {shown} cannot be read: {error}") from None
+        raise UsageError(
+            f"{row.place}: {columns['prompt']} {values['prompt']!r:.40}, "
+            f"label {values['label']!r:.40} cannot be read: {error}"
+        ) from None
     if not prompt.strip():
         raise UsageError(f"{row.place} has no prompt; drop the row")
     return Rollout(

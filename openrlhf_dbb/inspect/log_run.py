@@ -51,12 +51,10 @@ def make_run(store_url: str | None, name: str, files: list[str], log: Log) -> li
     except ValueError as error:
         raise UsageError(f"the log cannot be imported: {error}") from error
     prompts = len(posteriors.prompt_ids)
-    counted = f"{posteriors.step} steps, {prompts} prompts, {len(used)} rollouts"
     advantages = "the log's own advantages" if has_advantages else "its advantages are not known"
-    return [
-        f"run {name!r}: {counted}, memory {memory}; {advantages}",
-        *_left_out(log.rollouts, used),
-    ]
+    counted = f"{posteriors.step} steps, {prompts} prompts, {len(used)} rollouts"
+    made = f"run {name!r}: {counted}, memory {memory}; {advantages}"
+    return [made, *_left_out(log.rollouts, used)]
 
 
 def _used(rollouts: list[Rollout]) -> list[Rollout]:

@@ -9,7 +9,7 @@ from openrlhf_dbb.inspect.numbers import Numbers, overview
 from openrlhf_dbb.inspect.status import age, method, status
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.secrets import without_passwords, without_secrets
-from openrlhf_dbb.storage import PosteriorStore, RunRecord, read
+from openrlhf_dbb.storage import PosteriorStore, read
 from openrlhf_dbb.terminal import (
     json_text,
     print_facts,
@@ -40,20 +40,20 @@ def list_runs(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     elif not runs:
         print(f"no runs in {shown(store.location, width=None)}")
     else:
-        print_table(_HEADER, [_row(run, of) for run, of in zip(runs, numbers, strict=True)])
-
-
-def _row(run: RunRecord, numbers: Numbers) -> Sequence[Any]:
-    return (
-        run.run_id,
-        run.name,
-        status(run),
-        _accuracy(numbers["held_out"]),
-        run.last_step,
-        method(run),
-        numbers["rollouts"],
-        age(run.created_at),
-    )
+        rows = []
+        for run, of_run in zip(runs, numbers, strict=True):
+            cells = [
+                run.run_id,
+                run.name,
+                status(run),
+                _accuracy(of_run["held_out"]),
+                run.last_step,
+                method(run),
+                of_run["rollouts"],
+                age(run.created_at),
+            ]
+            rows.append(cells)
+        print_table(_HEADER, rows)
 
 
 def _accuracy(measured: Numbers | None) -> str | None:
@@ -95,10 +95,7 @@ def show_run(store: PosteriorStore, arguments: argparse.Namespace) -> None:
 
 def print_prompts(parts: Mapping[str, read.Rows], columns: Sequence[str]) -> None:
     """Print tables of prompts by title, texts without what they have in common."""
-    texts = []
-    for rows in parts.values():
-        texts += [row["prompt"] for row in rows]
-    shortened = without_shared(texts)
+    shortened = without_shared([row["prompt"] for rows in parts.values() for row in rows])
     header = [name.replace("_", " ") for name in columns]
     for title, rows in parts.items():
         if rows:

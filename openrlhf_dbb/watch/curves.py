@@ -143,11 +143,8 @@ def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: 
     logged = [metrics_of(run, row) for row in rows]
     steps_T = np.array([row.step for row in rows], dtype=np.int64)
     point_T = np.searchsorted(points, (steps_T - 1) // width)
-    names: dict[str, None] = {}  # in their order
-    for values in logged:
-        names.update(dict.fromkeys(values))
     means = {}
-    for name in names:
+    for name in dict.fromkeys(name for values in logged for name in values):
         values_T = np.array([values.get(name) for values in logged], dtype=np.float64)
         known_T = ~np.isnan(values_T)
         sums = np.bincount(point_T[known_T], values_T[known_T], minlength=len(points))

@@ -74,10 +74,12 @@ def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
         problem = f"{arguments.output}: {error.strerror}"
         raise UsageError(f"{problem}; name a file that can be written") from None
     size = len(page.encode()) / _MEGABYTE
-    left_out = f"; --size {arguments.size:g} left out the rest" if file.is_cut else ""
-    contents = f"{file.prompts:,} prompts with their visits, {file.steps:,} steps with rollouts"
-    written = f"wrote {shown(arguments.output, None)}, {size:.1f} MB"
-    print(f"{written}: {contents}{left_out}; open it in a browser")
+    rest = f"; --size {arguments.size:g} left out the rest" if file.is_cut else ""
+    print(
+        f"wrote {shown(arguments.output, None)}, {size:.1f} MB: "
+        f"{file.prompts:,} prompts with their visits, {file.steps:,} steps with rollouts{rest}; "
+        "open it in a browser"
+    )
 
 
 def _paths(ids: list[int]) -> Iterator[str]:
