@@ -40,6 +40,8 @@ _CARD = """---
 {command}
 ```
 """
+_CHOICE = """\
+The step was chosen for its {measure}, the highest of the run's evaluations, which flatters it."""
 _ACCURACY = """| before, % | after, % | difference, points |
 | --- | --- | --- |
 | {cells} |
@@ -65,8 +67,7 @@ def model_card(store: PosteriorStore, run: RunRecord, step: int, chosen_by: str 
             versions[package.name] = package.version
     choice = ""
     if chosen_by:
-        best = f"its {chosen_by}, the highest of the run's evaluations"
-        choice = f"The step was chosen for {best}, which flatters it."
+        choice = _CHOICE.format(measure=chosen_by)
     card = _CARD.format(
         front=_front(run),
         name=run.name,

@@ -17,6 +17,9 @@ from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.rewards.answers import ALPHABET
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
 
+Row = dict[str, Any]
+"""A row of a benchmark's data by column."""
+
 _PLACEHOLDERS = re.compile(r"(\{question\}|\{options\}|\{form\})")
 
 
@@ -152,7 +155,7 @@ def _chat(tokenizer: Any, text: str) -> str:
     return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
 
-def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, Row]]:
     """Yield the id of each row, the form of answers of its configuration, and its columns."""
     configs = benchmark.configs or (None,)
     tables = [_table(benchmark, config) for config in configs]
@@ -184,7 +187,7 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     return table
 
 
-def _of_file(benchmark: Benchmark) -> tuple[list[dict[str, Any]], list[str]]:
+def _of_file(benchmark: Benchmark) -> tuple[list[Row], list[str]]:
     """Return the rows of a file, and its columns."""
     source = f"benchmark {benchmark.name}: {benchmark.file}"
     table = list(data.records(Path(benchmark.file), source).values())
@@ -217,7 +220,7 @@ def _unreadable(benchmark: Benchmark, reason: object) -> UsageError:
     return _error(benchmark, f"{benchmark.file or benchmark.hub} cannot be read: {reason}")
 
 
-def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:
+def _options_and_label(benchmark: Benchmark, row_id: str, row: Row) -> tuple[str, str]:
     """Return the lines of options, "" without any, and the label; ValueError for a faulty row."""
     if benchmark.choices:
         choices = [_text(benchmark, row, column) for column in benchmark.choices]
@@ -251,7 +254,7 @@ def _listed(options: list[Any]) -> str:
     return "\n".join(lines)
 
 
-def _text(benchmark: Benchmark, row: dict[str, Any], column: str) -> str:
+def _text(benchmark: Benchmark, row: Row, column: str) -> str:
     text = row.get(column)
     if isinstance(text, bytes):
         text = prompt_text(text)

@@ -109,20 +109,20 @@ def held_out_difference(
     )
     if not pairs:
         return None
-    numbers: Numbers = _tested(pairs)
-    numbers["intervals"] = []
-    for accuracies in zip(*pairs, strict=True):
-        test = stratified_t(accuracies)
-        numbers["intervals"].append((test.low, test.high))
-    numbers["steps"] = steps
-    numbers["samples"] = (measured.samples, other_measured.samples)
-    numbers["prompts"] = sum(len(accuracy_P) for accuracy_P, _ in pairs)
-    numbers["verdict"] = "no difference shown"
-    if numbers["p"] < ALPHA:
-        higher = numbers["difference"] > 0
-        numbers["verdict"] = f"the second is {'higher' if higher else 'lower'}"
-    numbers["pass_at_k"] = _pass_at_k(counts)
-    return numbers
+    tested = _tested(pairs)
+    verdict = "no difference shown"
+    if tested["p"] < ALPHA:
+        verdict = f"the second is {'higher' if tested['difference'] > 0 else 'lower'}"
+    tests = [stratified_t(accuracies) for accuracies in zip(*pairs, strict=True)]
+    return {
+        **tested,
+        "intervals": [(test.low, test.high) for test in tests],
+        "steps": steps,
+        "samples": (measured.samples, other_measured.samples),
+        "prompts": sum(len(accuracy_P) for accuracy_P, _ in pairs),
+        "verdict": verdict,
+        "pass_at_k": _pass_at_k(counts),
+    }
 
 
 def _shared(mine: dict[str, Any], others: dict[str, Any]) -> tuple[list[Pair], list[Pair]]:

@@ -111,7 +111,9 @@ def held_out_numbers(store: PosteriorStore, run: RunRecord) -> Numbers | None:
     for name, place in (("start", 0), ("best", measured.best), ("last", -1)):
         numbers[name] = float(measured.accuracy[place])
         numbers[f"{name}_step"] = int(measured.step[place])
-    numbers["prompts"] = measured.prompts
-    numbers["samples"] = measured.samples
-    numbers["benchmarks"] = measured.benchmarks
-    return numbers
+    return {
+        **numbers,
+        "prompts": measured.prompts,
+        "samples": measured.samples,
+        "benchmarks": measured.benchmarks,
+    }

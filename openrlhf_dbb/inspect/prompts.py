@@ -77,13 +77,13 @@ def write_list(file: Path, rows: Rows) -> None:
     Raises:
         StoreError: the file cannot be written.
     """
-    lines = []
+    lines = ""
     for row in rows:
         if row["why"] in LEFT_OUT:
-            line = {"prompt": row["prompt"], "label": row["label"], "why": row["why"]}
-            lines.append(json.dumps(line) + "\n")
+            line = {name: row[name] for name in ("prompt", "label", "why")}
+            lines += json.dumps(line) + "\n"
     try:
-        file.write_text("".join(lines))
+        file.write_text(lines)
     except OSError as error:
         raise StoreError(f"--leave_out {file} cannot be written: {error.strerror}") from None
 
@@ -113,17 +113,16 @@ def unverified(store: PosteriorStore, run: RunRecord) -> Rows:
     ids = [prompt_id for prompt_id, number in visits.items() if number >= SET_ASIDE]
     ids.sort(key=lambda prompt_id: -visits[prompt_id])
     texts = whole_prompts(store, np.array(ids, dtype=np.int64))
-    rows = []
-    for prompt_id, (text, label) in zip(ids, texts, strict=True):
-        row = {
+    return [
+        {
             "prompt": text,
             "label": label,
             "why": UNVERIFIED,
             "prompt_id": prompt_id,
             "visits": visits[prompt_id],
         }
-        rows.append(row)
-    return rows
+        for prompt_id, (text, label) in zip(ids, texts, strict=True)
+    ]
 
 
 def judged(store: PosteriorStore, run: RunRecord, wrong: float, right: float) -> Rows:

@@ -17,11 +17,10 @@ def state(run: RunRecord) -> str:
     """
     if run.damage:
         return "damaged"
-    if run.status != "running":
-        return run.status
-    is_silent = seconds_since(run.heartbeat_at) > SILENT_S
-    is_stale = run.owner.is_gone or (is_silent and not run.owner.is_local)
-    return "stale" if is_stale else "running"
+    is_silent = seconds_since(run.heartbeat_at) > SILENT_S and not run.owner.is_local
+    if run.status == "running" and (is_silent or run.owner.is_gone):
+        return "stale"
+    return run.status
 
 
 def status(run: RunRecord) -> str:

@@ -22,6 +22,7 @@ from openrlhf_dbb.terminal import shown
 POINTS = 1000
 _MS_PER_HOUR = 3_600_000
 
+Answer = dict[str, Any]
 Curves = dict[str, Floats]
 """(K,) each, by name."""
 
@@ -33,7 +34,7 @@ _SUMMED = ("step", "rewards", "successes", "steps", *TOTALS)
 _METRICS = "SELECT step, metrics FROM dbb_step WHERE run_id = :run AND step <= :last ORDER BY step"
 
 
-def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[str, Any]:
+def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> Answer:
     """Return the "curves" of a run by name, its "held_out" accuracy, and its "totals".
 
     The curves have at most ``points`` points. The totals are None if no step was counted.
@@ -46,23 +47,26 @@ def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[
     while points * width < run.last_step:
         width *= 2
     curves = _curves(store, run, width)
-    totals: dict[str, Any] | None = usage_totals(store, run)
-    if totals["generated"] is None:
-        totals = None
-    else:
-        totals["unused_rollouts"] = unused_rollouts(store, run)
-        # A log without advantages does not tell what was trained on.
-        totals["parts"] = None if totals["informative"] is None else _parts(totals)
     return {
         "width": width,
         "last": run.last_step,
         "curves": curves,
         "held_out": _held_out(held_out(store, run), curves),
-        "totals": totals,
+        "totals": _totals(store, run),
     }
 
 
-def _held_out(measured: HeldOut | None, curves: Curves) -> dict[str, Any] | None:
+def _totals(store: PosteriorStore, run: RunRecord) -> Answer | None:
+    totals = usage_totals(store, run)
+    if totals["generated"] is None:
+        return None
+    totals["unused_rollouts"] = unused_rollouts(store, run)
+    # A log without advantages does not tell what was trained on.
+    totals["parts"] = None if totals["informative"] is None else _parts(totals)
+    return totals
+
+
+def _held_out(measured: HeldOut | None, curves: Curves) -> Answer | None:
     """Return held-out accuracy with its places on the axes of the curves."""
     if measured is None:
         return None
@@ -89,21 +93,20 @@ def _curves(store: PosteriorStore, run: RunRecord, width: int) -> Curves:
     generated = sums["generated"]
     # Zero variance is not defined at N = 1.
     several = np.where(generated < 2 * sums["groups"], np.nan, generated)
-    curves = {
-        "step": sums["step"],
-        # After a step that was not counted (NaN), the number until a later step is not known.
-        "rollouts": np.cumsum(generated),
-        "tokens": np.cumsum(sums["generated_tokens"]),
-        "hours": (ends_K - ends_K[:1]) / _MS_PER_HOUR,  # from the end of the first point
-    }
     with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap
-        curves["reward"] = sums["successes"] / sums["rewards"]
-        curves["zero_variance"] = sums["zero_variance"] / several
-        curves["given_advantage"] = sums["rescued"] / several
-        curves["length"] = sums["generated_tokens"] / generated
-        for name, count in _parts(sums).items():
-            curves[name] = count / sums["steps"]
-    return curves | _metric_means(store, run, (sums["step"] - 1) // width, width)
+        return {
+            "step": sums["step"],
+            # After a step that was not counted (NaN), the number until a later step is not known.
+            "rollouts": np.cumsum(generated),
+            "tokens": np.cumsum(sums["generated_tokens"]),
+            "hours": (ends_K - ends_K[:1]) / _MS_PER_HOUR,  # from the end of the first point
+            "reward": sums["successes"] / sums["rewards"],
+            "zero_variance": sums["zero_variance"] / several,
+            "given_advantage": sums["rescued"] / several,
+            "length": sums["generated_tokens"] / generated,
+            **{name: count / sums["steps"] for name, count in _parts(sums).items()},
+            **_metric_means(store, run, (sums["step"] - 1) // width, width),
+        }
 
 
 def _milliseconds(run: RunRecord, row: Any) -> int:
@@ -112,7 +115,7 @@ def _milliseconds(run: RunRecord, row: Any) -> int:
     return round(1000 * datetime.fromisoformat(ended.replace("Z", "+00:00")).timestamp())
 
 
-def metrics_of(run: RunRecord, row: Any) -> dict[str, Any]:
+def metrics_of(run: RunRecord, row: Any) -> Answer:
     """Return the metrics of a row with its step.
 
     Raises:
@@ -121,7 +124,7 @@ def metrics_of(run: RunRecord, row: Any) -> dict[str, Any]:
     return decode.numbers(row.metrics, f"metrics of step {row.step} of run {run.name!r}")
 
 
-def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
+def _parts(sums: Mapping[str, Any]) -> Answer:
     """Return how many rollouts are in each of four parts; each generated one is in one of them."""
     return {
         # Trained on, in a group whose rewards differ.
