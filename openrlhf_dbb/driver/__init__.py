@@ -2,17 +2,17 @@
 
 The way of a command line, in order:
 
-arguments  OpenRLHF's parser with our flags; argv becomes frozen settings, each value with its origin
-checks     refuses what would train wrongly in silence, or fail after an expensive start
-prepare    the run to continue, data, model files, reward, benchmarks; completes the settings; the run in the store
-printed    the plan before the training
-ray_session  starts or joins Ray
-launch     runs OpenRLHF with our classes
-watching   names an actor that has died
-progress_line  the line during the training
-summary    what is printed after it
+arguments      OpenRLHF's parser with our flags; argv becomes frozen settings, each value with its origin
+checks         refuses what would train wrongly in silence, or fail after an expensive start
+ray_session    starts Ray or joins a cluster, while the checks go on
+prepare        the run to continue, data, model files, reward, benchmarks; completes the settings; the run in the store
+printed        the plan before the training
+launch         runs OpenRLHF with our classes
+watching       shows the progress; names an actor that has died
+summary        what is printed after the training
 
-fit        threads, precision and micro-batches that fit the model and the machine
+progress_line  the line that is shown while something goes on
+fit            threads, precision and micro-batches that fit the model and the machine
 light_backend  OpenRLHF's DeepSpeed backend as the driver needs it, without DeepSpeed
-interrupt  Ctrl-C and SIGTERM at every moment
+interrupt      Ctrl-C and SIGTERM at every moment
 """

@@ -33,7 +33,10 @@ def launch(prepared: Prepared, ray_start: RayStart) -> Any:
     with upstream.imports_for_driver():  # seconds, in which Ray starts
         from openrlhf_dbb.actors.policy_actor import PolicyActor
         from openrlhf_dbb.actors.trainer import PosteriorTrainer
-        from openrlhf_dbb.actors.vllm_actor import PlatformRolloutActor, StrictRolloutActor
+        from openrlhf_dbb.actors.vllm_actor import (
+            PlatformRolloutActor,
+            StrictRolloutActor,
+        )
     ray_start.wait()
     with started_actors():
         if prepared.run is not None:

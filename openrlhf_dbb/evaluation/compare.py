@@ -12,7 +12,13 @@ import numpy as np
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import results
-from openrlhf_dbb.evaluation.metrics import accuracy, holm, p_value, percent, stratified_t
+from openrlhf_dbb.evaluation.metrics import (
+    accuracy,
+    holm,
+    p_value,
+    percent,
+    stratified_t,
+)
 from openrlhf_dbb.evaluation.results import Evaluation, Results
 from openrlhf_dbb.terminal import json_text, print_table, safe, shown
 

@@ -12,7 +12,12 @@ from typing import Any
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, ray_start
 from openrlhf_dbb.platform.actor_start import reason_of_failure, started_actors
-from openrlhf_dbb.platform.vllm_requests import Finished, Request, answers, sampling_params
+from openrlhf_dbb.platform.vllm_requests import (
+    Finished,
+    Request,
+    answers,
+    sampling_params,
+)
 
 Arguments = dict[str, Any]
 """Of vLLM, of its sampling, or of an actor of Ray, by name."""

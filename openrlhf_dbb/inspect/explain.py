@@ -8,7 +8,13 @@ from openrlhf_dbb.core.scale import verdicts
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError, read
-from openrlhf_dbb.terminal import json_text, print_facts, print_table, shown, without_shared
+from openrlhf_dbb.terminal import (
+    json_text,
+    print_facts,
+    print_table,
+    shown,
+    without_shared,
+)
 
 Row = dict[str, Any]
 """A row of the store by column."""
@@ -142,7 +148,16 @@ def _parameters(alpha: float | None, beta: float | None) -> str:
 
 
 def _print_rollouts(rollouts: read.Rows, form: str | None) -> None:
-    names = ["sample", "reward", "score", "baseline", "scale", "weight", "advantage", "arithmetic"]
+    names = [
+        "sample",
+        "reward",
+        "score",
+        "baseline",
+        "scale",
+        "weight",
+        "advantage",
+        "arithmetic",
+    ]
     if any(row["read"] for row in rollouts):
         names.append("read")
     cells = []

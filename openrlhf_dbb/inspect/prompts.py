@@ -19,7 +19,12 @@ from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.inspect.show import print_prompts
 from openrlhf_dbb.options import add_json, add_run, chosen
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
-from openrlhf_dbb.storage.read import Rows, prompt_rates, unverified_visits, whole_prompts
+from openrlhf_dbb.storage.read import (
+    Rows,
+    prompt_rates,
+    unverified_visits,
+    whole_prompts,
+)
 from openrlhf_dbb.terminal import json_text, print_facts
 
 CLASSES = {

@@ -20,7 +20,16 @@ from openrlhf_dbb.terminal import (
 )
 
 _PROMPTS = 5  # hardest and easiest prompts that show lists
-_HEADER = ("#", "name", "status", "held-out accuracy", "step", "method", "rollouts", "age")
+_HEADER = (
+    "#",
+    "name",
+    "status",
+    "held-out accuracy",
+    "step",
+    "method",
+    "rollouts",
+    "age",
+)
 
 
 def add_commands(add: Any) -> None:
