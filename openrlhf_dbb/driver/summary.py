@@ -115,11 +115,11 @@ def _story(prepared: Prepared, store: storage.PosteriorStore, log: read.StepLog)
         return ""
     most = int(moved_P.argmax())
     places = np.linspace(first_P[most], last_P[most], min(visits_P[most], _TOLD))
-    told = by_prompt[places.round().astype(int)]
+    visits = by_prompt[places.round().astype(int)]
     prompts = read.whole_prompts(store, np.array([ids_P[most], *ids_P[:_TOLD]]))
     question = shown(_questions([text for text, _ in prompts])[0])
-    means = ", ".join(f"{mean:.2f}" for mean in mean_V[told])
-    steps = ", ".join(map(str, log.step[told]))
+    means = ", ".join(f"{mean:.2f}" for mean in mean_V[visits])
+    steps = ", ".join(map(str, log.step[visits]))
     more = look(prepared, f"history {ids_P[most]}")
     return f"{question}  posterior mean {means} after steps {steps}: {more}"
 

@@ -24,8 +24,8 @@ def answer(prompts: Asked, keys: Sequence[Key], generate: Generate) -> Iterator[
     """
     requests = []
     for number, key in enumerate(keys):
-        asked = prompts[key.benchmark]
-        requests.append(Request(number, asked.tokens[key.place], asked.max_new_tokens))
+        benchmark = prompts[key.benchmark]
+        requests.append(Request(number, benchmark.tokens[key.place], benchmark.max_new_tokens))
     verified: deque[Future[Row]] = deque()
     # Most threads wait for a verifier process.
     with ThreadPoolExecutor(8, thread_name_prefix="verify") as pool:
@@ -62,8 +62,8 @@ def keys_of(prompts: Asked, runs: int) -> list[Key]:
     """Return the keys of all prompts in each evaluation run, run after run."""
     keys = []
     for run in range(runs):
-        for name, asked in prompts.items():
-            keys += [Key(name, run, place) for place in range(len(asked.texts))]
+        for name, benchmark in prompts.items():
+            keys += [Key(name, run, place) for place in range(len(benchmark.texts))]
     return keys
 
 

@@ -68,8 +68,8 @@ def compare(arguments: argparse.Namespace) -> None:
     evaluations = [results.read_evaluation(results.find(name)) for name in arguments.evaluations]
     names = [evaluation.name for evaluation in evaluations]
     if len(names) < 2 or len(set(names)) < len(names):
-        given = ", ".join(arguments.evaluations)
-        raise UsageError(f"{given}: name two or more evaluations with different names")
+        listed = ", ".join(arguments.evaluations)
+        raise UsageError(f"{listed}: name two or more evaluations with different names")
     benchmarks = shared(evaluations)
     pairs = [(name, names[0]) for name in names[1:]]
     tested = differences(list(benchmarks.values()), pairs)
@@ -102,8 +102,8 @@ def shared(evaluations: Sequence[Evaluation]) -> dict[str, Shared]:
             about = first.settings["benchmarks"][name]
             benchmarks[name] = _shared(name, about, measured)
     if not benchmarks:
-        has = "; ".join(f"{of.name} has {', '.join(of.results)}" for of in evaluations)
-        problem = f"no benchmark is in every evaluation: {has}"
+        lists = [f"{one.name} has {', '.join(one.results)}" for one in evaluations]
+        problem = f"no benchmark is in every evaluation: {'; '.join(lists)}"
         raise UsageError(f"{problem}; evaluate all on one benchmark or more")
     return benchmarks
 

@@ -83,9 +83,9 @@ def generate(
         room = math.ceil((2 * capacity - unfinished) / sampling["n"])
         # At most an equal share, so that all engines end together.
         count = max(0, min(room, math.ceil(len(waiting) / len(actors))))
-        given = [waiting.popleft() for _ in range(count)]
-        if given or unfinished:
-            calls[engine.work.remote(given)] = engine
+        new = [waiting.popleft() for _ in range(count)]
+        if new or unfinished:
+            calls[engine.work.remote(new)] = engine
         yield finished
 
 

@@ -48,6 +48,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> Key:
+        """The first three fields."""
         return Key(*self[:3])
 
 

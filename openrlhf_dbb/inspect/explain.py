@@ -75,7 +75,10 @@ def show_history(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     header = list(names)
     if verdicts(store, run) != (0, 1):
         header[names.index("successes")] = "sum of scores"
-    print_table(header, [[row[name] for name in names] for row in visits])
+    cells = []
+    for row in visits:
+        cells.append([row[name] for name in names])
+    print_table(header, cells)
 
 
 def _prompt_facts(prompt: Row) -> list[tuple[str, str]]:

@@ -60,9 +60,7 @@ def facts(view: RunView) -> dict[str, str]:
     started = f"{run.created_at[:19]}Z"
     if totals["last_step_at"] is not None:
         started += f"; last step {age(totals['last_step_at'])} ago"
-    checkpoint = "none yet"
-    if totals["checkpoint"] is not None:
-        checkpoint = f"step {totals['checkpoint']}"
+    checkpoint = totals["checkpoint"]
     texts = {
         "run": f"{run.name} (number {run.run_id})",
         "held-out accuracy": _held_out(view.held_out),
@@ -73,7 +71,7 @@ def facts(view: RunView) -> dict[str, str]:
         "posterior mean": _mean(totals),
         "run-wide state": _shared(view.shared),
         "probes": _probes(totals),
-        "checkpoint": checkpoint,
+        "checkpoint": "none yet" if checkpoint is None else f"step {checkpoint}",
         "method": run.method or "the trainer's own",
         "estimator": _estimator(run),
         "model": run.model,
@@ -128,15 +126,15 @@ def usage_in_words(view: RunView) -> dict[str, str]:
     words = {"rollouts": ", ".join(f"{count} {name}" for name, count in counts.items() if count)}
     if mixed_groups(totals) is not None:
         quarter = -(-len(view.counted) // 4)
-        given = "which of these were given an advantage is not known"
+        rescued = "which of these were given an advantage is not known"
         if totals["rescued"] is not None:
             share = totals["rescued"] / max(totals["zero_variance"], 1)
-            given = f"{share:.0%} of these were given an advantage"
+            rescued = f"{share:.0%} of these were given an advantage"
         words["groups"] = (
             f"{_equal_share(view.counted)} of {totals['groups']} had equal rewards "
             f"(first quarter {_equal_share(view.counted[:quarter])}, "
             f"last {_equal_share(view.counted[-quarter:])}): "
-            f"plain GRPO learns nothing from these; {given}"
+            f"plain GRPO learns nothing from these; {rescued}"
         )
     return words
 
@@ -154,7 +152,8 @@ def _mean(totals: Numbers) -> str:
 
 def _shared(shared: SharedState) -> str:
     """Return single numbers, not the longer vectors, such as the weights of a regression."""
-    return ", ".join(f"{name} {of[0]:.4g}" for name, of in shared.items() if len(of) == 1)
+    numbers = [f"{name} {vector[0]:.4g}" for name, vector in shared.items() if len(vector) == 1]
+    return ", ".join(numbers)
 
 
 def _probes(totals: Numbers) -> str:

@@ -111,9 +111,9 @@ def _columns(rows: Sequence[Row], keys: Columns) -> Columns:
     """Return the columns that are given, else the first known ones that some row has."""
     names = list(dict.fromkeys(name for row in rows for name in row.fields))
     columns = {}
-    for name, known in COLUMNS.items():
+    for name, usual in COLUMNS.items():
         key = keys[name]
-        wanted = known if key is None else (key,)
+        wanted = usual if key is None else (key,)
         columns[name] = _first_present(wanted, names, rows)
         if columns[name] is None and (key is not None or name in _NEEDED):
             raise UsageError(
@@ -133,9 +133,10 @@ def _first_present(keys: Sequence[str], names: Collection[str], rows: Sequence[R
 
 def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
     """Return a row as a rollout; raise UsageError that names the row if a value is wrong."""
-    values: Fields = {}
+    values: Fields = dict.fromkeys(columns)
     for name, column in columns.items():
-        values[name] = None if column is None else _value(row.fields, column)
+        if column is not None:
+            values[name] = _value(row.fields, column)
     reward_column = str(columns["reward"])
     if reward_column not in row.fields and reward_column.partition(".")[0] not in row.fields:
         problem = f"{row.place} has no column {reward_column}, and other rows have it"
@@ -174,14 +175,14 @@ def _number(row: Row, column: str, value: Any) -> float | None:
         return None
     if isinstance(value, str) and value.strip().lower() in _WORDS:
         return _WORDS[value.strip().lower()]
-    found = f"{row.place}: {column} {value!r:.40}"
+    cell = f"{row.place}: {column} {value!r:.40}"
     try:
         number = float(value)
     except (TypeError, ValueError):
         advice = "write a number, or null where there is none"
         if isinstance(value, dict):
             advice = "name a field of it, as in --reward_key reward.correct"
-        raise UsageError(f"{found} is not a number; {advice}") from None
+        raise UsageError(f"{cell} is not a number; {advice}") from None
     if math.isinf(number):
-        raise UsageError(f"{found} is not finite; write null where it is not known")
+        raise UsageError(f"{cell} is not finite; write null where it is not known")
     return None if math.isnan(number) else number
