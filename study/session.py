@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb import upstream
-from openrlhf_dbb.driver import arguments, checks, launch, prepare, printed
+from openrlhf_dbb.driver import arguments, checks, launch, prepare, printed, ray_session, summary
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import ray_start
 
@@ -94,7 +94,7 @@ class Session:
         if self._kept is None:
             self._shape = shape
             ray_start.prepare()
-            launch.start(settings)
+            ray_session.start(settings)
             self._kept = _actors()
         rollouts, policy, groups = self._kept
         for kept in self._kept:
@@ -111,11 +111,11 @@ class Session:
         except launch.PartDied:
             self.close()
             raise
-        print(printed.summary(prepared, progress, time.monotonic() - began), flush=True)
+        print(summary.summary(prepared, progress, time.monotonic() - began), flush=True)
 
     def close(self) -> None:
         """Stop all actors; the next run starts new ones."""
-        launch.stop()
+        ray_session.stop()
         self._kept = None
 
 

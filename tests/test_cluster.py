@@ -12,7 +12,7 @@ import pytest
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.cli import train_grpo
-from openrlhf_dbb.driver import arguments, checks, launch
+from openrlhf_dbb.driver import arguments, checks, ray_session, watching
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import engines
 from openrlhf_dbb.platform import machine, ray_start
@@ -47,7 +47,7 @@ def test_fewer_cpus_than_gpus_are_given_or_counted_and_the_part_that_has_died_is
     monkeypatch.setattr(ray_start, "init", lambda num_cpus, **more: given.append(num_cpus) or one_cpu(**more))
     try:
         with pytest.raises(UsageError, match=r"^these flags need 3 GPUs, there are 1; .*--cpus-per-task"):
-            launch.start(arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"]))
+            ray_session.start(arguments.parse(["--preset", "tiny", *SEPARATE, "--vllm.num_engines", "1"]))
         assert ray_start.places(2) == 1
         see_who_has_died(ray)
     finally:
@@ -74,13 +74,13 @@ def see_who_has_died(ray):
     pid, path, stands_in = ray.get(killed.process.remote())
     assert (path, stands_in) == (f"/of/the/host:{ROOT}", True)
     parts = {"vLLM engine 0": alive, "rank 1 of the policy": killed}
-    assert launch.find_dead(parts, 0) is None
+    assert watching.find_dead(parts, 0) is None
     os.kill(pid, signal.SIGKILL)
     on = f"(process {pid} on host {os.uname().nodename} ({ray.util.get_node_ip_address()}))"
     crashed = "has died: killed or crashed, perhaps for want of memory (see dmesg on that host)"
-    assert launch.find_dead(parts, 120) == f"rank 1 of the policy {on} {crashed}"
+    assert watching.find_dead(parts, 120) == f"rank 1 of the policy {on} {crashed}"
     ray.wait([broken.process.remote()], timeout=120)
-    assert launch.find_dead({"rank 0 of the policy": broken}) is None  # the exception of its constructor says more
+    assert watching.find_dead({"rank 0 of the policy": broken}) is None  # the exception of its constructor says more
 
 
 def test_a_cluster_is_that_of_ray_address_or_the_one_on_this_host_or_none(monkeypatch, tmp_path):
@@ -102,7 +102,7 @@ def test_a_cluster_that_is_gone_is_refused_at_once(monkeypatch):
         gone = f"127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", gone)
     with pytest.raises(UsageError, match=rf"^the Ray cluster at {gone} does not answer \(Connection refused\); start"):
-        launch.RayStart(arguments.parse(["--preset", "tiny", "--estimator", "dbb"]))
+        ray_session.RayStart(arguments.parse(["--preset", "tiny", "--estimator", "dbb"]))
 
 
 @pytest.mark.parametrize(("outputs", "flag"), [("runs", "--ckpt.path"), ("/out", "--store.url")])

@@ -16,8 +16,8 @@ from sqlalchemy import text
 
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.cli.main import COMMANDS, main
-from openrlhf_dbb.inspect.show import usage_in_words
-from openrlhf_dbb.storage import StoreError
+from openrlhf_dbb.inspect.facts import read_view
+from openrlhf_dbb.storage import StoreError, read
 from openrlhf_dbb.storage.read import progress
 from openrlhf_dbb.terminal import shown
 
@@ -193,15 +193,16 @@ def test_tables_of_prompts_show_where_the_texts_differ(store, fill, capsys):
     assert as_json(capsys, store, "show")["hardest"][0]["prompt"] == prompts[0]
 
 
-def test_times_have_a_zone_and_a_run_that_is_deleted_meanwhile_is_named(store, fill, capsys):
+def test_times_have_a_zone_and_a_run_that_is_deleted_meanwhile_is_named(store, fill, capsys, monkeypatch):
     run = fill.run(store)
     fill.step(run, 1, fill.prompts(store, 2), [0, 1])
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ; last step ", facts(capsys, store, "show")["started"])
     totals = progress(store, run.record)
     run.finish()
     store.delete_run(run.record)
+    monkeypatch.setattr(read, "progress", lambda *_: totals)
     with pytest.raises(StoreError, match="run 'run' has been deleted"):
-        usage_in_words(store, run.record, totals)
+        read_view(store, run.record)
 
 
 # ---- history

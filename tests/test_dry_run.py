@@ -33,7 +33,7 @@ PROMPTS = 64  # of the tiny task
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
-    monkeypatch.setattr("openrlhf_dbb.driver.launch.RayStart", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr("openrlhf_dbb.driver.ray_session.RayStart", lambda _: pytest.fail("Ray was started"))
 
 
 @pytest.fixture
@@ -389,7 +389,7 @@ def test_a_training_that_gives_up_ends_in_one_line(own, monkeypatch, capsys):
         raise RayTaskError("train", "Traceback ...", RunError("no batch")).as_instanceof_cause()
 
     no_ray = SimpleNamespace(check_hosts=lambda _: [])
-    monkeypatch.setattr("openrlhf_dbb.driver.launch.RayStart", lambda _: no_ray)
+    monkeypatch.setattr("openrlhf_dbb.driver.ray_session.RayStart", lambda _: no_ray)
     monkeypatch.setattr("openrlhf_dbb.driver.launch.launch", give_up)
     assert train_grpo.main([*own, "--run_name", "mine"]) == 1
     *_, way_on, error = capsys.readouterr().err.splitlines()

@@ -16,7 +16,8 @@ cpu.prepare_driver()
 from huggingface_hub import ModelCard  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
-from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged, model_card  # noqa: E402
+from openrlhf_dbb.actors.evaluation import answers, best_measure, collect, logged  # noqa: E402
+from openrlhf_dbb.actors.model_card import model_card  # noqa: E402
 from openrlhf_dbb.errors import UsageError  # noqa: E402
 from openrlhf_dbb.tiny import build_tokenizer  # noqa: E402
 

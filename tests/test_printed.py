@@ -11,8 +11,9 @@ from scipy import stats
 pytest.importorskip("openrlhf")
 
 from openrlhf_dbb.actors.progress import EVALUATING, GENERATING, TRAINING, Progress
-from openrlhf_dbb.driver import printed
-from openrlhf_dbb.driver.printed import ProgressLine
+from openrlhf_dbb.driver import progress_line
+from openrlhf_dbb.driver import summary as at_the_end
+from openrlhf_dbb.driver.progress_line import ProgressLine
 from openrlhf_dbb.terminal import print_error, say
 
 NAN = math.nan
@@ -25,7 +26,7 @@ def narrow(monkeypatch):
 
 def summary(store, run, progress):
     start = SimpleNamespace(run=run.record, store_url=store.url, location=store.location)
-    return printed.summary(start, progress, 61)
+    return at_the_end.summary(start, progress, 61)
 
 
 def test_the_summary_has_the_interval_of_the_change_the_shares_of_equal_groups_and_one_next_step(store, fill):
@@ -62,7 +63,7 @@ def test_where_three_quarters_of_the_groups_are_equal_the_next_run_is_advised_to
 
 def examples(*problems):
     prompts, before, after = zip(*problems, strict=True)
-    return [line.strip() for line in printed.examples(prompts, before, after)]
+    return [line.strip() for line in at_the_end.examples(prompts, before, after)]
 
 
 def test_the_examples_are_of_both_directions_and_counted_apart():
@@ -117,7 +118,7 @@ def training(step=1, ends=(0.0, 74.0), **more):
     ],
 )
 def test_the_line_names_step_phase_count_pace_and_time_left(progress, done, line):
-    assert printed.progress_text(progress, done, now=85.0) == line
+    assert progress_line.progress_text(progress, done, now=85.0) == line
 
 
 class Terminal(io.StringIO):
@@ -144,13 +145,13 @@ def test_a_narrow_terminal_leaves_out_the_last_fields_and_cuts_none(monkeypatch,
     whole = ["step 2 of 24", "held-out 12.5 %", "evaluating 12/512", "reward 0.250", "74 s a step", "28 min left",
              "zero variance 50 %"]  # fmt: skip
     stream = Terminal()
-    ProgressLine(stream).show(printed.progress_text(progress, 12, now=85.0), last=True)
+    ProgressLine(stream).show(progress_line.progress_text(progress, 12, now=85.0), last=True)
     assert stream.getvalue() == f"\r{' · '.join(whole[:fields])}\x1b[K\n"
 
 
 def test_a_log_gets_a_line_every_ten_seconds_and_the_last(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(printed.time, "monotonic", lambda: now)
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now)
     stream = io.StringIO()
     line = ProgressLine(stream)
     for second in range(31):

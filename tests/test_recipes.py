@@ -111,7 +111,7 @@ def command(files, monkeypatch, pretend_gpus):
     monkeypatch.chdir(files)
     pretend_gpus(8)
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
-    monkeypatch.setattr("openrlhf_dbb.driver.launch.RayStart", lambda _: pytest.fail("Ray was started"))
+    monkeypatch.setattr("openrlhf_dbb.driver.ray_session.RayStart", lambda _: pytest.fail("Ray was started"))
     # flash-attn, ring attention and CUDA's compiler
     monkeypatch.setattr("openrlhf_dbb.platform.machine.is_real", lambda module: True)
     monkeypatch.setattr("openrlhf_dbb.platform.machine.nvcc", lambda: "nvcc")

@@ -14,9 +14,10 @@ from sqlalchemy import text
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.storage import StepRows, StoreError
 from openrlhf_dbb.watch import api as api_module
-from openrlhf_dbb.watch import history
+from openrlhf_dbb.watch import curves, history
 from openrlhf_dbb.watch.api import Api, NoSuchAnswer, encoded
-from openrlhf_dbb.watch.history import LEARNING, MASTERED, NO_VISITS, UNSOLVED, picture, series, summed
+from openrlhf_dbb.watch.curves import series
+from openrlhf_dbb.watch.history import LEARNING, MASTERED, NO_VISITS, UNSOLVED, picture, summed
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> {{DATA}} \x1b[2J\x07\u202e\u2028&amp;"
 
@@ -272,8 +273,8 @@ def test_the_answer_asked_for_last_stays(store, fill, monkeypatch):
     fill.step(run, 1, ids, [1])
     monkeypatch.setattr(api_module, "_KEPT_ANSWERS", 3)  # the list of runs is one of them
     made = []
-    series_of = history.series
-    monkeypatch.setattr(history, "series", lambda *of: made.append(1) or series_of(*of))
+    series_of = curves.series
+    monkeypatch.setattr(curves, "series", lambda *of: made.append(1) or series_of(*of))
     asked = asking(store, run.record)
     for name in ("series", "about", "series", "rollouts/latest", "series"):
         asked(name)

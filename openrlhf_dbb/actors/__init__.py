@@ -6,7 +6,8 @@ trainer           OpenRLHF's trainer with a store: resume, step, checkpoint, eva
 generation        rollout batches: prompts drawn, groups generated and judged
 generation_ahead  makes them ahead of the training
 experience_maker  the hook: advantages from the posteriors
-evaluation        measures of an evaluation during training, and the model card of a saved model
+evaluation        measures of an evaluation during training
+model_card        the README.md of a saved model
 progress          how far the training is, and warnings about it
 
 In Ray's actors:

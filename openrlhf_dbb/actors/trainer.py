@@ -19,6 +19,7 @@ from openrlhf_dbb.actors import evaluation, generation
 from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker
 from openrlhf_dbb.actors.generation import BudgetSpent, Prompt, RolloutBatch, RolloutGenerator
 from openrlhf_dbb.actors.generation_ahead import GenerationAhead
+from openrlhf_dbb.actors.model_card import model_card
 from openrlhf_dbb.actors.progress import DIFFERENCE, GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.core import SET_ASIDE
 from openrlhf_dbb.core.posteriors import Posteriors
@@ -157,7 +158,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
 
     def finish(self) -> Progress:
         """Describe the saved model, mark the run as finished, and close its database."""
-        card = evaluation.model_card(self._posteriors.store, self._run.record, self.progress.step)
+        card = model_card(self._posteriors.store, self._run.record, self.progress.step)
         ray.get(self.actor_model_group.async_run_method(method_name="save_card", text=card))
         self._posteriors.finish(self._generator.unused())
         self._best.settle(self.progress.step)
@@ -328,7 +329,7 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         model, generated = args.actor.model_name_or_path, self._snapshot.generated
         self._run.record_evaluation(step, storage.TRAINING, rows, model=model, config=config, generated_total=generated)
         if (best := self._best.newest()) is not None and best.step == step:
-            card = evaluation.model_card(self._posteriors.store, self._run.record, step, best.measure)
+            card = model_card(self._posteriors.store, self._run.record, step, best.measure)
             (self._best.link / CARD).write_text(card, encoding="utf-8")
         for tracker in filter(None, (self.wandb_logger, self.tensorboard_logger)):
             tracker.log_eval(step, logs)

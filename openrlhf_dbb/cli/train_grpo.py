@@ -39,7 +39,17 @@ def main(argv: list[str] | None = None) -> int:
     tokenizers = logging.getLogger("transformers.tokenization_utils_tokenizers")
     tokenizers.addFilter(lambda record: not record.getMessage().startswith("Ignoring clean_up_tokenization_spaces"))
 
-    from openrlhf_dbb.driver import arguments, checks, hub, launch, prepare, printed
+    from openrlhf_dbb.driver import (
+        arguments,
+        checks,
+        hub,
+        launch,
+        prepare,
+        printed,
+        progress_line,
+        ray_session,
+        summary,
+    )
     from openrlhf_dbb.errors import RunError, UsageError
     from openrlhf_dbb.storage import StoreError
 
@@ -52,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
         settings = arguments.parse(sys.argv[1:] if argv is None else argv, world_size=world_size)
         checks.check(settings)
         resumed = prepare.find(settings)
-        ray_start = None if settings.args.dry_run else launch.RayStart(settings)
-        with printed.waiting("reading data and model, trying the reward"):
+        ray_start = None if settings.args.dry_run else ray_session.RayStart(settings)
+        with progress_line.waiting("reading data and model, trying the reward"):
             prepared = prepare.prepare(settings, resumed)
             if ray_start is not None:
                 prepared.notes.extend(ray_start.check_hosts(Path(prepared.settings.args.ckpt.path)))
@@ -73,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         progress = launch.launch(prepared, ray_start)
         if prepared.run is not None:
-            say(printed.summary(prepared, progress, time.monotonic() - began))
+            say(summary.summary(prepared, progress, time.monotonic() - began))
     except BaseException as error:
         if isinstance(error, launch.PartDied):
             traces = printed.keep_trace(prepared.settings)
@@ -89,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
             return 1
         raise
     finally:
-        launch.stop()
+        ray_session.stop()
     return 0
 
 

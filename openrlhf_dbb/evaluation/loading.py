@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from openrlhf_dbb.evaluation.benchmarks import Benchmark
 from openrlhf_dbb.evaluation.model import Model
 from openrlhf_dbb.rewards.answers import ALPHABET
 from openrlhf_dbb.rewards.math_answer import unreadable_labels
+
+Row = dict[str, Any]
+"""A row of a benchmark's data by column."""
 
 _PLACEHOLDERS = re.compile(r"(\{question\}|\{options\}|\{form\})")
 
@@ -93,18 +97,16 @@ def _notes_on_labels(benchmark: Benchmark, ids: list[str], labels: list[str]) ->
     reasons = {"": "the label is empty"}
     if benchmark.verifier.startswith("math"):
         reasons.update(unreadable_labels(filter(None, labels)))
-    bad = []
-    for row_id, label in zip(ids, labels, strict=True):
-        if label in reasons:
-            bad.append((row_id, reasons[label]))
+    rows = zip(ids, labels, strict=True)
+    bad = [(row_id, reasons[label]) for row_id, label in rows if label in reasons]
     if not bad:
         return []
     if benchmark.verifier != "math_or_text" or not all(labels):
         first, reason = bad[0]
         raise _error(benchmark, f"row {first!r} ({len(bad)} such rows): {reason}")
     compared = f"{len(bad)} of {len(ids)} labels are compared as text"
-    rows = ", ".join(row_id for row_id, _ in bad)
-    return [f"{compared}, as no answer can be read like them: rows {rows}"]
+    named = ", ".join(row_id for row_id, _ in bad)
+    return [f"{compared}, as no answer can be read like them: rows {named}"]
 
 
 def prepare(
@@ -154,16 +156,14 @@ def _chat(tokenizer: Any, text: str) -> str:
     return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
 
-def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _rows(benchmark: Benchmark, limit: int | None) -> Iterator[tuple[str, str, Row]]:
     """Yield the id of each row, the form of answers of its configuration, and its columns."""
     configs = benchmark.configs or (None,)
     tables = [_table(benchmark, config) for config in configs]
-    rows = []
-    for number, table in enumerate(tables):
-        rows += [(place, number) for place in range(len(table))]
+    rows = [(place, i) for i, table in enumerate(tables) for place in range(len(table))]
     # The first row of each configuration, then the second of each, and so on.
     rows.sort()
-    for place, number in sorted(rows[:limit], key=lambda row: (row[1], row[0])):
+    for place, number in sorted(rows[:limit], key=itemgetter(1)):
         row = tables[number][place]
         row_id = str(row.get(benchmark.id) if benchmark.id else place)
         if len(configs) > 1:
@@ -188,14 +188,11 @@ def _table(benchmark: Benchmark, config: str | None) -> Any:
     return table
 
 
-def _of_file(benchmark: Benchmark) -> tuple[list[dict[str, Any]], list[str]]:
+def _of_file(benchmark: Benchmark) -> tuple[list[Row], list[str]]:
     """Return the rows of a file, and its columns."""
     source = f"benchmark {benchmark.name}: {benchmark.file}"
     table = list(records(Path(benchmark.file), source).values())
-    names: dict[str, None] = {}  # in their order
-    for row in table:
-        names.update(dict.fromkeys(row))
-    return table, list(names)
+    return table, list(dict.fromkeys(name for row in table for name in row))
 
 
 def _of_hub(benchmark: Benchmark, config: str | None) -> tuple[Any, list[str]]:
@@ -224,7 +221,7 @@ def _unreadable(benchmark: Benchmark, reason: object) -> UsageError:
     return _error(benchmark, f"{benchmark.file or benchmark.hub} cannot be read: {reason}")
 
 
-def _options_and_label(benchmark: Benchmark, row_id: str, row: dict[str, Any]) -> tuple[str, str]:
+def _options_and_label(benchmark: Benchmark, row_id: str, row: Row) -> tuple[str, str]:
     """Return the lines of options, "" without any, and the label; ValueError for a faulty row."""
     if benchmark.choices:
         choices = [_text(benchmark, row, column) for column in benchmark.choices]
@@ -258,7 +255,7 @@ def _listed(options: list[Any]) -> str:
     return "\n".join(lines)
 
 
-def _text(benchmark: Benchmark, row: dict[str, Any], column: str) -> str:
+def _text(benchmark: Benchmark, row: Row, column: str) -> str:
     text = row.get(column)
     if isinstance(text, bytes):
         text = prompt_text(text)

@@ -48,6 +48,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> Key:
+        """The first three fields."""
         return Key(*self[:3])
 
 
@@ -158,8 +159,10 @@ def read_evaluation(folder: Path) -> Evaluation:
         own = [row for row in rows if row.benchmark == name]
         needed = settings["runs"] * about["prompts"]
         if len(own) < needed:
-            problem = f"is not finished, it has {len(own)} of {needed} rows of {name}"
-            raise UsageError(f"{folder} {problem}; repeat the evaluate command that started it")
+            raise UsageError(
+                f"{folder} is not finished, it has {len(own)} of {needed} rows of {name}; "
+                "repeat the evaluate command that started it"
+            )
         results[name] = as_results(own)
     return Evaluation(folder.resolve().name, settings, results)
 
@@ -168,19 +171,18 @@ def as_results(rows: Sequence[Row]) -> Results:
     """Return the rows of one benchmark, ordered by run and place, as arrays."""
     runs = rows[-1].run + 1
     first = rows[: len(rows) // runs]
-    shape = (runs, len(first), -1)
-    # A score of None becomes NaN.
-    scores = np.array([row.scores for row in rows], dtype=np.float64)
-    answers = np.array([row.answers for row in rows], dtype=object)
-    tokens = np.array([row.tokens for row in rows], dtype=np.int64)
-    truncated = np.array([row.truncated for row in rows], dtype=np.bool_)
+
+    def column(name: str, kind: Any) -> NDArray[Any]:
+        values = np.array([getattr(row, name) for row in rows], dtype=kind)
+        return values.reshape(runs, len(first), -1)
+
     return Results(
         first[0].benchmark,
         ids=[row.id for row in first],
         labels=[row.label for row in first],
         prompts=[row.prompt for row in first],
-        scores_R_P_N=scores.reshape(shape),
-        answers_R_P_N=answers.reshape(shape),
-        tokens_R_P_N=tokens.reshape(shape),
-        truncated_R_P_N=truncated.reshape(shape),
+        scores_R_P_N=column("scores", np.float64),  # None becomes NaN
+        answers_R_P_N=column("answers", object),
+        tokens_R_P_N=column("tokens", np.int64),
+        truncated_R_P_N=column("truncated", np.bool_),
     )

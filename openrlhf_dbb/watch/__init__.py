@@ -3,5 +3,6 @@
 serve    the command serve: listens, and who may ask
 report   the command report; puts page.html, page.css and page.*.js together
 api      maps a path such as runs/3/series to its answer, keeps answers, and lists the runs with their versions
-history  the curves of a run over its steps; its prompts over their visits: mastered, forgotten, ...
+curves   the curves of a run over its steps
+history  the prompts of a run over their visits: mastered, forgotten, ...
 """

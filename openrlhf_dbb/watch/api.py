@@ -11,12 +11,14 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from openrlhf_dbb.inspect.compare_runs import ONE_PAIR, held_out_difference
-from openrlhf_dbb.inspect.show import facts, method, overview, seconds_since, state
+from openrlhf_dbb.inspect.facts import facts, read_view
+from openrlhf_dbb.inspect.numbers import overview
+from openrlhf_dbb.inspect.status import method, seconds_since, state
 from openrlhf_dbb.secrets import without_secrets
 from openrlhf_dbb.storage import PosteriorStore, RunRecord, StoreError
 from openrlhf_dbb.storage.decode import naming_damage
 from openrlhf_dbb.terminal import readable, safe, shown, template_of
-from openrlhf_dbb.watch import history, prompts
+from openrlhf_dbb.watch import curves, history, prompts
 from openrlhf_dbb.watch.history import Visits
 
 EVERY_S = 0.5  # the list of runs is read at most this often, however many clients ask
@@ -181,7 +183,7 @@ class Api:
         store = self._store
         match parts:
             case ["series"]:
-                return history.series(store, record)
+                return curves.series(store, record)
             case ["pool"]:
                 visits, picture = self.visits(run)
                 return {"last": visits.last, "unit": visits.unit, "thresholds": history.THRESHOLDS, **picture}
@@ -248,7 +250,7 @@ def _numbers(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     recent = store.query(_LAST_STEPS, run=run.run_id)
     rollouts = sum(row.rollouts for row in recent)
     measured = [row for row in recent if row.metrics]
-    logged = history.metrics_of(run, measured[0]) if measured else {}
+    logged = curves.metrics_of(run, measured[0]) if measured else {}
     numbers = {name: safe(value) if isinstance(value, str) else value for name, value in overview(store, run).items()}
     return numbers | {
         "method": safe(method(run)),
@@ -268,7 +270,7 @@ def _mean_name(state_fields: Collection[str]) -> str:
 def _about(store: PosteriorStore, run: RunRecord) -> dict[str, Any]:
     """Return facts, configuration and events (claims, take-overs, roll backs, ...) of a run."""
     return {
-        "facts": [[name, str(value)] for name, value in facts(store, run).items()],
+        "facts": [[name, text] for name, text in facts(read_view(store, run)).items()],
         "config": [
             [safe(key), shown(json.dumps(without_secrets(value, key), ensure_ascii=False), width=None)]
             for key, value in sorted(run.config.items())

@@ -1,139 +1,48 @@
-"""Read the history of a run: its curves over the steps, and what became of each prompt over its visits.
+"""Read what became of each prompt of a run over its visits, and draw a picture of it.
 
-Point k of a curve covers the steps ``k * width + 1`` to ``(k + 1) * width``; the database sums over them.
-
-Axes: T steps, K points of a curve or columns of the picture, P prompts, V visits (one group of rollouts each).
+Axes: K columns of the picture, P prompts, V visits (one group of rollouts each).
 """
 
 import base64
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb.estimators.base import Floats
-from openrlhf_dbb.inspect.show import usage_totals
-from openrlhf_dbb.storage import PosteriorStore, RunRecord, decode
+from openrlhf_dbb.storage import PosteriorStore, RunRecord
 from openrlhf_dbb.storage.engine import table
-from openrlhf_dbb.storage.read import SUMS, held_out, unused_rollouts
-from openrlhf_dbb.storage.records import TOTALS, Integers
-from openrlhf_dbb.terminal import shown
+from openrlhf_dbb.storage.records import Integers
 
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 
-POINTS = 1000
-_AXES = ("rollouts", "tokens", "hours")
-
-_POINTS = f"""
-    SELECT max(step) AS step, max(created_at) AS ended_at, CAST(sum(rollouts) AS BIGINT) AS rewards,
-           sum(successes) AS successes, count(*) AS steps, {SUMS}
-    FROM dbb_step WHERE run_id = :run AND step <= :last GROUP BY (step - 1) / :width ORDER BY 1"""
-_METRICS = "SELECT step, metrics FROM dbb_step WHERE run_id = :run AND step <= :last ORDER BY step"
-
-
-def series(store: PosteriorStore, run: RunRecord, points: int = POINTS) -> dict[str, Any]:
-    """Return the "curves" of a run by name, (K,) each, in at most ``points`` points, and its totals."""
-    # Powers of two: when a run grows, two old points merge into one, and no other point moves.
-    width = 1
-    while points * width < run.last_step:
-        width *= 2
-    curves, measured = _curves(store, run, width), held_out(store, run)
-    totals = usage_totals(store, run)
-    if totals["generated"] is not None:
-        totals["unused_rollouts"] = unused_rollouts(store, run)
-        # A log without advantages does not tell what was trained on.
-        totals["parts"] = None if totals["informative"] is None else _parts(totals)
-    return {
-        "width": width,
-        "last": run.last_step,
-        "curves": curves,
-        "held_out": measured
-        and {
-            # Between two points of the curves the steps of the later one count alike.
-            **{name: np.interp(measured.step, [0, *curves["step"]], [0, *curves[name]]) for name in _AXES},
-            **{name: getattr(measured, name) for name in ("step", "accuracy", "prompts", "samples")},
-        },
-        "totals": None if totals["generated"] is None else totals,  # None if no step was counted
-    }
-
-
-def _curves(store: PosteriorStore, run: RunRecord, width: int) -> dict[str, Floats]:
-    rows = store.query(_POINTS, run=run.run_id, last=run.last_step, width=width)
-    names = ("step", "rewards", "successes", "steps", *TOTALS)
-    table = np.array([[getattr(row, name) for name in names] for row in rows], dtype=np.float64)
-    sums = dict(zip(names, table.reshape(-1, len(names)).T, strict=True))
-    ends = np.array([_milliseconds(run, row) for row in rows], dtype=np.int64)
-    ends_K = np.maximum.accumulate(ends)  # where the clock went back, time stands still
-    curves = {
-        "step": sums["step"],
-        # After a step that was not counted (NaN), the number until a later step is not known.
-        "rollouts": np.cumsum(sums["generated"]),
-        "tokens": np.cumsum(sums["generated_tokens"]),
-        "hours": (ends_K - ends_K[:1]) / 3_600_000,  # from the end of the first point
-    }
-    generated = sums["generated"]
-    several = np.where(generated < 2 * sums["groups"], np.nan, generated)  # zero variance is not defined at N = 1
-    shares = {  # dividend and divisor
-        "reward": (sums["successes"], sums["rewards"]),
-        "zero_variance": (sums["zero_variance"], several),
-        "given_advantage": (sums["rescued"], several),
-        "length": (sums["generated_tokens"], generated),
-        **{name: (count, sums["steps"]) for name, count in _parts(sums).items()},
-    }
-    with np.errstate(divide="ignore", invalid="ignore"):  # a point without any is a gap in the curve
-        curves |= {name: above / below for name, (above, below) in shares.items()}
-    return curves | _metric_means(store, run, (sums["step"] - 1) // width, width)
-
-
-def _milliseconds(run: RunRecord, row: Any) -> int:
-    """Return the end of a step since 1970; raise StoreError if it is no time."""
-    ended = decode.moment(row.ended_at, f"created_at of step {row.step} of run {run.name!r}")
-    return round(1000 * datetime.fromisoformat(ended.replace("Z", "+00:00")).timestamp())
-
-
-def metrics_of(run: RunRecord, row: Any) -> dict[str, Any]:
-    """Return the metrics of a row with its step; raise StoreError if they are no JSON object of numbers."""
-    return decode.numbers(row.metrics, f"metrics of step {row.step} of run {run.name!r}")
-
-
-def _parts(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how many rollouts are in each of four parts; every generated rollout is in one of them."""
-    return {
-        "mixed": sums["informative"] - sums["rescued"],  # trained on, in a group whose rewards differ
-        "given": sums["rescued"],  # trained on, in a zero-variance group that was given an advantage
-        "no_advantage": sums["trained"] - sums["informative"],
-        "filtered": sums["generated"] - sums["trained"],
-    }
-
-
-def _metric_means(store: PosteriorStore, run: RunRecord, points: Floats, width: int) -> dict[str, Floats]:
-    """Return the mean of each logged metric over each point, by name; a step without a value does not count."""
-    rows = store.query(_METRICS, run=run.run_id, last=run.last_step)
-    logged = [metrics_of(run, row) for row in rows]
-    row_T = np.searchsorted(points, (np.array([row[0] for row in rows]) - 1) // width)
-    means = {}
-    for name in dict.fromkeys(name for values in logged for name in values):
-        values_T = np.array([values.get(name) for values in logged], dtype=np.float64)
-        known = ~np.isnan(values_T)
-        sums = np.bincount(row_T[known], values_T[known], minlength=len(points))
-        with np.errstate(invalid="ignore"):
-            means[f"m:{shown(name, width=None)}"] = sums / np.bincount(row_T[known], minlength=len(points))
-    return means
-
-
 STATES = ("mastered", "learning", "forgotten", "never solved", "no visits")
-MASTERED, LEARNING, FORGOTTEN, UNSOLVED, NO_VISITS = range(5)
-# Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at most this.
+MASTERED = 0
+LEARNING = 1
+FORGOTTEN = 2
+UNSOLVED = 3
+NO_VISITS = 4
+# Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at
+# most this.
 THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "unsolved": 0.1}
 MOST_COLUMNS = 400  # of a picture, about as many as a screen shows
 MOST_CELLS = 4_000_000  # about; a browser draws them in a moment
-LEVELS, DRAWN = 126, 128
+LEVELS = 126
+DRAWN = 128
 CLASSES = 5  # of means, for the shares among drawn prompts and among the others
+_VISIT = [
+    ("step", "<f8"),
+    ("prompt_id", "<f8"),
+    ("successes", "<f8"),
+    ("mean", "<f8"),
+]
+_PROMPT = [
+    ("prompt_id", "<i8"),
+    ("mean", "<f8"),
+]
 _VISITS = """
     SELECT step, prompt_id, successes, coalesce(alpha / nullif(alpha + beta, 0), mean)
     FROM dbb_history WHERE run_id = :run ORDER BY step, prompt_id"""
@@ -159,7 +68,7 @@ def has_unit_scores(store: PosteriorStore, run: RunRecord) -> bool:
         outside += f" OR {_TOO_FAR_APART}"
     if store.query(_OUTSIDE.format(condition=outside), run=run.run_id):
         return False
-    (kept,) = store.query(_SOME_SCORES, run=run.run_id)
+    [kept] = store.query(_SOME_SCORES, run=run.run_id)
     if kept.low is not None:
         return bool(kept.low >= 0 and kept.high <= 1)
     # Without kept rollouts: the other memories take only scores in [0, 1].
@@ -169,6 +78,8 @@ def has_unit_scores(store: PosteriorStore, run: RunRecord) -> bool:
 
 @dataclass(frozen=True)
 class Visits:
+    """The visits of a run's prompts, and their states."""
+
     last: int  # the last step that was read, 0 if there is none
     prompt_id: Integers  # (P,) the prompts that have a posterior, ascending
     visits: Integers  # (P,) steps that trained on the prompt
@@ -181,28 +92,31 @@ class Visits:
 
 def read_visits(store: PosteriorStore, run: RunRecord) -> tuple[Visits, dict[str, Any]]:
     """Read the whole history of a run, and draw it: about 2 s for a million visits."""
-    kind = [(name, "<f8") for name in ("step", "prompt_id", "successes", "mean")]
     with store.database.transaction() as connection:
-        rows = table(connection, kind, _VISITS, {"run": run.run_id})
-        now = table(connection, [("prompt_id", "<i8"), ("mean", "<f8")], _NOW, {"run": run.run_id})
-    history = rows.view("<f8").reshape(-1, len(kind))
-    visits = summed(now["prompt_id"], now["mean"], history, unit=has_unit_scores(store, run))
+        rows = table(connection, _VISIT, _VISITS, {"run": run.run_id})
+        now = table(connection, _PROMPT, _NOW, {"run": run.run_id})
+    history = rows.view("<f8").reshape(-1, len(_VISIT))
+    unit = has_unit_scores(store, run)
+    visits = summed(now["prompt_id"], now["mean"], history, unit=unit)
     return visits, picture(visits, history)
 
 
 def picture(visits: Visits, history: Floats) -> dict[str, Any]:
-    """Return a picture of all prompts, one row each, highest mean first; a column covers ``width`` steps.
+    """Return a picture of all prompts, one row each, highest mean first.
 
     Args:
         visits, history: what :func:`summed` returned, and the rows that it was given.
 
     Returns:
-        "id", "state" (P,) of the rows; "width"; "low", "high": the means of the lowest and the highest level;
-        "states" (K, 4): visited prompts in each state after the column.
-        "beliefs" (2, CLASSES + 1, K): shares among the column's prompts and among the others: of each class of means
-        before the column, and of prompts not visited before.
-        "cells": (P, K) bytes, row after row, compressed by zlib and in base64. A byte is 0 before the first visit, else
-        1 + the level in [0, LEVELS] of the mean after the column, + DRAWN if the column has a visit.
+        "id", "state": (P,) of the rows.
+        "width": the steps that a column covers.
+        "low", "high": the means of the lowest and the highest level.
+        "states": (K, 4) visited prompts in each state after the column.
+        "beliefs": (2, CLASSES + 1, K) shares among the column's prompts and among the others: of
+        each class of means before the column, and of prompts not visited before.
+        "cells": (P, K) bytes, row after row, compressed by zlib and in base64. A byte is 0 before
+        the first visit, else 1 + the level in [0, LEVELS] of the mean after the column, + DRAWN if
+        the column has a visit.
     """
     step_V, id_V, _, mean_V = history.T
     prompts = len(visits.prompt_id)
@@ -210,22 +124,27 @@ def picture(visits: Visits, history: Floats) -> dict[str, Any]:
     width = 1
     while width * most < visits.last:  # powers of two, as of the curves
         width *= 2
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     if not visits.unit and len(history):
-        low, high = float(mean_V.min()), float(mean_V.max())
-    place_V = (step_V.astype(np.int64) - 1) // width, np.searchsorted(visits.prompt_id, id_V)
-    level_V = np.rint(np.clip((mean_V - low) / max(high - low, 1e-300), 0, 1) * LEVELS)
+        low = float(mean_V.min())
+        high = float(mean_V.max())
+    share_V = np.clip((mean_V - low) / max(high - low, 1e-300), 0, 1)
+    column_V = (step_V.astype(np.int64) - 1) // width
+    row_V = np.searchsorted(visits.prompt_id, id_V)
+    columns = -(-visits.last // width)
     # The visits are ordered by step: the last one of a column stays.
-    cells_KP = np.zeros((-(-visits.last // width), prompts), dtype=np.uint8)
-    cells_KP[place_V] = 1 + level_V
+    cells_KP = np.zeros((columns, prompts), dtype=np.uint8)
+    cells_KP[column_V, row_V] = 1 + np.rint(share_V * LEVELS)
     states_KP = np.zeros_like(cells_KP)
-    states_KP[place_V] = visits.state_V
+    states_KP[column_V, row_V] = visits.state_V
     counts, shares = _run_through(cells_KP, states_KP)
     order = np.lexsort((visits.prompt_id, -visits.mean))
+    compressed = zlib.compress(cells_KP.T[order].tobytes(), 1)
     return {
         "id": visits.prompt_id[order],
         "state": visits.state[order],
-        "cells": base64.b64encode(zlib.compress(cells_KP.T[order].tobytes(), 1)).decode(),
+        "cells": base64.b64encode(compressed).decode(),
         "width": width,
         "low": low,
         "high": high,
@@ -250,13 +169,18 @@ def _run_through(cells_KP: Bytes, states_KP: Bytes) -> tuple[list[Integers], Flo
     for k in range(len(cells_KP)):
         is_drawn_P = cells_KP[k] > 0
         class_P = class_of_cell[cell_P]
-        for which, some in enumerate((class_P[is_drawn_P], class_P[~is_drawn_P])):
-            shares[which, :, k] = np.bincount(some, minlength=CLASSES + 1) / max(len(some), 1)
+        shares[0, :, k] = _shares(class_P[is_drawn_P])
+        shares[1, :, k] = _shares(class_P[~is_drawn_P])
         cell_P = np.where(is_drawn_P, cells_KP[k], cell_P)
         state_P = np.where(is_drawn_P, states_KP[k], state_P)
         counts.append(np.bincount(state_P, minlength=len(STATES))[:NO_VISITS])
         cells_KP[k] = cell_P + DRAWN * is_drawn_P.astype(np.uint8)
     return counts, shares
+
+
+def _shares(classes: Integers) -> Floats:
+    """Return the share of each class of means, and of prompts not visited before."""
+    return np.bincount(classes, minlength=CLASSES + 1) / max(len(classes), 1)
 
 
 def summed(prompt_id: Integers, mean_now: Floats, history: Floats, *, unit: bool) -> Visits:
@@ -306,7 +230,8 @@ def _states(row: Integers, mean: Floats, is_right: Bools) -> Integers:
     """
     # Keys that grow with the prompt: a running maximum over all visits begins anew at each prompt.
     means, rank = np.unique(mean, return_inverse=True)
-    peak = means[np.maximum.accumulate(row * len(means) + rank) % max(len(means), 1)]
+    highest = np.maximum.accumulate(row * len(means) + rank)
+    peak = means[highest % max(len(means), 1)]
     is_solved = np.maximum.accumulate(2 * row + is_right) % 2 == 1
     state = np.where(mean >= THRESHOLDS["mastered"], MASTERED, LEARNING)
     state[peak - mean >= THRESHOLDS["forgotten"]] = FORGOTTEN

@@ -1,4 +1,4 @@
-"""Put the page together; the command report writes it with its answers into one file."""
+"""The command report: writes the page with its answers into one file."""
 
 import argparse
 import base64
@@ -25,19 +25,41 @@ from openrlhf_dbb.watch.prompts import every_prompt, rollouts_of_steps
 _MEGABYTE = 1_000_000
 _SIZE_MB = 20.0
 _STEPS = "SELECT DISTINCT step FROM dbb_rollout WHERE run_id = :run ORDER BY step DESC"
-_SCRIPTS = ("base.js", "charts.js", "curves.js", "pool.js", "run.js", "rollouts.js", "prompts.js", "js")
+_SCRIPTS = (
+    "base.js",
+    "charts.js",
+    "curves.js",
+    "pool.js",
+    "run.js",
+    "rollouts.js",
+    "prompts.js",
+    "js",
+)
 
 
 def add_commands(add: Any) -> None:
+    """Declare the command by ``cli.main``'s function."""
     parser = add("report", report)
     parser.add_argument("runs", nargs="*", metavar="RUN", help=RUN_HELP)
-    text = "file to write (default: report.html)"
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help=text)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        default=Path("report.html"),
+        help="file to write (default: report.html)",
+    )
     text = f"most megabytes for the visits of prompts and the kept rollouts (default: {_SIZE_MB:g})"
     parser.add_argument("--size", metavar="MB", type=float, default=_SIZE_MB, help=text)
 
 
 def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
+    """Write a page about some runs.
+
+    Raises:
+        StoreError: there is no such run, or a value of one cannot be read.
+        UsageError: the file cannot be written.
+    """
     chosen_runs = [chosen(store, ref) for ref in arguments.runs or [None]]
     ids = sorted({run.run_id for run in chosen_runs})
     api = Api(store, only=ids)
@@ -49,12 +71,15 @@ def report(store: PosteriorStore, arguments: argparse.Namespace) -> None:
     try:
         arguments.output.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{arguments.output}: {error.strerror}; name a file that can be written") from None
+        problem = f"{arguments.output}: {error.strerror}"
+        raise UsageError(f"{problem}; name a file that can be written") from None
     size = len(page.encode()) / _MEGABYTE
-    left_out = f"; --size {arguments.size:g} left out the rest" if file.is_cut else ""
-    contents = f"{file.prompts:,} prompts with their visits, {file.steps:,} steps with rollouts"
-    written = f"wrote {shown(arguments.output, None)}, {size:.1f} MB"
-    print(f"{written}: {contents}{left_out}; open it in a browser")
+    rest = f"; --size {arguments.size:g} left out the rest" if file.is_cut else ""
+    print(
+        f"wrote {shown(arguments.output, None)}, {size:.1f} MB: "
+        f"{file.prompts:,} prompts with their visits, {file.steps:,} steps with rollouts{rest}; "
+        "open it in a browser"
+    )
 
 
 def _paths(ids: list[int]) -> Iterator[str]:
@@ -97,7 +122,12 @@ class _File:
             self.prompts += count
             self.is_cut |= count < len(order)
 
-    def _add_fitting(self, base: str, answers: Iterable[tuple[int, dict[str, Any]]], room: float) -> tuple[int, float]:
+    def _add_fitting(
+        self,
+        base: str,
+        answers: Iterable[tuple[int, dict[str, Any]]],
+        room: float,
+    ) -> tuple[int, float]:
         """Add answers until one exceeds ``room`` bytes; return their number, and the bytes left."""
         count = 0
         for number, answer in answers:

@@ -30,7 +30,8 @@ class Benchmark:
 
     name: str  # on the command line, and of its results
     title: str  # heading in tables
-    group: str = ""  # is averaged: the paper's "ID" (in distribution) or "OOD" (out of it), or other
+    # Is averaged: "ID" (in distribution in the paper), "OOD" (out of distribution), or another.
+    group: str = ""
     # Id on the Hugging Face hub, a local folder laid out like one, or a spec; "" with ``file``.
     hub: str = ""
     revision: str = "main"  # the hub's commit; "main" is the newest

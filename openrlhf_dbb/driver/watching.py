@@ -1,0 +1,133 @@
+"""Watch a training from its driver: the line of its progress, actors that have died."""
+
+import _thread
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from openrlhf_dbb import upstream
+from openrlhf_dbb.actors.progress import COUNTED_BY_ENGINES, Progress
+from openrlhf_dbb.driver import interrupt
+from openrlhf_dbb.driver.progress_line import ProgressLine, progress_text
+
+_GROUPS = {
+    "actor_model_group": "policy",
+    "reference_model_group": "reference",
+    "reward_model_group": "reward model",
+}
+
+
+def parts_of(trainer: Any) -> dict[str, Any]:
+    """Return the actors that a run needs, by name."""
+    parts = {}
+    for number, engine in enumerate(trainer.vllm_engines):
+        parts[f"vLLM engine {number}"] = engine
+    for attribute, name in _GROUPS.items():
+        group = getattr(trainer, attribute)
+        if group is not None:
+            for rank, handler in enumerate(group._actor_handlers):
+                parts[f"rank {rank} of the {name}"] = handler
+    return parts
+
+
+def find_dead(parts: Mapping[str, Any], wait_s: float = 10) -> str | None:
+    """Return a line about the actors that have died.
+
+    None if none has died, and if one could not be made: its exception says more. Ray's list of
+    actors learns of a lost host too late, so each actor is asked; a busy rank answers after
+    ``wait_s``.
+    """
+    import ray
+
+    calls = {actor.__ray_ready__.remote(): name for name, actor in parts.items()}
+    answered = []
+    if calls:
+        answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=wait_s)
+    dead = []
+    for call in answered:
+        try:
+            ray.get(call)
+        except ray.exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):
+                return None
+            dead.append(calls[call])
+    if not dead:
+        return None
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    named = " and ".join(_place(name, parts[name], hosts) for name in dead)
+    cause = "perhaps for want of memory (see dmesg on that host)"
+    return f"{named} has died: killed or crashed, {cause}"
+
+
+def _place(name: str, actor: Any, hosts: Mapping[str, str]) -> str:
+    """Return an actor's name with its process and host; ``hosts``: their names by Ray's id."""
+    from ray._private.state import actors  # what Ray documents needs its dashboard
+
+    about = actors(actor._actor_id.hex())
+    address = about["Address"]
+    host = f"{hosts[address['NodeID']]} ({address['IPAddress']})"
+    return f"{name} (process {about['Pid']} on host {host})"
+
+
+@contextlib.contextmanager
+def watching(trainer: upstream.InThisProcess, progress: Progress) -> Iterator[None]:
+    """Show progress within the block, and end it when an engine has died that it waits for.
+
+    Raises:
+        RayError: the engine's, in the place of the KeyboardInterrupt that ends the wait.
+    """
+    import ray
+
+    line = ProgressLine()
+    done = threading.Event()
+    warned: set[str] = set()
+    died: list[Exception] = []
+
+    def draw(unfinished: int, *, last: bool = False) -> None:
+        warnings = {} if trainer.made is None else trainer.made.warnings()
+        for kind, warning in warnings.items():
+            if kind not in warned:
+                warned.add(kind)
+                line.warn(warning)
+        finished = None
+        # An engine does not count requests that it has not taken yet.
+        if progress.phase in COUNTED_BY_ENGINES and unfinished:
+            finished = max(progress.size - unfinished, 0)
+        line.show(progress_text(progress, finished, time.monotonic()), last=last)
+
+    def show() -> None:
+        calls: dict[Any, Any] = {}  # that an engine has not answered yet
+        unfinished: dict[Any, int] = {}  # requests of each engine, as last answered
+        while not done.wait(0.5):
+            engines = [] if trainer.made is None else trainer.made.vllm_engines
+            try:
+                for engine in engines:
+                    call = calls.pop(engine, None) or engine.get_num_unfinished_requests.remote()
+                    answered, _ = ray.wait([call], timeout=0)
+                    if answered:
+                        unfinished[engine] = ray.get(call)  # raises if the engine has died
+                    else:
+                        calls[engine] = call
+            except ray.exceptions.RayError as error:
+                # The main thread mostly sees the same error, with more to say.
+                if not done.wait(5):
+                    died.append(error)
+                    interrupt.raise_from_now_on()
+                    _thread.interrupt_main()
+                break
+            draw(sum(unfinished.values()))
+        draw(0, last=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if died:
+            raise died[0] from None
+        raise
+    finally:
+        done.set()
+        thread.join(timeout=10)

@@ -1,0 +1,107 @@
+"""The files of a log of rollouts, and the steps in their names."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from openrlhf_dbb.data.files import FILES
+from openrlhf_dbb.errors import UsageError
+
+_NUMBER = re.compile(r"([^\W\d_]*)[\W_]*(\d+)")  # with the word in front of it
+# Processes write files side by side: their numbers are no steps.
+_PROCESSES = ("rank", "worker", "shard", "part", "process", "gpu", "node", "host")
+
+Number = tuple[str, int]
+"""A number in a file's name, behind the word in front of it."""
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """Return the files, and those of the folders by name.
+
+    Raises:
+        UsageError: one does not exist, or is named twice, or a folder holds no log.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"there is no {path}; name a log of rollouts or a folder of them")
+        files += _files_in(path) if path.is_dir() else [path]
+    seen = set()
+    for file in files:
+        if file.resolve() in seen:
+            raise UsageError(f"{file} is named twice and would count twice; name each file once")
+        seen.add(file.resolve())
+    return files
+
+
+def _files_in(folder: Path) -> list[Path]:
+    files = sorted(filter(_is_log, folder.iterdir()))
+    if files:
+        return files
+    inside = sorted(file.parent for file in folder.rglob("*") if _is_log(file))
+    advice = "name a log of rollouts"
+    if inside:
+        advice = f"its folder {inside[0].relative_to(folder)} does; name the files, or that folder"
+    raise UsageError(f"folder {folder} itself holds no file of {', '.join(FILES)}; {advice}")
+
+
+def _is_log(file: Path) -> bool:
+    return file.is_file() and file.name.lower().removesuffix(".gz").endswith(FILES)
+
+
+def refuse_copies(files: Sequence[Path], step_of_name: Mapping[Path, int]) -> None:
+    """Raise UsageError if two files of the same step hold the same."""
+    seen: dict[tuple[bytes, int | None], Path] = {}
+    for file in files:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "blake2b").digest()
+        first = seen.setdefault((digest, step_of_name.get(file)), file)
+        if first != file and file.stat().st_size:
+            raise UsageError(f"{file} is a copy of {first} and would count twice; name one of them")
+
+
+def steps_of_names(files: Sequence[Path]) -> dict[Path, int]:
+    """Return the step that the name of each file tells.
+
+    Raises:
+        UsageError: there is not one number that is the step.
+    """
+    folder = os.path.commonpath([file.absolute().parent for file in files])
+    names = [str(file.absolute().relative_to(folder)) for file in files]
+    column = None
+    if len({re.sub(r"\d+", "0", name) for name in names}) == 1:
+        column = _column_of_step([_numbers(name) for name in names])
+    if column is None:
+        several = f"{names[0]} does"
+        if len(files) > 1:
+            several = f"{names[0]} .. {names[-1]} do"
+        raise UsageError(
+            f"no column has the step, and {several} not tell it by one number; "
+            "give --step_key, or file names as step_1.jsonl"
+        )
+    return {file: step for file, (_, step) in zip(files, column, strict=True)}
+
+
+def _numbers(name: str) -> list[Number]:
+    return [(word.lower(), int(digits)) for word, digits in _NUMBER.findall(name)]
+
+
+def _column_of_step(numbers: Sequence[Sequence[Number]]) -> Sequence[Number] | None:
+    """Return that number of each name which is the step; None if that is not plain."""
+    named = []
+    varying = []
+    for column in zip(*numbers, strict=True):
+        word, _ = column[0]
+        if word in _PROCESSES:
+            continue
+        if word in ("step", "steps"):
+            named.append(column)
+        if len(column) == 1 or len(set(column)) > 1:
+            varying.append(column)
+    if len(named) != 1:
+        return varying[0] if len(varying) == 1 else None
+    # Two files of one step are two processes' files, not for example two epochs'.
+    is_plain = len(set(named[0])) == len(numbers) or set(varying) <= set(named)
+    return named[0] if is_plain else None
