@@ -5,7 +5,6 @@ W prior weights, K discounts beside a text's mean, C forecasts.
 """
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,12 +130,12 @@ class SelfTuningBetaBernoulli(BetaPosterior):
     Source: our own. The paper names such a prior (appendix "Empirical-Bayes Prior") and discount as future work.
     """
 
-    name: ClassVar[str] = "auto"
-    version: ClassVar[int] = 4  # 1 forgot by visits; 2 read no texts; 3 told digits apart
-    wide_clip: ClassVar[bool] = True
-    reads_texts: ClassVar[bool] = True
-    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *VISIT_FIELDS)
-    shared_fields: ClassVar[tuple[str, ...]] = tuple(_SHARED_SIZES)
+    name = "auto"
+    version = 4  # 1 forgot by visits; 2 read no texts; 3 told digits apart
+    wide_clip = True
+    reads_texts = True
+    state_fields = ("alpha", "beta", *VISIT_FIELDS)
+    shared_fields = tuple(_SHARED_SIZES)
 
     def initial_state(self, num_prompts: int) -> State:
         state = {name: np.zeros(size) for name, size in _SHARED_SIZES.items()}

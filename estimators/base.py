@@ -86,9 +86,9 @@ class RewardSupportError(ValueError):
 class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
-    An estimator is a frozen dataclass. Its fields, made by
+    An estimator is a frozen dataclass. Its fields, which have a type and are made by
     :func:`openrlhf_dbb.estimators.registry.parameter`, become the command line's flags
-    ``--NAME.FIELD``. The object learns nothing: the caller keeps, stores and rolls back a
+    ``--NAME.FIELD``; the attributes below are set without a type. The object learns nothing: the caller keeps, stores and rolls back a
     ``State``, with numbers for each prompt and for the whole run (a prior that all prompts share,
     a clock).
 
@@ -357,7 +357,7 @@ register = ESTIMATORS.register
 class BetaPosterior(RewardEstimator):
     """Keeps a Beta posterior of each prompt as ``alpha`` and ``beta``, > 0; for rewards 0 and 1."""
 
-    support: ClassVar[Support] = "binary"
+    support = "binary"
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         return Estimate.bernoulli(state["alpha"], state["beta"])

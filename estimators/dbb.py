@@ -1,7 +1,6 @@
 """Discounted Beta-Bernoulli: the paper's estimator."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -45,9 +44,9 @@ class DiscountedBetaBernoulli(BetaPosterior):
         "accept scores in [0, 1] as fractional successes, not only 0 or 1",
     )
 
-    name: ClassVar[str] = "dbb"
-    wide_clip: ClassVar[bool] = True
-    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    name = "dbb"
+    wide_clip = True
+    state_fields = ("alpha", "beta")
 
     @property
     def support(self) -> Support:  # type: ignore[override]

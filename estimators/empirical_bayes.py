@@ -1,7 +1,6 @@
 """Empirical Bayes: one prior of all prompts, fitted while the run goes on; nothing is kept of a prompt."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -10,7 +9,6 @@ from openrlhf_dbb.estimators.base import (
     Floats,
     RewardEstimator,
     State,
-    Support,
     counts,
     register,
 )
@@ -46,9 +44,9 @@ class EmpiricalBayes(RewardEstimator):
     Source: paper, appendix "Comparison with Hierarchical / Empirical-Bayes Prior"; the equations are ours.
     """
 
-    name: ClassVar[str] = "empirical_bayes"
-    support: ClassVar[Support] = "unit"
-    shared_fields: ClassVar[tuple[str, ...]] = ("moments", "prior")
+    name = "empirical_bayes"
+    support = "unit"
+    shared_fields = ("moments", "prior")
 
     def initial_state(self, num_prompts: int) -> State:
         return {"moments": np.zeros(4), "prior": np.ones(2)}

@@ -69,8 +69,8 @@ def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
 class GroupNorm(Form):
     """``(X - p) / sqrt(v)``: GRPO (Shao et al. 2024, arXiv 2402.03300), section 4.1, without 1e-9 in the divisor."""
 
-    name: ClassVar[str] = "group_norm"
-    formula: ClassVar[str] = "(X - p) / sqrt(variance)"
+    name = "group_norm"
+    formula = "(X - p) / sqrt(variance)"
 
     def scale(self, estimate: Estimate) -> Floats:
         return np.sqrt(estimate.variance)
@@ -80,8 +80,8 @@ class GroupNorm(Form):
 class DrGrpo(Form):
     """``X - p``: Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), section 3."""
 
-    name: ClassVar[str] = "dr_grpo"
-    formula: ClassVar[str] = "X - p"
+    name = "dr_grpo"
+    formula = "X - p"
 
 
 @register
@@ -91,9 +91,9 @@ class BatchCentered(Form):
     Source: our own; ``docs/history.md`` says why, ``python -m study rare`` measures it.
     """
 
-    name: ClassVar[str] = "batch_centered"
-    formula: ClassVar[str] = "X - p, minus its mean over the step"
-    sums_to_zero: ClassVar[bool] = True
+    name = "batch_centered"
+    formula = "X - p, minus its mean over the step"
+    sums_to_zero = True
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         advantages_P_G = super().advantages(rewards_P_G, estimate)
@@ -111,8 +111,8 @@ class BatchMean(BatchCentered):
     Source: Williams 1992, "Simple statistical gradient-following algorithms", section 5.
     """
 
-    name: ClassVar[str] = "batch_mean"
-    formula: ClassVar[str] = "X - mean of the step's rewards"
+    name = "batch_mean"
+    formula = "X - mean of the step's rewards"
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         without_mean = Estimate(np.zeros(len(rewards_P_G)), estimate.variance)
@@ -130,9 +130,9 @@ class Rloo(Form):
     2402.14740); with a posterior: our own.
     """
 
-    name: ClassVar[str] = "rloo"
-    formula: ClassVar[str] = "X - (p without X)"
-    leave_one_out: ClassVar[bool] = True
+    name = "rloo"
+    formula = "X - (p without X)"
+    leave_one_out = True
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         if estimate.without_each is None:  # the mean as baseline would be dr_grpo, in silence
@@ -148,9 +148,9 @@ class ReinforceBaseline(Form):
     Source: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), the variant with a baseline.
     """
 
-    name: ClassVar[str] = "reinforce_baseline"
-    formula: ClassVar[str] = "X - p, whitened over the tokens of the batch"
-    whitened: ClassVar[bool] = True
+    name = "reinforce_baseline"
+    formula = "X - p, whitened over the tokens of the batch"
+    whitened = True
 
 
 @register
@@ -163,8 +163,8 @@ class MaxRl(Form):
     Source: MaxRL (Tajwar et al. 2026, arXiv 2602.02710), the estimator with the group's mean as control variate.
     """
 
-    name: ClassVar[str] = "max_rl"
-    formula: ClassVar[str] = "(X - p) / p"
+    name = "max_rl"
+    formula = "(X - p) / p"
 
     def scale(self, estimate: Estimate) -> Floats:
         return estimate.mean

@@ -1,7 +1,6 @@
 """A discounted Normal-inverse-gamma posterior: as ``dbb``, for any real reward."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -45,8 +44,8 @@ class DiscountedGaussian(RewardEstimator):
     prior_variance: float = parameter(0.25, "expected variance of one reward", within="(0, inf)")
     prior_weight: float = parameter(2.0, "rollouts that the prior counts for", within="(0, inf)")
 
-    name: ClassVar[str] = "gaussian"
-    state_fields: ClassVar[tuple[str, ...]] = ("weight", "mean", "spread")
+    name = "gaussian"
+    state_fields = ("weight", "mean", "spread")
 
     def initial_state(self, num_prompts: int) -> State:
         spread = self.prior_weight * self.prior_variance

@@ -1,7 +1,6 @@
 """Estimators of a group alone: the sample mean and Laplace smoothing; and a moving average."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -11,7 +10,6 @@ from openrlhf_dbb.estimators.base import (
     Floats,
     RewardEstimator,
     State,
-    Support,
     counts,
     parameter,
     register,
@@ -50,8 +48,8 @@ class PointEstimator(GroupAlone):
     Source: paper, section 2.2 (GRPO's mu and sigma) and section 3.1.
     """
 
-    name: ClassVar[str] = "point"
-    min_rollouts: ClassVar[int] = 2
+    name = "point"
+    min_rollouts = 2
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         total, rollouts = counts(rewards_P_G)
@@ -86,8 +84,8 @@ class LaplaceSmoothing(GroupAlone):
         within="(0, inf)",
     )
 
-    name: ClassVar[str] = "laplace"
-    support: ClassVar[Support] = "unit"
+    name = "laplace"
+    support = "unit"
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         successes, rollouts = counts(rewards_P_G)
@@ -120,9 +118,9 @@ class MovingAverage(RewardEstimator):
 
     discount: float = parameter(0.3, "weight of the past per visit", within="[0, 1)")
 
-    name: ClassVar[str] = "ema"
-    support: ClassVar[Support] = "unit"
-    state_fields: ClassVar[tuple[str, ...]] = ("mean", "visits")
+    name = "ema"
+    support = "unit"
+    state_fields = ("mean", "visits")
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)

@@ -1,7 +1,6 @@
 """SPO's tracker of each prompt's success rate, read before the update."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -39,9 +38,9 @@ class Spo(BetaPosterior):
 
     rho: float = parameter(0.96, "weight of the past per visit", within="(0, 1]")
 
-    name: ClassVar[str] = "spo"
-    reads: ClassVar[Literal["after", "before"]] = "before"
-    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    name = "spo"
+    reads = "before"
+    state_fields = ("alpha", "beta")
 
     def initial_state(self, num_prompts: int) -> State:
         return {"alpha": np.full(num_prompts, 0.5), "beta": np.full(num_prompts, 0.5)}
