@@ -88,9 +88,9 @@ class RewardEstimator(ABC):
 
     An estimator is a frozen dataclass. Its fields, which have a type and are made by
     :func:`openrlhf_dbb.estimators.registry.parameter`, become the command line's flags
-    ``--NAME.FIELD``; the attributes below are set without a type. The object learns nothing: the caller keeps, stores and rolls back a
-    ``State``, with numbers for each prompt and for the whole run (a prior that all prompts share,
-    a clock).
+    ``--NAME.FIELD``; the attributes below are set without a type. The object learns nothing: the
+    caller keeps, stores and rolls back a ``State``, with numbers for each prompt and for the whole
+    run (a prior that all prompts share, a clock).
 
     All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float. NaN marks a
     missing rollout (a verifier time-out), so N may differ between prompts, but every row holds a
