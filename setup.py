@@ -56,7 +56,9 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.10",
-    packages=find_packages(include=["openrlhf_dbb*"]),  # with estimators and storage, by links
+    # With estimators and storage, by links: with package_dir and a longer __path__ instead, mypy finds neither,
+    # and pytest imports a file of them twice, under two names.
+    packages=find_packages(include=["openrlhf_dbb*"]),
     # platform/shims is not a package but a folder that is put on the import path.
     package_data={
         "": ["*.toml", "*.html", "*.css", "*.js", "py.typed"],
