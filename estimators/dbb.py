@@ -20,8 +20,8 @@ from openrlhf_dbb.estimators.base import (
 class DiscountedBetaBernoulli(BetaPosterior):
     """Track a drifting success probability with a Beta posterior that forgets.
 
-    Each visit of a prompt shrinks its past counts by ``discount``, then adds the new group's successes and failures
-    (S of N rollouts)::
+    Each visit of a prompt shrinks its past counts by ``discount``, then adds the new group's
+    successes and failures (S of N rollouts)::
 
         alpha <- discount * alpha + S        mean     = alpha / (alpha + beta)
         beta  <- discount * beta + N - S     variance = alpha * beta / (alpha + beta)^2

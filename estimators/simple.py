@@ -42,8 +42,8 @@ class GroupAlone(RewardEstimator):
 class PointEstimator(GroupAlone):
     """Sample mean and N-1 variance of the current group, as in GRPO.
 
-    ``mean = sum(X) / N`` and ``variance = sum((X - mean)^2) / (N - 1)`` over the N rollouts that are not missing. The
-    variance is exactly 0 if all N rewards are equal (or N = 1).
+    ``mean = sum(X) / N`` and ``variance = sum((X - mean)^2) / (N - 1)`` over the N rollouts that
+    are not missing. The variance is exactly 0 if all N rewards are equal (or N = 1).
 
     Source: paper, section 2.2 (GRPO's mu and sigma) and section 3.1.
     """
@@ -55,7 +55,8 @@ class PointEstimator(GroupAlone):
         total, rollouts = counts(rewards_P_G)
         mean = total / rollouts
         squares = np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1)
-        # The mean of eight times 0.1 is not exactly 0.1: rounding errors must not count as variance.
+        # The mean of eight times 0.1 is not exactly 0.1: rounding errors must not count as
+        # variance.
         least = np.fmin.reduce(rewards_P_G, axis=1)
         most = np.fmax.reduce(rewards_P_G, axis=1)
         variance = squares / np.maximum(rollouts - 1, 1)
@@ -108,7 +109,8 @@ class MovingAverage(RewardEstimator):
         mean    <- discount * mean + (1 - discount) * S / N          on later ones
         variance = mean * (1 - mean)                                 of ONE reward
 
-    The variance is 0 while all rewards of a prompt are 0, or all 1. Scores in [0, 1] are fractional successes.
+    The variance is 0 while all rewards of a prompt are 0, or all 1. Scores in [0, 1] are fractional
+    successes.
 
     State:
         mean, visits: the average, in [0, 1], 0 before any rollout; the number of groups in it.
@@ -137,4 +139,4 @@ class MovingAverage(RewardEstimator):
         return np.where(state["visits"] == 1, 1.0, 1 - self.discount)
 
     def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> None:
-        """Return None: a group's mean weighs the same for any number of rollouts, so the formula does not hold."""
+        """Return None: a group weighs the same at any size, so that the formula does not hold."""

@@ -27,13 +27,14 @@ class Spo(BetaPosterior):
         alpha   <- rho * alpha + S
         beta    <- rho * beta + N - S
 
-    A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation; the public code begins after one
-    with 8 rollouts at the measured rate (``--data.pass_rate_attempts 8``).
+    A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation; the public code
+    begins after one with 8 rollouts at the measured rate (``--data.pass_rate_attempts 8``).
 
     State:
         alpha, beta: discounted counts of successes and failures, in rollouts, > 0.
 
-    Source: SPO (Xu and Ding 2025, arXiv 2509.13232); its public code, verl-recipe ``spo/spo_ray_trainer.py``.
+    Source: SPO (Xu and Ding 2025, arXiv 2509.13232); its public code, verl-recipe
+    ``spo/spo_ray_trainer.py``.
     """
 
     rho: float = parameter(0.96, "weight of the past per visit", within="(0, 1]")
