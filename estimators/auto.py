@@ -5,7 +5,6 @@ W prior weights, K discounts beside a text's mean, C forecasts.
 """
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,8 @@ DISCOUNTS_L = np.array([0.02, 0.05, *np.arange(2, 21) / 20])
 DISCOUNTS_X = np.tile(DISCOUNTS_L, 2)
 TIMED_X = np.repeat([0.0, 1.0], DISCOUNTS_L.size)  # 1 where an age is in time, 0 where in visits
 PRIOR_WEIGHTS_W = np.array([0.05, 0.25, 0.5, 1.0, 2.0])
-# Beside a mean that the text predicts: what counts keep over a pass, and the mean's weight in rollouts.
+# Beside a mean that the text predicts: what counts keep over a pass, and the mean's weight in
+# rollouts.
 TEXT_DISCOUNTS_K = np.array([0.005, 0.05, 0.3, 0.85])
 TEXT_WEIGHTS = (2.0, 6.0)
 
@@ -98,45 +98,57 @@ class _Groups:
 @register
 @dataclass(frozen=True)
 class SelfTuningBetaBernoulli(BetaPosterior):
-    """DBB whose prior, prior weight and discount follow the data, and whose forecasts read the prompt's text.
+    """DBB whose prior, prior weight and discount follow the data, and whose forecasts read texts.
 
     With A and B the discounted successes and failures of a prompt's earlier visits k, of age u_k::
 
-        A = sum_k discount^u_k S_k          alpha = weight * a + A + S       mean     = alpha / (alpha + beta)
-        B = sum_k discount^u_k (N_k - S_k)  beta  = weight * b + B + N - S   variance = mean * (1 - mean)
+        A = sum_k discount^u_k S_k            alpha    = weight * a + A + S
+        B = sum_k discount^u_k (N_k - S_k)    beta     = weight * b + B + N - S
+        mean = alpha / (alpha + beta)         variance = mean * (1 - mean)
 
-    and ``alpha = a + S``, ``beta = b + N - S`` on a first visit. ``variance`` is that of ONE reward, > 0.
+    and ``alpha = a + S``, ``beta = b + N - S`` on a first visit. ``variance`` is that of ONE
+    reward, > 0.
 
-    Ages are in visits (1, 2, ... ago) or in passes over the prompts. A pass has as many updates as it takes, at the
-    mean number of groups per update so far, to observe as many groups as prompts have been seen.
+    Ages are in visits (1, 2, ... ago) or in passes over the prompts. A pass has as many updates as
+    it takes, at the mean number of groups per update so far, to observe as many groups as prompts
+    have been seen.
 
-    :meth:`predictive` forecasts the next visit by the above without S and N, or from the prompt's text::
+    :meth:`predictive` forecasts the next visit by the above without S and N, or from the prompt's
+    text::
 
-        alpha = w m + A        beta = w (1 - m) + B        w = 2 or 6, discount = 0.005, 0.05, 0.3 or 0.85 a pass
+        alpha = w m + A        beta = w (1 - m) + B
+        w = 2 or 6             discount = 0.005, 0.05, 0.3 or 0.85 a pass
 
     with m predicted by a regression for each discount (:mod:`openrlhf_dbb.estimators.text_prior`).
 
     State:
         alpha, beta: of the posterior, in rollouts, > 0.
-        successes_1, _2, rollouts_1, _2, seen_1, _2: S, N and update of the two latest visits, latest first; 0: none.
-        successes_old, rollouts_old: of older visits, discounted up to seen_2 by the discounts of their time.
+        successes_1, _2, rollouts_1, _2, seen_1, _2: S, N and update of the two latest visits,
+            latest first; 0: none.
+        successes_old, rollouts_old: of older visits, discounted up to seen_2 by the discounts of
+            their time.
         moments (shared): sums behind the prior, as in ``empirical_bayes``.
-        pairs (shared): number of pairs of successive visits, sums of S/N now, S/N then, and their product; faded.
+        pairs (shared): number of pairs of successive visits, sums of S/N now, S/N then, and their
+            product; faded.
         evidence (shared): (210,), a score for each pair, by weight, way to count, discount.
-        prior, weight, discount, timed (shared): a and b; the pair chosen; 1 if its ages are in time, 0 if in visits.
-        prompts, clock (shared): number of distinct prompts seen; numbers of updates and of groups so far.
+        prior (shared): a and b.
+        weight, discount, timed (shared): the pair chosen; 1 if its ages are in time, 0 if in visits.
+        prompts (shared): number of distinct prompts seen.
+        clock (shared): numbers of updates and of groups so far.
         text_weights (shared): weights of the regressions, one after another.
-        forecasts (shared): (9,), log scores of the forecasts, faded: without the text, then by w and discount.
+        forecasts (shared): (9,), log scores of the forecasts, faded: without the text, then by w
+            and discount.
 
-    Source: our own. The paper names such a prior (appendix "Empirical-Bayes Prior") and discount as future work.
+    Source: our own. The paper names such a prior (appendix "Empirical-Bayes Prior") and discount as
+    future work.
     """
 
-    name: ClassVar[str] = "auto"
-    version: ClassVar[int] = 4  # 1 forgot by visits; 2 read no texts; 3 told digits apart
-    wide_clip: ClassVar[bool] = True
-    reads_texts: ClassVar[bool] = True
-    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta", *VISIT_FIELDS)
-    shared_fields: ClassVar[tuple[str, ...]] = tuple(_SHARED_SIZES)
+    name = "auto"
+    version = 4  # 1 forgot by visits; 2 read no texts; 3 told digits apart
+    wide_clip = True
+    reads_texts = True
+    state_fields = ("alpha", "beta", *VISIT_FIELDS)
+    shared_fields = tuple(_SHARED_SIZES)
 
     def initial_state(self, num_prompts: int) -> State:
         state = {name: np.zeros(size) for name, size in _SHARED_SIZES.items()}
@@ -366,9 +378,9 @@ def _negative_risk(
     successes_V: Floats,
     rollouts_V: Floats,
 ) -> Floats:
-    """Return minus the estimated squared error of each pair's means, summed over the V groups: (W, X).
+    """Return minus the estimated squared error of each pair's means, (W, X).
 
-    The past is discounted to ``at_V``, ``visits`` after the last one.
+    It is the sum over the V groups. The past is discounted to ``at_V``, ``visits`` after the last one.
     """
     past_successes_V_X, past_rollouts_V_X = _past(past, visits, at_V, DISCOUNTS_X, TIMED_X)
     weights_W_1 = PRIOR_WEIGHTS_W[:, None]

@@ -16,7 +16,7 @@ from openrlhf_dbb.estimators.registry import parameter as parameter
 
 Floats = NDArray[np.float64]
 State = dict[str, Floats]
-"""A float64 array of shape (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
+"""A float64 array (P,) for each of ``state_fields``, and a vector for each of ``shared_fields``.
 
 For an estimator that reads texts the caller may add "features", (P, 129), which are not stored:
 :func:`openrlhf_dbb.estimators.text_prior.text_features`.
@@ -50,11 +50,13 @@ class Estimate:
     def bernoulli(cls, alpha: Floats, beta: Floats) -> "Estimate":
         """Return the estimate of rewards 0 and 1 by a Beta posterior.
 
+        The mean is alpha / (alpha + beta), the variance alpha beta / (alpha + beta)^2.
+
         Args:
             alpha: (P,) counts of successes, in rollouts, >= 0.
             beta: (P,) counts of failures, in rollouts, >= 0; the sum of both is > 0.
 
-        Source: paper, section 3.2: mean alpha / (alpha + beta), variance alpha beta / (alpha + beta)^2.
+        Source: paper, section 3.2, the equations after Definition 2.
         """
         total = alpha + beta
         mean = alpha / total
@@ -86,11 +88,11 @@ class RewardSupportError(ValueError):
 class RewardEstimator(ABC):
     """Estimates each prompt's reward distribution from the groups of rollouts seen so far.
 
-    An estimator is a frozen dataclass. Its fields, made by
+    An estimator is a frozen dataclass. Its fields, which have a type and are made by
     :func:`openrlhf_dbb.estimators.registry.parameter`, become the command line's flags
-    ``--NAME.FIELD``. The object learns nothing: the caller keeps, stores and rolls back a
-    ``State``, with numbers for each prompt and for the whole run (a prior that all prompts share,
-    a clock).
+    ``--NAME.FIELD``; the attributes below are set without a type. The object learns nothing: the
+    caller keeps, stores and rolls back a ``State``, with numbers for each prompt and for the whole
+    run (a prior that all prompts share, a clock).
 
     All methods are vectorised over P prompts. ``rewards_P_G`` has shape (P, G), float. NaN marks a
     missing rollout (a verifier time-out), so N may differ between prompts, but every row holds a
@@ -132,7 +134,10 @@ class RewardEstimator(ABC):
 
     @property
     def belief(self) -> "RewardEstimator":
-        """The estimator whose state a run keeps, and whose forecast strategies draw by: by default this one."""
+        """The estimator whose state a run keeps, and whose forecast strategies draw by.
+
+        By default it is this one.
+        """
         return self
 
     def initial_state(self, num_prompts: int) -> State:
@@ -147,9 +152,10 @@ class RewardEstimator(ABC):
         """
 
     def known(self, state: State, rewards_P_G: Floats) -> State:
-        """Return the state after outcomes that were measured before the training; they may be fractions.
+        """Return the state after outcomes that were measured before the training.
 
-        They count as a visit of update 0, and time does not move: the shared field "clock" stays.
+        They may be fractions. They count as a visit of update 0, and time does not move: the shared
+        field "clock" stays.
         """
         before = dict(state)
         if "clock" in state:
@@ -171,7 +177,7 @@ class RewardEstimator(ABC):
         return {}
 
     def predictive(self, state: State) -> tuple[Floats, Floats] | None:
-        """Return (alpha, beta), (P,) each and > 0, of the Beta of each prompt's next success probability.
+        """Return (alpha, beta), (P,) each and > 0, of each prompt's next success probability.
 
         None if the estimator does not forecast.
         """
@@ -182,7 +188,7 @@ class RewardEstimator(ABC):
         return type(self).predictive is not RewardEstimator.predictive
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats | None:
-        """Return the share of the estimated mean that comes from the current, on-policy group, (P,) in [0, 1].
+        """Return the share of the estimated mean that comes from the current group, (P,) in [0, 1].
 
         None if the mean is no weighted average of the group's mean and what was known before.
         """
@@ -190,7 +196,12 @@ class RewardEstimator(ABC):
             return np.zeros(len(rewards_P_G))
         return None
 
-    def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> Floats | None:
+    def mean_without_each(
+        self,
+        state: State,
+        rewards_P_G: Floats,
+        estimate: Estimate,
+    ) -> Floats | None:
         """Return the leave-one-out means, (P, G): the estimate's mean without each of its rollouts.
 
         With c the share of one of N rollouts in the mean, ``group_weight / N``, it is
@@ -327,7 +338,8 @@ class RewardEstimator(ABC):
             ValueError: the rewards are no table, or a prompt has no reward at all.
         """
         if rewards_P_G.ndim != 2:
-            raise ValueError(f"rewards have shape {rewards_P_G.shape}; (prompts, rollouts) is needed")
+            shape = rewards_P_G.shape
+            raise ValueError(f"rewards have shape {shape}; (prompts, rollouts) is needed")
         wrong = ~self.supports(rewards_P_G)
         if not wrong.any() and rewards_P_G.shape[1]:
             return
@@ -349,7 +361,7 @@ ESTIMATORS: Registry[RewardEstimator] = Registry(
     __package__,
     predicted_prior="auto",
 )
-"""The estimators by name; other distributions declare theirs in the entry-point group of this package's name."""
+"""The estimators by name; others declare theirs in the entry points of this package's name."""
 
 register = ESTIMATORS.register
 
@@ -357,7 +369,7 @@ register = ESTIMATORS.register
 class BetaPosterior(RewardEstimator):
     """Keeps a Beta posterior of each prompt as ``alpha`` and ``beta``, > 0; for rewards 0 and 1."""
 
-    support: ClassVar[Support] = "binary"
+    support = "binary"
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         return Estimate.bernoulli(state["alpha"], state["beta"])
@@ -368,7 +380,7 @@ class BetaPosterior(RewardEstimator):
 
 
 def counts(rewards_P_G: Floats) -> tuple[Floats, Floats]:
-    """Return sum of rewards S and number of rollouts N of each group, (P,) each; NaN is left out."""
+    """Return sum of rewards S and number of rollouts N of each group, (P,) each, without NaN."""
     seen_P_G = ~np.isnan(rewards_P_G)
     rollouts = seen_P_G.sum(axis=1, dtype=np.float64)
     return np.nansum(rewards_P_G, axis=1), rollouts

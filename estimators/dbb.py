@@ -1,7 +1,6 @@
 """Discounted Beta-Bernoulli: the paper's estimator."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -21,8 +20,8 @@ from openrlhf_dbb.estimators.base import (
 class DiscountedBetaBernoulli(BetaPosterior):
     """Track a drifting success probability with a Beta posterior that forgets.
 
-    Each visit of a prompt shrinks its past counts by ``discount``, then adds the new group's successes and failures
-    (S of N rollouts)::
+    Each visit of a prompt shrinks its past counts by ``discount``, then adds the new group's
+    successes and failures (S of N rollouts)::
 
         alpha <- discount * alpha + S        mean     = alpha / (alpha + beta)
         beta  <- discount * beta + N - S     variance = alpha * beta / (alpha + beta)^2
@@ -45,9 +44,9 @@ class DiscountedBetaBernoulli(BetaPosterior):
         "accept scores in [0, 1] as fractional successes, not only 0 or 1",
     )
 
-    name: ClassVar[str] = "dbb"
-    wide_clip: ClassVar[bool] = True
-    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    name = "dbb"
+    wide_clip = True
+    state_fields = ("alpha", "beta")
 
     @property
     def support(self) -> Support:  # type: ignore[override]

@@ -1,7 +1,6 @@
-"""Empirical Bayes: one prior of all prompts, fitted while the run goes on; nothing is kept of a prompt."""
+"""Empirical Bayes: one prior of all prompts, fitted online; nothing is kept of a single prompt."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -10,7 +9,6 @@ from openrlhf_dbb.estimators.base import (
     Floats,
     RewardEstimator,
     State,
-    Support,
     counts,
     register,
 )
@@ -26,8 +24,8 @@ _MEAN_LIMIT = 1e-3  # the prior's mean is at least as far from 0 and from 1
 class EmpiricalBayes(RewardEstimator):
     """Shrink each group's mean towards what all prompts have shown so far.
 
-    The success probabilities of the prompts are taken as draws from one Beta(a, b), fitted by the method of moments to
-    the S/N of all groups seen, the current ones included::
+    The success probabilities of the prompts are taken as draws from one Beta(a, b), fitted by the
+    method of moments to the S/N of all groups seen, the current ones included::
 
         mean     = (a + S) / (a + b + N)        nothing is kept of a single prompt
         variance = mean * (1 - mean)            of ONE reward
@@ -36,19 +34,20 @@ class EmpiricalBayes(RewardEstimator):
 
         rho = (v / (m (1 - m)) - h) / (1 - h)       nu = 1 / rho - 1       a = m nu,  b = (1 - m) nu
 
-    ``nu`` is kept in [0.05, 1000] rollouts, m in [0.001, 0.999]. With fewer than two groups, or if N is always 1, nu
-    is 2.
+    ``nu`` is kept in [0.05, 1000] rollouts, m in [0.001, 0.999]. With fewer than two groups, or if
+    N is always 1, nu is 2.
 
     State (shared by all prompts):
         moments: number of groups, and their sums of S/N, (S/N)^2 and 1/N.
         prior: a, b.
 
-    Source: paper, appendix "Comparison with Hierarchical / Empirical-Bayes Prior"; the equations are ours.
+    Source: paper, appendix "Comparison with Hierarchical / Empirical-Bayes Prior"; the equations
+    are ours.
     """
 
-    name: ClassVar[str] = "empirical_bayes"
-    support: ClassVar[Support] = "unit"
-    shared_fields: ClassVar[tuple[str, ...]] = ("moments", "prior")
+    name = "empirical_bayes"
+    support = "unit"
+    shared_fields = ("moments", "prior")
 
     def initial_state(self, num_prompts: int) -> State:
         return {"moments": np.zeros(4), "prior": np.ones(2)}
@@ -108,7 +107,7 @@ def fit_beta(moments: Floats, weight: float = WEIGHT) -> Floats:
 
 
 def beta_weight(spread: float) -> float:
-    """Return ``a + b``, in [0.05, 1000], of a Beta of mean m and variance ``spread * m (1 - m)``."""
+    """Return ``a + b``, in [0.05, 1000], of a Beta of mean m, variance ``spread * m (1 - m)``."""
     if spread <= 0:
         return _STRONGEST
     return min(max(1 / spread - 1, _WEAKEST), _STRONGEST)

@@ -12,7 +12,9 @@ from openrlhf_dbb.estimators.registry import Registry
 
 
 class Form:
-    """Turns rewards and an estimate into advantages: ``(X - baseline) / scale``, unless :meth:`advantages` differs.
+    """Turns rewards and an estimate into advantages: ``(X - baseline) / scale``.
+
+    A form with another formula overrides :meth:`advantages`.
 
     Attributes:
         name: the word after ``--algo.advantage.estimator``.
@@ -31,7 +33,7 @@ class Form:
     leave_one_out: ClassVar[bool] = False
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
-        """Return the advantages of the optimized rewards, shape (P, G); 0 for a missing rollout (NaN)."""
+        """Return the advantages of the optimized rewards, (P, G); 0 for a missing rollout (NaN)."""
         centered_P_G = centered(rewards_P_G, estimate)
         scale_P_1 = self.scale(estimate)[:, None]
         advantages_P_G = np.zeros(np.shape(rewards_P_G))
@@ -43,15 +45,16 @@ class Form:
 
 
 FORMS: Registry[Form] = Registry("advantage form", Form, __name__, "openrlhf_dbb.forms")
-"""The forms by name; other distributions declare theirs in the entry-point group ``openrlhf_dbb.forms``."""
+"""The forms by name; others declare theirs in the entry points of ``openrlhf_dbb.forms``."""
 
 register = FORMS.register
 
 
 def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
-    """Return ``X - baseline``, shape (P, G); 0 for a missing rollout (NaN), or one with nothing to compare it with.
+    """Return ``X - baseline``, shape (P, G).
 
-    The baseline is the mean, or the mean without the rollout.
+    It is 0 for a missing rollout (NaN), or one with nothing to compare it with. The baseline is the
+    mean, or the mean without the rollout.
     """
     baseline = estimate.without_each
     if baseline is None:
@@ -61,16 +64,22 @@ def centered(rewards_P_G: Floats, estimate: Estimate) -> Floats:
 
 
 def standardized(rewards_P_G: Floats, estimate: Estimate) -> Floats:
-    """Return ``(X - baseline) / sqrt(v)``, shape (P, G); 0 where :func:`centered` is, and where the variance is 0."""
+    """Return ``(X - baseline) / sqrt(v)``, shape (P, G).
+
+    It is 0 where :func:`centered` is, and where the variance is 0.
+    """
     return GroupNorm().advantages(rewards_P_G, estimate)
 
 
 @register
 class GroupNorm(Form):
-    """``(X - p) / sqrt(v)``: GRPO (Shao et al. 2024, arXiv 2402.03300), section 4.1, without 1e-9 in the divisor."""
+    """``(X - p) / sqrt(v)``, without GRPO's 1e-9 in the divisor.
 
-    name: ClassVar[str] = "group_norm"
-    formula: ClassVar[str] = "(X - p) / sqrt(variance)"
+    Source: GRPO (Shao et al. 2024, arXiv 2402.03300), section 4.1.
+    """
+
+    name = "group_norm"
+    formula = "(X - p) / sqrt(variance)"
 
     def scale(self, estimate: Estimate) -> Floats:
         return np.sqrt(estimate.variance)
@@ -78,10 +87,13 @@ class GroupNorm(Form):
 
 @register
 class DrGrpo(Form):
-    """``X - p``: Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), section 3."""
+    """``X - p``.
 
-    name: ClassVar[str] = "dr_grpo"
-    formula: ClassVar[str] = "X - p"
+    Source: Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), section 3.
+    """
+
+    name = "dr_grpo"
+    formula = "X - p"
 
 
 @register
@@ -91,9 +103,9 @@ class BatchCentered(Form):
     Source: our own; ``docs/history.md`` says why, ``python -m study rare`` measures it.
     """
 
-    name: ClassVar[str] = "batch_centered"
-    formula: ClassVar[str] = "X - p, minus its mean over the step"
-    sums_to_zero: ClassVar[bool] = True
+    name = "batch_centered"
+    formula = "X - p, minus its mean over the step"
+    sums_to_zero = True
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         advantages_P_G = super().advantages(rewards_P_G, estimate)
@@ -106,13 +118,15 @@ class BatchCentered(Form):
 
 @register
 class BatchMean(BatchCentered):
-    """``X`` minus the mean of the step's rewards: one baseline for all prompts. The estimate is not read.
+    """``X`` minus the mean of the step's rewards: one baseline for all prompts.
+
+    The estimate is not read.
 
     Source: Williams 1992, "Simple statistical gradient-following algorithms", section 5.
     """
 
-    name: ClassVar[str] = "batch_mean"
-    formula: ClassVar[str] = "X - mean of the step's rewards"
+    name = "batch_mean"
+    formula = "X - mean of the step's rewards"
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         without_mean = Estimate(np.zeros(len(rewards_P_G)), estimate.variance)
@@ -123,16 +137,17 @@ class BatchMean(BatchCentered):
 class Rloo(Form):
     """``X - p_without``: p_without is the estimated mean, had this rollout not been seen.
 
-    With c the share of one rollout in the mean p, it is ``(X - p) / (1 - c)``. c is 1 / N with ``point``, as published,
-    and 1 / (alpha + beta) after the update with ``dbb``. A prior that is fitted to all prompts still holds X.
+    With c the share of one rollout in the mean p, it is ``(X - p) / (1 - c)``. c is 1 / N with
+    ``point``, as published, and 1 / (alpha + beta) after the update with ``dbb``. A prior that is
+    fitted to all prompts still holds X.
 
-    Source: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; RLOO (Ahmadian et al. 2024, arXiv
-    2402.14740); with a posterior: our own.
+    Source: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; RLOO (Ahmadian et
+    al. 2024, arXiv 2402.14740); with a posterior: our own.
     """
 
-    name: ClassVar[str] = "rloo"
-    formula: ClassVar[str] = "X - (p without X)"
-    leave_one_out: ClassVar[bool] = True
+    name = "rloo"
+    formula = "X - (p without X)"
+    leave_one_out = True
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
         if estimate.without_each is None:  # the mean as baseline would be dr_grpo, in silence
@@ -148,23 +163,24 @@ class ReinforceBaseline(Form):
     Source: REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), the variant with a baseline.
     """
 
-    name: ClassVar[str] = "reinforce_baseline"
-    formula: ClassVar[str] = "X - p, whitened over the tokens of the batch"
-    whitened: ClassVar[bool] = True
+    name = "reinforce_baseline"
+    formula = "X - p, whitened over the tokens of the batch"
+    whitened = True
 
 
 @register
 class MaxRl(Form):
     """``(X - p) / p``: the policy gradient of log p, so that a prompt weighs 1 / p.
 
-    Exactly 0 where p <= 0: with ``point`` an all-wrong group has no advantage, as published; with a posterior it has
-    -1 for every rollout.
+    Exactly 0 where p <= 0: with ``point`` an all-wrong group has no advantage, as published; with a
+    posterior it has -1 for every rollout.
 
-    Source: MaxRL (Tajwar et al. 2026, arXiv 2602.02710), the estimator with the group's mean as control variate.
+    Source: MaxRL (Tajwar et al. 2026, arXiv 2602.02710), the estimator with the group's mean as
+    control variate.
     """
 
-    name: ClassVar[str] = "max_rl"
-    formula: ClassVar[str] = "(X - p) / p"
+    name = "max_rl"
+    formula = "(X - p) / p"
 
     def scale(self, estimate: Estimate) -> Floats:
         return estimate.mean

@@ -1,7 +1,6 @@
 """A discounted Normal-inverse-gamma posterior: as ``dbb``, for any real reward."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -21,23 +20,26 @@ _RESOLUTION = 1e-10  # least standard deviation, in units of the mean
 @register
 @dataclass(frozen=True)
 class DiscountedGaussian(RewardEstimator):
-    """Track mean and variance of a prompt's rewards with a Normal-inverse-gamma posterior that forgets.
+    """Track mean and variance of rewards with a Normal-inverse-gamma posterior that forgets.
 
-    With group mean ``xbar`` and ``SS = sum((X - xbar)^2)`` of the N rollouts of a visit, and old values on the right::
+    With group mean ``xbar`` and ``SS = sum((X - xbar)^2)`` of the N rollouts of a visit, and old
+    values on the right::
 
         weight <- discount * weight + N
         mean   <- (discount * weight * mean + N * xbar) / weight_new
         spread <- discount * spread + SS + discount * weight * N * (xbar - mean)^2 / weight_new
         variance = spread / weight                                of ONE reward, > 0
 
-    ``variance`` is 1 / E[1 / v] of that posterior. On rewards 0 and 1 the defaults give exactly ``dbb``.
+    ``variance`` is 1 / E[1 / v] of that posterior. On rewards 0 and 1 the defaults give exactly
+    ``dbb``.
 
     State:
         weight: discounted number of rollouts, > 0.
         mean: in reward units.
         spread: discounted sum of squared deviations, in squared reward units, > 0.
 
-    Source: the conjugate update of Gelman et al., Bayesian Data Analysis, section 3.3; discounting it is our own.
+    Source: the conjugate update of Gelman et al., Bayesian Data Analysis, section 3.3; discounting
+    it is our own.
     """
 
     discount: float = parameter(0.5, "weight of the past per visit", within="(0, 1]")
@@ -45,8 +47,8 @@ class DiscountedGaussian(RewardEstimator):
     prior_variance: float = parameter(0.25, "expected variance of one reward", within="(0, inf)")
     prior_weight: float = parameter(2.0, "rollouts that the prior counts for", within="(0, inf)")
 
-    name: ClassVar[str] = "gaussian"
-    state_fields: ClassVar[tuple[str, ...]] = ("weight", "mean", "spread")
+    name = "gaussian"
+    state_fields = ("weight", "mean", "spread")
 
     def initial_state(self, num_prompts: int) -> State:
         spread = self.prior_weight * self.prior_variance

@@ -1,4 +1,7 @@
-"""The squared error of V estimates, measured against M extra rollouts each of the same policy (probes)."""
+"""The squared error of V estimates, measured against M extra rollouts each of the same policy.
+
+These rollouts are called probes.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +17,10 @@ def squared_errors(
     successes: Floats,
     squares: Floats,
 ) -> Floats:
-    """Return unbiased estimates of ``(estimate - p)^2``, (V,), p being the expected score of a probe rollout.
+    """Return unbiased estimates of ``(estimate - p)^2``, (V,).
 
-    Each is ``(estimate - q)^2 - s^2 / M``, with q the mean and s^2 the N-1 variance of the scores
-    of a probe's M rollouts; NaN where M < 2.
+    p is the expected score of a probe rollout. Each estimate is ``(estimate - q)^2 - s^2 / M``, q
+    the mean and s^2 the N-1 variance of the scores of a probe's M rollouts; NaN where M < 2.
 
     Args:
         estimates: (V,) estimated means.
@@ -32,9 +35,9 @@ def squared_errors(
 
 
 def mean_variance(samples: Samples, successes: Floats, squares: Floats) -> Floats:
-    """Return an unbiased estimate of the variance of a probe's mean, ``s^2 / M``, (V,); NaN where M < 2.
+    """Return an unbiased estimate of the variance of a probe's mean, ``s^2 / M``, (V,).
 
-    The arguments are those of :func:`squared_errors`.
+    It is NaN where M < 2. The arguments are those of :func:`squared_errors`.
     """
     scatter = squares - successes**2 / samples
     divisor = samples * (samples - 1)

@@ -1,4 +1,4 @@
-"""Classes by name: estimators and other kinds, ours and those of other distributions; and their parameters."""
+"""Classes by name: ours and those of other distributions, of estimators and other kinds."""
 
 import dataclasses
 import importlib
@@ -23,7 +23,8 @@ def parameter(
 
     Args:
         help: one line, without the default; the command line shows it.
-        within: the allowed interval, such as "(0, 1]" or "[0, inf)". A round bracket excludes its end.
+        within: the allowed interval, such as "(0, 1]" or "[0, inf)"; a round bracket excludes its
+            end.
         choices: the allowed values, if the parameter is a text.
     """
     metadata = {"help": help, "within": within, "choices": tuple(choices)}
@@ -65,13 +66,16 @@ def _is_within(value: Any, interval: str) -> bool:
 
 
 class Registry(Generic[_Base]):
-    """The classes of one kind, by their class attribute ``name``; their dataclass fields are their parameters.
+    """The classes of one kind, by their class attribute ``name``.
+
+    Their dataclass fields are their parameters.
 
     Args:
         kind: the word for such a class in messages, such as "estimator".
         base: the class that all of them subclass.
         package: its modules are imported on first use, so that their classes register themselves.
-        group: the entry-point group in which other distributions declare theirs, ``name = package.module:Class``.
+        group: the entry-point group in which other distributions declare theirs,
+            ``name = package.module:Class``.
         renamed: former names, each with the present one.
     """
 
@@ -154,10 +158,9 @@ class Registry(Generic[_Base]):
         """
         module, colon, _ = name.partition(":")
         if colon and module not in sys.modules:
-            raise ValueError(
-                f"the database names {self._kind} {name!r}, which would be imported: if it is yours, give "
-                f"--{self._kind} {name}, or import {module} first"
-            )
+            problem = f"the database names {self._kind} {name!r}, which would be imported"
+            step = f"give --{self._kind} {name}, or import {module} first"
+            raise ValueError(f"{problem}: if it is yours, {step}")
 
     def build(self, name: str, /, **parameters: Any) -> _Base:
         """Return an object of the class called ``name``, with these parameters.

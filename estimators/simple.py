@@ -1,7 +1,6 @@
 """Estimators of a group alone: the sample mean and Laplace smoothing; and a moving average."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -11,7 +10,6 @@ from openrlhf_dbb.estimators.base import (
     Floats,
     RewardEstimator,
     State,
-    Support,
     counts,
     parameter,
     register,
@@ -44,20 +42,21 @@ class GroupAlone(RewardEstimator):
 class PointEstimator(GroupAlone):
     """Sample mean and N-1 variance of the current group, as in GRPO.
 
-    ``mean = sum(X) / N`` and ``variance = sum((X - mean)^2) / (N - 1)`` over the N rollouts that are not missing. The
-    variance is exactly 0 if all N rewards are equal (or N = 1).
+    ``mean = sum(X) / N`` and ``variance = sum((X - mean)^2) / (N - 1)`` over the N rollouts that
+    are not missing. The variance is exactly 0 if all N rewards are equal (or N = 1).
 
     Source: paper, section 2.2 (GRPO's mu and sigma) and section 3.1.
     """
 
-    name: ClassVar[str] = "point"
-    min_rollouts: ClassVar[int] = 2
+    name = "point"
+    min_rollouts = 2
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         total, rollouts = counts(rewards_P_G)
         mean = total / rollouts
         squares = np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1)
-        # The mean of eight times 0.1 is not exactly 0.1: rounding errors must not count as variance.
+        # The mean of eight times 0.1 is not exactly 0.1: rounding errors must not count as
+        # variance.
         least = np.fmin.reduce(rewards_P_G, axis=1)
         most = np.fmax.reduce(rewards_P_G, axis=1)
         variance = squares / np.maximum(rollouts - 1, 1)
@@ -86,8 +85,8 @@ class LaplaceSmoothing(GroupAlone):
         within="(0, inf)",
     )
 
-    name: ClassVar[str] = "laplace"
-    support: ClassVar[Support] = "unit"
+    name = "laplace"
+    support = "unit"
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
         successes, rollouts = counts(rewards_P_G)
@@ -110,7 +109,8 @@ class MovingAverage(RewardEstimator):
         mean    <- discount * mean + (1 - discount) * S / N          on later ones
         variance = mean * (1 - mean)                                 of ONE reward
 
-    The variance is 0 while all rewards of a prompt are 0, or all 1. Scores in [0, 1] are fractional successes.
+    The variance is 0 while all rewards of a prompt are 0, or all 1. Scores in [0, 1] are fractional
+    successes.
 
     State:
         mean, visits: the average, in [0, 1], 0 before any rollout; the number of groups in it.
@@ -120,9 +120,9 @@ class MovingAverage(RewardEstimator):
 
     discount: float = parameter(0.3, "weight of the past per visit", within="[0, 1)")
 
-    name: ClassVar[str] = "ema"
-    support: ClassVar[Support] = "unit"
-    state_fields: ClassVar[tuple[str, ...]] = ("mean", "visits")
+    name = "ema"
+    support = "unit"
+    state_fields = ("mean", "visits")
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
         successes, rollouts = counts(rewards_P_G)
@@ -139,4 +139,4 @@ class MovingAverage(RewardEstimator):
         return np.where(state["visits"] == 1, 1.0, 1 - self.discount)
 
     def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> None:
-        """Return None: a group's mean weighs the same for any number of rollouts, so the formula does not hold."""
+        """Return None: a group weighs the same at any size, so that the formula does not hold."""

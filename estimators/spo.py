@@ -1,7 +1,6 @@
 """SPO's tracker of each prompt's success rate, read before the update."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -28,20 +27,21 @@ class Spo(BetaPosterior):
         alpha   <- rho * alpha + S
         beta    <- rho * beta + N - S
 
-    A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation; the public code begins after one
-    with 8 rollouts at the measured rate (``--data.pass_rate_attempts 8``).
+    A prompt begins with 0.5, 0.5, as publicly coded without an offline evaluation; the public code
+    begins after one with 8 rollouts at the measured rate (``--data.pass_rate_attempts 8``).
 
     State:
         alpha, beta: discounted counts of successes and failures, in rollouts, > 0.
 
-    Source: SPO (Xu and Ding 2025, arXiv 2509.13232); its public code, verl-recipe ``spo/spo_ray_trainer.py``.
+    Source: SPO (Xu and Ding 2025, arXiv 2509.13232); its public code, verl-recipe
+    ``spo/spo_ray_trainer.py``.
     """
 
     rho: float = parameter(0.96, "weight of the past per visit", within="(0, 1]")
 
-    name: ClassVar[str] = "spo"
-    reads: ClassVar[Literal["after", "before"]] = "before"
-    state_fields: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    name = "spo"
+    reads = "before"
+    state_fields = ("alpha", "beta")
 
     def initial_state(self, num_prompts: int) -> State:
         return {"alpha": np.full(num_prompts, 0.5), "beta": np.full(num_prompts, 0.5)}

@@ -1,4 +1,4 @@
-"""Features of prompts from their texts alone, prior means that a regression predicts from them, and their score.
+"""Features of prompts from their texts, prior means that a regression predicts from them; scores.
 
 Axes: K regressions, P prompts, D features, W = D + 1 weights, S prompts with counts, C forecasts,
 B bytes of texts.
@@ -58,7 +58,7 @@ def _features(texts: Sequence[str]) -> Floats:
 
 
 def _add_grams(bytes_B: NDArray[np.uint64], text_B: NDArray[np.int32], sums: Floats) -> None:
-    """Add the signs of the n-grams that begin in the first ``_PART`` bytes to the buckets of their texts."""
+    """Add the signs of the n-grams of the first ``_PART`` bytes to the buckets of their texts."""
     for n in (1, 2, 3):
         count = min(max(len(bytes_B) - n + 1, 0), _PART)
         gram = np.full(count, n, dtype=np.uint64)
@@ -97,15 +97,17 @@ def learned(
     successes_K_S: Floats,
     rollouts_K_S: Floats,
 ) -> Floats:
-    """Return the weights, (K, W), after one Newton step of a ridge logistic regression of the counts.
+    """Return the weights, (K, W), after one Newton step of a ridge logistic regression.
 
-    With z_i the features minus their means, divided by their deviations over these prompts or by
-    the root mean square of all deviations where that is larger, and D the number of features that
-    vary, it maximises ::
+    It is a regression of the counts. With z_i the features minus their means, divided by their
+    deviations over these prompts or by the root mean square of all deviations where that is larger,
+    and D the number of features that vary, it maximises ::
 
-        sum_i A_i log m_i + B_i log(1 - m_i) - RIDGE/2 (c^2 + D |v|^2),        logit m_i = c + v . z_i
+        sum_i A_i log m_i + B_i log(1 - m_i) - RIDGE/2 (c^2 + D |v|^2)
+        logit m_i = c + v . z_i
 
-    Source: our own; Newton's step as in Bishop, Pattern Recognition and Machine Learning, section 4.3.3.
+    Source: our own; Newton's step as in Bishop, Pattern Recognition and Machine Learning, section
+    4.3.3.
     """
     center = features_S_D.mean(axis=0)
     spread = features_S_D.std(axis=0)
@@ -133,7 +135,10 @@ def log_score(
     successes: Floats,
     rollouts: Floats,
 ) -> Floats:
-    """Return the beta-binomial log-probability by each forecast, (C, P), without the coefficient common to all."""
+    """Return the beta-binomial log-probability by each forecast, (C, P).
+
+    It is without the coefficient that all forecasts have in common.
+    """
     of_successes = _log_rising(alpha_C_P, successes)
     of_failures = _log_rising(beta_C_P, rollouts - successes)
     return of_successes + of_failures - _log_rising(alpha_C_P + beta_C_P, rollouts)

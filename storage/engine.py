@@ -1,4 +1,4 @@
-"""Databases, SQLite and PostgreSQL: connections, transactions, errors in words, large results in parts."""
+"""Databases, SQLite and PostgreSQL: connections, transactions, errors in words, large results."""
 
 import functools
 import os
@@ -24,8 +24,8 @@ CHUNK = 50_000  # rows fetched at a time; bounds the memory of large results
 _READER_TIMEOUT_S = 2.0
 _READERS = 4
 
-# SQLSTATEs after which a repeat may succeed: serialization failure, deadlock, and a server that shuts down, crashes or
-# starts. Source: PostgreSQL documentation, appendix A.
+# SQLSTATEs after which a repeat may succeed: serialization failure, deadlock, and a server that
+# shuts down, crashes or starts. Source: PostgreSQL documentation, appendix A.
 _TRANSIENT_STATES = {"40001", "40P01", "57P01", "57P02", "57P03"}
 
 
@@ -35,30 +35,34 @@ class Database:
     def __init__(self, address: Address, *, read_only: bool = False) -> None:
         self.location = address.location
         self.is_sqlite = address.url is None
-        self.engine = (_sqlite_engine if self.is_sqlite else _postgresql_engine)(address, read_only)
+        make_engine = _sqlite_engine if self.is_sqlite else _postgresql_engine
+        self.engine = make_engine(address, read_only)
         self._read_only = read_only
         self._pid = os.getpid()
         self._reached = False
         self._files = Files(address.path) if self.is_sqlite else None
+        driver_error = self.engine.dialect.loaded_dbapi.Error
         # The drivers raise the last two for texts and numbers that a column cannot hold.
-        self._errors = (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error, UnicodeError, OverflowError)
+        self._errors = (SQLAlchemyError, driver_error, UnicodeError, OverflowError)
 
     @contextmanager
     def transaction(self, *, write: bool = False, durable: bool = False) -> Iterator[Connection]:
         """Open one transaction: committed at the end of the block, rolled back if the block raises.
 
         Args:
-            write: take SQLite's write lock at the start, so that what was read stays true until the commit.
-                A transaction that only reads sees one snapshot of the database.
+            write: take SQLite's write lock at the start, so that what was read stays true until the
+                commit. A transaction that only reads sees one snapshot of the database.
             durable: the commit and all before it survive a power loss.
 
         Raises:
             Interrupted: an outage that may pass; see :func:`retried`.
-            StoreError: any other error of the database or its driver, or a SQLite file that was lost.
+            StoreError: any other error of the database or its driver, or a SQLite file that was
+                lost.
         """
         # A connection that two processes share corrupts the data of both.
         if os.getpid() != self._pid:
-            raise StoreError(f"{self.location} was opened in process {self._pid}; open it again in this process")
+            problem = f"{self.location} was opened in process {self._pid}"
+            raise StoreError(f"{problem}; open it again in this process")
         try:
             with self.engine.connect() as connection:
                 self._reached = True
@@ -69,12 +73,15 @@ class Database:
                         yield connection
                 else:
                     if self._read_only or not write:
-                        isolation = "REPEATABLE READ"
-                        connection.execution_options(isolation_level=isolation, postgresql_readonly=True)
+                        connection.execution_options(
+                            isolation_level="REPEATABLE READ",
+                            postgresql_readonly=True,
+                        )
                     with connection.begin():
                         yield connection
         except self._errors as error:
-            raise self._store_error(error) from None  # the driver's own exception may show statements and values
+            # Not from error: the driver's own exception may show statements and values.
+            raise self._store_error(error) from None
 
     def check_content(self) -> None:
         """Raise StoreError if a SQLite file is damaged; 200 MB take some 2 s."""
@@ -85,10 +92,14 @@ class Database:
                 raise self._store_error(error) from None
 
     def _store_error(self, error: BaseException) -> StoreError:
-        cause: Any = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+        cause: Any = error
+        if isinstance(error, DBAPIError) and error.orig is not None:
+            cause = error.orig
         message = " ".join(str(cause).split()) or type(cause).__name__
-        kind = Interrupted if self._is_transient(cause, message) and not self._read_only else StoreError
-        return kind(f"{self.location}: {self._in_words(message)}")
+        problem = f"{self.location}: {self._in_words(message)}"
+        if self._is_transient(cause, message) and not self._read_only:
+            return Interrupted(problem)
+        return StoreError(problem)
 
     def _in_words(self, message: str) -> str:
         """Return an error of the database with what to do about it, where that is known."""
@@ -119,8 +130,8 @@ class Database:
             return "the file cannot be written; check that its -wal and -shm file are writable"
         advice = "make the file and its folder writable, or copy them to a folder that is"
         if has_wal(self.location):
-            wal = f"{self.location}-wal"
-            return f"the file or its folder is read-only here, and its last steps are in {wal}; {advice}"
+            steps = f"its last steps are in {self.location}-wal"
+            return f"the file or its folder is read-only here, and {steps}; {advice}"
         return f"the file or its folder is read-only here; {advice}"
 
     def _is_transient(self, cause: Any, message: str) -> bool:
@@ -146,13 +157,13 @@ class Database:
             )
 
     def one_of(self, column: str) -> str:
-        """Return SQL that is true where the column is in the parameter ``:ids``, made by :meth:`ids`."""
+        """Return SQL that is true where the column is in the parameter ``:ids``, of :meth:`ids`."""
         if self.is_sqlite:
             return f"{column} IN (SELECT value FROM json_each(:ids))"
         return f"{column} = ANY(CAST(:ids AS BIGINT[]))"
 
     def ids(self, values: NDArray[np.int64]) -> Any:
-        """Return any number of ids as ONE statement parameter: the number of parameters is limited."""
+        """Return any number of ids as ONE statement parameter, since these are limited."""
         listed = np.unique(values).tolist()
         return str(listed) if self.is_sqlite else listed
 
@@ -161,13 +172,19 @@ class Database:
         try:
             with self.engine.connect() as connection:
                 driver(connection).execute("PRAGMA journal_mode = WAL")
-                connection.info.clear()  # a WAL seen before may be that of a process that has closed the file
+                # A WAL seen before may be that of a process that has closed the file.
+                connection.info.clear()
         except self._errors as error:
             raise self._store_error(error) from None
 
 
 @contextmanager
-def _sqlite_transaction(connection: Connection, files: Files, write: bool, durable: bool) -> Iterator[None]:
+def _sqlite_transaction(
+    connection: Connection,
+    files: Files,
+    write: bool,
+    durable: bool,
+) -> Iterator[None]:
     files.check_same(connection)
     if write:
         files.check_written(connection)
@@ -189,7 +206,11 @@ def driver(connection: Connection) -> Any:
     return connection.connection.dbapi_connection
 
 
-def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Generator[Sequence[Any], None, None]:
+def chunks(
+    connection: Connection,
+    sql: str,
+    parameters: dict[str, Any],
+) -> Generator[Sequence[Any], None, None]:
     """Yield the result in lists of at most ``CHUNK`` rows (tuples), never all in memory at once."""
     # On the driver's connection: SQLAlchemy's rows take four times as long.
     if connection.dialect.name == "sqlite":
@@ -204,10 +225,16 @@ def chunks(connection: Connection, sql: str, parameters: dict[str, Any]) -> Gene
             yield rows
 
 
-def table(connection: Connection, kind: list[tuple[str, str]], sql: str, values: dict[str, Any]) -> NDArray[np.void]:
+def table(
+    connection: Connection,
+    kind: list[tuple[str, str]],
+    sql: str,
+    values: dict[str, Any],
+) -> NDArray[np.void]:
     """Return the result as records with these names and types; NULL becomes NaN.
 
-    Raise StoreError if a value is not of its type: SQLite stores any value in any column.
+    Raises:
+        StoreError: a value is not of its type; SQLite stores any value in any column.
     """
     # Closed here even if a value has another type, while its connection is open.
     with closing(chunks(connection, sql, values)) as parts_of_rows:
@@ -229,8 +256,10 @@ def _check_types(row: Sequence[Any], kind: list[tuple[str, str]]) -> None:
         try:
             np.array([(value,)], dtype=[column])
         except (TypeError, ValueError, OverflowError):
-            given = dict(zip((name for name, _ in kind), row, strict=True))
-            raise decode.refusal(f"{column[0]} of the row {given}", value, "a number") from None
+            names = [name for name, _ in kind]
+            whole = dict(zip(names, row, strict=True))
+            what = f"{column[0]} of the row {whole}"
+            raise decode.refusal(what, value, "a number") from None
 
 
 def _sqlite_engine(address: Address, read_only: bool) -> Engine:
@@ -245,44 +274,66 @@ def _sqlite_engine(address: Address, read_only: bool) -> Engine:
                 mode = "ro&immutable=1"  # else SQLite would have to make files beside this one
             location = f"file:{quote(location)}?mode={mode}"
         connection = sqlite3.connect(
-            location, uri=read_only, timeout=timeout, isolation_level=None, check_same_thread=False
+            location,
+            uri=read_only,
+            timeout=timeout,
+            isolation_level=None,
+            check_same_thread=False,
         )
-        reading = ["query_only = ON"] if read_only else []
         # Somebody may have edited a text so that it is no UTF-8; the rows beside it stay readable.
         connection.text_factory = functools.partial(str, encoding="utf-8", errors="replace")
-        # The cache has 64 MiB: a negative size is in KiB.
-        for setting in ("foreign_keys = ON", "cache_size = -65536", "temp_store = MEMORY", *reading):
-            connection.execute(f"PRAGMA {setting}")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA cache_size = -65536")  # 64 MiB: a negative size is in KiB
+        connection.execute("PRAGMA temp_store = MEMORY")
+        if read_only:
+            connection.execute("PRAGMA query_only = ON")
         return connection
 
     if read_only and not is_writable(address.path):
         # A new connection each time, since a writer with more rights may begin a WAL meanwhile.
         return create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
-    size = _READERS if read_only else 1
     return create_engine(
-        "sqlite://", creator=connect, poolclass=QueuePool, pool_size=size, max_overflow=0, hide_parameters=True
+        "sqlite://",
+        creator=connect,
+        poolclass=QueuePool,
+        pool_size=_READERS if read_only else 1,
+        max_overflow=0,
+        hide_parameters=True,
     )
 
 
 def _postgresql_engine(address: Address, read_only: bool) -> Engine:
     assert address.url is not None
     url = address.url.difference_update_query(["prepare_threshold"])
-    options: dict[str, Any] = {"connect_timeout": 10, "application_name": "openrlhf-dbb"}
-    # A peer that vanished silently is given up after a minute. The defaults of the system wait for hours.
-    options |= {"keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 4, "tcp_user_timeout": 60_000}
+    options: dict[str, Any] = {
+        "connect_timeout": 10,
+        "application_name": "openrlhf-dbb",
+        # A peer that vanished silently is given up after a minute. The defaults of the system wait
+        # for hours.
+        "keepalives_idle": 20,
+        "keepalives_interval": 10,
+        "keepalives_count": 4,
+        "tcp_user_timeout": 60_000,
+    }
     options = {key: value for key, value in options.items() if key not in url.query}
     options["client_encoding"] = "UTF8"
     # A pooler may lend a connection for one transaction: the next client has its statements.
     options["prepare_threshold"] = _prepare_threshold(address.url)
     try:
         _check_parameters(url)
-        # Pre-ping: minutes pass between two steps, and servers and poolers drop idle connections.
-        pool: dict[str, Any] = {"pool_size": _READERS if read_only else 1, "max_overflow": 1, "pool_pre_ping": True}
-        return create_engine(url, connect_args=options, isolation_level="READ COMMITTED", hide_parameters=True, **pool)
+        return create_engine(
+            url,
+            connect_args=options,
+            isolation_level="READ COMMITTED",
+            hide_parameters=True,
+            pool_size=_READERS if read_only else 1,
+            max_overflow=1,
+            # Minutes pass between two steps, and servers and poolers drop idle connections.
+            pool_pre_ping=True,
+        )
     except ImportError:
-        raise StoreError(
-            f"{address.location} needs the driver psycopg; run: pip install '.[postgres]' in the repository"
-        ) from None
+        step = "run: pip install '.[postgres]' in the repository"
+        raise StoreError(f"{address.location} needs the driver psycopg; {step}") from None
     except (SQLAlchemyError, ValueError) as error:
         raise StoreError(f"{address.location}: {error}; correct the store URL") from None
 

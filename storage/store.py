@@ -24,17 +24,26 @@ from openrlhf_dbb.storage.records import EvaluationRows, RunRecord, storable
 from openrlhf_dbb.storage.run import Run, check_reached, finished_text, ownership
 
 
-def open_store(url: str | None = None, *, create: bool = True, read_only: bool = False) -> "PosteriorStore":
+def open_store(
+    url: str | None = None,
+    *,
+    create: bool = True,
+    read_only: bool = False,
+) -> "PosteriorStore":
     """Open a store, creating its tables if there are none.
 
-    Raise StoreError if something is wrong with the URL, the file, the server, the driver or the tables' version.
-
     Args:
-        url: file.db, sqlite:///file.db or postgresql://user:password@host:port/database. None: the environment
-            variable OPENRLHF_DBB_STORE_URL, else sqlite:///openrlhf_dbb.db in the working directory.
-        create: False: a missing file or missing tables are an error, and a file that this process may not write is
-            opened read-only.
-        read_only: nothing can be written through it, nothing is created, and several threads read at once.
+        url: file.db, sqlite:///file.db or postgresql://user:password@host:port/database. None: the
+            environment variable OPENRLHF_DBB_STORE_URL, else sqlite:///openrlhf_dbb.db in the
+            working directory.
+        create: False: a missing file or missing tables are an error, and a file that this process
+            may not write is opened read-only.
+        read_only: nothing can be written through it, nothing is created, and several threads read
+            at once.
+
+    Raises:
+        StoreError: something is wrong with the URL, the file, the server, the driver or the tables'
+            version.
     """
     create = create and not read_only
     address = parse_url(url)
@@ -51,13 +60,16 @@ def open_store(url: str | None = None, *, create: bool = True, read_only: bool =
 
 
 class PosteriorStore(AbstractContextManager["PosteriorStore"]):
-    """Posteriors of any number of runs in one database; from ``open_store``, to be closed after use.
+    """Posteriors of any number of runs in one database; from ``open_store``.
 
-    Belongs to the process that opened it. Threads may share it; they take turns.
+    It is to be closed after use. It belongs to the process that opened it. Threads may share it;
+    they take turns.
 
     Attributes:
-        location: for people, never with a password: an absolute path, or postgresql://host:port/database.
-        url: for opening the same store in another process; contains the password, so it must not be shown.
+        location: for people, never with a password: an absolute path, or
+            postgresql://host:port/database.
+        url: for opening the same store in another process; contains the password, so it must not be
+            shown.
         database: the connections; for modules of this package.
     """
 
@@ -75,29 +87,36 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
 
     @retried
     def query(self, sql: str, **parameters: Any) -> list[Row[Any]]:
-        """Return all rows of a SELECT from the views; ``:name`` in the SQL stands for a parameter."""
+        """Return all rows of a SELECT from the views; ``:name`` stands for a parameter."""
         with self.database.transaction() as connection:
             return list(connection.execute(text(sql), parameters))
 
     @retried
     def register_prompts(self, prompts: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
-        """Return the (P,) ids of prompts with their labels, in the order given; new prompts are stored.
+        """Return the (P,) ids of prompts with their labels, in the order given.
 
-        The same prompt and label have the same id in every run of this database.
+        New prompts are stored. The same prompt and label have the same id in every run of this
+        database.
         """
-        hashes = [write.prompt_hash(*each) for each in zip(prompts, labels, strict=True)]
+        pairs = list(zip(prompts, labels, strict=True))
+        hashes = [write.prompt_hash(prompt, label) for prompt, label in pairs]
+        texts = dict(zip(hashes, pairs, strict=True))
         # Sorted, so that two processes that register at once take their locks in the same order.
-        places = sorted({digest: place for place, digest in enumerate(hashes)}.items())
+        digests = sorted(texts)
         ids: dict[bytes, int] = {}
-        for start in range(0, len(places), CHUNK):
-            part = dict(places[start : start + CHUNK])
+        for start in range(0, len(digests), CHUNK):
+            part = digests[start : start + CHUNK]
             with self.database.transaction(write=True) as connection:
-                ids |= write.find_prompts(connection, list(part), len(places))
-                new = {digest: at for digest, at in part.items() if digest not in ids}
-                if new:
-                    texts = [(digest, storable(prompts[at]), storable(labels[at])) for digest, at in new.items()]
-                    write.new_prompts(connection, texts)
-                    ids |= write.find_prompts(connection, list(new), len(places))
+                ids.update(write.find_prompts(connection, part, len(digests)))
+                rows = []
+                for digest in part:
+                    if digest not in ids:
+                        prompt, label = texts[digest]
+                        rows.append((digest, storable(prompt), storable(label)))
+                if rows:
+                    write.new_prompts(connection, rows)
+                    new = [digest for digest, _, _ in rows]
+                    ids.update(write.find_prompts(connection, new, len(digests)))
         return np.array([ids[digest] for digest in hashes], dtype=np.int64)
 
     @retried
@@ -111,37 +130,46 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         run: RunRecord,
         step: int | None = None,
     ) -> int:
-        """Store an evaluation of the model that a run has trained, and return its id in this database.
+        """Store an evaluation of the model that a run has trained, and return its id.
 
         One of the same run, step and name is replaced. During training the owner calls
-        :meth:`openrlhf_dbb.storage.Run.record_evaluation` instead, which refuses former owners. Raise StoreError if
-        there is no such run, or it has not reached the step.
+        :meth:`openrlhf_dbb.storage.Run.record_evaluation` instead, which refuses former owners.
 
         Args:
             rows: one for each benchmark, at least one; their prompts must be registered.
             config: how it was evaluated; must not contain secrets.
-            step: the training step after which it was evaluated, 0 to the run's last one; None if unknown.
+            step: the training step after which it was evaluated, 0 to the run's last one; None if
+                unknown.
+
+        Raises:
+            StoreError: there is no such run, or it has not reached the step.
         """
         with self.database.transaction(write=True) as connection:
-            check_reached(run, self._locked(connection, run).last_step, step or 0, f"store evaluation {name!r} of")
+            last_step = self._locked(connection, run).last_step
+            check_reached(run, last_step, step or 0, f"store evaluation {name!r} of")
             return write.evaluation(connection, run.run_id, step, name, rows, model, config, None)
 
     def delete_run(self, run: RunRecord) -> None:
         """Delete a run with all that belongs to it; its name is free again. Prompts stay.
 
-        Raise StoreError if there is no such run, or another process may be writing it.
+        Raises:
+            StoreError: there is no such run, or another process may be writing it.
         """
         with self.database.transaction(write=True) as connection:
             stored = self._locked(connection, run)
-            if stored.status != "finished" and (refusal := _refusal(stored)) is not None:
-                raise refusal
+            if stored.status != "finished":
+                refusal = _refusal(stored)
+                if refusal is not None:
+                    raise refusal
             write.delete_run(connection, run.run_id)
 
     def _locked(self, connection: Connection, run: RunRecord) -> Row[Any]:
-        row = schema.run.select().where(schema.run.c.run_id == run.run_id, schema.run.c.uuid == run.uuid)
+        column = schema.run.c
+        row = schema.run.select().where(column.run_id == run.run_id, column.uuid == run.uuid)
         stored = connection.execute(row.with_for_update()).one_or_none()
         if stored is None:
-            raise StoreError(f"run {run.name!r} is no longer in {self.location}; look it up again with find_run")
+            problem = f"run {run.name!r} is no longer in {self.location}"
+            raise StoreError(f"{problem}; look it up again with find_run")
         return stored
 
     def create_run(
@@ -159,14 +187,18 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         config: Mapping[str, Any],
         method: str = "",
     ) -> Run:
-        """Start a run, owned by this process. A run of the name that never trained and has no owner is deleted.
+        """Start a run, owned by this process.
 
-        The arguments are stored and shown as given, in the columns of ``dbb_run`` of their names: they must not contain
-        secrets. ``state_fields`` are the values that the estimator keeps of a prompt. Raise StoreError if the name is
-        taken or not printable.
+        A run of the name that never trained and has no owner is deleted. The arguments are stored
+        and shown as given, in the columns of ``dbb_run`` of their names: they must not contain
+        secrets. ``state_fields`` are the values that the estimator keeps of a prompt.
+
+        Raises:
+            StoreError: the name is taken or not printable.
         """
         if not isinstance(name, str) or not name or not name.isprintable() or name != name.strip():
-            raise StoreError(f"the run's name {name!r} is empty, not printable or has spaces around it; choose another")
+            problem = f"the run's name {name!r} is empty, not printable or has spaces around it"
+            raise StoreError(f"{problem}; choose another")
         now = write.utc_now()
         values = {
             "uuid": uuid.uuid4().hex,
@@ -192,7 +224,8 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             former = connection.execute(by_name.with_for_update()).one_or_none()
             if former is not None:
                 if not _never_trained(connection, former):
-                    raise StoreError(f"there is a run named {name!r} in {self.location}; resume it or choose another")
+                    problem = f"there is a run named {name!r} in {self.location}"
+                    raise StoreError(f"{problem}; resume it or choose another")
                 write.delete_run(connection, former.run_id)
             connection.execute(schema.run.insert().values(values))
             row = connection.execute(by_name).one()
@@ -200,21 +233,27 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
 
     @retried
     def is_taken(self, name: str) -> bool:
-        """Return whether a run has this name. A run that ended before its first step does not hold it."""
+        """Return whether a run has this name, other than one that ended before its first step."""
+        by_name = schema.run.select().where(schema.run.c.name == name)
         with self.database.transaction() as connection:
-            former = connection.execute(schema.run.select().where(schema.run.c.name == name)).one_or_none()
+            former = connection.execute(by_name).one_or_none()
             return former is not None and not _never_trained(connection, former)
 
     @retried
     def runs(self) -> list[RunRecord]:
-        """Return all runs, oldest first; one that cannot be read as a whole says so in its ``damage``."""
+        """Return all runs, oldest first.
+
+        One that cannot be read as a whole says so in its ``damage``.
+        """
+        rows = schema.run.select().order_by(schema.run.c.run_id)
         with self.database.transaction() as connection:
-            return list(map(_record, connection.execute(schema.run.select().order_by(schema.run.c.run_id))))
+            return list(map(_record, connection.execute(rows)))
 
     def find_run(self, ref: str) -> RunRecord:
         """Return the run of this name, else of this uuid, else of this id.
 
-        Raise StoreError if there is none, or a column of its row cannot be read.
+        Raises:
+            StoreError: there is none, or a column of its row cannot be read.
         """
         runs = self.runs()
         for key, run in itertools.product(("name", "uuid", "run_id"), runs):
@@ -232,20 +271,23 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
         return runs[-1].checked() if runs else None
 
     def checkpoints(self, run: RunRecord) -> list[tuple[int, str]]:
-        """Return step and tag of the model checkpoints that a run has recorded and not rolled back, ascending."""
+        """Return step and tag of a run's checkpoints, ascending, without those rolled back."""
         query = "SELECT step, tag FROM dbb_checkpoint WHERE run_id = :run ORDER BY step, tag"
         return [(row.step, row.tag) for row in self.query(query, run=run.run_id)]
 
     def claim_run(self, run_id: int, *, wait_s: float = 15.0, take_over: bool = False) -> Run:
         """Become the owner of a run; the former owner can no longer write it.
 
-        A run is claimed at once if its owner is this process, or a process of this host that has ended. Raise
-        StoreError if there is no such run, the run is finished, or its owner keeps it.
+        A run is claimed at once if its owner is this process, or a process of this host that has
+        ended.
 
         Args:
             wait_s: how long to wait for an owner on this host to end, in seconds.
-            take_over: claim the run even from an owner that is alive, or that is on another host, where it
-                cannot be checked.
+            take_over: claim the run even from an owner that is alive, or that is on another host,
+                where it cannot be checked.
+
+        Raises:
+            StoreError: there is no such run, the run is finished, or its owner keeps it.
         """
         deadline = time.monotonic() + wait_s
         self.database.check_content()
@@ -253,24 +295,27 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
             row = self._claimable(run_id)
             refusal = _refusal(row)
             if refusal is None or take_over:
-                if run := self._claim(row, "claim" if refusal is None else "take_over"):
+                run = self._claim(row, "claim" if refusal is None else "take_over")
+                if run is not None:
                     return run
             elif not Owner.of(row).is_local or time.monotonic() >= deadline:
                 raise refusal
             time.sleep(0.2)
 
     def check_claimable(self, run_id: int, *, take_over: bool = False) -> None:
-        """Raise the StoreError that :meth:`claim_run` would raise now, without waiting; change nothing."""
+        """Raise the StoreError that :meth:`claim_run` would raise now, without waiting."""
         refusal = _refusal(self._claimable(run_id))
         if refusal is not None and not take_over:
             raise refusal
 
     @retried
     def _claimable(self, run_id: int) -> Row[Any]:
+        by_id = schema.run.select().where(schema.run.c.run_id == run_id)
         with self.database.transaction() as connection:
-            row = connection.execute(schema.run.select().where(schema.run.c.run_id == run_id)).one_or_none()
+            row = connection.execute(by_id).one_or_none()
         if row is None:
-            raise StoreError(f"there is no run with id {run_id} in {self.location}; look it up again with find_run")
+            problem = f"there is no run with id {run_id} in {self.location}"
+            raise StoreError(f"{problem}; look it up again with find_run")
         _record(row).checked()
         if row.status == "finished":
             raise StoreError(finished_text(row.name, row.last_step))
@@ -279,14 +324,21 @@ class PosteriorStore(AbstractContextManager["PosteriorStore"]):
     def _claim(self, row: Row[Any], kind: str) -> Run | None:
         """Take the run from the owner in ``row``; return None if another process was faster."""
         claimant = Owner.of_this_process()
+        column = schema.run.c
+        is_run = column.run_id == row.run_id
+        is_unchanged = column.writer_token == row.writer_token
+        update = schema.run.update().where(is_run, is_unchanged, column.status != "finished")
+        detail = {
+            "from": {"host": row.owner_host, "pid": row.owner_pid},
+            "to": {"host": claimant.host, "pid": claimant.pid},
+        }
         with self.database.transaction(write=True) as connection:
-            run, values = schema.run, {"status": "running", "heartbeat_at": write.utc_now(), **ownership(claimant)}
-            same = run.c.run_id == row.run_id, run.c.writer_token == row.writer_token, run.c.status != "finished"
-            if connection.execute(run.update().where(*same).values(values)).rowcount != 1:
+            values = ownership(claimant)
+            values["status"] = "running"
+            values["heartbeat_at"] = write.utc_now()
+            if connection.execute(update.values(values)).rowcount != 1:
                 return None
-            now = connection.execute(run.select().where(run.c.run_id == row.run_id)).one()
-            detail = {"from": {"host": row.owner_host, "pid": row.owner_pid}}
-            detail["to"] = {"host": claimant.host, "pid": claimant.pid}
+            now = connection.execute(schema.run.select().where(is_run)).one()
             write.event(connection, row.run_id, kind, now.last_step, now.last_step, detail)
         return Run(self.database, _record(now), now.writer_token)
 
@@ -304,12 +356,13 @@ def _refusal(row: Row[Any]) -> StoreError | None:
         return None
     if not owner.is_local:
         return StoreError(
-            f"run {row.name!r} is owned by {owner}, last heard of at {row.heartbeat_at}, which cannot be checked from "
-            "here (another host, boot or container); if that process has ended, take the run over (take_over)"
+            f"run {row.name!r} is owned by {owner}, last heard of at {row.heartbeat_at}, which "
+            "cannot be checked from here (another host, boot or container); if that process has "
+            "ended, take the run over (take_over)"
         )
     return StoreError(
-        f"run {row.name!r} is still being written by {owner} (step {row.last_step}, last heard of at "
-        f"{row.heartbeat_at}); end that process first, or choose another run"
+        f"run {row.name!r} is still being written by {owner} (step {row.last_step}, last heard of "
+        f"at {row.heartbeat_at}); end that process first, or choose another run"
     )
 
 
@@ -338,10 +391,14 @@ def _record(row: Row[Any]) -> RunRecord:
 
 
 def _parent(values: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what a run began with, None without a warm start; raise StoreError if a part is missing."""
-    parent = {name: values[f"parent_{name}"] for name in ("name", "uuid", "step", "weight", "database")}
+    """Return what a run began with, None without a warm start.
+
+    Raise StoreError if a part is missing.
+    """
     if not values["parent_uuid"]:
         return None
+    names = ("name", "uuid", "step", "weight", "database")
+    parent = {name: values[f"parent_{name}"] for name in names}
     if None in parent.values():
         raise decode.refusal(f"parent_* of run {values['name']!r}", parent, "complete")
     return parent

@@ -132,7 +132,8 @@ CHECK = """
 import json
 truth, _ = models["slow"]
 noise = 1000 * np.mean(truth[1:] * (1 - truth[1:])) / ROLLOUTS
-print(json.dumps({"errors": errors.to_dict(), "noise": noise, "groups": groups.to_dict()}))
+found = {"errors": errors.to_dict(), "noise": noise, "groups": groups.to_dict()}
+print(json.dumps(found | {"mse": mse.to_dict("records")}))
 """
 
 
@@ -168,6 +169,16 @@ def test_the_notebook_gives_its_saved_outputs_also_when_cells_run_again_and_what
     assert slow["point"] == pytest.approx(result["noise"], rel=0.05)  # p (1 - p) / N, the variance of a group's mean
     assert max(slow["dbb"], slow["auto"]) < slow["point"] / 2
     assert fast["auto"] < fast["point"] < fast["dbb"]
+    assert all(row["simulation"] == pytest.approx(row["formula"], rel=0.05) for row in result["mse"])
+    mse = {(row["drift"], row["discount"], row["rollouts"]): row for row in result["mse"]}
+    best = {}
+    for drift in ("slow", "fast"):
+        of_drift = [row for row in result["mse"] if row["drift"] == drift and row["rollouts"] == 4]
+        best[drift] = min(of_drift, key=lambda row: row["formula"])["discount"]
+    assert best == {"slow": 0.7, "fast": 0.3}
+    assert 1.8 < mse["fast", 0.75, 4]["formula"] / mse["fast", 0.75, 4]["point"] < 2
+    better = [n for n in (1, 2, 4, 8, 16, 32) if mse["slow", 0.75, n]["formula"] < mse["slow", 0.75, n]["point"]]
+    assert better == [1, 2, 4, 8, 16]
     groups = result["groups"]
     equal = groups["all_wrong"]["dbb"] + groups["all_right"]["dbb"]
     assert groups["rescued"] == {"point": 0, "dbb": equal, "auto": equal}
