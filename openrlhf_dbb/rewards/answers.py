@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from openrlhf_dbb.core import NO_ANSWER
 from openrlhf_dbb.rewards.commitment import (
+    ASSERTION,
     CONCLUSION,
     CORRECTION,
     NUMBER_WORD,
@@ -274,17 +275,19 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
 
 
 def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> bool:
-    """Return whether a later sentence, as "So there are 6.", concludes with other numbers than the answer."""
+    """Return whether later sentences, as "So there are 6.", conclude with another number than the answer."""
     borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
+    is_other = False
     for begin, stop in itertools.pairwise([*borders, len(text)]):
-        if CONCLUSION.match(text, begin, stop) is None:
-            continue
-        numbers = [number for *_, number in _numbers(text, begin, stop, label)]
+        sentence = text[begin:stop]
+        numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
         if any(_is_same(number, value) for number in numbers):
-            continue
-        if numbers or NUMBER_WORD.search(text, begin, stop):
-            return True
-    return False
+            is_other = False
+        elif CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence)):
+            is_other = True
+        elif ASSERTION.search(sentence):
+            is_other = True
+    return is_other
 
 
 def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
@@ -416,6 +419,8 @@ def _settled(text: str, claims: list[Said]) -> str | None:
     for claim in claims:
         if claim.text != last.text and CORRECTION.search(text, claim.end, last.start) is None:
             return None
+    if OR_BEFORE.search(text, 0, last.start) or OR_AFTER.match(text, last.end):
+        return None
     return last.text if last.text and is_affirmed(text, last.start, last.end) else None
 
 

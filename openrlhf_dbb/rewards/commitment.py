@@ -32,9 +32,11 @@ _MOST_IDEOGRAPHS = 12  # behind the sentence of an answer
 _FORMULA = re.compile(r"\$[^$\n]*\$|\\(?:begin|end)\{[^}]*\}|\\[A-Za-z]+")
 _LETTERS = re.compile(r"[^\W\d_]{2,}(?:'[a-z]+)?")
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u1dff\u3040-\u30ff\uac00-\ud7af]")
-_ADVERB = re.compile(r"\b[a-z]{2,}ly\b|(?<=\A)\W*[A-Z][a-z]+ly(?=,)")
+# "allegedly", "Apparently"; not "Sally"
+_ADVERB = re.compile(r"\b[a-z]{2,}ly\b|\b[A-Z][a-z]+(?:[ai]b|ed|ful|nt|al|iv|ous|ing)ly\b")
+_SYMBOL = re.compile(r"[\u2600-\u27bf\U0001f000-\U0001faff](?<![\u2705\u2713\u2714\u2728\U0001f389\U0001f44d\U0001f60a])")
 _ENGLISH_FORM = re.compile(r"[a-z]{3,}(?:ed|ing)")
-_NAMED = re.compile(r"(?:[:=]|\\in|\\equiv|\\approx)\s*\Z")
+_NAMED = re.compile(r"(?:=|\\in|\\equiv|\\approx)\s*\Z")
 _DEED = re.compile(rf"\bI(?:'m|'d|'ve|'ll|\s+(?!{_DEEDS})[a-z]+)\b|\bmy\s+(?!(?:final\s+)?(?:answer|result|solution))")
 _NO_COMPOUND = "不同(?!意)|不等|不重|不超|不小|不大|不少|不足|非负|非零|没有|无理|无限|无数|若干|假设"
 _CHINESE_DOUBT = re.compile("[不没非未别勿否错误假疑猜吗呢谁]|可能|也许|或许|大概|好像|似乎|估计|仅供|参考|随便|更正|改为|修正")
@@ -44,20 +46,20 @@ _CLOSING = re.compile(
     re.IGNORECASE,
 )
 _UNFINISHED = re.compile(
-    r"\b(?:plus|minus|times|and|or|the|an?|to|of|then|we|because|so|but|which|that|if|by|with|for|from|is|are|since)"
+    r"\b(?:plus|minus|and|or|the|an?|to|of|then|we|because|so|but|which|that|if|by|with|for|from|is|are|since)"
     r"[\s$]*\Z|[-+*/=(,]\s*\Z",
     re.IGNORECASE,
 )
 _OPEN_BRACE = re.compile(r"(\\(?:text[a-z]*|math[a-z]+|boldsymbol|bm|underline|emph|boxed|fbox|framebox)\s*)?\{|\\.|\}")
 _BEFORE_BOX = re.compile(
-    r"(?:[-<>+*/^_|]|(?<!\\)\(|\\(?!(?:approx|implies|iff|Rightarrow|Longrightarrow|therefore|q?quad|in|equiv|displaystyle"
+    r"(?:\\not\s*=|[-<>+*/^_|]|(?<!\\)\(|\\(?!(?:approx|implies|iff|Rightarrow|Longrightarrow|therefore|q?quad|in|equiv|displaystyle"
     r"|Large|large|Huge|huge|text|to|Leftrightarrow|boldsymbol|mathbf|begin|left|big|Big)(?![a-z]))[A-Za-z]+)\s*\Z"
 )
 _AFTER_BOX = re.compile(
     r"\s*(?:=\s*-?[\d.]+\s*(?:[$\s.,]|\\\]|\Z)|[-+*/<>^_]\s*(?!\\circ|\{\\circ|[23{ ]*\\text)[^\s$)]|\\(?:times|cdot|div|pm|oplus|le|ge|lt|gt|neq?|to)"
     r"(?![a-z]))"
 )
-_END = re.compile(r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)[.!?](?=\s|\Z)|[\u3002\uff01\uff1f\n]|<answer>|</answer>")
+_END = re.compile(r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=\s|\Z)|[\u3002\uff01\uff1f\n]|<answer>|</answer>")
 _CLAUSE = re.compile(r"[,;.!?](?=\s|\Z)|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
 _MARKUP = re.compile(r"\\(?:boxed|fbox|framebox|text[a-z]*|math[a-z]+)\s*\{|\\[()\[\],;! ]|[$*_{}`]")
 _VERB = r"(?:is|are|was|were|be|equals?)"
@@ -115,7 +117,7 @@ _DOUBT = re.compile(
 )
 _WRONG = re.compile(rf"{_words('wrong')}|{_FIRST_PERSON}", re.IGNORECASE)
 _REST = re.compile(
-    rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}|\bno(?:[,.!]|\s\d|\s*\Z)"
+    rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}|[?\uff1f]|\b(?:contradiction|absurd|extraneous|else\W*\d)|\bno(?:[,.!]|\s\d|\s*\Z)"
     rf"|{_CALLED_WRONG}|{_FIRST_PERSON}|:\s*(?:false|null)\b"
     rf"|\bnot\W*\Z|{_NO_ANSWER_ITSELF}",
     re.IGNORECASE,
@@ -132,6 +134,11 @@ _LATER = re.compile(
 CORRECTION = re.compile(rf"{_words('correction', 'wrong', 'denial')}|actually|\bno\b", re.IGNORECASE)
 CONCLUSION = re.compile(
     r"\s*(?:so|thus|hence|therefore|[^.!?\n]*\b(?:total|in\s+all|altogether|final(?:ly)?|result))\b", re.IGNORECASE
+)
+# "It is 6.", "6 is the right one."
+ASSERTION = re.compile(
+    r"(?:\b(?:is|are|was|be|as|get|got|equals?|gives?|becomes?)|'s|:|\A[^A-Za-z]*=)[\s$*\\(]*-?\d[\d.,]*[\s$*)!.\\]*\Z"
+    r"|(?:\A|:)[\s$*]*-?\d[\d.,]*[\s$*]+(?:is|was)\s+(?:the|my|right|correct)\b"
 )
 NUMBER_WORD = re.compile(
     r"\b(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty|hundred|thousand)\b"
@@ -184,7 +191,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
         return True
     before = sentence_before(text, start)
     rest, ending = _sentence_behind(text, end)
-    if _is_denied_before(before, is_box) or _is_denied_behind(rest):
+    if _is_denied_before(before, is_box) or _is_denied_behind(rest) or _SYMBOL.match(ending.lstrip(" .!")):
         return True
     if _ASKED.match(ending) or (not ending and _UNFINISHED.search(rest)):
         return True
@@ -221,7 +228,7 @@ def _is_denied_before(sentence: str, is_box: bool) -> bool:
 
 
 def _is_denied_behind(rest: str) -> bool:
-    return bool(_DENIED_AFTER.match(rest) or _REST.search(rest) or _is_chinese_doubt(rest))
+    return bool(_DENIED_AFTER.match(rest) or _REST.search(rest) or _SYMBOL.search(rest) or _is_chinese_doubt(rest))
 
 
 def _is_chinese_doubt(text: str) -> bool:
@@ -231,7 +238,7 @@ def _is_chinese_doubt(text: str) -> bool:
 def _is_strange(text: str) -> bool:
     """Return whether a text has an adverb as "allegedly", or "I" and what no solution does."""
     adverbs = {adverb.strip().lower() for adverb in _ADVERB.findall(text)}
-    return not adverbs <= _ADVERBS or _DEED.search(text) is not None
+    return not adverbs <= _ADVERBS or any(odd.search(text) for odd in (_DEED, _SYMBOL))
 
 
 def _letters(text: str) -> set[str]:
@@ -281,7 +288,7 @@ def is_taken_back(text: str, end: int) -> bool:
 def _is_read_later(sentence: str) -> bool:
     if len(re.findall(_IDEOGRAPHS, sentence)) > _MOST_IDEOGRAPHS or _is_chinese_doubt(sentence):
         return False
-    if _is_foreign(sentence) or _DEED.search(sentence):
+    if _is_foreign(sentence) or _DEED.search(sentence) or _SYMBOL.search(sentence):
         return False
     return _may_stand_alone(sentence) or _is_english(_letters(sentence))
 
