@@ -66,7 +66,7 @@ _VERB = (
 )
 STATEMENT = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
-    r"|答案\s*[是为:：]|答えは|选\s*[:：]?(?=\s*\(?[A-Z])",
+    r"|答案\s*[是为:\uff1a]|答えは|选\s*[:\uff1a]?(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
