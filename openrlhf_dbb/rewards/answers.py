@@ -20,6 +20,7 @@ from openrlhf_dbb.rewards.commitment import (
     RESTART,
     is_affirmed,
     is_denied,
+    is_doubtful,
     visible,
 )
 from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
@@ -321,7 +322,8 @@ def _plain(text: str) -> str:
     text = _TABLE_ROW.sub(lambda row: row[0].replace("|", " "), text)
     text = _MARKDOWN.sub("", plain_signs(text)).replace("</answer>", "\n")
     text = _FORMULA.sub(lambda found: found[0].replace("\n", " "), text)
-    return _REMARK.sub("", _MARKER.sub("", text))
+    text = _MARKER.sub("", text)
+    return _REMARK.sub(lambda remark: remark[0] if is_doubtful(remark[0]) else "", text)
 
 
 def _values(text: str, start: int, label: Value, *, last_first: bool = False) -> Iterator[tuple[int, int, Value]]:

@@ -6,14 +6,17 @@ import unicodedata
 from openrlhf_dbb.rewards.language import (
     IDEOGRAPH,
     is_chinese_doubt,
+    is_plain_statement,
     is_read,
     is_read_later,
     is_strange_adverb,
     is_strange_deed,
     without_formulas,
+    without_open_formula,
 )
 from openrlhf_dbb.rewards.notation import TABLES
 
+LONGEST_HEADING = 80
 WINDOW = 600  # characters of a sentence before and behind an answer
 
 
@@ -31,10 +34,10 @@ def _any(*parts: str) -> re.Pattern[str]:
 
 
 _END = re.compile(
-    r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=\s|\Z)"
+    r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=[\"\u201d]?(?:\s|\Z))"
     r"|[\u3002\uff01\uff1f\n]|<answer>|</answer>"
 )
-_CLAUSE = re.compile(r"[,;.!?](?=\s|\Z)|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
+_CLAUSE = re.compile(r"[,;.!?](?=[\"\u201d]?(?:\s|\Z))|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
 _MARKUP = re.compile(
     r"\\(?:boxed|fbox|framebox|text[a-z]*|math[a-z]+)\s*\{|\\[()\[\],;! ]|[$*_{}`]|</?[a-z]>"
 )
@@ -55,8 +58,10 @@ _DENIED_BEFORE = _any(
     rf"(?:{_words('bound', 'exception')}|[<>\u00ac+/^])(?:[\s(]|{IDEOGRAPH}){{0,3}}\Z",  # "at least 5"
     r"\\(?:times|cdot|div|[lg]eq?|neg?|lnot)[\s(]*\Z",
 )
+# "she must score at least 9 points", but not "it is at least 9"
 _ASIDE = re.compile(
-    rf"(?<!\bone )(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies ){_words('bound')}\s*\Z", re.IGNORECASE
+    r"(?<=\w )(?<!is )(?<!are )(?<!be )(?<!lies )(?:at\s+(?:least|most)|up\s+to|over|under|above|below|near)\s*\Z",
+    re.IGNORECASE,
 )
 _BE = r"(?:is|are|was|were|would be|should be|seems?|feels|looks|can|could|does|must|as)"
 _DENIED_AFTER = _any(
@@ -65,7 +70,8 @@ _DENIED_AFTER = _any(
     rf"(?:{_words('denial', 'wrong', 'bound_after', 'hedge')}|n't\b)(?!\W*\d)",
     rf"[\s)}}\]]*{_BE}\s+(?:[a-z]+\s+){{0,2}}{_words('wrong', 'uncertain')}",  # "5 is a wrong answer"
     r"[\s)}\]]*(?:\\(?:neq?|times|cdot|div)(?![a-z])|\u2260|-+>|\u2192)",
-    r"[\s)}\]]*(?:[-+/^\u2013]\s*[\d\\]|[+/^]\s*\Z)",  # "5 - 3", "5 +"
+    r"[\s)}\]]*(?:[-+/^\u2013]\s*[\d\\]|[+/^]\s*\Z|\\[lc]?dots|\.(?-i:[.\da-z]))",  # "5 - 3", "5 +", "5..."
+    r"\W*but\b(?!\s+not)",
     r"[\s)}\]]*(?:plus|minus|divided|multiplied|through|and\s+a\s+half|to\s+\\?\d+)\b",
     r"[\s)}\]]*(?:times\s+(?:[\d\\(]|\w\b)|(?:more|less|fewer)\s+than\s+\d)",
 )
@@ -86,12 +92,12 @@ _DOUBT = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'report')}",
     rf"{_words('contrast')}(?=\W*\Z)",
     r"[?\uff1f]|(?:dots|\.\.\.)\W*\Z",
-    r"\b(?:it|that|this|answer)\s+would\s+be[\s:]*\Z",
+    r"\b(?:it|that|this|answer)\s+would\s+be[\s:]*\Z|\A\s*(?:who|why|how)\s+(?:would|could|can)\b",
     _OF_THE_ANSWER,
 )
 _REST = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}",
-    r"[?\uff1f]|\bno(?:[,.!]|\s\d|\s*\Z)|\bnot\W*\Z|\b(?:do\s+not|don't)\s",
+    r"[?\uff1f]|\bno(?:[,.!]|\s\d|\s*\Z)|\bnot\W*\Z|[,;(]\s*(?:do\s+not|don't)\s",
     r"\b(?:contradiction|absurd|extraneous)\b|\belse\W*\d|:\s*(?:false|null)\b",
     _CALLED_WRONG,
     _OF_THE_ANSWER,
@@ -104,13 +110,14 @@ _LATER = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}",
     rf"(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
     rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^.!?\n]*{_NEGATION}",
+    r"\b(?:fails|failed|disagrees?|suspicious|aborted)\b",
     _CALLED_WRONG,
 )
 _WRONG = _any(_words("wrong"))
 _GOVERNED = _any(_words("denial", "wrong", "doubt", "report", "exception"))
 _CLOSING = _any(
     r"(?:\A|(?<=[.!?\n]))\s*(?:please\s+)?(?:let\s+me\s+know|feel\s+free|i\s+hope|hope|would\s+you|do\s+you"
-    r"|if\s+you)\b[^.!?\n]*(?:[.!?\n]|\Z)"
+    r"|if\s+you|this\s+(?:completes|concludes))\b[^.!?\n]*(?:[.!?\n]|\Z)"
 )
 _UNFINISHED = _any(
     r"\b(?:plus|minus|and|or|the|an?|to|of|then|we|because|so|but|which|that|if|by|with|for|from|is|are"
@@ -151,7 +158,7 @@ _HIDDEN = re.compile(
     "|".join(
         [
             r"^[ \t]*(?:%|> )[^\n]*|(?<=\s)%\s*(?=\\boxed)[^\n]*",  # a comment of LaTeX, a quotation
-            r"<!--.*?(?:-->|\Z)|\[\^\w+\]:?|^\[//\]:[^\n]*",  # comments and footnotes of Markdown
+            r"<!--.*?(?:-->|\Z)|^\[\^\w+\]:[^\n]*|\[\^\w+\]|^\[//\]:[^\n]*",  # comments and footnotes of Markdown
             r"\\iffalse.*?(?:\\fi|\Z)|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)",
             r"\\(?:footnote|newcommand|def)\b[^\n]*|\\verb\*?(?P<mark>\W).*?(?P=mark)",
             r"^```(?!json|text|math|latex|markdown)\w+\n.*?(?:^```|\Z)|\[asy\].*?(?:\[/asy\]|\Z)",  # programs
@@ -172,9 +179,15 @@ def visible(text: str) -> str:
     """Return a response without invisible characters, comments and quoted answers; one that is a quotation stays."""
     if not text.isascii():
         text = "".join(char for char in text if unicodedata.category(char) != "Cf")
+    text = text.replace("\u2019", "'")
     if re.fullmatch(r"[\"\u201c][^\"\u201d]*[\"\u201d]", text):
         return text[1:-1]
     return _HIDDEN.sub("", text)
+
+
+def is_doubtful(text: str) -> bool:
+    """Return whether a text, such as a remark in brackets, doubts or denies anything."""
+    return any(pattern.search(text) for pattern in (_DOUBT, _REST, _GOVERNED))
 
 
 def is_affirmed(text: str, start: int, end: int) -> bool:
@@ -190,6 +203,9 @@ def is_denied(text: str, start: int, end: int) -> bool:
     if is_box and (_DOUBT.search(text, start, end) or not _stands_alone(text, start, end)):
         return True
     if _GOVERNED.search(_line_above(text, start)) or not is_read(before, text[start:end], behind):
+        return True
+    words_before = _last_clause(without_open_formula(text[max(0, start - WINDOW) : start]))
+    if not is_plain_statement(_MARKUP.sub("", words_before)):
         return True
     if _is_denied_before(before, is_box) or _is_denied_behind(behind + ending[:3]):
         return True
@@ -215,7 +231,8 @@ def _line_above(text: str, start: int) -> str:
     lines = text[max(0, start - WINDOW) : start].split("\n")
     above = [line for line in lines[:-1] if line.strip()]
     line = _MARKUP.sub("", above[-1]).strip() if above else ""
-    return line if line.startswith("#") or line.endswith(":") else ""
+    is_heading = line.startswith("#") or line.endswith(":")
+    return line if is_heading and len(line) <= LONGEST_HEADING else ""
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
@@ -231,9 +248,13 @@ def _stands_alone(text: str, start: int, end: int) -> bool:
     return all(openings)
 
 
+def _last_clause(text: str) -> str:
+    ends = [found.end() for found in _CLAUSE.finditer(text)]
+    return text[ends[-1] if ends else 0 :]
+
+
 def _is_denied_before(sentence: str, is_box: bool) -> bool:
-    clauses = [found.end() for found in _CLAUSE.finditer(sentence)]
-    clause = sentence[clauses[-1] if clauses else 0 :]
+    clause = _last_clause(sentence)
     if is_box:
         clause = _ASIDE.sub("", clause)  # "so she must score at least \boxed{9} points"
     if _DENIED_BEFORE.search(clause) or _DOUBT.search(sentence) or is_chinese_doubt(clause):
@@ -255,5 +276,7 @@ def is_taken_back(text: str, end: int) -> bool:
     stop = _END.search(text, end)
     if stop is None:
         return False
-    later = _CLOSING.sub(" ", _MARKUP.sub("", without_formulas(text[stop.end() :])))
-    return _LATER.search(later) is not None or not all(map(is_read_later, _END.split(later)))
+    later = _CLOSING.sub(" ", text[stop.end() :])
+    if _LATER.search(_MARKUP.sub("", without_formulas(later))):
+        return True
+    return not all(map(is_read_later, _END.split(later)))

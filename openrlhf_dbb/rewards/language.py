@@ -13,6 +13,9 @@ _ENGLISH = set(TABLES["english"].split())
 _NOT_ENGLISH = set(TABLES["not_english"].split())
 _ALONE = set(TABLES["alone"].split())
 _ADVERBS = set(TABLES["adverbs"].split())
+_BEFORE_ANSWER = set(TABLES["before_answer"].split())
+_BEHIND_ANSWER = set(TABLES["behind_answer"].split())
+_FEWEST_WORDS = 9  # of a sentence behind an answer that has no number
 _MOST_UNITS = 6  # words behind an answer that need no verb: "eggs per day"
 _MOST_IDEOGRAPHS = 12  # in a sentence behind an answer
 
@@ -32,12 +35,18 @@ _DEED = re.compile(
     r"|\bmy\s+(?!(?:final\s+)?(?:answer|result|solution))"
 )
 _PICTURE = re.compile(r"[\u2600-\u27bf\U0001f000-\U0001faff]")
+_OPEN_FORMULA = re.compile(r"(?:\$|\\\[|\\\()[^$]*\Z")
 _NAMED = re.compile(r"(?:=|\\in|\\equiv|\\approx)\s*\Z")
 
 
 def without_formulas(text: str) -> str:
     """Return a text without what stands in dollars, and without commands of LaTeX."""
     return _FORMULA.sub(" ", text)
+
+
+def without_open_formula(text: str) -> str:
+    """Return a text without its formulas, and without the one that does not end."""
+    return _OPEN_FORMULA.sub(" ", without_formulas(text))
 
 
 def _words(text: str) -> set[str]:
@@ -73,6 +82,15 @@ def is_strange_adverb(text: str) -> bool:
     return not {adverb.lower() for adverb in _ADVERB.findall(text)} <= _ADVERBS
 
 
+def is_plain_statement(clause: str) -> bool:
+    """Return whether a clause, if it says "answer", says it as in "so we find that the final answer is"."""
+    said = list(re.finditer(r"\banswers?\b", clause.lower()))
+    if not said:
+        return True
+    before = _WORD.findall(clause[: said[-1].start()].lower())
+    return set(before[-3:]) <= _BEFORE_ANSWER and _words(clause[said[-1].end() :]) <= _BEHIND_ANSWER
+
+
 def is_read(before: str, answer: str, behind: str) -> bool:
     """Return whether the sentence of an answer is understood.
 
@@ -100,4 +118,7 @@ def is_read_later(sentence: str) -> bool:
         return False
     if _is_foreign(sentence) or is_strange_deed(sentence):
         return False
-    return _may_stand_alone(sentence) or _is_english(sentence)
+    if _may_stand_alone(sentence):
+        return True
+    is_remark = re.search(r"[\d$\\]", sentence) is None and len(sentence.split()) < _FEWEST_WORDS
+    return _is_english(sentence) and not is_remark
