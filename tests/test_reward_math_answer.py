@@ -33,7 +33,7 @@ def reward(module):
 
 SUM, SUM_LABEL = "What is 7 + 4 - 6 =", "5"
 SIMPLIFY, SIMPLIFY_LABEL = r"Simplify $\sqrt{12}$.", r"2\sqrt{3}"
-LONG = "Many words follow. " * 400
+LONG = "These 12 words follow. " * 400
 # Responses to the sum that a person would call wrong, and right.
 WRONG = (
     "To find the final answer of 7 + 4 - 6, we would need", "= (5) - ", r"\boxed{7+4-6}", r"$7 + 4 - 6$",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from openrlhf_dbb.core import NO_ANSWER
 from openrlhf_dbb.rewards.commitment import (
+    ASSERTION,
     CONCLUSION,
     CORRECTION,
     NUMBER_WORD,
@@ -19,6 +20,7 @@ from openrlhf_dbb.rewards.commitment import (
     RESTART,
     is_affirmed,
     is_denied,
+    is_doubtful,
     visible,
 )
 from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
@@ -65,7 +67,7 @@ _VERB = (
 )
 STATEMENT = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
-    r"|答案\s*[是为:：]|答えは|选\s*[:：]?(?=\s*\(?[A-Z])",
+    r"|答案\s*[是为:\uff1a]|答えは|选\s*[:\uff1a]?(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -274,17 +276,19 @@ def _is_final(text: str, start: int, end: int, value: Value, label: Value) -> bo
 
 
 def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> bool:
-    """Return whether a later sentence, as "So there are 6.", concludes with other numbers than the answer."""
+    """Return whether later sentences, as "So there are 6.", conclude with another number than the answer."""
     borders = [found.end() for found in _SENTENCE_END.finditer(text, end)]
+    is_other = False
     for begin, stop in itertools.pairwise([*borders, len(text)]):
-        if CONCLUSION.match(text, begin, stop) is None:
-            continue
-        numbers = [number for *_, number in _numbers(text, begin, stop, label)]
+        sentence = text[begin:stop]
+        numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
         if any(_is_same(number, value) for number in numbers):
-            continue
-        if numbers or NUMBER_WORD.search(text, begin, stop):
-            return True
-    return False
+            is_other = False
+        elif CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence)):
+            is_other = True
+        elif ASSERTION.search(sentence):
+            is_other = True
+    return is_other
 
 
 def _has_alternative(text: str, start: int, end: int, value: Value, label: Value) -> bool:
@@ -318,7 +322,8 @@ def _plain(text: str) -> str:
     text = _TABLE_ROW.sub(lambda row: row[0].replace("|", " "), text)
     text = _MARKDOWN.sub("", plain_signs(text)).replace("</answer>", "\n")
     text = _FORMULA.sub(lambda found: found[0].replace("\n", " "), text)
-    return _REMARK.sub("", _MARKER.sub("", text))
+    text = _MARKER.sub("", text)
+    return _REMARK.sub(lambda remark: remark[0] if is_doubtful(remark[0]) else "", text)
 
 
 def _values(text: str, start: int, label: Value, *, last_first: bool = False) -> Iterator[tuple[int, int, Value]]:
@@ -416,6 +421,8 @@ def _settled(text: str, claims: list[Said]) -> str | None:
     for claim in claims:
         if claim.text != last.text and CORRECTION.search(text, claim.end, last.start) is None:
             return None
+    if OR_BEFORE.search(text, 0, last.start) or OR_AFTER.match(text, last.end):
+        return None
     return last.text if last.text and is_affirmed(text, last.start, last.end) else None
 
 

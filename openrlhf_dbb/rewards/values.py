@@ -192,7 +192,7 @@ def _relation(text: str, numeric: bool) -> Value | None:
     members, signs = split(text, _RELATION)
     if not signs:
         return _single(text, numeric)
-    if not all(members[1:]) or _PROSE.search(text):
+    if not all(members[1:]) or _PROSE.search(" ".join(members[:-1])):
         return None
     written = latex(text)
     names = [_NAME.fullmatch(latex(member)) is not None for member in members]

@@ -1,0 +1,122 @@
+"""Says which sentences beside an answer are read: those of English and Chinese, and known statements of others.
+
+What is not understood is a doubt. The words stand in ``tables.toml``.
+"""
+
+import re
+
+from openrlhf_dbb.rewards.notation import TABLES
+
+IDEOGRAPH = r"[\u3400-\u9fff]"
+
+_ENGLISH = set(TABLES["english"].split())
+_NOT_ENGLISH = set(TABLES["not_english"].split())
+_ALONE = set(TABLES["alone"].split())
+_ADVERBS = set(TABLES["adverbs"].split())
+_BEFORE_ANSWER = set(TABLES["before_answer"].split())
+_BEHIND_ANSWER = set(TABLES["behind_answer"].split())
+_FEWEST_WORDS = 9  # of a sentence behind an answer that has no number
+_MOST_UNITS = 6  # words behind an answer that need no verb: "eggs per day"
+_MOST_IDEOGRAPHS = 12  # in a sentence behind an answer
+
+_FORMULA = re.compile(r"\$[^$\n]*\$|\\(?:begin|end)\{[^}]*\}|\\[A-Za-z]+")
+_WORD = re.compile(r"[^\W\d_]{2,}(?:'[a-z]+)?")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_ENGLISH_FORM = re.compile(r"[a-z]{3,}(?:ed|ing)")
+# Cyrillic, Arabic, kana, Hangul and others; and a Greek letter within a Latin word
+_OTHER_SCRIPT = re.compile(r"[\u0400-\u1dff\u3040-\u30ff\uac00-\ud7af]|[A-Za-z][\u0370-\u03ff]|[\u0370-\u03ff][A-Za-z]")
+# "allegedly", "Apparently"; not "Sally"
+_ADVERB = re.compile(r"\b[a-z]{2,}ly\b|\b[A-Z][a-z]+(?:[ai]b|ed|ful|nt|al|iv|ous|ing)ly\b")
+# "I guess", "I'd", "my friend"; not "my answer"
+_DEED = re.compile(
+    rf"\bI(?:'[a-z]+|\s+(?!{'|'.join(TABLES['deeds'].split())})[a-z]+)\b"
+    r"|\bmy\s+(?!(?:final\s+)?(?:answer|result|solution))"
+)
+_PICTURE = re.compile(r"[\u2600-\u27bf\U0001f000-\U0001faff]")
+_OPEN_FORMULA = re.compile(r"(?:\$|\\\[|\\\()[^$]*\Z")
+_NAMED = re.compile(r"(?:=|\\in|\\equiv|\\approx)\s*\Z")
+
+
+def without_formulas(text: str) -> str:
+    """Return a text without what stands in dollars, and without commands of LaTeX."""
+    return _FORMULA.sub(" ", text)
+
+
+def without_open_formula(text: str) -> str:
+    """Return a text without its formulas, and without the one that does not end."""
+    return _OPEN_FORMULA.sub(" ", without_formulas(text))
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(without_formulas(re.sub(IDEOGRAPH, " ", text))))
+
+
+def _is_english(text: str) -> bool:
+    return any(word.lower() in _ENGLISH or _ENGLISH_FORM.fullmatch(word) for word in _words(text))
+
+
+def _is_foreign(text: str) -> bool:
+    return _OTHER_SCRIPT.search(text) is not None or not _words(text).isdisjoint(_NOT_ENGLISH)
+
+
+def _may_stand_alone(text: str) -> bool:
+    return {word.lower() for word in _words(text)} <= _ALONE
+
+
+def is_chinese_doubt(text: str) -> bool:
+    """Return whether a text has a sign that denies or doubts, but for words such as "different"."""
+    plain = re.sub(TABLES["chinese_no_doubt"], "", text)
+    return re.search(TABLES["chinese_doubt"], plain) is not None
+
+
+def is_strange_deed(text: str) -> bool:
+    """Return whether a text says what "I" do and no solution does, or has a picture other than a tick."""
+    pictures = set(_PICTURE.findall(text))
+    return _DEED.search(text) is not None or not pictures <= set(TABLES["pictures"])
+
+
+def is_strange_adverb(text: str) -> bool:
+    """Return whether a text has an adverb that no solution has, as "allegedly"."""
+    return not {adverb.lower() for adverb in _ADVERB.findall(text)} <= _ADVERBS
+
+
+def is_plain_statement(clause: str) -> bool:
+    """Return whether a clause, if it says "answer", says it as in "so we find that the final answer is"."""
+    said = list(re.finditer(r"\banswers?\b", clause.lower()))
+    if not said:
+        return True
+    before = _WORD.findall(clause[: said[-1].start()].lower())
+    return set(before[-3:]) <= _BEFORE_ANSWER and _words(clause[said[-1].end() :]) <= _BEHIND_ANSWER
+
+
+def is_read(before: str, answer: str, behind: str) -> bool:
+    """Return whether the sentence of an answer is understood.
+
+    Args:
+        before: what stands before the answer in its sentence.
+        behind: what stands behind it.
+    """
+    statement = " ".join(_LETTERS.findall(before.lower()))
+    if statement in TABLES["statements"] and "".join(_LETTERS.findall(behind)) in TABLES["endings"]:
+        return True
+    sentence = f"{before} {behind}"
+    if _is_foreign(sentence):
+        return False
+    if _is_english(sentence):
+        return True
+    units = re.sub(IDEOGRAPH, "", behind)
+    if not units.isascii() or len(_words(units)) > _MOST_UNITS:
+        return False
+    return _may_stand_alone(before) or "=" in answer or _NAMED.search(before) is not None
+
+
+def is_read_later(sentence: str) -> bool:
+    """Return whether a sentence behind that of the answer is understood, and says nothing odd."""
+    if len(re.findall(IDEOGRAPH, sentence)) > _MOST_IDEOGRAPHS or is_chinese_doubt(sentence):
+        return False
+    if _is_foreign(sentence) or is_strange_deed(sentence):
+        return False
+    if _may_stand_alone(sentence):
+        return True
+    is_remark = re.search(r"[\d$\\]", sentence) is None and len(sentence.split()) < _FEWEST_WORDS
+    return _is_english(sentence) and not is_remark
