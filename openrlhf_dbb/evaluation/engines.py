@@ -15,6 +15,7 @@ from openrlhf_dbb.evaluation.results import Key, Results, Row, as_results
 from openrlhf_dbb.evaluation.verifiers import VERIFIERS
 from openrlhf_dbb.platform import cpu, ray_start
 from openrlhf_dbb.rewards.answers import without_thought
+from openrlhf_dbb.secrets import mask_process
 
 _ENDED = re.compile(r"^\(\w+ pid=\d+\) ERROR .*?\] ([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
 
@@ -86,6 +87,7 @@ class EngineActor:
     def __init__(self, arguments: dict[str, Any], sampling: dict[str, Any]) -> None:
         import vllm
 
+        mask_process()
         self._sampling = sampling
         with reason_of_failure():
             self._engine = vllm.LLM(**arguments).llm_engine

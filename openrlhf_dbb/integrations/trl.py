@@ -7,7 +7,6 @@ and N samples of a prompt.
 """
 
 import inspect
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -28,6 +27,7 @@ from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import label_of, text_of
+from openrlhf_dbb.secrets import own_log
 from openrlhf_dbb.storage import TRAINING
 
 shared.check_release("trl")
@@ -41,7 +41,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.trainer.utils import RepeatSampler  # noqa: E402
 
-_log = logging.getLogger(__name__)
+_log = own_log(__name__)
 
 
 @dataclass
