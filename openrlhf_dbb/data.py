@@ -1,5 +1,6 @@
 """Loads the training prompts and the held-out prompts, and chooses the prompts that a run trains on."""
 
+import bz2
 import codecs
 import contextlib
 import csv
@@ -7,6 +8,7 @@ import functools
 import gzip
 import io
 import json
+import lzma
 import math
 import os
 import re
@@ -24,8 +26,10 @@ from openrlhf_dbb import tasks, upstream
 from openrlhf_dbb.core.texts import (
     content_text,
     contradictions,
+    in_type,
     is_missing,
     label_text,
+    number_of,
     prompt_text,
     unusable,
 )
@@ -38,7 +42,16 @@ _RATE, _SOURCE = "known pass rate", "source of the prompt"  # columns that are a
 TEXT_FILES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 FILES = (*TEXT_FILES, ".parquet")  # suffixes of the files that records() reads
 _OTHERS = (".py", ".arrow")  # suffixes of the files that OpenRLHF reads
-_PACKED = {b"(\xb5/\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+_UNPACK = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ": lzma.decompress}
+_PACKED = {b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip"}
+PACKINGS = (".gz", ".bz2", ".xz")
+# Between columns, though the name of the file tells another separator.
+_SEPARATORS = {
+    "\t": "name the file .tsv",
+    ";": "save it with commas between the columns",
+    "|": "save it with commas between the columns",
+    ",": "name the file .csv",
+}
 _ENCODINGS = {
     codecs.BOM_UTF32_LE: "UTF-32",  # begins with the mark of UTF-16
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -225,11 +238,13 @@ def _table_rows(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a ``pyarrow.Table``; 0.1 in 32 bits is 0.1, not 0.10000000149011612."""
     import pyarrow
 
-    for place, column in enumerate(table.schema):
-        if column.type == pyarrow.float32():
-            shortest = table.column(place).cast(pyarrow.string()).cast(pyarrow.float64())
-            table = table.set_column(place, column.name, shortest)
+    kinds = {pyarrow.float32(): "float32", pyarrow.float16(): "float16"}
+    short = {column.name: kinds[column.type] for column in table.schema if column.type in kinds}
     rows: list[dict[str, Any]] = table.to_pylist()
+    for row in rows if short else []:
+        for name, kind in short.items():
+            if row[name] is not None:
+                row[name] = float(str(in_type(row[name], kind)))
     return rows
 
 
@@ -310,7 +325,7 @@ def kind_of(path: Path) -> str:
         ('.jsonl', '.csv', '')
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes[-1:] == [".gz"]:
+    if suffixes and suffixes[-1] in PACKINGS:
         suffixes.pop()
     return suffixes[-1] if suffixes and suffixes[-1] in FILES else ""
 
@@ -318,7 +333,7 @@ def kind_of(path: Path) -> str:
 def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[str, Any]]:
     """Return the first rows of a file by place ("line 4"); numbers of a text file as they are written.
 
-    A text file may be packed by gzip. A file of another kind is read like JSON.
+    A text file may be packed by gzip, bzip2 or xz. A file of another kind is read like JSON.
 
     Raises:
         UsageError: the file or a row is broken, or is not UTF-8; the message names ``source``.
@@ -335,7 +350,7 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
             rows = _numbered(_csv_rows(_text(path), "," if kind == ".csv" else "\t"), most)
         else:
             rows = _json_rows(_text(path), most)
-    except (OSError, EOFError, zlib.error, ValueError, csv.Error, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, csv.Error, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error  # without the path, which source names
         line = " ".join(str(reason).split())
         raise UsageError(f"{source} cannot be read: {line}") from error
@@ -346,13 +361,15 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file in UTF-8, perhaps packed by gzip; ValueError for another one."""
+    """Return the text of a file in UTF-8, perhaps packed by gzip, bzip2 or xz; ValueError for another one."""
     content = path.read_bytes()
-    if content.startswith(b"\x1f\x8b"):
-        content = gzip.decompress(content)
+    for start, unpack in _UNPACK.items():
+        if content.startswith(start):
+            content = unpack(content)
+            break
     for start, name in _PACKED.items():
         if content.startswith(start):
-            raise ValueError(f"it is packed by {name}; unpack it, or pack it by gzip")
+            raise ValueError(f"it is packed by {name}; unpack it, or pack it by gzip, bzip2 or xz")
     for mark, encoding in _ENCODINGS.items():
         if content.startswith(mark):
             raise ValueError(f"it is in {encoding}; convert it: iconv -f {encoding} -t UTF-8")
@@ -368,6 +385,10 @@ def _numbered(rows: Iterable[Any], most: int | None) -> dict[str, Any]:
 
 def _csv_rows(text: str, delimiter: str) -> Iterable[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # by default a field may have 131,072 characters
+    header = text.partition("\n")[0]
+    for other, advice in _SEPARATORS.items():
+        if delimiter not in header and other in header:
+            raise ValueError(f"its header has no {delimiter!r}, but {other!r}; {advice}")
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     _refuse_repeated([name for name in rows.fieldnames or [] if name])
     return rows
@@ -477,10 +498,11 @@ def _pass_rate(value: Any, attempts: int | None) -> list[float] | str:
         return [math.nan, math.nan]
     counted, slash, of = str(value).partition("/")
     try:
-        successes, tried = float(counted), float(of) if slash else 1.0
+        successes = number_of(counted)
+        tried = number_of(of) if slash else 1.0
     except ValueError:
         successes, tried = math.nan, 1.0
-    if not (tried >= 1 and 0 <= successes <= tried):
+    if not (1 <= tried < math.inf and 0 <= successes <= tried):
         return f"its pass rate is {value!r}; write a number in [0, 1], or successes/attempts"
     if attempts is None and not slash:
         return "its pass rate has no number of attempts; give --data.pass_rate_attempts"

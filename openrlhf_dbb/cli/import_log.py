@@ -21,7 +21,7 @@ import numpy as np
 from openrlhf_dbb.core import IMPORTED, texts
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Responses, StepExtras
-from openrlhf_dbb.data import FILES, _value, records
+from openrlhf_dbb.data import FILES, _value, kind_of, records
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.options import add_store
@@ -38,7 +38,7 @@ COLUMNS = {
     "advantage": ("advantage", "advantages"),
 }
 _NEEDED = ("prompt", "reward")
-_NUMBER = re.compile(r"([^\W\d_]*)[\W_]*(\d+)")  # with the word in front of it
+_NUMBER = re.compile(r"([^\W\d_]*)[\W_]*([0-9]+)")  # with the word in front of it
 # Processes write files side by side: their numbers are no steps.
 _PROCESSES = ("rank", "worker", "shard", "part", "process", "gpu", "node", "host")
 _STEP = attrgetter("step")
@@ -225,7 +225,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _is_log(file: Path) -> bool:
-    return file.is_file() and file.name.lower().removesuffix(".gz").endswith(FILES)
+    return file.is_file() and kind_of(file) != ""
 
 
 def _refuse_copies(files: Sequence[Path], step_of_name: Mapping[Path, int]) -> None:
@@ -371,22 +371,23 @@ def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
 
 
 def _step(row: Row, value: Any) -> int:
-    number = _number(row, "step", value)
+    is_word = str(value).strip().lower() in _WORDS
+    number = None if is_word else _number(row, "step", value)
     if number is None or number < 0 or number != int(number):
         raise UsageError(f"{row.place}: step {value!r:.40} is not a whole number, 0 or more")
     return int(number)
 
 
 def _number(row: Row, column: str, value: Any) -> float | None:
-    """Return a finite number, 1 and 0 for true and false; None where it is missing."""
+    """Return a finite number, 1 and 0 for true and false; None where it is missing or NaN."""
     if value is None or value == "":
         return None
     if isinstance(value, str) and value.strip().lower() in _WORDS:
         return _WORDS[value.strip().lower()]
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        advice = "write a number, or null where there is none"
+        number = texts.number_of(value)
+    except ValueError:
+        advice = "write a number in the digits 0 to 9, such as 1000 or 0.5, or null where there is none"
         if isinstance(value, dict):
             advice = "name a field of it, as in --reward_key reward.correct"
         raise UsageError(f"{row.place}: {column} {value!r:.40} is not a number; {advice}") from None
