@@ -1,5 +1,7 @@
 """Masks passwords, tokens and keys in whatever is stored, shown, logged, or sent to a tracker."""
 
+import base64
+import contextlib
 import functools
 import logging
 import re
@@ -41,19 +43,35 @@ _PATH = re.compile(r"(?<!\S)([^\s?/]*/[^\s?]*\?)(\S*=\S*)")  # /path?name=value
 _BEARER = re.compile(r"""\b(bearer[ \t]+)([^\s"']\S*)""", re.IGNORECASE)
 _KNOWN = re.compile(r"\b(hf_|sk-|gh[opsu]_|github_pat_|glpat-|AKIA)[\w-]{16,}")
 _ENCODED = re.compile(r"\S*%[0-9A-Fa-f]{2}\S*")
-# {"name": "NAME", "value":, NAME=, NAME: and "NAME":, --NAME=, --NAME with a value behind it, ('NAME', 'value')
-_NAME = re.compile(
-    r"""(?<![\w.-])(?:(?i:name|key)\\*["'][ \t]*:[ \t]*\\*["'](?P<entry>\w[\w.-]*)\\*["'],\s*"""
-    r"""\\*["'](?i:value)\\*["'][ \t]*:"""
-    r"""|(?P<name>\w[\w.-]*)\\*["']?[ \t]*(?:=+>?|:=?)"""
-    r"""|(?P<flag>--?\w[\w.-]*)(?:=|["'],(?=[ \t]*["'])|[ \t](?!\s*-))"""
-    r"""|(?<=\(["'])(?P<first>\w[\w.-]*)["'],(?=[ \t]*["'][^"'\n]*["']\)))[ \t]*"""
+_PASSWORD = r"pass(?:word|wd|phrase|code)s?|pwd|secret|credentials?|(?:api|access|secret|private)[ _-]?key"
+# In a sentence: the password of NAME is VALUE. What a sentence says of a password is none.
+_SAID = re.compile(
+    rf"""\b((?:{_PASSWORD}|token(?=\W+\w+\W+(?=\S*\d)\S{{8}}))(?:[ \t]+(?:for|of)[ \t]+\S+)?"""
+    r"""[ \t]+(?:is|was|are)[ \t]+(?!(?:a|an|empty|for|given|hidden|in|incorrect|invalid|missing|needed|no|not"""
+    r"""|read|required|set|shown|stored|that|the|to|too|unset|used|wrong)\b)["'`]?)((?<=["'`])[^"'`\n]+|\S+)""",
+    re.IGNORECASE,
 )
+_BASIC = re.compile(r"\b(basic[ \t]+)([\w+/-]{4,}=*)", re.IGNORECASE)
+# NAME=, NAME: and "NAME":, --NAME=, --NAME with a value behind it, ('NAME', 'value') and ["NAME", 1]
+_NAME = re.compile(
+    r"""(?<![\w.-])(?:(?P<name>\w[\w.-]*)\\*["']?[ \t]*(?:=+>?|:=?)"""
+    r"""|(?P<flag>--?\w[\w.-]*)(?:=|["'],(?=[ \t]*["'])|[ \t](?!\s*-))"""
+    r"""|(?:(?<=[(\[]["'])|(?<=[(\[]\\["']))(?P<first>\w[\w.-]*)\\*["'],"""
+    r"""(?=[ \t]*(?:[bru]?\\*"[^"\n]*"|[bru]?\\*'[^'\n]*'|[^\s"',()[\]]+)[ \t]*[)\]]))"""
+    r"""[ \t]*(?:[|>][+-]?[ \t]*\n[ \t]+)?"""  # a block of YAML
+)
+# "name": "NAME" beside "value":, in any order, of JSON, Python and YAML.
+_NAMES = ("name", "key", "field", "header", "variable")
+_VALUES = ("value", "val")
+_ENTRY = re.compile(rf"""(?<![\w.-])(?i:{"|".join(_NAMES)})\\*["']?[ \t]*[:=][ \t]*\\*["']?(\w[\w.-]*)""")
+_ENTRY_END = re.compile(rf"[{{}}()]|\n[ \t]*-|(?i:\b(?:{'|'.join(_VALUES)})\b)")
+_NEAR = 200  # characters between a name and its value
 _QUOTED = r"""(?:[bBrRuU]?(?P<quote>\\*["'])(?:\\.|[^\n])*?(?:(?P=quote)|$))+"""
 _SCHEME = r"(?i:(?:basic|bearer|token)[ \t]+)?"
-_WORD = rf"""{_SCHEME}(?:{_QUOTED}|[\[{{(].*|(?:"[^"\n]*"|'[^'\n]*'|\S)+)"""
+_LIST = r"[\[{(](?:[ \t]*\n(?:.*\n){0,99}?[ \t]*[\])}]|.*)"  # on one line, or ended by a line of its own
+_WORD = rf"""{_SCHEME}(?:{_QUOTED}|{_LIST}|(?:"[^"\n]*"|'[^'\n]*'|\S)+)"""
 _VALUE = re.compile(_WORD, re.MULTILINE)
-_LINE = re.compile(rf"{_QUOTED}|.+", re.MULTILINE)
+_LINE = re.compile(rf"{_QUOTED}|{_LIST}|.+", re.MULTILINE)
 _BETWEEN_WORDS = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^\w.]+")
 _HAS_WORDS = re.compile(r"(authorization|cookie|passphrase)s?$", re.IGNORECASE)
 _PUNCTUATION = " \t,;:.)]}'\""
@@ -72,7 +90,8 @@ def without_passwords(text: str) -> str:
 
     Of a URL, with two slashes or with the one that a path leaves: what is before the last ``@``,
     and behind ``?`` or ``#``. Behind a name that :func:`is_secret`: the word, what is quoted, or
-    the rest of the line if it is a list, a header or a passphrase. A word that hides one of these
+    the rest of the line if it is a list, a header or a passphrase; the same of the ``value`` of an
+    entry with such a ``name``, and of "the password is". A word that hides one of these
     by percent-encoding, and a token of a known form: all of it.
 
     Example:
@@ -86,6 +105,8 @@ def without_passwords(text: str) -> str:
     text = _PATH.sub(_first_and_mask, text)
     text = _without_named(text)
     text = _BEARER.sub(_first_and_mask, text)
+    text = _BASIC.sub(_without_basic, text)
+    text = _SAID.sub(_first_and_mask, text)
     text = _KNOWN.sub(MASK, text)
     return _ENCODED.sub(_unless_it_hides, text) if "%" in text else text
 
@@ -112,6 +133,8 @@ def _without_named(text: str) -> str:
     end = 0
     for named in _NAME.finditer(text):
         name = named[named.lastgroup or 0]
+        if name.lower() in _VALUES:
+            name = _name_beside(text, named)
         if named.start() < end or not is_secret(name):
             continue
         value = (_LINE if _HAS_WORDS.search(name) else _VALUE).match(text, named.end())
@@ -122,6 +145,24 @@ def _without_named(text: str) -> str:
         parts.append(quote + MASK + quote if quote else _mask(value[0]))
         end = value.end()
     return "".join(parts) + text[end:]
+
+
+def _name_beside(text: str, field: re.Match[str]) -> str:
+    """Return the secret's name in an entry that has the field ``value``; "" if there is none."""
+    value = _LINE.match(text, field.end())
+    end = value.end() if value and value["quote"] else field.end()
+    before = _ENTRY_END.split(text[max(field.start() - _NEAR, 0) : field.start()])[-1]
+    after = _ENTRY_END.split(text[end : end + _NEAR])[0]
+    return next(filter(is_secret, _ENTRY.findall(f"{before} {after}")), "")
+
+
+def _without_basic(found: re.Match[str]) -> str:
+    """Return "Basic user:password in base64" masked; "basic arithmetic" stays."""
+    word = found[2]
+    with contextlib.suppress(ValueError):
+        if b":" in base64.b64decode(word + "=" * (-len(word) % 4), altchars="-_" if {*"-_"} & {*word} else None):
+            return _first_and_mask(found)
+    return found[0]
 
 
 def _unless_it_hides(word: re.Match[str]) -> str:
@@ -168,11 +209,10 @@ def _names(values: Sequence[Any]) -> Iterator[str]:
 
 def _without_named_value(entry: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Return ``{"name": NAME, "value": VALUE}`` with the value masked if its name is secret."""
-    by_key = {str(key).lower(): key for key in entry}
-    name = entry.get(by_key.get("name", by_key.get("key")))
-    if "value" in by_key and isinstance(name, str) and is_secret(name):
-        return {**entry, by_key["value"]: MASK}
-    return entry
+    names = [name for key, name in entry.items() if str(key).lower() in _NAMES]
+    if not any(isinstance(name, str) and is_secret(name) for name in names):
+        return entry
+    return {key: MASK if str(key).lower() in _VALUES else value for key, value in entry.items()}
 
 
 @functools.cache
@@ -182,19 +222,32 @@ def mask_process() -> None:
 
     def masked(*args: Any, **options: Any) -> logging.LogRecord:
         record = make(*args, **options)
-        try:
-            message = record.getMessage()
-        except Exception:  # arguments that do not fit
-            message = f"{record.msg} {record.args}"
-        if without_passwords(message) != message:
-            record.msg, record.args = without_passwords(message), ()
-        if record.exc_info and record.exc_info[1]:
-            record.exc_text = masked_traceback(record.exc_info[1])
+        _mask_record(record)
         return record
 
     logging.setLogRecordFactory(masked)
     sys.excepthook = lambda _, error, trace: _print(error.with_traceback(trace))
     threading.excepthook = lambda ended: _print(ended.exc_value)
+
+
+def own_log(name: str) -> logging.Logger:
+    """Return a logger whose records are masked in processes of others too, such as TRL's."""
+    log = logging.getLogger(name)
+    log.addFilter(_mask_record)
+    return log
+
+
+def _mask_record(record: logging.LogRecord) -> bool:
+    try:
+        message = record.getMessage()
+    except Exception:  # arguments that do not fit
+        message = f"{record.msg} {record.args}"
+    if without_passwords(message) != message:
+        record.msg = without_passwords(message)
+        record.args = ()
+    if record.exc_info and record.exc_info[1]:
+        record.exc_text = masked_traceback(record.exc_info[1])
+    return True
 
 
 def masked_traceback(error: BaseException) -> str:

@@ -416,7 +416,7 @@ def test_an_output_that_is_not_in_utf_8_gets_escapes(shell, command):
     assert ((code, errors) == (0, "") and r"gr\xf6\xdfe" in out) or r"\u2264" in out
 
 
-@pytest.mark.parametrize("command", ["runs", "runs --json", "--help", "train --help"])
+@pytest.mark.parametrize("command", ["runs", "runs --json", "--help", "--version", "train --help"])
 def test_an_output_that_takes_nothing_ends_in_one_line(shell, command):
     code, _, errors = shell(command, "> /dev/full")
     assert code == 1 and re.fullmatch(r"error: the output cannot be written: No space.*\n", errors)

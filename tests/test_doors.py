@@ -1,7 +1,9 @@
 """The same data through every door: train, TRL, verl, import and evaluate read and refuse them alike."""
 
+import bz2
 import gzip
 import json
+import lzma
 import math
 import sys
 from datetime import date
@@ -16,8 +18,8 @@ from test_data import Words, arguments, strategy
 
 from openrlhf_dbb import Posteriors, data
 from openrlhf_dbb.cli.main import main
-from openrlhf_dbb.core.texts import label_text, prompt_text
-from openrlhf_dbb.data.files import label_fault
+from openrlhf_dbb.core.texts import label_text, number_of, prompt_text
+from openrlhf_dbb.data.files import _pass_rate, label_fault
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import loading
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
@@ -160,6 +162,9 @@ def test_a_label_is_the_same_text(door, tmp_path, labels, texts):
         (torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True), "0.5"),
         (True, "true"), (["7", 1.5], '["7", 1.5]'), ({"b": None, "a": np.arange(2)}, '{"a": [0, 1], "b": null}'),
         (None, ""), (math.nan, ""), (np.float32("nan"), ""), (Decimal("NaN"), ""), (Decimal("1E+2"), "100"),
+        (np.float16(0.1), "0.1"), (np.float16(1e-7), "0.0000001"), (np.float16(2048), "2048"),
+        (torch.tensor(0.1, dtype=torch.bfloat16), "0.1"), (torch.tensor(0.3, dtype=torch.float16), "0.3"),
+        (torch.tensor(3.140625, dtype=torch.bfloat16), "3.14"), (torch.tensor(256.0, dtype=torch.bfloat16), "256"),
         (b"12", "12"), (np.bytes_(b"12"), "12"), (np.str_("x"), "x"), (" 7 ", " 7 "),
     ],
 )  # fmt: skip
@@ -286,7 +291,20 @@ FILES = {
     "a,b.jsonl": LINES.encode(),
     "packed.jsonl": gzip.compress(LINES.encode()),  # whatever its name says
 }
+FILES |= {
+    "a.jsonl.bz2": bz2.compress(LINES.encode()),
+    "a.csv.xz": lzma.compress(TABLE.encode()),
+    "b.jsonl": lzma.compress(LINES.encode()),
+}
 BROKEN = {
+    "semicolon.csv": (TABLE.replace(",", ";").encode(), "its header has no ',', but ';'; save it with commas"),
+    "excel.csv": (f"sep=;\n{TABLE.replace(',', ';')}".encode(), "has no ',', but ';'"),
+    "tab.csv": (TABLE.replace(",", "\t").encode(), r"but '.+t'; name the file .tsv"),
+    "comma.tsv": (TABLE.encode(), "but ','; name the file .csv"),
+    "cut.jsonl.xz": (lzma.compress(LINES.encode())[:-9], "end-of-stream|ended before"),
+    "cut.jsonl.bz2": (bz2.compress(LINES.encode())[:-9], "end-of-stream|ended before"),
+    "broken.jsonl.xz": (lzma.compress(LINES.encode())[:20] + b"x" * 60, "broken.jsonl.xz"),
+    "a.zip.jsonl": (b"PK\x03\x04123", "it is packed by zip; unpack it"),
     "utf16.csv": (TABLE.encode("utf-16"), "it is in UTF-16; convert it: iconv -f UTF-16 -t UTF-8"),
     "latin.csv": (TABLE.replace("a,", "é,").encode("latin-1"), "can't decode byte 0xe9 .* convert it to UTF-8"),
     "zstd.jsonl": (b"(\xb5/\xfd123", "it is packed by zstd; unpack it"),
@@ -426,3 +444,45 @@ def test_an_empty_column_is_named_as_empty(tmp_path, name):
 def test_a_number_of_32_bits_is_its_shortest_decimal(door, tmp_path):
     file = table(tmp_path, ["a", "b", "c", "d"], pa.array([0.1, 7.0, 1e-7, 33554432.0], pa.float32()))
     assert door(file) == {("a", "0.1"), ("b", "7"), ("c", "0.0000001"), ("d", "33554432")}
+
+
+@pytest.mark.parametrize("door", ["train", "evaluate", "import", "TRL"], indirect=True)
+def test_a_number_of_16_bits_is_its_shortest_decimal(door, tmp_path):
+    labels = np.array([0.1, 7.0, 0.3, 2048.0], dtype=np.float16)
+    file = table(tmp_path, ["a", "b", "c", "d"], pa.array(labels))
+    assert door(file) == {("a", "0.1"), ("b", "7"), ("c", "0.3"), ("d", "2048")}
+
+
+@pytest.mark.parametrize("number", ["1_0", "\u0663", "0x10", "1,5", "1e", "--1", "1 0", "one", [1]])
+def test_what_python_alone_reads_as_a_number_is_none(number, tmp_path, capsys):
+    with pytest.raises(ValueError):
+        number_of(number)
+    for column in ("reward", "step"):
+        row = json.dumps({"prompt": "a", "label": "1", "step": 1, "reward": 1} | {column: number})
+        (tmp_path / "log.jsonl").write_text(row)
+        with pytest.raises(Refused, match=rf"line 1: {column} .*is not a number; write a number in the digits"):
+            by_import(tmp_path / "log.jsonl", capsys)
+    assert isinstance(_pass_rate(f"{number}/2000", None), str)
+
+
+@pytest.mark.parametrize("number", ["inf", "-Infinity", "1e400", "9" * 400])
+def test_an_infinite_number_is_refused(number, tmp_path, capsys):
+    row = {"prompt": "a", "label": "1", "step": 1, "reward": number}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row))
+    with pytest.raises(Refused, match=r"line 1: reward .* is not finite"):
+        by_import(tmp_path / "log.jsonl", capsys)
+    assert isinstance(_pass_rate(f"1/{number}", None), str)
+
+
+@pytest.mark.parametrize(
+    ("number", "value"), [(" 7 ", 7), ("+.5e1", 5), ("1e-400", 0), (True, 1), (b"2", 2), ("3.", 3)]
+)
+def test_a_decimal_is_a_number_with_blanks_around_it_too(number, value):
+    assert number_of(number) == value
+
+
+@pytest.mark.parametrize("step", [True, "true", "nan", "1.5", "-1", 10**400])
+def test_what_is_no_whole_number_is_no_step(step, tmp_path, capsys):
+    (tmp_path / "log.jsonl").write_text(json.dumps({"prompt": "a", "label": "1", "step": step, "reward": 1}))
+    with pytest.raises(Refused, match=r"line 1: step .*is not"):
+        by_import(tmp_path / "log.jsonl", capsys)

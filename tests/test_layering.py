@@ -35,7 +35,6 @@ WITHIN = {
     ("data", "tasks"),
     ("data", "rewards"),  # labels that the verifier cannot read
     ("tasks", "rewards"),  # the verifier of a task
-    ("methods", "presets"),  # how a TOML file is read
     ("tiny", "presets"),  # the cache of what is made once
     ("platform", "upstream"),
     ("platform", "chosen"),  # rollouts of a step

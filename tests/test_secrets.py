@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openrlhf_dbb.actors.progress import Progress, StepOutcome
+from openrlhf_dbb.rewards.verifier_pool import VerifierPool
 from openrlhf_dbb.secrets import is_secret, without_passwords, without_secrets
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +82,10 @@ schemes = st.sampled_from(["http", "https", "s3", "hf", "postgresql", "postgresq
 slashes = st.sampled_from(["/", "//"])
 
 
+def as_json(value, **options):
+    return json.dumps(value, ensure_ascii=False, **options)
+
+
 def assert_masked(text, secret):
     masked = without_passwords(text)
     assert "Ω" not in masked and quote("Ω") not in masked, (text, masked)
@@ -123,6 +128,65 @@ def test_no_value_of_a_secrets_name_stays_in_a_text(name, secret, data):
         assert_masked(start + text, secret)
 
 
+@settings(max_examples=200, deadline=None)
+@given(names.filter(is_secret), secrets, st.data())
+def test_no_value_beside_its_name_stays_in_a_text(name, secret, data):
+    start = data.draw(st.sampled_from(["", "error: ", "lr: 1\n", "[{'name': 'lr', 'value': 1}, "]))
+    key = data.draw(st.sampled_from(["name", "key", "Name", "header"]))
+    quoted = as_json(secret)
+    entries = (
+        {key: name, "value": secret},
+        {"value": secret, "type": "env", key: name},
+        {key: name, "Value": [secret]},
+    )
+    texts = [
+        text
+        for entry in entries
+        for text in (repr(entry), as_json(entry), as_json(entry, indent=1), as_json(as_json(entry)))
+    ]
+    texts += [
+        f"- {key}: {name}\n  value: {secret}\n- name: lr\n  value: 1",
+        f"- name: lr\n  value: 1\n- value: {secret}\n  name: {name}",
+        f"EnvVar({key}='{name}', value={quoted})", repr([[name, secret]]), as_json([[name, secret]]),
+        as_json({"text": as_json([[name, secret]])}), f"{name}: |\n  {secret}\nlr: 1",
+        f"<add {key}='{name}' value='{secret}'/>",
+    ]  # fmt: skip
+    for text in texts:
+        assert_masked(start + text, secret)
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("the password is hunter2.", "the password is ***."),
+        ("Password for ann was 'hunter 2', ask her", "Password for ann was '***', ask her"),
+        ("the API key is hunter2", "the API key is ***"),
+        ("your token is abcdefgh1", "your token is ***"),
+        ("password: hunter2 of ann", "password: *** of ann"),
+        ("[['TOKEN', 1234], ['lr', 1]]", "[['TOKEN', ***], ['lr', 1]]"),
+        ("pwd = hunter2", "pwd = ***"),
+        ("header Basic YW5uOmh1bnRlcjI=, refused", "header Basic ***, refused"),
+        ("curl -H 'Authorization: Basic YW5uOmh1bnRlcjI='", "curl -H 'Authorization: ***'"),
+        ("Proxy-Authorization: Digest a=1, b=2", "Proxy-Authorization: ***"),
+    ],
+)
+def test_a_secret_that_a_sentence_tells_is_masked(text, masked):
+    assert without_passwords(text) == masked == without_passwords(masked)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the password is wrong", "the password is not given", "basic arithmetic, basic training",
+        "the secret is to wait",
+        "{'name': 'lr', 'value': 0.1}, {'value': 'x', 'name': 'seed'}",
+        "['token', 'key', 'answer']", "the end token is missing", "value: 3", "name: x\nvalue: y",
+    ],
+)  # fmt: skip
+def test_sentences_about_secrets_and_other_entries_stay(text):
+    assert without_passwords(text) == text
+
+
 @pytest.fixture(scope="module")
 def holder():
     """A class of somebody else, whose repr shows its fields."""
@@ -147,6 +211,7 @@ def test_no_secret_stays_in_nested_values(holder):
         "env": ["OPENAI_API_KEY=hunter2", "HOME=/root"],
         "pairs": [{"name": "API_KEY", "value": "hunter2"}, {"Value": "hunter2", "Key": "hub_token"}],
         "text": "{'name': 'API_KEY', 'value': 'hunter2'}",
+        "header": {"value": "hunter2", "header": "X-API-Key"},
         "argv": ["train", "--hub-token", "hunter2", "--lr", "1"],
         "headers": [("Authorization", "Bearer hunter2"), ("Accept", "*/*")],
         "object": holder("hunter2", 1),
@@ -207,3 +272,41 @@ def test_what_a_process_logs_and_its_tracebacks_are_masked(tmp_path):
     assert "url='http://h/score?***'\n" in done.stdout and "1 of 2\n" in done.stdout
     assert "ValueError: http://***@h is wrong" in done.stdout
     assert done.stderr.count("ValueError: http://***@h is wrong") == 2  # of the thread, and of the process
+
+
+OF_OTHERS = """
+import logging, sys
+from openrlhf_dbb.secrets import own_log
+logging.basicConfig(stream=sys.stdout)
+own_log("openrlhf_dbb.integrations.trl").warning("cannot read %s", "http://u:hunter2@h")
+logging.getLogger("theirs").warning("theirs: http://u:own@h")
+"""
+
+
+def test_our_records_are_masked_in_a_process_of_others_and_theirs_are_not(tmp_path):
+    (tmp_path / "logs.py").write_text(OF_OTHERS)
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, tmp_path / "logs.py"], env=environment, capture_output=True, text=True)
+    assert "cannot read http://***@h" in done.stdout and "theirs: http://u:own@h" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "path", ["rewards/math_answer", "rewards/verifier_pool", "integrations/shared", "integrations/trl"]
+)
+def test_what_may_run_in_a_process_of_others_logs_through_the_mask(path):
+    text = (ROOT / "openrlhf_dbb" / f"{path}.py").read_text()
+    assert "own_log(__name__)" in text and "getLogger" not in text
+
+
+def test_a_process_of_a_verifier_masks_what_it_logs(tmp_path, monkeypatch, capfd):
+    (tmp_path / "leaky.py").write_text(
+        "import logging\nfrom openrlhf_dbb.rewards.verifier_pool import serve\n"
+        "def reply(**_):\n    logging.error('http://u:hunter2@h')\n    return {'correct': True}\n"
+        "serve(9.0, 'json', reply)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    pool = VerifierPool(1, 9.0, "leaky")
+    assert pool.ask({"label": "1", "answer": "1"}) == {"correct": True}
+    pool.close()
+    said = capfd.readouterr().err
+    assert "http://***@h" in said and "hunter2" not in said

@@ -5,6 +5,7 @@
 
 import json
 import math
+import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -15,6 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 
 
 def prompt_text(prompt: Any) -> str:
@@ -115,6 +118,29 @@ def label_text(label: Any) -> str:
     return label_text(scalar) if isinstance(scalar, (str, bytes)) else str(scalar)
 
 
+def number_of(value: Any) -> float:
+    """Return a number of a log or of a data set, which may be written as a decimal.
+
+    Raises:
+        ValueError: it is none, such as 1_000, 1,5, 0x10 or digits of another script, which Python
+            reads as numbers or others do.
+
+    Example:
+        >>> [number_of(value) for value in (2, " 2.5e0\\n", b"-.5", "nan")]
+        [2.0, 2.5, -0.5, nan]
+    """
+    if isinstance(value, (bytes, bytearray)):
+        value = _decoded(value, "number")
+    if isinstance(value, str) and not _DECIMAL.fullmatch(value.strip(" \t\r\n")):
+        raise ValueError(f"{value!r:.80} is no decimal of the digits 0 to 9")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except TypeError:
+        raise ValueError(f"a {type(value).__name__} is no number") from None
+
+
 def is_missing(value: Any) -> bool:
     """Return whether a value is None, NaN, or the missing value of pandas."""
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
@@ -133,9 +159,27 @@ def _python_scalar(value: Any) -> Any:
     if shape is None or not hasattr(value, "tolist") or isinstance(value, np.datetime64):
         return value
     plain = value.tolist()
-    if isinstance(plain, float) and not str(value.dtype).endswith("float64"):
-        return np.float32(plain)  # its shortest decimal is 0.1, and not 0.10000000149011612
-    return plain
+    kind = str(value.dtype).removeprefix("torch.")
+    return in_type(plain, kind) if isinstance(plain, float) else plain
+
+
+def in_type(number: float, kind: str) -> Any:
+    """Return a number of a type such as float16 as one whose text is its shortest decimal there.
+
+    Example:
+        >>> [str(in_type(0.0999755859375, kind)) for kind in ("float16", "bfloat16", "float64")]
+        ['0.1', '0.1', '0.0999755859375']
+    """
+    if kind in ("float16", "float32"):
+        return np.dtype(kind).type(number)
+    if kind != "bfloat16" or not math.isfinite(number):
+        return number
+    for digits in range(1, 17):
+        short = float(f"{number:.{digits}g}")
+        mantissa, exponent = math.frexp(short)
+        if math.ldexp(round(math.ldexp(mantissa, 8)), exponent - 8) == number:  # of 8 bits
+            return short
+    return number
 
 
 def _plain(value: Any) -> Any:

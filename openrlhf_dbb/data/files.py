@@ -1,11 +1,13 @@
 """Reads data sets: files, folders, data sets of the hub, tasks; refuses rows that are no use."""
 
+import bz2
 import codecs
 import contextlib
 import csv
 import gzip
 import io
 import json
+import lzma
 import math
 import os
 import zlib
@@ -18,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import tasks, upstream
-from openrlhf_dbb.core.texts import content_text, is_missing, label_text, unusable
+from openrlhf_dbb.core.texts import content_text, in_type, is_missing, label_text, number_of, unusable
 from openrlhf_dbb.errors import UsageError
 
 RATE = "known pass rate"  # columns that are added to the training data
@@ -26,7 +28,16 @@ SOURCE = "source of the prompt"
 TEXT_FILES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv")
 FILES = (*TEXT_FILES, ".parquet")  # suffixes of the files that records() reads
 _OTHERS = (".py", ".arrow")  # suffixes of the files that OpenRLHF reads
-_PACKED = {b"(\xb5/\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+_UNPACK = {b"\x1f\x8b": gzip.decompress, b"BZh": bz2.decompress, b"\xfd7zXZ": lzma.decompress}
+_PACKED = {b"(\xb5/\xfd": "zstd", b"PK\x03\x04": "zip"}
+_PACKINGS = (".gz", ".bz2", ".xz")
+# Between columns, though the name of the file tells another separator.
+_SEPARATORS = {
+    "\t": "name the file .tsv",
+    ";": "save it with commas between the columns",
+    "|": "save it with commas between the columns",
+    ",": "name the file .csv",
+}
 _ENCODINGS = {
     codecs.BOM_UTF32_LE: "UTF-32",  # begins with the mark of UTF-16
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -164,11 +175,13 @@ def _table_rows(table: Any) -> list[dict[str, Any]]:
     """Return the rows of a ``pyarrow.Table``; 0.1 in 32 bits is 0.1, not 0.10000000149011612."""
     import pyarrow
 
-    for place, column in enumerate(table.schema):
-        if column.type == pyarrow.float32():
-            shortest = table.column(place).cast(pyarrow.string()).cast(pyarrow.float64())
-            table = table.set_column(place, column.name, shortest)
+    kinds = {pyarrow.float32(): "float32", pyarrow.float16(): "float16"}
+    short = {column.name: kinds[column.type] for column in table.schema if column.type in kinds}
     rows: list[dict[str, Any]] = table.to_pylist()
+    for name, kind in short.items():
+        for row in rows:
+            if row[name] is not None:
+                row[name] = float(str(in_type(row[name], kind)))
     return rows
 
 
@@ -293,7 +306,7 @@ def _pass_rate(value: Any, attempts: int | None) -> list[float] | str:
     counted, slash, total = str(value).partition("/")
     successes = _number(counted)
     tried = _number(total) if slash else 1.0
-    if not (tried >= 1 and 0 <= successes <= tried):
+    if not (1 <= tried < math.inf and 0 <= successes <= tried):
         return f"its pass rate is {value!r}; write a number in [0, 1], or successes/attempts"
     if attempts is not None:
         return [attempts * successes / tried, float(attempts)]
@@ -305,7 +318,7 @@ def _pass_rate(value: Any, attempts: int | None) -> list[float] | str:
 def _number(text: str) -> float:
     """Return a number; NaN if the text is none."""
     try:
-        return float(text)
+        return number_of(text)
     except ValueError:
         return math.nan
 
@@ -328,7 +341,7 @@ def kind_of(path: Path) -> str:
         ('.jsonl', '.csv', '')
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes[-1:] == [".gz"]:
+    if suffixes and suffixes[-1] in _PACKINGS:
         suffixes.pop()
     if suffixes and suffixes[-1] in FILES:
         return suffixes[-1]
@@ -338,7 +351,7 @@ def kind_of(path: Path) -> str:
 def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[str, Any]]:
     """Return the rows of a file by place ("line 4"); numbers of a text file as they are written.
 
-    A text file may be packed by gzip. A file of another kind is read like JSON.
+    A text file may be packed by gzip, bzip2 or xz. A file of another kind is read like JSON.
 
     Args:
         source: what names the file in messages.
@@ -349,7 +362,7 @@ def records(path: Path, source: str, most: int | None = None) -> dict[str, dict[
     """
     try:
         rows = _rows(path, most)
-    except (OSError, EOFError, zlib.error, ValueError, csv.Error, RecursionError) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, csv.Error, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error  # without the path, which source names
         line = " ".join(str(reason).split())
         raise UsageError(f"{source} cannot be read: {line}") from error
@@ -375,13 +388,15 @@ def _rows(path: Path, most: int | None) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file in UTF-8, perhaps packed by gzip; ValueError for another one."""
+    """Return the text of a file in UTF-8, perhaps packed by gzip, bzip2 or xz; ValueError for another one."""
     content = path.read_bytes()
-    if content.startswith(b"\x1f\x8b"):
-        content = gzip.decompress(content)
+    for start, unpack in _UNPACK.items():
+        if content.startswith(start):
+            content = unpack(content)
+            break
     for start, name in _PACKED.items():
         if content.startswith(start):
-            raise ValueError(f"it is packed by {name}; unpack it, or pack it by gzip")
+            raise ValueError(f"it is packed by {name}; unpack it, or pack it by gzip, bzip2 or xz")
     for mark, encoding in _ENCODINGS.items():
         if content.startswith(mark):
             raise ValueError(f"it is in {encoding}; convert it: iconv -f {encoding} -t UTF-8")
@@ -397,6 +412,10 @@ def _numbered(rows: Iterable[Any], most: int | None) -> dict[str, Any]:
 
 def _csv_rows(text: str, delimiter: str) -> Iterable[dict[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # by default a field may have 131,072 characters
+    header = text.partition("\n")[0]
+    for other, advice in _SEPARATORS.items():
+        if delimiter not in header and other in header:
+            raise ValueError(f"its header has no {delimiter!r}, but {other!r}; {advice}")
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     _refuse_repeated([name for name in rows.fieldnames or [] if name])
     return rows

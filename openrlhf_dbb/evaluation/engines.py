@@ -18,6 +18,7 @@ from openrlhf_dbb.platform.vllm_requests import (
     answers,
     sampling_params,
 )
+from openrlhf_dbb.secrets import mask_process
 
 Arguments = dict[str, Any]
 """Of vLLM, of its sampling, or of an actor of Ray, by name."""
@@ -32,6 +33,7 @@ class EngineActor:
     def __init__(self, arguments: Arguments, sampling: Arguments) -> None:
         import vllm
 
+        mask_process()
         self._sampling = sampling
         with reason_of_failure():
             self._engine = vllm.LLM(**arguments).llm_engine

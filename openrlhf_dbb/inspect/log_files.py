@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from openrlhf_dbb.data.files import FILES
+from openrlhf_dbb.data.files import FILES, kind_of
 from openrlhf_dbb.errors import UsageError
 
-_NUMBER = re.compile(r"([^\W\d_]*)[\W_]*(\d+)")  # with the word in front of it
+_NUMBER = re.compile(r"([^\W\d_]*)[\W_]*([0-9]+)")  # with the word in front of it
 # Processes write files side by side: their numbers are no steps.
 _PROCESSES = ("rank", "worker", "shard", "part", "process", "gpu", "node", "host")
 
@@ -48,7 +48,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _is_log(file: Path) -> bool:
-    return file.is_file() and file.name.lower().removesuffix(".gz").endswith(FILES)
+    return file.is_file() and kind_of(file) != ""
 
 
 def refuse_copies(files: Sequence[Path], step_of_name: Mapping[Path, int]) -> None:

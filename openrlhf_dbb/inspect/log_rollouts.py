@@ -163,23 +163,24 @@ def _rollout(row: Row, columns: Columns, step_of_name: int | None) -> Rollout:
 
 
 def _step(row: Row, value: Any) -> int:
-    number = _number(row, "step", value)
+    is_word = str(value).strip().lower() in _WORDS
+    number = None if is_word else _number(row, "step", value)
     if number is None or number < 0 or number != int(number):
         raise UsageError(f"{row.place}: step {value!r:.40} is not a whole number, 0 or more")
     return int(number)
 
 
 def _number(row: Row, column: str, value: Any) -> float | None:
-    """Return a finite number, 1 and 0 for true and false; None where it is missing."""
+    """Return a finite number, 1 and 0 for true and false; None where it is missing or NaN."""
     if value is None or value == "":
         return None
     if isinstance(value, str) and value.strip().lower() in _WORDS:
         return _WORDS[value.strip().lower()]
     cell = f"{row.place}: {column} {value!r:.40}"
     try:
-        number = float(value)
-    except (TypeError, ValueError):
-        advice = "write a number, or null where there is none"
+        number = texts.number_of(value)
+    except ValueError:
+        advice = "write a number in the digits 0 to 9, such as 1000 or 0.5, or null where there is none"
         if isinstance(value, dict):
             advice = "name a field of it, as in --reward_key reward.correct"
         raise UsageError(f"{cell} is not a number; {advice}") from None

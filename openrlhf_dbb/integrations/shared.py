@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.metadata
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,13 +21,15 @@ from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
+from openrlhf_dbb.secrets import own_log
 
 __all__ = ["SAVED", "Settings", "Steps", "check_release", "label_of", "text_of"]
 
 # The integrations override methods that another release may change. The extras in setup.py allow the same releases.
 ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
 
-_log = logging.getLogger(__name__)
+_log = own_log(__name__)
+own_log(storage.__name__)  # which knows no mask
 
 SAVED = "posteriors.json"  # in a checkpoint; no pickle, which could run code
 

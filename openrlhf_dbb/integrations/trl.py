@@ -7,7 +7,6 @@ and N samples of a prompt.
 """
 
 import inspect
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,7 +20,7 @@ from openrlhf_dbb import storage
 from openrlhf_dbb.core.posteriors import MemorySupportError, Posteriors
 from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
-from openrlhf_dbb.core.texts import response_text
+from openrlhf_dbb.core.texts import in_type, response_text
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.evaluation.metrics import stored_rows
@@ -29,6 +28,7 @@ from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.hosts import TRL, TRL_NAMES
 from openrlhf_dbb.integrations.shared import label_of, text_of
+from openrlhf_dbb.secrets import own_log
 from openrlhf_dbb.storage import TRAINING
 
 shared.check_release("trl")
@@ -42,7 +42,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.trainer.utils import RepeatSampler  # noqa: E402
 
-_log = logging.getLogger(__name__)
+_log = own_log(__name__)
 
 
 @dataclass
@@ -109,7 +109,7 @@ class _Memory:
         if column is not None and trainer.args.remove_unused_columns:
             raise ValueError(f"label_column={column!r} would be removed; use remove_unused_columns=False")
         features = getattr(trainer.train_dataset, "features", None) or {}
-        self._labels_are_float32 = getattr(features.get(column), "dtype", "") == "float32"
+        self._label_type = str(getattr(features.get(column), "dtype", ""))
         names = trainer.reward_func_names
         self._verifier = _verifier(settings.verifier, estimator, names, trainer.reward_weights.tolist())
         self.trainer = trainer
@@ -161,8 +161,8 @@ class _Memory:
     def _key(self, row: Mapping[str, Any]) -> Key:
         column = self.settings.label_column
         label = None if column is None else row.get(column)
-        if isinstance(label, float) and self._labels_are_float32:
-            label = np.float32(label)  # whose text is 0.1, and not 0.10000000149011612
+        if isinstance(label, float):
+            label = in_type(label, self._label_type)
         return text_of(row["prompt"]), label_of(label)
 
     def open(self) -> None:

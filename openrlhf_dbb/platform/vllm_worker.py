@@ -11,6 +11,9 @@ import torch.nn.functional as F
 
 from openrlhf_dbb.platform import cpu
 from openrlhf_dbb.platform.weights import GlooCommunicator, Receiver
+from openrlhf_dbb.secrets import mask_process
+
+mask_process()
 
 if torch.version.cuda is not None:
     from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap as Upstream

@@ -284,9 +284,7 @@ def _concludes_otherwise(text: str, end: int, value: Value, label: Value) -> boo
         numbers = [number for *_, number in _numbers(sentence, 0, len(sentence), label)]
         if any(_is_same(number, value) for number in numbers):
             is_other = False
-        elif CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence)):
-            is_other = True
-        elif ASSERTION.search(sentence):
+        elif (CONCLUSION.match(sentence) and (numbers or NUMBER_WORD.search(sentence))) or ASSERTION.search(sentence):
             is_other = True
     return is_other
 

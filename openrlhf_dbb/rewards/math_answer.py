@@ -5,7 +5,6 @@ r"""Reward function for mathematics: 1.0 right, 0.0 wrong or no answer, None not
 
 import functools
 import itertools
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,12 @@ from openrlhf_dbb.core import NO_ANSWER
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.rewards import answers, values
 from openrlhf_dbb.rewards.verifier_pool import VerifierPool
+from openrlhf_dbb.secrets import own_log
 
 _NOTHING_READ = f"{NO_ANSWER} of the label's kind in a box, after 'answer is' or at the end"
 _UNREAD = "it is not one number, formula, list, letter or phrase"
 _PERCENT = re.compile("percent|%|\u767e\u5206", re.IGNORECASE)
-_logger = logging.getLogger(__name__)
+_logger = own_log(__name__)
 _pool = VerifierPool()
 _read_label = functools.lru_cache(maxsize=4096)(answers.read_label)
 _spelled = functools.lru_cache(maxsize=1024)(values.spelled)

@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from openrlhf_dbb.errors import UsageError
+from openrlhf_dbb.secrets import mask_process, own_log
 
 MATH_WORKER = "openrlhf_dbb.rewards.verifier_pool"
 TASK_WORKER = "openrlhf_dbb.tasks"
@@ -33,7 +34,7 @@ WALL_FACTOR = 10.0
 GRACE_S = 1.0
 MEMORY_BYTES = 4 * 1024**3
 
-logger = logging.getLogger(__name__)
+logger = own_log(__name__)
 
 
 class VerifierPool:
@@ -224,6 +225,7 @@ def serve(
     seconds: float, library: str, reply_to: Callable[..., dict[str, Any]], memory: int | None = MEMORY_BYTES
 ) -> None:
     """Import the library, then answer requests until stdin closes; stdin closes too when the parent is killed."""
+    mask_process()
     # Nobody handles the timer's signal, so it ends the process even within a computation in C, also after the parent's
     # death. It counts CPU time: on a busy machine right answers would be lost by the clock.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
