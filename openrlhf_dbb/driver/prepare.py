@@ -46,7 +46,7 @@ _RANKS = "actor.num_nodes", "actor.num_gpus_per_node"
 # How it trains: flags that begin so, beside those of its strategy and estimator.
 _KEPT = (
     "rollout.strategy", "algo.dynamic_filtering", "algo.advantage.estimator", "algo.advantage.no_std_norm",
-    "actor.loss_agg", "actor.eps_clip_low_high", "rollout.batch_size", "rollout.n_samples_per_prompt",
+    "actor.loss_agg", "actor.eps_clip_low_high", "rollout.batch_size", "rollout.n_samples_per_prompt", "replay.",
     # A checkpoint can be loaded only with the sharding and the precision that saved it.
     "ds.param_dtype", "ds.zero_stage", "ds.tensor_parallel_size", "ds.ring_attn_size", "ds.lora.rank",
     "ds.lora.alpha", "ds.lora.target_modules",
