@@ -172,7 +172,8 @@ class ReplayMemory:
             cache = int(arrays["cache"][0])
             rollouts = _rollouts(arrays)
         except _DAMAGE as error:
-            raise ValueError(f"{path} is damaged, or was not written by replay; take an older checkpoint") from error
+            problem = f"{path} is damaged, or was not written by replay"
+            raise ValueError(f"{problem}; delete {folder} to go on from an older checkpoint") from error
         if cache != self._cache:
             raise ValueError(f"{path} is of replay.cache = {cache}, not {self._cache}; go on with {cache}")
         self._kept = {}
