@@ -332,6 +332,7 @@ def test_a_name_is_free_again_if_its_run_ended_before_the_first_step(dry_run, ow
         (["--dbb.discount", "0.75"], "--dbb.discount 0.5, not 0.75"),
         (["--estimator", "auto"], "--estimator 'dbb', not 'auto'"),
         (["--data.max_samples", "32"], "prompts and labels, or their order"),
+        (["--replay.samples", "8"], "--replay.samples 0, not 8"),
         (["--actor.num_nodes", "2", "--vllm.num_engines", "2"], "--actor.num_nodes x --actor.num_gpus_per_node 1, not"),
     ],
 )

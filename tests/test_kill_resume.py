@@ -293,6 +293,8 @@ def replays_of(folder):
 
     saved = folder / "runs/killed/checkpoints"
     tag, _ = newest_whole(saved, *query(folder, "SELECT uuid, last_step FROM dbb_run")[0])
+    files = json.loads((saved / "_actor" / tag / "manifest.json").read_text())["files"]
+    assert f"_actor/{tag}/replay.npz" in files
     memory = Replay(samples=2 * SAMPLES, cache=2 * SAMPLES).memory("group_norm")
     memory.load(saved / "_actor" / tag)
     prompts = [prompt for (prompt,) in query(folder, "SELECT prompt_id FROM prompts")]

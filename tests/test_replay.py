@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb.core.host import Capability, Host
-from openrlhf_dbb.core.replay import Replay, ReplayMemory, TokenRollout
+from openrlhf_dbb.core.replay import Replay, TokenRollout
 
 A, B, C = 10, 0, 2**40  # prompts
 
@@ -228,14 +228,15 @@ def saved(save, *values, **named):
     return content.getvalue()
 
 
+ARRAYS = ("cache", "prompt_ids", "rewards", "lengths", "tokens", "actions", "log_probs")
 BOMBS = np.array([Bomb()], dtype=object)
 OTHERS = {
     "pickle": pickle.dumps(Bomb()),
     "npy": saved(np.save, np.arange(3)),
-    "npz of a pickle": saved(np.savez, **dict.fromkeys(ReplayMemory.ARRAYS, BOMBS)),
+    "npz of a pickle": saved(np.savez, **dict.fromkeys(ARRAYS, BOMBS)),
     "other names": saved(np.savez, rows=np.arange(3)),
-    "other kinds": saved(np.savez, **dict.fromkeys(ReplayMemory.ARRAYS, np.array(["a", "b"]))),
-    "other lengths": saved(np.savez, **dict.fromkeys(ReplayMemory.ARRAYS, np.array([3]))),
+    "other kinds": saved(np.savez, **dict.fromkeys(ARRAYS, np.array(["a", "b"]))),
+    "other lengths": saved(np.savez, **dict.fromkeys(ARRAYS, np.array([3]))),
     "zip": b"PK\x03\x04",
     "empty": b"",
 }
@@ -252,13 +253,32 @@ def test_a_file_of_another_kind_is_refused_in_one_line_and_runs_no_code(tmp_path
     assert everything(memory) == before
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-30], lambda content: content[:200]])
-def test_a_file_that_was_cut_off_is_refused(tmp_path, damage):
+@pytest.mark.parametrize("kept", [200, -30])
+def test_a_file_that_was_cut_off_is_refused(tmp_path, kept):
     full().save(tmp_path)
     path = tmp_path / "replay.npz"
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(ValueError, match=str(path)):
         full().load(tmp_path)
+
+
+def test_a_file_with_a_changed_byte_is_refused_or_means_the_same(tmp_path):
+    memory = full()
+    memory.save(tmp_path)
+    path = tmp_path / "replay.npz"
+    content = path.read_bytes()
+    refused = 0
+    for place in range(0, len(content), 3):
+        changed = bytearray(content)
+        changed[place] ^= 0xFF
+        path.write_bytes(changed)
+        loaded = full()
+        try:
+            loaded.load(tmp_path)
+        except ValueError:
+            refused += 1
+        assert everything(loaded) == everything(memory)
+    assert refused > 300
 
 
 def test_a_folder_without_the_file_and_a_file_of_another_cache_are_refused(tmp_path):

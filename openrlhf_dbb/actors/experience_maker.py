@@ -92,7 +92,11 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         prompt_ids = [group.prompt_id for group, _ in groups_R[:trained]]
         rows = self.replays.extra_rows(prompt_ids)
         self.replays.remember(token_rollouts(experiences, prompt_ids, verified_R))
-        return scored.metrics | self._send(rows, experiences) | self.replays.metrics(len(rows))
+        logged = scored.metrics | self.replays.metrics(len(rows))
+        if not rows:
+            return logged
+        self._send([extra_experience(row, like=experiences[0]) for row in rows])
+        return logged | means(experiences)
 
     def _rewards(self, experiences: list[Experience]) -> tuple[Floats, Floats]:
         """Return rewards after length penalties and scores before them, (R,) each; NaN where missing."""
@@ -119,23 +123,12 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             experience.kl = None
             experience.info["return"] = reward.sum(dim=-1)
 
-    def _send(self, rows: list[ExtraRow], experiences: list[Experience]) -> dict[str, float]:
-        """Send extra rows to the policy's ranks; return the means that are logged of the step's own rollouts."""
-        if not rows:
-            return {}
-        extra = [extra_experience(row, like=experiences[0]) for row in rows]
+    def _send(self, extra_rows: list[Experience]) -> None:
+        """Give each of the policy's ranks its share of the extra rows."""
         group = self.actor_model_group
         ranks = len(group._actor_handlers) // group.duplicate_actors
-        shares = [extra[rank::ranks] for rank in range(ranks)]
+        shares = [extra_rows[rank::ranks] for rank in range(ranks)]
         ray.get(group.async_run_method_batch(method_name="append_extra_rows", experience=shares))
-        means: dict[str, float] = {}
-        for name in ("response_length", "total_length", "truncated"):
-            values = torch.cat([getattr(experience, name) for experience in experiences])
-            means[name] = values.float().mean().item()
-        for name in experiences[0].info:
-            values = torch.cat([experience.info[name] for experience in experiences])
-            means[name] = values.float().mean().item()
-        return means
 
     def _responses(self, experiences: list[Experience]) -> Responses | None:
         """Return what the model wrote, decoded on demand, without the token that ended it."""
@@ -188,6 +181,14 @@ def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, 
         experience.advantages = ((advantages - mean * rows[:, None]) * scale).to(experience.advantages.dtype)
 
 
+def means(experiences: Sequence[Experience]) -> dict[str, float]:
+    """Return the means that OpenRLHF logs of the rows that it trains on, of these alone."""
+    columns = {name: [each.info[name] for each in experiences] for name in experiences[0].info}
+    for name in ("response_length", "total_length", "truncated"):
+        columns[name] = [getattr(each, name) for each in experiences]
+    return {name: torch.cat(values).float().mean().item() for name, values in columns.items()}
+
+
 def token_rollouts(
     experiences: Sequence[Experience], prompt_ids: Sequence[int], verified_R: NDArray[np.bool_]
 ) -> Iterator[TokenRollout]:
@@ -199,11 +200,12 @@ def token_rollouts(
             prompt_id, verified = next(facts_R)
             if verified:
                 actions = experience.action_mask[row, : length - 1].bool()
+                log_probs = experience.action_log_probs[row, : length - 1]
                 yield TokenRollout(
                     prompt_id,
                     tokens=experience.sequences[row, :length].numpy(),
                     actions=actions.numpy(),
-                    log_probs=experience.action_log_probs[row, : length - 1][actions].float().numpy(),
+                    log_probs=log_probs[actions].float().numpy(),
                     reward=experience.rewards[row].item(),
                 )
 
@@ -211,8 +213,8 @@ def token_rollouts(
 def extra_experience(row: ExtraRow, *, like: Experience) -> Experience:
     """Return an extra row as OpenRLHF's buffer holds a rollout: without dimension of a batch.
 
-    OpenRLHF batches rows by the fields and info keys of the first one, so that it gets those of ``like``. What is only
-    logged is 0: the logged means are of the step's own rollouts.
+    OpenRLHF batches rows by the fields and info keys of the first one, so that it gets those of
+    ``like``. What is only logged is 0: the logged means are of the step's own rollouts.
     """
     rollout = row.rollout
     tokens = torch.tensor(rollout.tokens)
@@ -226,7 +228,7 @@ def extra_experience(row: ExtraRow, *, like: Experience) -> Experience:
         "attention_mask": torch.ones_like(tokens),
         "action_mask": actions,
         "action_log_probs": log_probs,
-        "rollout_log_probs": torch.full_like(log_probs, torch.nan),  # not compared with the engines' policy of today
+        "rollout_log_probs": torch.full_like(log_probs, torch.nan),  # the engines have moved on
         "advantages": advantages,
         "returns": advantages.clone(),
         "rewards": torch.tensor(rollout.reward),

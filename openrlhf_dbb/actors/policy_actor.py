@@ -1,4 +1,4 @@
-"""OpenRLHF's policy actor with our training pass, further rows to train on, and a quicker weight sync."""
+"""OpenRLHF's policy actor with our training pass, extra rows, and a quicker weight sync."""
 
 import contextlib
 from pathlib import Path
@@ -179,7 +179,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
             (Path(self.strategy.args.ckpt.output_dir) / best_model.CARD).write_text(text, encoding="utf-8")
 
     def append_extra_rows(self, experience: list[Experience]) -> None:
-        """Keep rows for the next ``fit``, beside the buffer. Their number may differ between ranks."""
+        """Keep rows for the next ``fit``. Their number may differ between ranks."""
         self.trainer.extra_rows += experience
 
     def checkpoint_files(self, tag: str) -> dict[str, int]:

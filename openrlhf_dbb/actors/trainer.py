@@ -290,12 +290,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
             self._evaluate(global_step)
 
     def _save_replays(self, tag: str) -> list[dict[str, int]]:
-        """Save what is replayed beside the ranks' files of a checkpoint; return these files as this host sees them."""
+        """Save what is replayed into a checkpoint; return its files as this host sees them."""
         replays = self.experience_maker.replays
         if replays is None:
             return []
         folder = checkpoints.actor_folder(self._folder, tag)
-        folder.mkdir(parents=True, exist_ok=True)  # if the hosts do not share it, the manifest's writer says so
+        # If the hosts do not share the folder, the writer of the manifest says so.
+        folder.mkdir(parents=True, exist_ok=True)
         replays.save(folder)
         return [checkpoints.sizes(folder)]
 

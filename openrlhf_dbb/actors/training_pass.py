@@ -186,13 +186,14 @@ class StepLoss(torch.nn.Module):
         if self.rows is not None:
             log_probs = torch.where(self.rows[:, None], log_probs, old)
         if (theirs := info.get("rollout_log_probs")) is not None:
-            compared = info["action_mask"].bool() & own.ne(0) & ~theirs.isnan()  # NaN in replayed rows
+            # Replayed rows have NaN: the engines' policy has moved since.
+            compared = info["action_mask"].bool() & own.ne(0) & ~theirs.isnan()
             self.differences.append((own - theirs)[compared].abs())
         return self.loss(log_probs, old, *args, **info)
 
 
 class PolicyTrainer(ActorPPOTrainer):
-    """OpenRLHF's trainer of the policy with the losses above. It leaves out rows that change nothing.
+    """OpenRLHF's trainer of the policy with the losses above. Rows that change nothing are left out.
 
     Attributes:
         extra_rows: to train on beside the buffer. The micro-batches grow; their number stays.

@@ -13,13 +13,11 @@ Axes: T tokens of a rollout, prompt and response; A of them generated; P prompts
 rollouts each; R rollouts of the memory.
 """
 
-import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +30,7 @@ from openrlhf_dbb.estimators.forms import Form
 from openrlhf_dbb.estimators.registry import check, parameter
 
 FILE = "replay.npz"
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error)
+_ARRAYS = ("cache", "prompt_ids", "rewards", "lengths", "tokens", "actions", "log_probs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +63,8 @@ class ExtraRow(NamedTuple):
 class Replay:
     """A prompt's earlier rollouts are trained on once more, beside the new ones (RePO)."""
 
-    samples: int = parameter(0, "earlier rollouts of a prompt to train on; 0: off", within="[0, inf)")
-    cache: int = parameter(16, "newest rollouts kept of a prompt; full, it is replayed from", within="[1, inf)")
+    samples: int = parameter(0, "earlier rollouts to train on; 0: off", within="[0, inf)")
+    cache: int = parameter(16, "newest rollouts kept; when full, replayed from", within="[1, inf)")
 
     name: ClassVar[str] = "replay"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.EXTRA_ROWS})
@@ -89,8 +87,8 @@ class Replay:
         chosen = FORMS.get(form)
         if chosen.whitened:
             raise ValueError(
-                f"replay does not go with advantage form {form}, which is whitened over a step's tokens: "
-                "use group_norm, or replay.samples = 0"
+                f"replay does not go with advantage form {form}, which is whitened over a step's "
+                "tokens: use group_norm, or replay.samples = 0"
             )
         return ReplayMemory(self, chosen())
 
@@ -98,10 +96,8 @@ class Replay:
 class ReplayMemory:
     """The newest rollouts of every prompt, which a checkpoint holds (``core.host.SideState``).
 
-    It is in main memory: 9 bytes a generated token, 5 a token of the prompt, and about 500 a rollout.
+    In main memory: 9 bytes a generated token, 5 a token of the prompt, about 500 a rollout.
     """
-
-    ARRAYS: ClassVar = ("cache", "prompt_ids", "rewards", "lengths", "tokens", "actions", "log_probs")
 
     def __init__(self, replay: Replay, form: Form) -> None:
         self._samples = replay.samples
@@ -110,9 +106,9 @@ class ReplayMemory:
         self._kept: dict[int, deque[TokenRollout]] = {}
 
     def extra_rows(self, prompt_ids: Sequence[int]) -> list[ExtraRow]:
-        """Return the rows to train on beside a step's rollouts, before :meth:`remember` is given these.
+        """Return the rows to train on beside a step's rollouts; then give these to :meth:`remember`.
 
-        Those of highest reward of each prompt whose cache is full, once a prompt, oldest first.
+        Of each prompt whose cache is full those of highest reward, once a prompt, oldest first.
         """
         if self._samples == 0:
             return []
@@ -128,7 +124,7 @@ class ReplayMemory:
         return list(map(ExtraRow, replayed, advantages_P_K.ravel().tolist()))
 
     def remember(self, rollouts: Iterable[TokenRollout]) -> None:
-        """Add a step's rollouts, but not those without a reward; they push out the oldest of their prompts.
+        """Add a step's rollouts but those without a reward; the oldest of their prompts leave.
 
         Raises:
             ValueError: the arrays of a rollout do not fit each other, or a number is not finite.
@@ -165,16 +161,18 @@ class ReplayMemory:
         """
         path = folder / FILE
         if not path.exists():
-            raise ValueError(f"{path} is missing: the checkpoint is of a run with replay.samples = 0; go on with that")
+            raise ValueError(f"{path} is missing: nothing was replayed; go on with replay.samples = 0")
         try:
             with np.load(path) as file:  # refuses pickles, which could run code
-                arrays = {name: file[name] for name in self.ARRAYS}
+                arrays = {name: file[name] for name in _ARRAYS}
             cache = int(arrays["cache"][0])
             rollouts = _rollouts(arrays)
-        except _DAMAGE as error:
-            raise ValueError(f"{path} is damaged, or was not written by replay; take an older checkpoint") from error
+        except Exception as error:  # of a damaged file numpy and zipfile raise ten kinds
+            problem = f"{path} is damaged, or was not written by replay"
+            raise ValueError(f"{problem}; delete {folder} to go on from an older checkpoint") from error
         if cache != self._cache:
-            raise ValueError(f"{path} is of replay.cache = {cache}, not {self._cache}; go on with {cache}")
+            problem = f"{path} is of replay.cache = {cache}, not {self._cache}"
+            raise ValueError(f"{problem}; go on with {cache}")
         self._kept = {}
         for rollout in rollouts:
             self._add(rollout)
@@ -186,7 +184,7 @@ class ReplayMemory:
 
 
 def highest(rollouts: Iterable[TokenRollout], count: int) -> list[TokenRollout]:
-    """Return the ``count`` rollouts with the highest rewards, in their order; of equal ones the first."""
+    """Return the ``count`` rollouts of highest reward, in their order; of equal ones the first."""
     in_order = list(rollouts)
     rewards = np.array([rollout.reward for rollout in in_order])
     places = np.argsort(-rewards, kind="stable")[:count]
@@ -194,7 +192,7 @@ def highest(rollouts: Iterable[TokenRollout], count: int) -> list[TokenRollout]:
 
 
 def replay_advantages(rewards_P_K: Floats, form: Form) -> Floats:
-    """Return the advantages (P, K) by the mean and N-1 variance of each prompt's own replayed rewards.
+    """Return the advantages (P, K), by mean and N-1 variance of each prompt's own rewards.
 
     Exactly 0 where all rewards of a prompt are the same.
     """
@@ -215,11 +213,13 @@ def _checked_copy(rollout: TokenRollout) -> TokenRollout:
     )
     subject = f"a rollout of prompt {copy.prompt_id} has"
     tokens = copy.tokens.size
-    generated = int(copy.actions.sum())
     if copy.actions.shape != (tokens - 1,):
-        raise ValueError(f"{subject} {tokens} tokens and {copy.actions.size} actions; give one for each token but one")
+        found = f"{tokens} tokens and {copy.actions.size} actions"
+        raise ValueError(f"{subject} {found}; give an action for each token but the first")
+    generated = int(copy.actions.sum())
     if copy.log_probs.shape != (generated,):
-        raise ValueError(f"{subject} {generated} generated tokens and {copy.log_probs.size} log_probs; give one each")
+        found = f"{generated} generated tokens and {copy.log_probs.size} log_probs"
+        raise ValueError(f"{subject} {found}; give one for each")
     if not np.isfinite(copy.log_probs).all():
         raise ValueError(f"{subject} log_probs that are not finite; leave it out")
     if not np.isfinite(copy.reward):

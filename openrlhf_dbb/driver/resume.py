@@ -37,6 +37,7 @@ _KEPT = (
     "actor.eps_clip_low_high",
     "rollout.batch_size",
     "rollout.n_samples_per_prompt",
+    "replay.",
     # A checkpoint can be loaded only with the sharding and the precision that saved it.
     "ds.param_dtype",
     "ds.zero_stage",
