@@ -10,9 +10,9 @@ core          computes one step without torch
 estimators    turn rewards into posteriors and advantages; numpy alone
 storage       keeps posteriors and their history in SQL; SQLAlchemy alone
 
-The others are data (prompts), rewards (verifiers), tasks, methods, presets and tiny; upstream, chosen and saved (OpenRLHF's
-internals, arguments and folders) and platform (the machine); evaluation, inspect, watch and lab, which read models and stores;
-terminal, options, secrets and errors.
+The others are data (prompts), rewards (verifiers), tasks, methods, presets and tiny; upstream, chosen and saved
+(OpenRLHF's internals, arguments and folders) and platform (the machine); evaluation, inspect, watch and lab, which read
+models and stores; terminal, options, secrets and errors.
 """
 
 __version__ = "0.1.0"
