@@ -13,7 +13,8 @@ import numpy as np
 
 from openrlhf_dbb.core.strategies import Drawn
 
-_KIND, _VALUE = "python", "value"
+_KIND = "python"
+_VALUE = "value"
 _OLD_GENERATOR = "bit_generator"  # the key by which older checkpoints tell a generator's state
 _PLAIN = (type(None), bool, int, float, str)
 _WORDS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset", Drawn: "Drawn"}
@@ -97,7 +98,8 @@ def _decoded(values: dict[str, Any]) -> Any:
         return _generator(values)
     if _KIND not in values:
         return values
-    kind, value = str(values[_KIND]), values[_VALUE]
+    kind = str(values[_KIND])
+    value = values[_VALUE]
     if kind == "generator":
         return _generator(value)
     if kind in ("array", "scalar"):

@@ -19,7 +19,8 @@ from pathlib import Path
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.saved import checkpoints
 
-NAME, FILE = "best", "best.json"
+NAME = "best"
+FILE = "best.json"
 CARD = "README.md"  # the model card
 
 
@@ -55,9 +56,14 @@ class BestModel:
 
     def newest(self, until: float = math.inf) -> Best | None:
         """Return the best model up to a step: a later one on disk is always better."""
-        whole = (read(path) for path in self.folder.glob("step*"))
-        candidates = [best for best in whole if best is not None and best.run == self.run and best.step <= until]
-        return max(candidates, key=lambda best: best.step, default=None)
+        newest = None
+        for path in self.folder.glob("step*"):
+            best = read(path)
+            if best is None or best.run != self.run or best.step > until:
+                continue
+            if newest is None or best.step > newest.step:
+                newest = best
+        return newest
 
     def wants(self, candidate: Best) -> bool:
         """Return whether the candidate is the best so far, or of another measure; NaN never is."""
@@ -93,7 +99,8 @@ class BestModel:
     def roll_back(self, step: int) -> None:
         """Undo what came after ``step``, from which the run continues; 0 undoes everything."""
         self._resumable = step
-        best, linked = self.newest(until=step), read(self.link)
+        best = self.newest(until=step)
+        linked = read(self.link)
         if best is not None:
             self._link_to(best)
         elif linked is not None and linked.run == self.run and linked.step > step:
@@ -123,7 +130,10 @@ class BestModel:
 
     def _prune(self) -> None:
         """Delete all but the best model, and the best model up to the newest whole checkpoint."""
-        kept = {self._folder_of(best) for best in (self.newest(), self.newest(self._resumable)) if best is not None}
+        kept = set()
+        for best in (self.newest(), self.newest(self._resumable)):
+            if best is not None:
+                kept.add(self._folder_of(best))
         for path in self.folder.glob("step*"):
             if kept and path not in kept:
                 checkpoints.remove(path, FILE)

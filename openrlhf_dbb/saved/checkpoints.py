@@ -4,6 +4,7 @@ A run resumes from the newest checkpoint whose files all match its manifest. A c
 finished. The layout of the checkpoint folder:
 
     _actor/global_step8/                 the files of all ranks, written by DeepSpeed
+    _actor/global_step8/posteriors.json  the state of the generation
     _actor/global_step8/manifest.json    step, run, and size and digest of every file
 """
 
@@ -21,7 +22,8 @@ from openrlhf_dbb.errors import RunError
 
 MANIFEST = "manifest.json"
 WHOLE_BYTES = 64 * 2**20
-BLOCKS, BLOCK_BYTES = 64, 2**20
+BLOCKS = 64
+BLOCK_BYTES = 2**20
 SHARED_WAIT_S = 90.0  # that a network file system may take to show the files of another host
 
 
@@ -36,14 +38,20 @@ def step_of(tag: str) -> int:
 
 def tags(folder: Path) -> list[str]:
     """Return all checkpoints, whole or not, the newest first."""
-    names = [path.name for path in actor_folder(folder).glob("global_step*") if path.is_dir()]
-    return sorted((name for name in names if re.fullmatch(r"global_step\d+", name)), key=step_of, reverse=True)
+    names = []
+    for path in actor_folder(folder).glob("global_step*"):
+        if path.is_dir() and re.fullmatch(r"global_step\d+", path.name):
+            names.append(path.name)
+    return sorted(names, key=step_of, reverse=True)
 
 
 def sizes(folder: Path) -> dict[str, int]:
     """Return the files in a folder as this host sees them: size in bytes by path below ``folder``."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST]
-    return {str(path.relative_to(folder)): path.stat().st_size for path in paths}
+    files = {}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != MANIFEST:
+            files[str(path.relative_to(folder))] = path.stat().st_size
+    return files
 
 
 def complete(folder: Path, tag: str, run: str, listings: Sequence[Mapping[str, int]]) -> None:
@@ -85,17 +93,25 @@ def wait_for(folder: Path, name: str, listings: Sequence[Mapping[str, int]]) -> 
     RunError if a file is missing after SHARED_WAIT_S seconds.
     """
     expected: dict[str, int] = {}
-    for path, size in (item for seen in listings for item in seen.items()):
-        expected[path] = max(size, expected.get(path, 0))  # a host may see the file of another one before its end
+    for listing in listings:
+        for path, size in listing.items():
+            expected[path] = max(size, expected.get(path, 0))  # a host may see another's file before its end
     deadline = time.monotonic() + SHARED_WAIT_S
-    while missing := [path for path, size in expected.items() if _size(folder / path) != size]:
+    missing = _missing(folder, expected)
+    while missing:
         if time.monotonic() > deadline:
             raise RunError(
-                f"{name} is not whole on this host: {folder / missing[0]} ({len(missing)} of {len(expected)} files) "
-                "was written on another one; the hosts must share the checkpoint folder"
+                f"{name} is not whole on this host: {folder / missing[0]} ({len(missing)} of {len(expected)} "
+                "files) was written on another one; the hosts must share the checkpoint folder"
             )
         time.sleep(0.2)
+        missing = _missing(folder, expected)
     return list(expected)
+
+
+def _missing(folder: Path, expected: Mapping[str, int]) -> list[str]:
+    """Return the files of ``expected``, sizes by path, that are not there in this size."""
+    return [path for path, size in expected.items() if _size(folder / path) != size]
 
 
 def newest_whole(folder: Path, run: str, last_step: int) -> tuple[str | None, list[str]]:
@@ -133,7 +149,8 @@ def check_loaded(folder: Path, tag: str, run: str, loaded: Sequence[tuple[Any, A
 def delete_after(folder: Path, run: str, step: int) -> None:
     """Delete the run's checkpoints of steps after ``step``, which are undone."""
     for tag in tags(folder):
-        if step_of(tag) > step and read_json(actor_folder(folder, tag) / MANIFEST).get("run", run) == run:
+        manifest = read_json(actor_folder(folder, tag) / MANIFEST)
+        if step_of(tag) > step and manifest.get("run", run) == run:
             delete(folder, tag)
 
 
@@ -166,24 +183,40 @@ def _fault(folder: Path, tag: str, run: str, last_step: int) -> str | None:
     if not is_finished(folder, tag):
         return f"was not finished ({MANIFEST} is missing)"
     manifest = read_json(actor_folder(folder, tag) / MANIFEST)
-    try:
-        listing = [(folder / name, int(saved["bytes"]), saved["digest"]) for name, saved in manifest["files"].items()]
-    except (AttributeError, LookupError, TypeError, ValueError):
-        listing = []
+    listing = _listing(manifest)
     if not listing or manifest.keys() != {"run", "step", "files"} or manifest["step"] != step_of(tag):
         return f"is damaged: its {MANIFEST} is not what was written"
     if manifest["run"] != run:
         return f"belongs to another run ({manifest['run']})"
     if step_of(tag) > last_step:
         return f"is newer than the posteriors, which are at step {last_step}"
-    for path, size, digest in listing:
-        if _size(path) is None:
-            return f"is damaged: {path} is missing"
-        if _size(path) != size:
-            return f"is damaged: {path} has {_size(path):,} bytes, not {size:,}"
-        with path.open("rb") as file:
-            if _digest(file) != digest:
-                return f"is damaged: the content of {path} is not what was saved"
+    for name, size, digest in listing:
+        fault = _fault_of_file(folder / name, size, digest)
+        if fault is not None:
+            return f"is damaged: {fault}"
+    return None
+
+
+def _listing(manifest: Mapping[str, Any]) -> list[tuple[str, int, str]]:
+    """Return name, size in bytes and digest of each file that a manifest lists; empty if it lists none."""
+    files = []
+    try:
+        for name, saved in manifest["files"].items():
+            files.append((name, int(saved["bytes"]), saved["digest"]))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return []
+    return files
+
+
+def _fault_of_file(path: Path, size: int, digest: str) -> str | None:
+    there = _size(path)
+    if there is None:
+        return f"{path} is missing"
+    if there != size:
+        return f"{path} has {there:,} bytes, not {size:,}"
+    with path.open("rb") as file:
+        if _digest(file) != digest:
+            return f"the content of {path} is not what was saved"
     return None
 
 
