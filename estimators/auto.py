@@ -92,6 +92,7 @@ class _Groups:
     successes: Floats  # (P,) S
     rollouts: Floats  # (P,) N
     revisited: NDArray[np.int64]  # (V,) places of the prompts that were seen before
+    revisits: float  # V as a share of the prompts seen
     now: float  # the update's number, from 1
 
 
@@ -169,7 +170,14 @@ class SelfTuningBetaBernoulli(BetaPosterior):
             return after  # a step without groups still makes the others older
         revisited = np.flatnonzero(state["rollouts_1"])
         after["prompts"] = state["prompts"] + size - len(revisited)
-        groups = _Groups(successes, rollouts, revisited, after["clock"][0])
+        revisits = float(len(revisited) / after["prompts"][0])
+        groups = _Groups(
+            successes,
+            rollouts,
+            revisited,
+            revisits,
+            after["clock"][0],
+        )
         passes = size / max(state["prompts"][0], 1)
         scores_C_P = log_score(*_forecasts(after, groups.now), successes, rollouts)
         after["forecasts"] = _faded(state["forecasts"], passes, _EVIDENCE_HALF_LIFE)
@@ -189,7 +197,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         """Judge each pair of a prior weight and a discount by the revisits, and take the best."""
         step = -(-len(groups.revisited) // _MOST_EVIDENCE)
         rows = groups.revisited[::step]  # spread evenly over the update
-        evidence = _faded(state["evidence"], _revisits(state, groups), _EVIDENCE_HALF_LIFE)
+        evidence = _faded(state["evidence"], groups.revisits, _EVIDENCE_HALF_LIFE)
         for start in range(0, len(rows), _CHUNK):
             chunk = rows[start : start + _CHUNK]
             past = self.state_at(state, chunk)
@@ -205,7 +213,13 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         state["discount"] = DISCOUNTS_X[discount, None]
         state["timed"] = TIMED_X[discount, None]
 
-    def _judged(self, past: State, now: float, successes_V: Floats, rollouts_V: Floats) -> Floats:
+    def _judged(
+        self,
+        past: State,
+        now: float,
+        successes_V: Floats,
+        rollouts_V: Floats,
+    ) -> Floats:
         """Return scores of the pairs from V groups of prompts with this past, (W * X,).
 
         Higher is better.
@@ -263,23 +277,17 @@ def _faded(sums: Floats, passes: float, half_life: float) -> Floats:
     return 0.5 ** (passes / half_life) * sums
 
 
-def _revisits(state: State, groups: _Groups) -> float:
-    """Return the revisits as a share of the prompts seen."""
-    return float(len(groups.revisited) / state["prompts"][0])
-
-
 def _fit_prior(state: State, groups: _Groups) -> None:
     """Add groups to the sums behind the prior, and fit the prior to them."""
-    passes = _revisits(state, groups)
     gap = np.clip(_passes(state, groups.now - state["seen_1"]), _LEAST_GAP, _MOST_GAP)
     added = group_moments(groups.successes, groups.rollouts, gap)
-    state["moments"] = _faded(state["moments"], passes, _PRIOR_HALF_LIFE) + added
+    state["moments"] = _faded(state["moments"], groups.revisits, _PRIOR_HALF_LIFE) + added
     rows = groups.revisited
     if len(rows):
         share = groups.successes[rows] / groups.rollouts[rows]
         before = state["successes_1"][rows] / state["rollouts_1"][rows]
         pairs_4_V = np.stack([np.ones_like(share), share, before, share * before])
-        faded = _faded(state["pairs"], passes, _EVIDENCE_HALF_LIFE)
+        faded = _faded(state["pairs"], groups.revisits, _EVIDENCE_HALF_LIFE)
         state["pairs"] = faded + pairs_4_V @ gap[rows]
     state["prior"] = fit_beta(state["moments"], _weight_between(state["pairs"]))
 
@@ -296,8 +304,8 @@ def _weight_between(pairs: Floats) -> float:
     variances = now * (1 - now) * before * (1 - before)
     if variances > 0:
         correlation = (sum_both / number - now * before) / np.sqrt(variances)
-    known = number * correlation + _NO_PAIRS * start
-    return beta_weight(float(known / (number + _NO_PAIRS)))
+    weighted = number * correlation + _NO_PAIRS * start
+    return beta_weight(float(weighted / (number + _NO_PAIRS)))
 
 
 def _passes(state: State, updates_P: Floats) -> Floats:

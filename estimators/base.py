@@ -359,7 +359,7 @@ ESTIMATORS: Registry[RewardEstimator] = Registry(
     RewardEstimator,
     __package__,
     __package__,
-    predicted_prior="auto",
+    {"predicted_prior": "auto"},
 )
 """The estimators by name; others declare theirs in the entry points of this package's name."""
 

@@ -1,11 +1,13 @@
 """Classes by name: ours and those of other distributions, of estimators and other kinds."""
 
 import dataclasses
+import functools
 import importlib
 import pkgutil
 import sys
-from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any, Generic, TypeVar
 
 _Base = TypeVar("_Base")
@@ -65,12 +67,13 @@ def _is_within(value: Any, interval: str) -> bool:
     return float(low) < value < float(high)
 
 
+@dataclass(eq=False)
 class Registry(Generic[_Base]):
     """The classes of one kind, by their class attribute ``name``.
 
     Their dataclass fields are their parameters.
 
-    Args:
+    Attributes:
         kind: the word for such a class in messages, such as "estimator".
         base: the class that all of them subclass.
         package: its modules are imported on first use, so that their classes register themselves.
@@ -79,21 +82,12 @@ class Registry(Generic[_Base]):
         renamed: former names, each with the present one.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        base: Any,
-        package: str,
-        group: str,
-        **renamed: str,
-    ) -> None:
-        self._kind = kind
-        self._base = base
-        self._package = package
-        self._group = group
-        self._renamed = renamed
-        self._classes: dict[str, type[_Base]] = {}
-        self._declared: list[EntryPoint] | None = None
+    kind: str
+    base: Any
+    package: str
+    group: str
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    _classes: dict[str, type[_Base]] = dataclasses.field(default_factory=dict, init=False)
 
     def register(self, cls: _Class) -> _Class:
         """Class decorator: make ``cls`` known under ``cls.name``.
@@ -104,7 +98,7 @@ class Registry(Generic[_Base]):
         present = self._classes.setdefault(cls.name, cls)
         # By place, not by identity: a reloaded module registers its classes again.
         if _place(present) != _place(cls):
-            problem = f"{self._kind} name {cls.name!r} is taken by {_place(present)}"
+            problem = f"{self.kind} name {cls.name!r} is taken by {_place(present)}"
             raise ValueError(problem)
         return cls
 
@@ -114,16 +108,19 @@ class Registry(Generic[_Base]):
         Raises:
             ValueError: an entry point names something else than such a class.
         """
-        package = importlib.import_module(self._package)
+        package = importlib.import_module(self.package)
         for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
-            importlib.import_module(f"{self._package}.{module.name}")
-        if self._declared is None:  # reading the entry points of all distributions takes 10 ms
-            self._declared = list(entry_points(group=self._group))
+            importlib.import_module(f"{self.package}.{module.name}")
         for point in self._declared:
             if point.name not in self._classes:
                 cls = self._checked(point.load(), f"entry point {point.name!r}")
                 self._classes[point.name] = cls
         return dict(sorted(self._classes.items()))
+
+    @functools.cached_property
+    def _declared(self) -> EntryPoints:
+        # Once: reading the entry points of all distributions takes 10 ms.
+        return entry_points(group=self.group)
 
     def get(self, name: str) -> type[_Base]:
         """Return the class called ``name``, or the one at ``package.module:Class``.
@@ -133,11 +130,11 @@ class Registry(Generic[_Base]):
         """
         if ":" in name:
             return self._imported(name)
-        name = self._renamed.get(name, name)
+        name = self.renamed.get(name, name)
         classes = self.available()
         if name not in classes:
-            known = ", ".join(classes)
-            raise ValueError(f"unknown {self._kind} {name!r}; known: {known}, or module:Class")
+            names = ", ".join(classes)
+            raise ValueError(f"unknown {self.kind} {name!r}; known: {names}, or module:Class")
         return classes[name]
 
     def _imported(self, name: str) -> type[_Base]:
@@ -147,7 +144,7 @@ class Registry(Generic[_Base]):
             return self._checked(cls, name)
         except Exception as error:  # a module of somebody else may raise anything
             reason = f"{type(error).__name__}: {error} (PYTHONPATH may name its folder)"
-            problem = f"{self._kind} {name!r} cannot be imported: {reason}"
+            problem = f"{self.kind} {name!r} cannot be imported: {reason}"
             raise ValueError(problem) from error
 
     def check_stored(self, name: str) -> None:
@@ -158,8 +155,8 @@ class Registry(Generic[_Base]):
         """
         module, colon, _ = name.partition(":")
         if colon and module not in sys.modules:
-            problem = f"the database names {self._kind} {name!r}, which would be imported"
-            step = f"give --{self._kind} {name}, or import {module} first"
+            problem = f"the database names {self.kind} {name!r}, which would be imported"
+            step = f"give --{self.kind} {name}, or import {module} first"
             raise ValueError(f"{problem}: if it is yours, {step}")
 
     def build(self, name: str, /, **parameters: Any) -> _Base:
@@ -171,15 +168,15 @@ class Registry(Generic[_Base]):
         cls = self.get(name)
         fields = [field.name for field in parameter_fields(cls)]
         for unknown in sorted(set(parameters) - set(fields)):
-            problem = f"{self._kind} {name!r} has no parameter {unknown!r}"
+            problem = f"{self.kind} {name!r} has no parameter {unknown!r}"
             raise ValueError(f"{problem}; it has: {', '.join(fields)}")
         return cls(**parameters)
 
     def _checked(self, cls: object, origin: str) -> type[_Base]:
-        if isinstance(cls, type) and issubclass(cls, self._base) and hasattr(cls, "name"):
+        if isinstance(cls, type) and issubclass(cls, self.base) and hasattr(cls, "name"):
             return cls
-        needed = f"a subclass of {self._base.__name__} with a name"
-        raise ValueError(f"{self._kind} {origin} is {cls!r}, not {needed}")
+        needed = f"a subclass of {self.base.__name__} with a name"
+        raise ValueError(f"{self.kind} {origin} is {cls!r}, not {needed}")
 
 
 def _place(cls: type[Any]) -> str:

@@ -132,8 +132,8 @@ CHECK = """
 import json
 truth, _ = models["slow"]
 noise = 1000 * np.mean(truth[1:] * (1 - truth[1:])) / ROLLOUTS
-found = {"errors": errors.to_dict(), "noise": noise, "groups": groups.to_dict()}
-print(json.dumps(found | {"mse": mse.to_dict("records")}))
+tables = {"errors": errors.to_dict(), "groups": groups.to_dict(), "mse": mse.to_dict("records")}
+print(json.dumps({"noise": noise, **tables}))
 """
 
 
