@@ -24,15 +24,13 @@ _WORD = re.compile(r"[^\W\d_]{2,}(?:'[a-z]+)?")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _ENGLISH_FORM = re.compile(r"[a-z]{3,}(?:ed|ing)")
 # Cyrillic, Arabic, kana, Hangul and others; and a Greek letter within a Latin word
-_OTHER_SCRIPT = re.compile(
-    r"[\u0400-\u1dff\u3040-\u30ff\uac00-\ud7af]|[A-Za-z][\u0370-\u03ff]|[\u0370-\u03ff][A-Za-z]"
-)
+_OTHER_SCRIPT = re.compile(r"[\u0400-\u1dff\u3040-\u30ff\uac00-\ud7af]|[A-Za-z][\u0370-\u03ff]|[\u0370-\u03ff][A-Za-z]")
 # "allegedly", "Apparently"; not "Sally"
 _ADVERB = re.compile(r"\b[a-z]{2,}ly\b|\b[A-Z][a-z]+(?:[ai]b|ed|ful|nt|al|iv|ous|ing)ly\b")
 # "I guess", "I'd", "my friend"; not "my answer"
 _DEED = re.compile(
     rf"\bI(?:'[a-z]+|\s+(?!{'|'.join(TABLES['deeds'].split())})[a-z]+)\b"
-    r"|\bmy\s+(?!(?:final\s+)?(?:answer|result|solution))"
+    r"|\b[Mm]y\s+(?!(?:final\s+)?(?:answer|result|solution))"
 )
 _PICTURE = re.compile(r"[\u2600-\u27bf\U0001f000-\U0001faff]")
 _OPEN_FORMULA = re.compile(r"(?:\$|\\\[|\\\()[^$]*\Z")
