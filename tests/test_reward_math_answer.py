@@ -208,7 +208,7 @@ UNCOMMITTED = (
     # in a sentence that is not read
     r"Vastaus ei ole \boxed{5}.", r"Forse la risposta è \boxed{5}.", r"Cevap \boxed{5} değildir.",
     "答えはたぶん5です。", "\\boxed{5}\n\nDas stimmt leider so nicht.",
-    "\\boxed{5}\n\nЯ его выдумал.",
+    "\\boxed{5}\n\nЭ\u0442\u043e \u043d\u0435 \u0442\u0430\u043a.",
     "\\boxed{5}\n\n更正\uff1a应为6。", r"\boxed{5} 👎",
     r"The answer is conceivably \boxed{5}.", r"I rolled a die and it showed \boxed{5}.", "My friend got 5.",
     # inside a command or a formula

@@ -63,9 +63,9 @@ _ASIDE = re.compile(
 )
 _BE = r"(?:is|are|was|were|would be|should be|seems?|feels|looks|can|could|does|must|as)"
 _DENIED_AFTER = _any(
-    # "5 is not it", "5 or more"; not "5, not 6"
-    rf"[\s,)}}\]]*(?:{_BE}\s*(?:[a-z]+ly\s+)?)?"
-    rf"(?:{_words('denial', 'wrong', 'bound_after', 'hedge')}|n't\b)(?!\W*\d)",
+    # "5 is not it", "5 or more", "5, more or less"; not "5, not 6"
+    rf"[\s)}}\]]*(?:{_BE}\s*(?:[a-z]+ly\s+)?)?(?:{_words('denial', 'wrong', 'bound_after', 'hedge')}|n't\b)(?!\W*\d)",
+    rf"[\s,)}}\]]*{_words('bound_after')}(?!\W*\d)",
     rf"[\s)}}\]]*{_BE}\s+(?:[a-z]+\s+){{0,2}}{_words('wrong', 'uncertain')}",  # "5 is a wrong answer"
     r"[\s)}\]]*(?:\\(?:neq?|times|cdot|div)(?![a-z])|\u2260|-+>|\u2192)",
     r"[\s)}\]]*(?:[-+/^\u2013]\s*[\d\\]|[+/^]\s*\Z|\\[lc]?dots|\.(?-i:[.\da-z]))",  # "5 - 3", "5 +", "5..."
@@ -126,9 +126,13 @@ _COMMANDS_BEFORE = (
     "approx|implies|iff|Rightarrow|Longrightarrow|Leftrightarrow|therefore|q?quad|in|equiv|displaystyle|to"
     "|[Ll]arge|[Hh]uge|text|boldsymbol|mathbf|begin|left|[bB]ig"
 )
-_BEFORE_BOX = re.compile(rf"(?:\\not\s*=|[-<>+*/^_|]|(?<!\\)\(|\\(?!(?:{_COMMANDS_BEFORE})(?![a-z]))[A-Za-z]+)\s*\Z")
+_BEFORE_BOX = re.compile(
+    r"(?:\\not\s*=|[-<+*/^_|]|(?<!answer)>|(?<!\\)\("
+    rf"|\\(?!(?:{_COMMANDS_BEFORE})(?![a-z]))[A-Za-z]+)\s*\Z"
+)
 _AFTER_BOX = re.compile(
-    r"\s*(?:=\s*-?[\d.]+\s*(?:[$\s.,]|\\\]|\Z)|[-+*/<>^_]\s*(?!\\circ|\{\\circ|[23{ ]*\\text)[^\s$)]"
+    r"\s*(?:=\s*-?[\d.]+\s*(?:[$\s.,]|\\\]|\Z)"
+    r"|(?!</answer)[-+*/<>^_]\s*(?!\\circ|\{\\circ|[23{ ]*\\text)[^\s$)]"
     r"|\\(?:times|cdot|div|pm|oplus|le|ge|lt|gt|neq?|to)(?![a-z]))"
 )
 CORRECTION = _any(_words("correction", "wrong", "denial"), r"actually|\bno\b")
