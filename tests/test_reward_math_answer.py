@@ -205,15 +205,49 @@ UNCOMMITTED = (
     # false
     "\\boxed{5}\n\nI disagree with this.", r"\boxed{6 = 5}", r"\boxed{5 = 5}", r"\boxed{5\%}",
     r"\boxed{500\%}",
+    # in a sentence that is not read
+    r"Vastaus ei ole \boxed{5}.", r"Forse la risposta è \boxed{5}.", r"Cevap \boxed{5} değildir.",
+    "答えはたぶん5です。", "\\boxed{5}\n\nDas stimmt leider so nicht.",
+    "\\boxed{5}\n\nЭ\u0442\u043e \u043d\u0435 \u0442\u0430\u043a.",
+    "\\boxed{5}\n\n更正\uff1a应为6。", r"\boxed{5} 👎",
+    r"The answer is conceivably \boxed{5}.", r"I rolled a die and it showed \boxed{5}.", "My friend got 5.",
+    # inside a command or a formula
+    r"\textcolor{white}{\boxed{5}}", r"\newcommand{\ans}{\boxed{5}} It is six.", r"\verb|\boxed{5}|",
+    r"6\footnote{or \boxed{5}}", r"4 < \boxed{5} < 8", r"\boxed{5} = 6", r"x \stackrel{?}{=} \boxed{5}",
+    r"\boxed{5, \ldots}", r"\boxed{5 \text{ (unsure)}}", r"\boxed{5}\ldots", "```python\n# 5\n```",
+    '<span style="display:none">\\boxed{5}</span>', "> The answer is 5.", '{"answer": 5, "correct": false}',
+    # another value stands in another box or behind
+    "First, 7 + 4 = \\boxed{11}.\n\nThen we subtract 6 and find \\boxed{5}.",
+    "\\boxed{5}\n\nTherefore the total is 6.", r"\boxed{5}. So there are six of them.", r"\boxed{5}. Make that 6.",
+    "\\boxed{5}\n\nRecounting gives 6.", "5\n\nP.S. It is 6.", r"\boxed{5}, otherwise 6", "A: 5\nB: 6",
+    # a line above governs it, or the response does not end
+    "### Wrong answers\n\n\\boxed{5}", "The answer is not:\n\n\\boxed{5}", "# Rejected\n5",
+    "So the answer is 5 plus", "7 + 4 = 11, so we start from 5 and then we",
+    # "answer" stands for something else
+    "Twice the answer is 5.", r"The answer has \boxed{5} digits.", "The answer to the next question is 5.",
+    "For most people the answer is 5.", r"The answer isnt \boxed{5}.", r"The answer is one more than \boxed{5}.",
+    r"We rule out \boxed{5}.", r"\boxed{5}, which is absurd.", "\\boxed{5}\n\nSomething is off here.",
+    "\\boxed{5}\n\nLet us start over.", "\\boxed{5}\n\nPlease do not grade this.",
     # an unfinished thought
     r"<think>So it is \boxed{5}.", "<think>a</think>b<think>The answer is 5.", "[THINK]5",
     r"<|channel|>analysis<|message|>\boxed{5}",
 )  # fmt: skip
 COMMITTED = (
+    # other languages in known words, and Chinese
+    "Ответ: 5", "La réponse est $\\boxed{5}$.", "答えは\\boxed{5}です。",
+    "정답은 5입니다.", "所以满足条件的非负整数共有\\boxed{5}个。",
+    "故答案为\\boxed{5}。", "**答案\uff1a5**",
+    # names and verbs that no table has, and values with units behind an equation
+    r"Sally threw $\boxed{5}$ balls.", r"There are $\boxed{5}$ teachers at Dr. Wertz's school.",
+    "He drove 20 + 30 = 50 minutes.\nThus, he needs 50 / 10 = 5 minutes for each mile.",
+    r"Therefore, the value is \(\boxed{5}\).", "Thus, the answer is:\n\n$$\n\\boxed{5}\n$$",
+    "### Final Answer\n\n$$\\boxed{5}$$", r"Since $n < 7$, the answer is $x = \boxed{5}$.",
+    "The final answer is: $\\boxed{5}$. I hope it is correct.", r"\boxed{5}. This completes the solution.",
+    "\\boxed{5}\n\nExplanation: 7 + 4 = 11 and 11 - 6 = 5.",
     r"The number of non-negative integers is \boxed{5}.", "If she adds them, she would make \\boxed{5}.",
     "It holds only if x = 5. So the answer is 5.", "There is no rest, so it is 5.",
     "It's Janet's day. The answer is 5.",
-    "The answer is 5[^1].\n\n[^1]: by addition",
+    "The answer is 5[^1].\n\n[^1]: 7 + 4 - 6 = 5",
     r"\boxed{5}" "\n\nI hope that helps, and that does check out.",
     'She says "Add them." The answer is 5. "Great."',
     "Can it be 4? No. It is 5.", "Let's count: 4, 5. So 5 eggs.", r"She makes $\boxed{\$5}$ every day.",
@@ -226,7 +260,6 @@ COMMITTED = (
     r"It is $10/2$ or $\boxed{5}$.", r"There is no doubt that it is \boxed{5}.",
     r"We may conclude that there are \boxed{5}.",
     r"\boxed{4} is wrong. The correct answer is \boxed{5}.", "The answer is 4. No, sorry, the answer is 5.",
-    "First, 7 + 4 = \\boxed{11}.\n\nThen we subtract 6 and find \\boxed{5}.",
     r"\boxed{5}" "\n\nWould you like more?",
     "<think>4? no, \\boxed{6}</think>\n\nThe answer is 5.", "4 or 5?</think>\\boxed{5}", "因此答案是\\boxed{5}。",
     "<|channel|>analysis<|message|>4?<|end|><|start|>assistant<|channel|>final<|message|>5", "Is it 4? No. It is 5.",
@@ -247,7 +280,9 @@ def test_a_response_that_affirms_the_answer_earns_it(reward, response):
     ("response", "right"),
     [("The answer is B. The answer is D.", False), (r"\boxed{B} is wrong.", False), ("Maybe B", False), ("B?", False),
      ("<think>B", False), ("答案不是B", False), ("The answer is A. No, sorry, the answer is B.", True),
-     ("The answer is B, because A is wrong.", True), ("B. 42", True), ("A. 3 B. 4", False), ("本题选B。", True)],
+     ("The answer is B, because A is wrong.", True), ("The answer is B, though C also fits.", False),
+     ("I eliminate (B).", False), ("答案\uff1aB", True),
+     ("B. Paris", True), ("B. 42", True), ("A. 3 B. 4", False), ("本题选B。", True)],
 )  # fmt: skip
 def test_a_letter_is_committed_to_as_a_number_is(reward, response, right):
     assert reward(response, "B", "Which one?") == float(right)

@@ -63,9 +63,9 @@ _ASIDE = re.compile(
 )
 _BE = r"(?:is|are|was|were|would be|should be|seems?|feels|looks|can|could|does|must|as)"
 _DENIED_AFTER = _any(
-    # "5 is not it", "5 or more"; not "5, not 6"
-    rf"[\s)}}\]]*(?:{_BE}\s*(?:[a-z]+ly\s+)?)?"
-    rf"(?:{_words('denial', 'wrong', 'bound_after', 'hedge')}|n't\b)(?!\W*\d)",
+    # "5 is not it", "5 or more", "5, more or less"; not "5, not 6"
+    rf"[\s)}}\]]*(?:{_BE}\s*(?:[a-z]+ly\s+)?)?(?:{_words('denial', 'wrong', 'bound_after', 'hedge')}|n't\b)(?!\W*\d)",
+    rf"[\s,)}}\]]*{_words('bound_after')}(?!\W*\d)",
     rf"[\s)}}\]]*{_BE}\s+(?:[a-z]+\s+){{0,2}}{_words('wrong', 'uncertain')}",  # "5 is a wrong answer"
     r"[\s)}\]]*(?:\\(?:neq?|times|cdot|div)(?![a-z])|\u2260|-+>|\u2192)",
     r"[\s)}\]]*(?:[-+/^\u2013]\s*[\d\\]|[+/^]\s*\Z|\\[lc]?dots|\.(?-i:[.\da-z]))",  # "5 - 3", "5 +", "5..."
@@ -91,12 +91,13 @@ _DOUBT = _any(
     rf"{_words('contrast')}(?=\W*\Z)",
     r"[?\uff1f]|(?:dots|\.\.\.)\W*\Z",
     r"\b(?:it|that|this|answer)\s+would\s+be[\s:]*\Z|\A\s*(?:who|why|how)\s+(?:would|could|can)\b",
+    r"\A\W*(?:if|in\s+case|according|under|assuming|supposing|imagine|provided)\b.*\banswer\b",
     _OF_THE_ANSWER,
 )
 _REST = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}",
     r"[?\uff1f]|\bno(?:[,.!]|\s\d|\s*\Z)|\bnot\W*\Z|[,;(]\s*(?:do\s+not|don't)\s",
-    r"\b(?:contradiction|absurd|extraneous)\b|\belse\W*\d|:\s*(?:false|null)\b",
+    r"\b(?:contradiction|absurd|extraneous)\b|//\s*\w|\belse\W*\d|:\s*(?:false|null)\b",
     _CALLED_WRONG,
     _OF_THE_ANSWER,
 )
@@ -125,9 +126,13 @@ _COMMANDS_BEFORE = (
     "approx|implies|iff|Rightarrow|Longrightarrow|Leftrightarrow|therefore|q?quad|in|equiv|displaystyle|to"
     "|[Ll]arge|[Hh]uge|text|boldsymbol|mathbf|begin|left|[bB]ig"
 )
-_BEFORE_BOX = re.compile(rf"(?:\\not\s*=|[-<>+*/^_|]|(?<!\\)\(|\\(?!(?:{_COMMANDS_BEFORE})(?![a-z]))[A-Za-z]+)\s*\Z")
+_BEFORE_BOX = re.compile(
+    r"(?:\\not\s*=|[-<+*/^_|]|(?<!answer)>|(?<!\\)\("
+    rf"|\\(?!(?:{_COMMANDS_BEFORE})(?![a-z]))[A-Za-z]+)\s*\Z"
+)
 _AFTER_BOX = re.compile(
-    r"\s*(?:=\s*-?[\d.]+\s*(?:[$\s.,]|\\\]|\Z)|[-+*/<>^_]\s*(?!\\circ|\{\\circ|[23{ ]*\\text)[^\s$)]"
+    r"\s*(?:=\s*-?[\d.]+\s*(?:[$\s.,]|\\\]|\Z)"
+    r"|(?!</answer)[-+*/<>^_]\s*(?!\\circ|\{\\circ|[23{ ]*\\text)[^\s$)]"
     r"|\\(?:times|cdot|div|pm|oplus|le|ge|lt|gt|neq?|to)(?![a-z]))"
 )
 CORRECTION = _any(_words("correction", "wrong", "denial"), r"actually|\bno\b")
@@ -137,7 +142,7 @@ OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}")
 CONCLUSION = _any(r"\s*(?:so|thus|hence|therefore|[^.!?\n]*\b(?:total|in\s+all|altogether|final(?:ly)?|result))\b")
 ASSERTION = _any(
     # "It is 6."
-    r"(?:\b(?:is|are|was|be|as|get|got|equals?|gives?|becomes?)|'s|:|\A[^A-Za-z]*=)"
+    r"(?:\b(?:is|are|was|be|as|get|got|equals?|gives?|becomes?|that)|'s|[:,]|\A[^A-Za-z]*=)"
     r"[\s$*\\(]*-?\d[\d.,]*[\s$*)!.\\]*\Z",
     r"(?:\A|:)[\s$*]*-?\d[\d.,]*[\s$*]+(?:is|was)\s+(?:the|my|right|correct)\b",  # "6 is the right one."
 )
@@ -148,7 +153,7 @@ _HIDDEN = re.compile(
     "|".join(
         [
             r"^[ \t]*(?:%|> )[^\n]*|(?<=\s)%\s*(?=\\boxed)[^\n]*",  # a comment of LaTeX, a quotation
-            r"<!--.*?(?:-->|\Z)|^\[\^\w+\]:[^\n]*|\[\^\w+\]|^\[//\]:[^\n]*",  # comments and footnotes of Markdown
+            r"<!--.*?(?:-->|\Z)|\[\^\w+\]:?|^\[//\]:[^\n]*",  # comments and footnotes of Markdown
             r"\\iffalse.*?(?:\\fi|\Z)|\\begin\{comment\}.*?(?:\\end\{comment\}|\Z)",
             r"\\(?:footnote|newcommand|def)\b[^\n]*|\\verb\*?(?P<mark>\W).*?(?P=mark)",
             r"^```(?!json|text|math|latex|markdown)\w+\n.*?(?:^```|\Z)|\[asy\].*?(?:\[/asy\]|\Z)",  # programs
@@ -249,7 +254,7 @@ def _is_denied_before(sentence: str, is_box: bool) -> bool:
         clause = _ASIDE.sub("", clause)  # "so she must score at least \boxed{9} points"
     if _DENIED_BEFORE.search(clause) or _DOUBT.search(sentence) or is_chinese_doubt(clause):
         return True
-    return is_strange_deed(clause) or is_strange_adverb(clause)
+    return is_strange_deed(sentence) or is_strange_adverb(clause)
 
 
 def _is_denied_behind(behind: str) -> bool:

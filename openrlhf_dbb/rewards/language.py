@@ -15,7 +15,7 @@ _ALONE = set(TABLES["alone"].split())
 _ADVERBS = set(TABLES["adverbs"].split())
 _BEFORE_ANSWER = set(TABLES["before_answer"].split())
 _BEHIND_ANSWER = set(TABLES["behind_answer"].split())
-_FEWEST_WORDS = 9  # of a sentence behind an answer that has no number
+_FEWEST_WORDS = 7  # of a sentence behind an answer that has no number
 _MOST_UNITS = 6  # words behind an answer that need no verb: "eggs per day"
 _MOST_IDEOGRAPHS = 12  # in a sentence behind an answer
 
@@ -30,7 +30,7 @@ _ADVERB = re.compile(r"\b[a-z]{2,}ly\b|\b[A-Z][a-z]+(?:[ai]b|ed|ful|nt|al|iv|ous
 # "I guess", "I'd", "my friend"; not "my answer"
 _DEED = re.compile(
     rf"\bI(?:'[a-z]+|\s+(?!{'|'.join(TABLES['deeds'].split())})[a-z]+)\b"
-    r"|\bmy\s+(?!(?:final\s+)?(?:answer|result|solution))"
+    r"|\b[Mm]y\s+(?!(?:final\s+)?(?:answer|result|solution))"
 )
 _PICTURE = re.compile(r"[\u2600-\u27bf\U0001f000-\U0001faff]")
 _OPEN_FORMULA = re.compile(r"(?:\$|\\\[|\\\()[^$]*\Z")
@@ -104,7 +104,7 @@ def is_read(before: str, answer: str, behind: str) -> bool:
         return False
     if _is_english(sentence):
         return True
-    units = re.sub(IDEOGRAPH, "", behind)
+    units = re.sub(rf"{IDEOGRAPH}|{_PICTURE.pattern}", "", behind)
     if not units.isascii() or len(_words(units)) > _MOST_UNITS:
         return False
     return _may_stand_alone(before) or "=" in answer or _NAMED.search(before) is not None
