@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from openrlhf_dbb.core.replay import Replay
 from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts
 from openrlhf_dbb.estimators.registry import parameter_fields
 
@@ -13,6 +14,11 @@ def strategy(args: SimpleNamespace) -> RolloutStrategy:
     for field in parameter_fields(cls):
         parameters[field.name] = getattr(getattr(args, cls.name), field.name)
     return STRATEGIES.build(args.rollout.strategy, **parameters)
+
+
+def replay(args: SimpleNamespace) -> Replay:
+    """Return what is replayed; ValueError if a parameter is outside its range."""
+    return Replay(**{field.name: getattr(args.replay, field.name) for field in parameter_fields(Replay)})
 
 
 def facts(args: SimpleNamespace) -> RunFacts:

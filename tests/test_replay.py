@@ -62,6 +62,25 @@ def test_replay_begins_with_a_full_cache_and_without_the_steps_own_rollouts():
     assert memory.metrics(4) == {"replay/replayed": 4.0, "replay/cached": 4.0}
 
 
+def test_what_is_older_than_the_age_limit_leaves_the_cache(tmp_path):
+    """Two rollouts a visit, a cache of two: a visit two steps ago is replayed, one three steps ago is not."""
+    settings = Replay(samples=2, cache=2, max_age=2)
+    memory = settings.memory("group_norm")
+    remember(memory, A, 1, 0)
+    for _ in range(2):
+        assert rewards_of(memory.extra_rows([A]), A) == [1, 0]
+        remember(memory, B, 1)
+    memory.save(tmp_path)
+    resumed = settings.memory("group_norm")
+    resumed.load(tmp_path)
+    for either in (memory, resumed):
+        assert memory.metrics(0)["replay/cached"] == 4
+        assert either.extra_rows([A]) == []
+        assert either.metrics(0)["replay/cached"] == 2
+        remember(either, A, 0, 1)
+        assert rewards_of(either.extra_rows([A]), A) == [0, 1]
+
+
 def test_rows_come_in_the_order_of_the_prompts_and_those_without_a_full_cache_have_none():
     memory = Replay(samples=2, cache=3).memory("dr_grpo")
     remember(memory, A, 0, 1, 1)

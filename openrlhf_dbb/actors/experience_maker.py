@@ -13,11 +13,12 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
+from openrlhf_dbb import chosen
 from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.replay import ExtraRow, Replay, TokenRollout
+from openrlhf_dbb.core.replay import ExtraRow, TokenRollout
 from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, whitening
 from openrlhf_dbb.estimators import FORMS
 
@@ -28,7 +29,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     def __init__(self, *args: Any, posteriors: Posteriors, progress: Progress) -> None:
         super().__init__(*args)
         self._progress, self.posteriors = progress, posteriors
-        replay = Replay(self.args.replay.samples, self.args.replay.cache)
+        replay = chosen.replay(self.args)
         self.replays = replay.memory(self.advantage_estimator) if replay.samples else None
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:

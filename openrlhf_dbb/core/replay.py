@@ -30,7 +30,7 @@ from openrlhf_dbb.estimators.forms import Form
 from openrlhf_dbb.estimators.registry import check, parameter
 
 FILE = "replay.npz"
-_ARRAYS = ("cache", "prompt_ids", "rewards", "lengths", "tokens", "actions", "log_probs")
+_ARRAYS = ("cache", "step", "steps", "prompt_ids", "rewards", "lengths", "tokens", "actions", "log_probs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +52,11 @@ class TokenRollout:
     reward: float
 
 
+class _Kept(NamedTuple):
+    step: int  # in which it was remembered, from 1
+    rollout: TokenRollout
+
+
 class ExtraRow(NamedTuple):
     """A row to train on beside those of the step."""
 
@@ -65,13 +70,15 @@ class Replay:
 
     samples: int = parameter(0, "earlier rollouts to train on; 0: off", within="[0, inf)")
     cache: int = parameter(16, "newest rollouts kept; when full, replayed from", within="[1, inf)")
+    max_age: int = parameter(0, "steps after which a rollout leaves the cache; 0: never", within="[0, inf)")
 
     name: ClassVar[str] = "replay"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.EXTRA_ROWS})
 
     def __post_init__(self) -> None:
         check(self)
-        for field, value in (("samples", self.samples), ("cache", self.cache)):
+        for field in ("samples", "cache", "max_age"):
+            value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"replay.{field} = {value!r} is not a whole number")
         if self.samples > self.cache:
@@ -102,8 +109,10 @@ class ReplayMemory:
     def __init__(self, replay: Replay, form: Form) -> None:
         self._samples = replay.samples
         self._cache = replay.cache
+        self._max_age = replay.max_age
         self._form = form
-        self._kept: dict[int, deque[TokenRollout]] = {}
+        self._step = 0  # steps that were remembered
+        self._kept: dict[int, deque[_Kept]] = {}
 
     def extra_rows(self, prompt_ids: Sequence[int]) -> list[ExtraRow]:
         """Return the rows to train on beside a step's rollouts; then give these to :meth:`remember`.
@@ -114,7 +123,7 @@ class ReplayMemory:
             return []
         replayed: list[TokenRollout] = []
         for prompt_id in dict.fromkeys(prompt_ids):
-            cached = self._kept.get(prompt_id, ())
+            cached = self._young(prompt_id)
             if len(cached) == self._cache:
                 replayed += highest(cached, self._samples)
         if not replayed:
@@ -130,8 +139,17 @@ class ReplayMemory:
             ValueError: the arrays of a rollout do not fit each other, or a number is not finite.
                 Nothing is added.
         """
-        for rollout in [_checked_copy(rollout) for rollout in rollouts]:
-            self._add(rollout)
+        checked = [_checked_copy(rollout) for rollout in rollouts]
+        self._step += 1
+        for rollout in checked:
+            self._add(_Kept(self._step, rollout))
+
+    def _young(self, prompt_id: int) -> list[TokenRollout]:
+        """Return what is kept of a prompt; what is too old leaves."""
+        kept = self._kept.get(prompt_id, deque())
+        while self._max_age and kept and kept[0].step <= self._step - self._max_age:
+            kept.popleft()
+        return [entry.rollout for entry in kept]
 
     def metrics(self, replayed: int) -> dict[str, float]:
         """Return what is logged of a step with so many extra rows."""
@@ -140,10 +158,13 @@ class ReplayMemory:
 
     def save(self, folder: Path) -> None:
         """Write all rollouts into one file of a folder, which exists."""
-        rollouts = [rollout for cached in self._kept.values() for rollout in cached]
+        kept = [entry for cached in self._kept.values() for entry in cached]
+        rollouts = [entry.rollout for entry in kept]
         np.savez(
             folder / FILE,
             cache=np.array([self._cache]),
+            step=np.array([self._step]),
+            steps=np.array([entry.step for entry in kept], dtype=np.int64),
             prompt_ids=np.array([rollout.prompt_id for rollout in rollouts], dtype=np.int64),
             rewards=np.array([rollout.reward for rollout in rollouts], dtype=np.float64),
             lengths=np.array([len(rollout.tokens) for rollout in rollouts], dtype=np.int64),
@@ -166,21 +187,24 @@ class ReplayMemory:
             with np.load(path) as file:  # refuses pickles, which could run code
                 arrays = {name: file[name] for name in _ARRAYS}
             cache = int(arrays["cache"][0])
-            rollouts = _rollouts(arrays)
+            step = int(arrays["step"][0])
+            kept = [_Kept(*entry) for entry in zip(arrays["steps"].tolist(), _rollouts(arrays), strict=True)]
         except Exception as error:  # of a damaged file numpy and zipfile raise ten kinds
             problem = f"{path} is damaged, or was not written by replay"
             raise ValueError(f"{problem}; delete {folder} to go on from an older checkpoint") from error
         if cache != self._cache:
             problem = f"{path} is of replay.cache = {cache}, not {self._cache}"
             raise ValueError(f"{problem}; go on with {cache}")
+        self._step = step
         self._kept = {}
-        for rollout in rollouts:
-            self._add(rollout)
+        for entry in kept:
+            self._add(entry)
 
-    def _add(self, rollout: TokenRollout) -> None:
-        if rollout.prompt_id not in self._kept:
-            self._kept[rollout.prompt_id] = deque(maxlen=self._cache)
-        self._kept[rollout.prompt_id].append(rollout)
+    def _add(self, entry: "_Kept") -> None:
+        prompt_id = entry.rollout.prompt_id
+        if prompt_id not in self._kept:
+            self._kept[prompt_id] = deque(maxlen=self._cache)
+        self._kept[prompt_id].append(entry)
 
 
 def highest(rollouts: Iterable[TokenRollout], count: int) -> list[TokenRollout]:

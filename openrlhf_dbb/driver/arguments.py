@@ -164,7 +164,7 @@ class Settings:
     def replay(self) -> Replay:
         """What is replayed. Raises UsageError if a parameter is outside its range."""
         with _flag_named():
-            return Replay(self.args.replay.samples, self.args.replay.cache)
+            return chosen.replay(self.args)
 
 
 @contextlib.contextmanager

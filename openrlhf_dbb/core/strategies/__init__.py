@@ -4,6 +4,7 @@
     dynamic    groups of zero variance are replaced (DAPO)
     greso      prompts whose groups had zero variance are skipped (GRESO)
     posterior  prompts are drawn by the variance that their posterior expects
+    limit      prompts that are too easy or too hard rest, and come back every few passes
     two_stage  a few rollouts of many prompts first, the rest only where these differ (SPEED-RL)
 
 Axes: N rollouts of a group, P prompts of the run.

@@ -13,10 +13,13 @@ _FORM = "algo.advantage.estimator"
 @REPLAY.add
 def cache_without_replay(settings: Settings) -> Refusal:
     """A cache that nothing is replayed from does nothing."""
-    if settings.values[_SAMPLES] or not settings.given("replay.cache"):
+    if settings.values[_SAMPLES]:
         return None
-    both = settings.shown("replay.cache", _SAMPLES)
-    return f"{both}: nothing is replayed; give --replay.samples, or leave it out"
+    for flag in ("replay.cache", "replay.max_age"):
+        if settings.given(flag):
+            both = settings.shown(flag, _SAMPLES)
+            return f"{both}: nothing is replayed; give --replay.samples, or leave it out"
+    return None
 
 
 @REPLAY.add
