@@ -71,12 +71,14 @@ def chosen(experiences: Sequence[Experience], count: int, device: str, longest_s
     by_prompt = sorted(range(len(rows)), key=lambda n: (len(rows[n].prompt), rows[n].prompt))
     # The longest first: the others find room in the memory that they leave.
     by_length = sorted(by_prompt, key=lambda n: -rows[n].length)
-    orders = [_cut(by_prompt, count), _cut(by_length, count)]
 
     def work(order: list[list[int]]) -> int:
-        return sum(_work([rows[n] for n in part], device, longest_shared) for part in order)
+        total = 0
+        for numbers in order:
+            total += _work([rows[number] for number in numbers], device, longest_shared)
+        return total
 
-    return min(orders, key=work)
+    return min(_cut(by_prompt, count), _cut(by_length, count), key=work)
 
 
 def _cut(numbers: list[int], count: int) -> list[list[int]]:
