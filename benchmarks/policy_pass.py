@@ -125,13 +125,13 @@ def rows_of_real_lengths(prompts: int, scale: float) -> list[Experience]:
     return rows
 
 
-def both_orders(rows: list[Experience]) -> dict[str, list[list[int]]]:
+def both_orders(rows: list[Experience], device: str) -> dict[str, list[list[int]]]:
     """Return the numbers of the rows of each micro-batch as OpenRLHF might draw them, and in our order."""
     drawn = list(range(len(rows)))
     random.Random(2).shuffle(drawn)
     count = len(rows) // MICRO_BATCH
     at_random = [drawn[start::count] for start in range(count)]
-    return {"at random": at_random, "our order": micro_batches.chosen(rows, count, DEVICE, 2**31)}
+    return {"at random": at_random, "our order": micro_batches.chosen(rows, count, device, 2**31)}
 
 
 def describe_work(rows: list[Experience]) -> None:
@@ -139,7 +139,7 @@ def describe_work(rows: list[Experience]) -> None:
     lengths = [len(row.sequences) for row in rows]
     real_squares = sum(length**2 for length in lengths)
     print(f"{len(rows)} rows of {sum(lengths) / len(rows):.0f} tokens on average, {max(lengths)} at most")
-    for name, batches in both_orders(rows).items():
+    for name, batches in both_orders(rows, "cuda").items():
         tokens = 0
         squares = 0
         for numbers in batches:
@@ -167,7 +167,7 @@ def measure_real_lengths(policy: Policy, upstreams: Callable[..., Any]) -> None:
             log_probs.append(forward(*(tensor.to(DEVICE) for tensor in tensors)))
     difference = (log_probs[0] - log_probs[1]).abs().max()
     print(f"log-probs of padded rows: largest difference {float(difference):.2g} nats", flush=True)
-    for (name, batches), forward in zip(both_orders(rows).items(), (upstreams, None), strict=True):
+    for (name, batches), forward in zip(both_orders(rows, DEVICE).items(), (upstreams, None), strict=True):
         padded = []
         for numbers in batches:
             batch = make_experience_batch([rows[number] for number in numbers])

@@ -118,7 +118,7 @@ def test_nothing_is_written_into_the_copy_that_ray_makes_of_a_jobs_folder(monkey
 def test_the_role_that_the_page_makes_can_keep_a_store(new_url):
     import psycopg
 
-    page = (ROOT / "docs/machines.md").read_text()
+    page = (ROOT / "docs/store.md").read_text()
     statements = re.findall(r'-c "([^"]+)"', page)
     assert [statement.split()[0] for statement in statements] == ["CREATE", "GRANT"]
     url = new_url("postgresql")

@@ -80,12 +80,14 @@ def chosen(experiences: Sequence[Experience], count: int, device: str, longest_s
     by_prompt = sorted(range(len(rows)), key=lambda n: (len(rows[n].prompt), rows[n].prompt))
     # The longest first: the others find room in the memory that they leave.
     by_length = sorted(by_prompt, key=lambda n: -rows[n].length)
-    orders = [_cut(by_prompt, count), _cut(by_length, count)]
 
     def work(order: list[list[int]]) -> int:
-        return sum(_work([rows[n] for n in part], device, longest_shared) for part in order)
+        total = 0
+        for numbers in order:
+            total += _work([rows[number] for number in numbers], device, longest_shared)
+        return total
 
-    return min(orders, key=work)
+    return min(_cut(by_prompt, count), _cut(by_length, count), key=work)
 
 
 def _cut(numbers: list[int], count: int) -> list[list[int]]:
@@ -130,10 +132,7 @@ def without_padding_behind(mask: torch.Tensor) -> torch.Tensor:
 
 
 def laid_out(
-    sequences: torch.Tensor,
-    attention: torch.Tensor,
-    wanted: torch.Tensor,
-    dtype: torch.dtype | None,
+    sequences: torch.Tensor, attention: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens to compute for the log-probs of the wanted ones, and their attention mask.
 
@@ -148,36 +147,77 @@ def laid_out(
     device = wanted.device
     rows = wanted.any(dim=1)
     columns = wanted.any(dim=0).nonzero()
-    end = int(columns[-1]) if len(columns) else wanted.shape[1] - 1
-    rows[0] |= not len(columns)  # every rank needs a pass
+    is_empty = len(columns) == 0
+    end = wanted.shape[1] - 1 if is_empty else int(columns[-1])
+    rows[0] |= is_empty  # every rank needs a pass
     places = torch.arange(wanted.numel(), device=device).view_as(wanted)
     plain = places[rows, :end]
-    if dtype is None or not len(columns) or plain.numel() < LEAST[device.type]:
+    if dtype is None or is_empty or plain.numel() < LEAST[device.type]:
         return plain, attention[rows, :end]
+
     column = torch.arange(wanted.shape[1], device=device)
     first = wanted.int().argmax(dim=1, keepdim=True)
     last = (wanted * column).amax(dim=1, keepdim=True)
-    prompt = (attention.cumsum(dim=1) > 0) & (column < first)
+    there = attention.cumsum(dim=1) > 0
+    prompt = there & (column < first)
     owner = first_equal(sequences.masked_fill(~prompt, -1))
     # The prompt's last token goes with each response: a place predicts one token.
-    prompt = prompt & (column < first - 1)
-    response = (column >= first - 1) & (column < last) & rows[:, None]
-    owners = owner[rows].unique()
-    prompts = [places[row, prompt[row]] for row in owners]
-    responses = [places[response & (owner == row)[:, None]] for row in owners]
+    prompt = there & (column < first - 1)
+    response = (column >= first - 1) & (column < last)
+    response = response & rows[:, None]
+    prompts = []
+    responses = []
+    for row in owner[rows].unique():
+        of_owner = response & (owner == row)[:, None]
+        prompts.append(places[row, prompt[row]])
+        responses.append(places[of_owner])
 
-    beside = [pad_sequence(prompts, True, -1, "left"), pad_sequence(responses, True, -1)]
-    aligned = torch.cat(beside, dim=1)
-    parts = itertools.chain(*zip(prompts, responses, strict=True))
-    in_one = torch.cat(list(parts))[None]
-    shared = [pad(way, (0, -way.shape[1] % ROUND), value=-1) for way in (aligned, in_one)]
-    best = min(plain, *shared, key=lambda way: _cost(*way.shape, device.type))
+    best = plain
+    for way in (_aligned(prompts, responses), _in_one(prompts, responses)):
+        way = pad(way, (0, -way.shape[1] % ROUND), value=-1)
+        if _work_of(way) < _work_of(best):
+            best = way
     if best is plain:
         return plain, attention[rows, :end]
-    of_prompt = prompt.flatten()[best]
-    row = best // wanted.shape[1]
-    same_prompt = owner[row][:, None] == owner[row][..., None]
-    seen = of_prompt[:, None] & same_prompt | (row[:, None] == row[..., None])
-    seen &= (best >= 0)[:, None] & torch.ones_like(seen).tril()
+    return best, _mask(best, prompt, owner, dtype)
+
+
+def _aligned(prompts: list[torch.Tensor], responses: list[torch.Tensor]) -> torch.Tensor:
+    """Return places (G, L) of a prompt with its responses in each sequence."""
+    padded_left = pad_sequence(prompts, batch_first=True, padding_value=-1, padding_side="left")
+    padded = pad_sequence(responses, batch_first=True, padding_value=-1)
+    return torch.cat([padded_left, padded], dim=1)
+
+
+def _in_one(prompts: list[torch.Tensor], responses: list[torch.Tensor]) -> torch.Tensor:
+    """Return places (1, L) of each prompt with its responses, one after the other."""
+    parts = []
+    for prompt, of_prompt in zip(prompts, responses, strict=True):
+        parts += [prompt, of_prompt]
+    return torch.cat(parts)[None]
+
+
+def _work_of(places: torch.Tensor) -> int:
+    sequences, width = places.shape
+    return _cost(sequences, width, places.device.type)
+
+
+def _mask(places: torch.Tensor, prompt: torch.Tensor, owner: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask (G, 1, L, L) with which a response sees its prompt and itself.
+
+    Args:
+        places: (G, L), as :func:`laid_out` returns them.
+        prompt: (B, T), the tokens of prompts.
+        owner: (B,), the first row with the same prompt.
+        dtype: of the mask.
+    """
+    is_prompt = prompt.flatten()[places][:, None]
+    row = places // prompt.shape[1]
+    same_row = row[:, None] == row[..., None]
+    prompt_of = owner[row]
+    same_prompt = prompt_of[:, None] == prompt_of[..., None]
+    is_there = (places >= 0)[:, None]
+    seen = (is_prompt & same_prompt) | same_row
+    seen = seen & is_there & torch.ones_like(seen).tril()
     mask = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-    return best, mask[:, None]
+    return mask[:, None]

@@ -28,8 +28,10 @@ with cpu.without_unused("policy"):
     from openrlhf_dbb.actors.training_pass import NOT_FINITE, PolicyTrainer, ResponseActor
     from openrlhf_dbb.errors import RunError
     from openrlhf_dbb.platform import cuda, machine
-    from openrlhf_dbb.platform.weights import BUCKET_BYTES, Parameter, buckets, merged, pack
+    from openrlhf_dbb.platform.weights import BUCKET_BYTES, Parameter, Weight, buckets, merged, pack
     from openrlhf_dbb.saved import best_model, checkpoints
+
+_OF_ROWS = ("sequences", "action_mask", "attention_mask")  # what ``forward`` takes of a micro-batch
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
@@ -44,45 +46,59 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         Raises:
             RunError: it does not fit into the GPU's memory, or its gradient is not finite.
         """
-        args, policy, engine = self.strategy.args, self.actor, self.actor.model
-        rows, length, embedded = cuda.rows(args, "train"), args.data.max_len, list[torch.Tensor]()
-        tokens = torch.ones(rows, length, dtype=torch.long, device=torch.cuda.current_device())
-        actions = tokens[:, 1:][:, -(args.rollout.max_new_tokens or length) :]
-        ring, entropy = self.strategy.ring_attn_group, args.actor.entropy_coef is not None
-        embeddings = engine.module.get_input_embeddings()
-        hook = embeddings.register_forward_hook(lambda _, __, output: embedded.append(output.requires_grad_()))
-        longest_shared, policy.longest_shared = policy.longest_shared, 0  # as if each row had its own prompt
+        args = self.strategy.args
+        rows = cuda.rows(args, "train")
+        length = args.data.max_len
         try:
             if args.ds.enable_sleep:
                 self.reload_states()  # of DeepSpeed's engine
-            policy.model = engine.module.train()  # the engine would count the pass
-            # Adam's moments and the gradients come with the first steps: 10 bytes a parameter of this rank's share.
-            adam = getattr(engine.optimizer, "optimizer", engine.optimizer)
-            parts = [] if adam.state else [part for group in adam.param_groups for part in group["params"]]
-            later = [torch.empty(10 * part.numel(), dtype=torch.uint8, device=part.device) for part in parts]
-            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-                log_probs, output = policy(
-                    tokens, actions, tokens, return_output=True, ring_attn_group=ring, return_entropy=entropy
-                )
-                # Down to the embeddings and not to the weights, whose gradients DeepSpeed would add up.
-                (gradient,) = torch.autograd.grad(log_probs.mean(), embedded)
-            if not gradient.isfinite().all():
-                raise RunError(
-                    f"{NOT_FINITE}; {rows} rows of {length} tokens gave it before the training, so try another "
-                    "--ds.attn_implementation, such as eager"
-                )
+            gradient = self._gradient_of_embeddings(rows, length)
         except torch.OutOfMemoryError as error:
             raise RunError(
                 f"--train.micro_batch_size {args.train.micro_batch_size}: {rows} rows of {length} tokens do not fit "
                 f"into {machine.look().describe() or 'the memory'}; {cuda.less_memory(args)}"
             ) from error
-        finally:
-            hook.remove()
-            policy.model, policy.longest_shared = engine, longest_shared
-        del later, log_probs, output, gradient
+        if not gradient.isfinite().all():
+            raise RunError(
+                f"{NOT_FINITE}; {rows} rows of {length} tokens gave it before the training, so try another "
+                "--ds.attn_implementation, such as eager"
+            )
+        del gradient
         torch.cuda.empty_cache()
         if args.ds.enable_sleep:
             self.offload_states()
+
+    def _gradient_of_embeddings(self, rows: int, length: int) -> torch.Tensor:
+        """Return the gradient of the mean log-prob of equal tokens down to the embeddings (B, T, H).
+
+        It does not go down to the weights, whose gradients DeepSpeed would add up.
+        """
+        args = self.strategy.args
+        policy = self.actor
+        engine = policy.model
+        tokens = torch.ones(rows, length, dtype=torch.long, device=torch.cuda.current_device())
+        actions = tokens[:, 1:][:, -(args.rollout.max_new_tokens or length) :]
+        embedded = list[torch.Tensor]()
+        embeddings = engine.module.get_input_embeddings()
+        hook = embeddings.register_forward_hook(lambda _, __, output: embedded.append(output.requires_grad_()))
+        longest_shared = policy.longest_shared
+        policy.longest_shared = 0  # as if each row had its own prompt
+        policy.model = engine.module.train()  # the engine would count the pass
+        try:
+            later = _later_states(engine.optimizer)
+            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+                log_probs, output = policy(
+                    tokens, actions, tokens, return_output=True,
+                    ring_attn_group=self.strategy.ring_attn_group,
+                    return_entropy=args.actor.entropy_coef is not None,
+                )  # fmt: skip
+                (gradient,) = torch.autograd.grad(log_probs.mean(), embedded)
+            del later, output
+            return gradient
+        finally:
+            hook.remove()
+            policy.model = engine
+            policy.longest_shared = longest_shared
 
     def execute_batch(
         self, method_name: str, all_data: dict[str, list[Any]], start_idx: int, end_idx: int
@@ -92,22 +108,17 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         Returns:
             For ``forward`` the log-probs (B, A) of each micro-batch as it was given.
         """
-        if method_name != "forward" or self.strategy.args.ds.packing_samples or "mm_train_inputs_list" in all_data:
+        keeps_order = self.strategy.args.ds.packing_samples or "mm_train_inputs_list" in all_data
+        if method_name != "forward" or keeps_order:
             return super().execute_batch(method_name, all_data, start_idx, end_idx)
-        names = ("sequences", "action_mask", "attention_mask")
         given = []
         for number in range(start_idx, end_idx):
-            given.append(Experience(**{name: all_data[name][number] for name in names}))
+            parts = {name: all_data[name][number] for name in _OF_ROWS}
+            given.append(Experience(**parts))
         rows = []
         for batch in given:
             rows += remove_padding_in_sequences(split_experience_batch(batch))
-        device = next(self.actor.parameters()).device.type
-        log_probs: dict[int, torch.Tensor] = {}
-        for numbers in chosen(rows, len(given), device, self.actor.longest_shared):
-            batch = make_experience_batch([rows[number] for number in numbers])
-            computed = self.forward(batch.sequences, batch.action_mask, batch.attention_mask)
-            log_probs.update(zip(numbers, computed, strict=True))
-        in_order = iter([log_probs[number] for number in range(len(rows))])
+        in_order = iter(self._log_probs(rows, len(given)))
         results = []
         for batch in given:
             result = torch.zeros(batch.action_mask.shape)
@@ -116,6 +127,17 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
                 row[: len(values)] = values
             results.append(result)
         return results
+
+    def _log_probs(self, rows: list[Experience], count: int) -> list[torch.Tensor]:
+        """Return the log-probs of each row, computed in ``count`` micro-batches, with padding behind them."""
+        device = next(self.actor.parameters()).device.type
+        log_probs = [torch.empty(0)] * len(rows)
+        for numbers in chosen(rows, count, device, self.actor.longest_shared):
+            batch = make_experience_batch([rows[number] for number in numbers])
+            computed = self.forward(batch.sequences, batch.action_mask, batch.attention_mask)
+            for number, values in zip(numbers, computed, strict=True):
+                log_probs[number] = values
+        return log_probs
 
     def broadcast_to_vllm(self) -> None:
         """Send the weights to vLLM, many parameters in one message; see ``platform.weights``.
@@ -129,46 +151,58 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         if args.vllm.sync_with_ray or args.ds.tensor_parallel_size > 1:  # both are refused with LoRA
             super().broadcast_to_vllm()
             return
-        weights = {n: w for n, w in merged(trainer.actor.model.module).items() if w.requires_grad}
-        sends = torch.distributed.get_rank() == 0
+        trained = {}
+        for name, weight in merged(trainer.actor.model.module).items():
+            if weight.requires_grad:
+                trained[name] = weight
         cleared = []
-        if sends and args.vllm.enable_prefix_caching:
+        if torch.distributed.get_rank() == 0 and args.vllm.enable_prefix_caching:
             cleared = [engine.reset_prefix_cache.remote() for engine in trainer.vllm_engines]
         torch.cuda.empty_cache()
-        parameters = [Parameter(n, w.dtype, w.shape) for n, w in weights.items()]
-        limit = BUCKET_BYTES[next(iter(weights.values())).device.type]
-        for bucket in buckets(parameters, limit):
-            parts = [part for parameter in bucket for part in weights[parameter.name].parts]
-            with contextlib.ExitStack() as gathered:
-                # One by one: of several at once DeepSpeed waits for the last alone, and gloo ends them in any order.
-                for part in parts if args.ds.zero_stage == 3 else []:
-                    gathered.enter_context(deepspeed.zero.GatheredParameters([part]))
-                # ZeRO 3 takes the memory of a gathered weight back, while an engine may still read it.
-                if sends or trainer.use_cuda_ipc:
-                    packed = pack(bucket, weights, copy=trainer.use_cuda_ipc)
-            if trainer.use_cuda_ipc:
-                self._share(bucket, packed)
-            elif sends:
-                received = [engine.receive_weights.remote(bucket) for engine in trainer.vllm_engines]
-                trainer._model_update_group.broadcast(packed, src=0, stream=torch.cuda.current_stream())
-                ray.get(received)
+        parameters = [Parameter(name, weight.dtype, weight.shape) for name, weight in trained.items()]
+        device = next(iter(trained.values())).device.type
+        for bucket in buckets(parameters, BUCKET_BYTES[device]):
+            self._send(bucket, trained)
         ray.get(cleared)
         torch.cuda.empty_cache()
         torch_dist_barrier_and_cuda_sync()
+
+    def _send(self, bucket: list[Parameter], trained: dict[str, Weight]) -> None:
+        """Send a bucket of the trained weights; all ranks call this."""
+        trainer = self.trainer
+        sends = torch.distributed.get_rank() == 0
+        with contextlib.ExitStack() as gathered:
+            if self.strategy.args.ds.zero_stage == 3:
+                # One by one: of several at once DeepSpeed waits for the last alone, and gloo ends them in any order.
+                for parameter in bucket:
+                    for part in trained[parameter.name].parts:
+                        gathered.enter_context(deepspeed.zero.GatheredParameters([part]))
+            # ZeRO 3 takes the memory of a gathered weight back, while an engine may still read it.
+            if sends or trainer.use_cuda_ipc:
+                packed = pack(bucket, trained, copy=trainer.use_cuda_ipc)
+        if trainer.use_cuda_ipc:
+            self._share(bucket, packed)
+        elif sends:
+            received = [engine.receive_weights.remote(bucket) for engine in trainer.vllm_engines]
+            trainer._model_update_group.broadcast(packed, src=0, stream=torch.cuda.current_stream())
+            ray.get(received)
 
     def _share(self, bucket: list[Parameter], packed: torch.Tensor) -> None:
         """Have the engine on each rank's GPU load a bucket from that rank's memory; all ranks call this."""
         handles_of_ranks: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(handles_of_ranks, {get_physical_gpu_id(): reduce_tensor(packed)})
         if torch.distributed.get_rank() == 0:
-            handles = {gpu: handle for of_rank in handles_of_ranks for gpu, handle in of_rank.items()}
+            handles = {}
+            for handle_of_gpu in handles_of_ranks:
+                handles.update(handle_of_gpu)
             ray.get([engine.receive_weights.remote(bucket, handles) for engine in self.trainer.vllm_engines])
         torch_dist_barrier_and_cuda_sync()  # no rank gives its memory up before all have been read
 
     def save_best(self, folder: str) -> dict[str, int]:
         """Save the policy into an empty folder, and return the files that this rank's host sees there."""
         ckpt = self.strategy.args.ckpt
-        last, ckpt.output_dir = ckpt.output_dir, folder  # upstream's save_model takes no folder
+        last = ckpt.output_dir
+        ckpt.output_dir = folder  # upstream's save_model takes no folder
         self.save_model()
         ckpt.output_dir = last
         return checkpoints.sizes(Path(folder))
@@ -184,3 +218,13 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
 
     def checkpoint_files(self, tag: str) -> dict[str, int]:
         return checkpoints.sizes(checkpoints.actor_folder(Path(self.strategy.args.ckpt.path), tag))
+
+
+def _later_states(optimizer: Any) -> list[torch.Tensor]:
+    """Return tensors as large as what comes with the first step: Adam's moments and gradients."""
+    adam = getattr(optimizer, "optimizer", optimizer)
+    if adam.state:
+        return []
+    parts = [part for group in adam.param_groups for part in group["params"]]
+    # 10 bytes a parameter of this rank's share.
+    return [torch.empty(10 * part.numel(), dtype=torch.uint8, device=part.device) for part in parts]

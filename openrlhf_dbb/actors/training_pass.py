@@ -4,6 +4,7 @@ docs/machines.md lists what is left out. Rows whose advantages are all 0 count i
 all the same. Packed rows keep OpenRLHF's own pass.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,10 +52,12 @@ class LogProbs(torch.autograd.Function):
         """Return the gradient of the logits, in their memory."""
         logits, tokens, total, entropy = ctx.saved_tensors
         for rows, scaled in _chunks(logits, ctx.temperature):
-            log_p, slope = scaled.sub_(total[rows]), of_log_probs[rows, None] / ctx.temperature
+            log_p = scaled.sub_(total[rows])
+            slope = of_log_probs[rows, None] / ctx.temperature
             factor = -slope
             if of_entropy is not None:
-                factor = factor - of_entropy[rows, None] / ctx.temperature * (log_p + entropy[rows])
+                slope_of_entropy = of_entropy[rows, None] / ctx.temperature
+                factor = factor - slope_of_entropy * (log_p + entropy[rows])
             logits[rows] = log_p.exp_().mul_(factor).scatter_add_(1, tokens[rows, None], slope)
         return logits, None, None
 
@@ -99,10 +102,8 @@ class ResponseActor(Actor):
 
         ``sequences`` and ``attention_mask`` are (B, T), the others (B, A).
         """
-        given = any(value is not None and value is not False for value in options.values())
-        has_masks = action_mask is not None and attention_mask is not None
         head = self.model.get_output_embeddings()
-        if given or not has_masks or self.packing_samples or head is None:
+        if action_mask is None or attention_mask is None or head is None or self._is_special(options):
             return super().forward(
                 sequences, action_mask, attention_mask, return_output, return_entropy=return_entropy, **options
             )
@@ -112,47 +113,66 @@ class ResponseActor(Actor):
         wanted[:, first:] = action_mask
         if self.rows is not None:
             wanted &= self.rows[:, None]
-        numbers = torch.arange(rows, device=sequences.device)
-        equal = numbers
+        equal = torch.arange(rows, device=sequences.device)
+        computed = wanted
         dtype = None
         if length <= self.longest_shared:
             dtype = next(self.model.parameters()).dtype
             equal = first_equal(torch.cat([sequences, attention_mask, wanted], dim=1))
-        computed = wanted & (equal == numbers)[:, None]
+            is_first = equal == torch.arange(rows, device=sequences.device)
+            computed = wanted & is_first[:, None]
         places, mask = laid_out(sequences, attention_mask, computed, dtype)
         if self._is_causal and mask.dim() == 2:
             mask = without_padding_behind(mask)
-        # Padding comes to predict the first token of the first row, which nobody reads. Nor does anybody read
-        # what rounds the head's rows up.
+        # Padding comes to predict the first token of the first row, which nobody reads.
         predicted = places.flatten() + 1
-        kept = computed.flatten()[predicted]
-        unread = (~kept).nonzero()[: -int(kept.sum()) % ROUND, 0]
-        kept[unread] = True
-        kept = kept.nonzero()[:, 0]
+        kept = read_by_head(computed.flatten()[predicted])
         predicted = predicted[kept]
-
-        def hidden_of_kept(_: Any, hidden: tuple[torch.Tensor]) -> torch.Tensor:
-            return hidden[0].flatten(0, 1)[None, kept]
-
         tokens = sequences.flatten()
         positions = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 1)
         inputs = places.clamp(min=0)
-        hook = head.register_forward_pre_hook(hidden_of_kept)
-        try:
+        with only_rows(head, kept):
             output = self.model(tokens[inputs], attention_mask=mask, position_ids=positions.flatten()[inputs])
-        finally:
-            hook.remove()
         logits = output["logits"][0]
-        output["logits"] = None
+        output["logits"] = None  # their memory becomes the gradient's
 
         def spread(values: torch.Tensor) -> torch.Tensor:
-            values = values.new_zeros(rows * length).index_put((predicted,), values).view(rows, length)
-            return values[equal, first:] * wanted[:, first:]
+            of_all = values.new_zeros(rows * length).index_put((predicted,), values)
+            of_rows = of_all.view(rows, length)[equal]
+            return of_rows[:, first:] * wanted[:, first:]
 
         log_probs, entropy = LogProbs.apply(logits, tokens[predicted], self.temperature)
         log_probs = spread(log_probs)
         output.entropy = spread(entropy)
         return (log_probs, output) if return_output else log_probs
+
+    def _is_special(self, options: dict[str, Any]) -> bool:
+        """Return whether rows are packed, or come with images or other things of OpenRLHF's."""
+        given = [value for value in options.values() if value is not None and value is not False]
+        return bool(given) or self.packing_samples
+
+
+def read_by_head(wanted: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of the rows that the head computes: the wanted ones, and others to a multiple of ROUND."""
+    kept = wanted.clone()
+    unread = (~wanted).nonzero()[:, 0]
+    missing = -int(wanted.sum()) % ROUND
+    kept[unread[:missing]] = True
+    return kept.nonzero()[:, 0]
+
+
+@contextlib.contextmanager
+def only_rows(head: torch.nn.Module, numbers: torch.Tensor) -> Iterator[None]:
+    """Let a model's head compute these rows of the flattened hidden states (B, T, H) alone, as (1, rows, V)."""
+
+    def chosen(_: Any, hidden: tuple[torch.Tensor]) -> torch.Tensor:
+        return hidden[0].flatten(0, 1)[None, numbers]
+
+    hook = head.register_forward_pre_hook(chosen)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class StepLoss(torch.nn.Module):
@@ -172,7 +192,8 @@ class StepLoss(torch.nn.Module):
         super().__init__()
         self._old_are_vllms = old_are_vllms
         loss.token_level_loss |= length is not None
-        self.loss, self.length = loss, length
+        self.loss = loss
+        self.length = length
         self.rows: torch.Tensor | None = None  # (B,) bool, the rows that were computed; None: all
         self.differences: list[torch.Tensor] = []  # of the policy's log-probs and vLLM's, where there are both
 
@@ -204,7 +225,9 @@ class PolicyTrainer(ActorPPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.extra_rows: list[Experience] = []
-        length = constant_length(self.args) if self.args.actor.loss_agg_mode == CONSTANT_LENGTH else None
+        length = None
+        if self.args.actor.loss_agg_mode == CONSTANT_LENGTH:
+            length = constant_length(self.args)
         vllms = getattr(self.args.train, "vllm_log_probs", False)  # OpenRLHF alone has no such flag
         self._loss = StepLoss(self.actor_loss_fn, length, old_are_vllms=vllms)
         self.actor_loss_fn = self._loss
@@ -237,7 +260,8 @@ class PolicyTrainer(ActorPPOTrainer):
             status[DIFFERENCE] = torch.cat(differences).mean().item()
             differences.clear()
         # In bf16 with ZeRO 1 and 2 DeepSpeed leaves such an update out in silence, else it makes the weights NaN.
-        weights = [getattr(weight, "ds_tensor", weight) for weight in self.actor.parameters() if weight.requires_grad]
+        trained = [weight for weight in self.actor.parameters() if weight.requires_grad]
+        weights = [getattr(weight, "ds_tensor", weight) for weight in trained]
         if engine.skipped_steps > skipped or not torch.nn.utils.get_total_norm(weights).isfinite():
             raise RunError(
                 f"{NOT_FINITE}; go on from the last checkpoint (--resume) with --ds.attn_implementation eager or a "
@@ -252,7 +276,8 @@ class PolicyTrainer(ActorPPOTrainer):
         every_row = actor.entropy_coef is not None or kl_loss or actor.aux_loss_coef > 1e-8
         if not every_row:
             rows = experience.advantages.ne(0).any(dim=1)
-            rows[0] |= ~rows.any()  # else no log-prob would be compared with vLLM's
+            # Else no log-prob would be compared with vLLM's. The last row is the shortest where they come by length.
+            rows[-1] |= ~rows.any()
             self.actor.rows = rows
             self._loss.rows = rows
         status = super().training_step(experience, *args, **kwargs)
@@ -264,8 +289,12 @@ class PolicyTrainer(ActorPPOTrainer):
 def longest_row(model: Any) -> int:
     """Return how long a row may be to share its prompt: 0 if the model takes no such mask; at most a sliding window."""
     config = model.config
-    takes_masks = model._supports_attention_backend and not model._is_stateful
-    takes_masks &= config._attn_implementation in ("eager", "sdpa")  # these take any mask
-    takes_masks &= {"full_attention", "sliding_attention"}.issuperset(getattr(config, "layer_types", None) or ())
-    balances_experts = hasattr(config, "output_router_logits")  # by each row's own tokens
-    return (getattr(config, "sliding_window", None) or 2**31) if takes_masks and not balances_experts else 0
+    if hasattr(config, "output_router_logits"):  # experts are balanced by each row's own tokens
+        return 0
+    if config._attn_implementation not in ("eager", "sdpa"):  # these take any mask
+        return 0
+    layers = set(getattr(config, "layer_types", None) or ())
+    has_attention_alone = layers <= {"full_attention", "sliding_attention"} and not model._is_stateful
+    if not model._supports_attention_backend or not has_attention_alone:
+        return 0
+    return getattr(config, "sliding_window", None) or 2**31

@@ -83,7 +83,9 @@ class StrictRolloutActor(PlatformRolloutActor):
 
     async def _group(self, row: _Prompt, sampling: dict[str, Any], samples: int, max_length: int) -> _Group:
         """Do what upstream's ``SingleTurnAgentExecutor.execute`` does, with one request instead of N."""
-        (prompt, label, images), train_inputs, pictures = row, None, []
+        prompt, label, images = row
+        train_inputs = None
+        pictures = []
         if images and hasattr(self._tokenizer, "image_processor"):  # a vision-language model
             from openrlhf.utils.vlm_utils import process_prompt_with_images
 
@@ -91,7 +93,8 @@ class StrictRolloutActor(PlatformRolloutActor):
         else:
             tokens = list(self._tokenizer(text=prompt, add_special_tokens=False)["input_ids"])
         new_tokens = sampling["max_tokens"] or max(1, max_length - len(tokens))
-        room, shown = max_length - new_tokens, prompt
+        room = max_length - new_tokens
+        shown = prompt
         if len(tokens) > room:
             if pictures:
                 raise ValueError(f"a prompt with images has {len(tokens)} tokens, above {room}; raise --data.max_len")
@@ -101,12 +104,16 @@ class StrictRolloutActor(PlatformRolloutActor):
         form = {"n": samples, "output_kind": RequestOutputKind.FINAL_ONLY, "detokenize": False}
         params = SamplingParams(**sampling | {"max_tokens": new_tokens}, **form)
         answer = await self.generate(tokens, params, {"image": pictures} if pictures else None)
-        rewards = (self._reward(self._text(shown, tokens, r.token_ids), prompt, label) for r in answer.outputs)
+        asked = []
+        for response in answer.outputs:
+            text = self._text(shown, tokens, response.token_ids)
+            asked.append(self._reward(text, prompt, label))
+        rewards = await asyncio.gather(*asked)
         echoed = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": train_inputs}
-        return [
-            {**echoed, **_rollout(tokens, response), **reward}
-            for response, reward in zip(answer.outputs, await asyncio.gather(*rewards), strict=True)
-        ]
+        group = []
+        for response, reward in zip(answer.outputs, rewards, strict=True):
+            group.append({**echoed, **_rollout(tokens, response), **reward})
+        return group
 
     def _text(self, prompt: str, prompt_tokens: list[int], response_tokens: Sequence[int]) -> str:
         """Return prompt and response as text, with the prompt as it is where decoding would change it."""
@@ -137,9 +144,12 @@ class StrictRolloutActor(PlatformRolloutActor):
 
     async def _group_of_agents(self, row: _Prompt, sampling: dict[str, Any], samples: int, max_length: int) -> _Group:
         """Return the rollouts of N agents; their turns differ, so each asks the engine by itself."""
-        asked = dict(zip(("prompt", "label", "images"), row, strict=True)) | {"max_length": max_length}
-        execute = functools.partial(self.executor.execute, **asked, hf_tokenizer=self._tokenizer, llm_engine=self)
-        agents = (execute(sampling_params=SamplingParams(**sampling)) for _ in range(samples))
+        prompt, label, images = row
+        execute = functools.partial(
+            self.executor.execute, prompt=prompt, label=label, images=images,
+            max_length=max_length, hf_tokenizer=self._tokenizer, llm_engine=self,
+        )  # fmt: skip
+        agents = [execute(sampling_params=SamplingParams(**sampling)) for _ in range(samples)]
         return await asyncio.gather(*agents)
 
 

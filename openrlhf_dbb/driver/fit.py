@@ -1,7 +1,8 @@
 """Fits a run to its model and to this machine: threads, precision, attention, micro-batches, by the memory they take.
 
-OpenRLHF's flag of a choice, and ``OMP_NUM_THREADS`` for the threads, win over it. The estimate for GPUs was 24 % above
-what an H200 took (Qwen3-1.7B, ZeRO 2, 4 rows of 5,120 tokens: 41.5 and 33.6 GB). A trial at the start finds out where
+OpenRLHF's flag of a choice, and ``OMP_NUM_THREADS`` for the threads, win over it. The estimate for GPUs, without what
+is beside a pass, is a quarter above what an H200 took (Qwen3-1.7B, ZeRO 2, 4 rows of 5,120 tokens, recomputed: 42.2 and
+33.6 GB). A trial at the start finds out where
 it is wrong (``PolicyActor.try_longest_micro_batch``). It leaves out a reference model and an engine that stays awake.
 """
 
@@ -19,22 +20,27 @@ from openrlhf_dbb.platform import cpu, cuda, machine
 from openrlhf_dbb.platform.machine import GIB
 
 ORIGIN = "fits the model and this machine"
-WEIGHT, OPTIMIZER = 2, 12  # bytes a parameter: bfloat16, as its gradient; in 32 bits the weight and Adam's two moments
+WEIGHT = 2  # bytes a parameter in bfloat16; as many for its gradient
+OPTIMIZER = 12  # bytes a parameter: in 32 bits the weight and Adam's two moments
 
 # Without CUDA. With fewer parameters a second thread mostly waits for the first, and every choice below costs more than
 # it saves.
 SMALL = 20_000_000
 _PROCESS = 1.2 * GIB  # a process that has imported torch, transformers and DeepSpeed or vLLM
 _SHORT = 256  # tokens; for short sequences torch's fused attention takes longer backward than the plain one
-_CACHE = 64 * 2**20, 2 * GIB  # of an engine at least, at most; vLLM queues rollouts that find no room
+_LEAST_CACHE = 64 * 2**20  # bytes of an engine
+_MOST_CACHE = 2 * GIB  # vLLM queues rollouts that find no room
 _SEQUENCES = 256  # that an engine generates at a time at most
 _SAVED = 80  # bytes that a backward pass keeps for each token, layer and hidden unit; measured on SmolLM2 in float32
 
-# With CUDA. Bytes a logit at the peak of training, and where log-probs are taken. Our pass holds bfloat16 and chunks in
-# float32, as measured on a processor; OpenRLHF's, which packed rows take, copies to float32, and its gradient twice.
-_OURS, _COPIED = (4, 3), (10, 6)
+# With CUDA. Bytes a logit at the peak of training, and where log-probs are taken. Our pass holds
+# bfloat16 and chunks in float32, as measured on a processor; OpenRLHF's, which packed rows take,
+# copies to float32, and its gradient twice.
+_OURS = (4, 3)
+_COPIED = (10, 6)
 _INPUT = 2  # bytes a token, unit and layer: gradient checkpointing keeps a layer's input in bfloat16
-_LAYER = _SAVED // 2  # bytes a token, unit and layer whose inside is kept
+# Bytes a token, unit and layer whose inside is kept: on a processor Qwen3's layers keep 55 in bfloat16, Llama's 46.
+_LAYER = 56
 _BESIDE = 4e9  # bytes: two CUDA contexts, graphs and sampler of the sleeping engine, DeepSpeed's buckets
 _GATHERED = 2e9  # bytes of weights that ZeRO 3 holds whole at a time (stage3_max_live_parameters is 1e9)
 _USABLE = 0.95  # of a GPU's memory: torch's allocator leaves holes
@@ -59,8 +65,11 @@ class Shape:
         if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
             return None
         try:
-            hidden, layers, vocabulary = config.hidden_size, config.num_hidden_layers, config.vocab_size
-            heads, inner = config.num_attention_heads, config.intermediate_size
+            hidden = config.hidden_size
+            layers = config.num_hidden_layers
+            vocabulary = config.vocab_size
+            heads = config.num_attention_heads
+            inner = config.intermediate_size
         except AttributeError:
             return None
         size = getattr(config, "head_dim", None) or hidden // heads
@@ -105,7 +114,8 @@ def _fitted_to_cpu(settings: Settings, shape: Shape) -> Settings:
     if rank_count(settings.args) == 1 and settings.args.actor.max_norm > 0:
         # The others copy each gradient, also on one rank. Without clipping, 0 gives no norm of the gradient.
         settings = with_free(settings, "ds.zero_stage", 0)
-    needed, free = cpu_memory(settings, shape, longest=False), _available()
+    needed = cpu_memory(settings, shape, longest=False)
+    free = _available()
     if needed > free:
         raise UsageError(
             f"--actor.model_name_or_path {settings.args.actor.model_name_or_path} needs {needed / GIB:.1f} GiB "
@@ -138,7 +148,7 @@ def engine_limits(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
     sequences = -(-prompts * args.rollout.n_samples_per_prompt // args.vllm.num_engines)
     width = 4 if args.ds.param_dtype == "fp32" else 2
     needed = _cache_bytes(args, shape, sequences, cpu.BLOCK, width)
-    cache = min(max(needed, _CACHE[0]), _CACHE[1])
+    cache = min(max(needed, _LEAST_CACHE), _MOST_CACHE)
     return {"max_num_seqs": min(sequences, _SEQUENCES), "kv_cache_memory_bytes": cache}
 
 
@@ -187,26 +197,32 @@ def cpu_memory(settings: Settings, shape: Shape | None, *, longest: bool = True)
     args = settings.args
     if shape is None or shape.parameters < SMALL:
         return 0
-    width, ranks = (4 if args.ds.param_dtype == "fp32" else 2), rank_count(args)
+    width = 4 if args.ds.param_dtype == "fp32" else 2
+    ranks = rank_count(args)
     # Adam's two moments, and beside bfloat16 a weight and a gradient in float32; ranks share them. Then the gradient.
     states = (8 if width == 4 else 16) + ranks * width
     policies = shape.trained(args) * states + ranks * (shape.parameters * width + _PROCESS)
     engines = args.vllm.num_engines * (shape.parameters * width + _PROCESS)
     if not longest:
         return float(policies + engines + _PROCESS)
-    rows, layers = args.train.micro_batch_size, 2 if args.actor.gradient_checkpointing_enable else shape.layers
+    rows = args.train.micro_batch_size
+    layers = 2 if args.actor.gradient_checkpointing_enable else shape.layers
     saved = rows * args.data.max_len * shape.hidden * _SAVED * layers
     # Bytes a logit, as measured. OpenRLHF's pass, which packed rows take too, copies the logits.
-    each = 16 if settings.estimator == NO_ESTIMATOR or args.ds.packing_samples else 6
-    logits = each * rows * (args.rollout.max_new_tokens or args.data.max_len) * shape.vocabulary
+    bytes_of_logit = 6
+    if settings.estimator == NO_ESTIMATOR or args.ds.packing_samples:
+        bytes_of_logit = 16
+    response = args.rollout.max_new_tokens or args.data.max_len
+    logits = bytes_of_logit * rows * response * shape.vocabulary
     cache = args.vllm.num_engines * engine_limits(args, shape)["kv_cache_memory_bytes"]
     return float(policies + engines + _PROCESS + ranks * (saved + logits) + cache)
 
 
 def _cpu_in_words(settings: Settings, shape: Shape | None) -> list[str]:
-    args, needed = settings.args, cpu_memory(settings, shape)
+    args = settings.args
+    needed = cpu_memory(settings, shape)
     saved = "with" if args.actor.gradient_checkpointing_enable else "without"
-    at_most = f"; at most {needed / GIB:.1f} GiB of memory" * bool(needed)
+    at_most = f"; at most {needed / GIB:.1f} GiB of memory" if needed else ""
     lines = [
         f"machine    CPU: {args.ds.param_dtype}, {args.ds.attn_implementation}, {saved} gradient checkpointing, "
         f"ZeRO {args.ds.zero_stage}, OMP_NUM_THREADS={threads(args, shape)}{at_most}"
@@ -376,9 +392,12 @@ def rank_count(args: SimpleNamespace) -> int:
 def checkpoint_warnings(shape: Shape, args: SimpleNamespace) -> list[str]:
     """Return a warning if the disk has no room for the checkpoints."""
     # Of what is trained: weights, and in 32 bits the weights and Adam's two moments.
-    size = (OPTIMIZER + WEIGHT * (2 if args.ds.param_dtype == "fp32" else 1)) * shape.trained(args)
-    kept, folder = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size))), Path(args.ckpt.path)
-    free = shutil.disk_usage(next(parent for parent in [folder, *folder.parents] if parent.exists())).free
+    weight = 4 if args.ds.param_dtype == "fp32" else WEIGHT
+    size = (OPTIMIZER + weight) * shape.trained(args)
+    kept = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size)))
+    folder = Path(args.ckpt.path)
+    existing = next(parent for parent in [folder, *folder.parents] if parent.exists())
+    free = shutil.disk_usage(existing).free
     if kept * size <= free or args.ckpt.save_steps <= 0 or args.ckpt.disable_ds:
         return []
     return [

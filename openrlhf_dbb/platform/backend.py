@@ -26,7 +26,8 @@ class MergedModel:
             if keep:
                 self._weights[name] = whole.cpu()
         self.base: Any = model.get_base_model()
-        self.config, self.dtype = self.base.config, self.base.dtype
+        self.config = self.base.config
+        self.dtype = self.base.dtype
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return dict(self._weights)
@@ -48,14 +49,10 @@ class Backend(DeepspeedStrategy):
     def prepare(self, *models: Any) -> Any:
         """Prepare models as upstream does, a reward model with the mean and deviation of its configuration."""
         for entry in models:
-            model = entry[0] if isinstance(entry, tuple) else entry
-            # transformers 5 makes a model without memory and then fills in the file's weights; these are in no file.
-            for name, default in (("mean", 0.0), ("std", 1.0)):
-                if isinstance(getattr(model, name, None), torch.Tensor):
-                    getattr(model, name).fill_(getattr(model.config, name, default))
+            _fill_mean_and_deviation(_model_of(entry))
         prepared = super().prepare(*models)
         for entry in prepared if isinstance(prepared, list) else [prepared]:
-            engine = getattr(entry[0] if isinstance(entry, tuple) else entry, "model", None)
+            engine = getattr(_model_of(entry), "model", None)
             if isinstance(engine, DeepSpeedEngine) and self.stage == 0 and self.world_size == 1:
                 engine.enable_backward_allreduce = False  # it would copy all gradients, twice, and sum nothing
                 engine.clip_fp32_gradients = functools.partial(_clip, engine)
@@ -70,13 +67,17 @@ class Backend(DeepspeedStrategy):
             model = policy = MergedModel(policy, keep=self.is_rank_0())
         original, _ = PreTrainedConfig.get_config_dict(self.args.actor.model_name_or_path)
         dtype = getattr(torch, original.get("dtype") or original.get("torch_dtype") or "", policy.dtype)
-        trained, save, tied = policy.config.dtype, policy.save_pretrained, getattr(policy, "all_tied_weights_keys", ())
+        trained = policy.config.dtype
+        save = policy.save_pretrained
+        tied = getattr(policy, "all_tied_weights_keys", ())
 
         def save_as_it_came(folder: str, state_dict: dict[str, torch.Tensor], **options: Any) -> None:
             # Upstream hands copies over, in which save_pretrained cannot see that two weights were one.
-            kept = {name: weight for name, weight in state_dict.items() if name not in tied}
-            state_dict = {name: w.to(dtype) if w.is_floating_point() else w for name, w in kept.items()}
-            save(folder, state_dict=state_dict, **options)
+            saved = {}
+            for name, weight in state_dict.items():
+                if name not in tied:
+                    saved[name] = weight.to(dtype) if weight.is_floating_point() else weight
+            save(folder, state_dict=saved, **options)
             policy.config.dtype = dtype  # upstream writes the configuration once more
 
         policy.save_pretrained = save_as_it_came
@@ -108,7 +109,7 @@ class Backend(DeepspeedStrategy):
         if optim_dict is not None and optim_dict["type"] == "AdamW" and not self.adam_offload:
             # DeepSpeed's own Adam is compiled at the start: that takes a minute or more, and nvcc.
             # Torch's fused one needs no memory beside its states; the other that of the largest weight several times.
-            config["optimizer"]["params"] |= {"torch_adam": True, "fused": True}
+            config["optimizer"]["params"].update(torch_adam=True, fused=True)
             if self.stage == 3:
                 # To offload its state for --ds.enable_sleep, DeepSpeed asserts this class; the state is the same.
                 upstream.replace(fused_adam, "FusedAdam", torch.optim.AdamW)
@@ -117,6 +118,19 @@ class Backend(DeepspeedStrategy):
             # gradients of the last micro-batch. With this setting the call of step() ends a step.
             config["managed_gradient_accumulation"] = False
         return config
+
+
+def _model_of(entry: Any) -> Any:
+    """Return the model of what ``prepare`` takes and returns: a model, alone or with its optimizer."""
+    return entry[0] if isinstance(entry, tuple) else entry
+
+
+def _fill_mean_and_deviation(model: Any) -> None:
+    # transformers 5 makes a model without memory and then fills in the file's weights; these are in no file.
+    for name, default in (("mean", 0.0), ("std", 1.0)):
+        buffer = getattr(model, name, None)
+        if isinstance(buffer, torch.Tensor):
+            buffer.fill_(getattr(model.config, name, default))
 
 
 def _clip(engine: DeepSpeedEngine) -> None:

@@ -27,7 +27,8 @@ FLAG_DEFAULTS: dict[str, Any] = {
 
 # Tokens that vLLM's cache of keys and values holds together: the least that its attention takes in bfloat16 with AMX,
 # and in float32. Of a prompt the rollouts of a group share whole blocks only; each of them computes the rest.
-BLOCK, BLOCK_FP32 = 32, 16
+BLOCK = 32
+BLOCK_FP32 = 16
 
 # The only values that work here. Without a refusal the run fails minutes later, in a Ray actor.
 _ONLY: dict[str, Any] = {

@@ -14,7 +14,8 @@ from openrlhf_dbb.platform import machine
 FAST = "fast on CUDA"
 PADDED = "micro-batch size x --data.max_len"
 
-FLASH, TORCH = "flash_attention_2", "sdpa"
+FLASH = "flash_attention_2"
+TORCH = "sdpa"
 _KERNELS = range(8, 10)  # major compute capabilities for which FLASH has kernels: 8 is Ampere and Ada, 9 Hopper
 
 BLOCK = 64  # tokens; vLLM's caches of keys and values on GPUs have blocks of at most so many

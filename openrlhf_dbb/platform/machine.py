@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIB = 2**30
-_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+_CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+_CAPABILITY_MINOR = 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
 _SHIMS = str(Path(__file__).with_name("shims"))
 ALONE = "local"  # value of RAY_ADDRESS that keeps a command out of every cluster
 
@@ -61,7 +62,8 @@ def look() -> Machine:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return Machine()
-    version, count = ctypes.c_int(0), ctypes.c_int(0)
+    version = ctypes.c_int(0)
+    count = ctypes.c_int(0)
     driver.cuDriverGetVersion(ctypes.byref(version))
     if driver.cuInit(0) == 0:
         driver.cuDeviceGetCount(ctypes.byref(count))
@@ -70,13 +72,16 @@ def look() -> Machine:
 
 
 def _gpu(driver: ctypes.CDLL, number: int) -> Gpu:
-    device, memory, name = ctypes.c_int(0), ctypes.c_size_t(0), ctypes.create_string_buffer(100)
+    device = ctypes.c_int(0)
+    memory = ctypes.c_size_t(0)
+    name = ctypes.create_string_buffer(100)
     driver.cuDeviceGet(ctypes.byref(device), number)
     driver.cuDeviceGetName(name, len(name), device)
     driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-    major, minor = ctypes.c_int(0), ctypes.c_int(0)
-    for value, attribute in zip((major, minor), _CAPABILITY, strict=True):
-        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    major = ctypes.c_int(0)
+    minor = ctypes.c_int(0)
+    driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
     return Gpu(name.value.decode(), memory.value, (major.value, minor.value))
 
 
@@ -98,8 +103,9 @@ def lacks() -> list[str]:
     lines = []
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         lines.append("there is no C compiler, and Triton needs one; install gcc (build-essential)")
-    header, version = Path(sysconfig.get_paths()["include"]) / "Python.h", "{}.{}".format(*sys.version_info)
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
         lines.append(f"there is no {header}, and Triton needs it; install python{version}-dev (or -devel)")
     return lines
 

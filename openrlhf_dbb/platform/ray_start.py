@@ -78,7 +78,8 @@ def init(**options: Any) -> None:
     from ray._private import node
 
     check_socket_path()
-    began, rays_node = time.monotonic(), node.Node
+    began = time.monotonic()
+    rays_node = node.Node
     for left in reversed(range(_TRIES)):
         try:
             node.Node = _small_node(rays_node, logs=options.get("log_to_driver", True))
@@ -143,7 +144,8 @@ def start_workers(number: int) -> None:
     from ray._private import grpc_utils, ray_constants, worker
     from ray.core.generated import common_pb2, node_manager_pb2, node_manager_pb2_grpc
 
-    core, [host] = worker.global_worker.core_worker, ray.nodes()
+    core = worker.global_worker.core_worker
+    [host] = ray.nodes()
     request = node_manager_pb2.PrestartWorkersRequest(
         language=common_pb2.PYTHON, job_id=core.get_current_job_id().binary(), num_workers=number,
         runtime_env_info=core.get_job_config().runtime_env_info, keep_alive_duration_secs=WAIT_S,

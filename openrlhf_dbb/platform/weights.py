@@ -28,14 +28,18 @@ class Weight:
         # The parameters of which the merged weight is made. ZeRO 3 partitions them.
         self.parts = [weight] if layer is None else list(layer.parameters())
         self.requires_grad = any(part.requires_grad for part in self.parts)
-        self.dtype, self.device = weight.dtype, weight.device
+        self.dtype = weight.dtype
+        self.device = weight.device
         self.shape = self.ds_shape = tuple(getattr(weight, "ds_shape", weight.shape))
-        self._weight, self._layer = weight, layer
+        self._weight = weight
+        self._layer = layer
 
     def detach(self) -> torch.Tensor:
         """Return the merged weight. Under ZeRO 3 the caller has to gather the parts."""
         weight = self._weight.detach()
-        return weight if self._layer is None else (weight + self._layer.get_delta_weight("default")).detach()
+        if self._layer is None:
+            return weight
+        return (weight + self._layer.get_delta_weight("default")).detach()
 
     @property
     def data(self) -> torch.Tensor:
@@ -56,11 +60,14 @@ def merged(model: torch.nn.Module) -> dict[str, Weight]:
     named = dict(model.named_parameters())
     if not isinstance(model, PeftModel):
         return {name: Weight(weight) for name, weight in named.items()}
-    found = {_plain(name): Weight(weight) for name, weight in named.items() if ".lora_" not in name}
+    weights = {}
+    for name, weight in named.items():
+        if ".lora_" not in name:
+            weights[_plain(name)] = Weight(weight)
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
-            found[_plain(f"{name}.weight")] = Weight(layer.get_base_layer().weight, layer)
-    return found
+            weights[_plain(f"{name}.weight")] = Weight(layer.get_base_layer().weight, layer)
+    return weights
 
 
 def _plain(name: str) -> str:
@@ -102,7 +109,9 @@ def pack(bucket: Sequence[Parameter], weights: Mapping[str, Any], *, copy: bool 
 
 
 def unpack(bucket: Sequence[Parameter], packed: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    for parameter, part in zip(bucket, packed.split([parameter.space for parameter in bucket]), strict=True):
+    """Yield name and weight of each parameter; the weights are views of ``packed`` where they can be."""
+    spaces = [parameter.space for parameter in bucket]
+    for parameter, part in zip(bucket, packed.split(spaces), strict=True):
         # A view of a dtype has to begin at a multiple of the dtype's size.
         placed = part.clone() if part.storage_offset() % parameter.dtype.itemsize else part
         yield parameter.name, placed.view(parameter.dtype).view(tuple(parameter.shape))
@@ -152,7 +161,8 @@ class Receiver:
 
     def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         """Load weights by name into vLLM's model; raises as :meth:`receive_weights`."""
-        dtype, model = self.model_config.dtype, self.model_runner.model  # type: ignore[attr-defined]
+        dtype = self.model_config.dtype  # type: ignore[attr-defined]
+        model = self.model_runner.model  # type: ignore[attr-defined]
         weights = [(name, weight.to(dtype)) for name, weight in weights]
         names = {name for name, _ in weights}
         if names <= self._known:
