@@ -98,8 +98,7 @@ class Registry(Generic[_Base]):
         present = self._classes.setdefault(cls.name, cls)
         # By place, not by identity: a reloaded module registers its classes again.
         if _place(present) != _place(cls):
-            problem = f"{self.kind} name {cls.name!r} is taken by {_place(present)}"
-            raise ValueError(problem)
+            raise ValueError(f"{self.kind} name {cls.name!r} is taken by {_place(present)}")
         return cls
 
     def available(self) -> dict[str, type[_Base]]:
@@ -144,8 +143,7 @@ class Registry(Generic[_Base]):
             return self._checked(cls, name)
         except Exception as error:  # a module of somebody else may raise anything
             reason = f"{type(error).__name__}: {error} (PYTHONPATH may name its folder)"
-            problem = f"{self.kind} {name!r} cannot be imported: {reason}"
-            raise ValueError(problem) from error
+            raise ValueError(f"{self.kind} {name!r} cannot be imported: {reason}") from error
 
     def check_stored(self, name: str) -> None:
         """Refuse a ``module:Class`` that is not imported yet; importing it would run its code.
@@ -155,9 +153,10 @@ class Registry(Generic[_Base]):
         """
         module, colon, _ = name.partition(":")
         if colon and module not in sys.modules:
-            problem = f"the database names {self.kind} {name!r}, which would be imported"
-            step = f"give --{self.kind} {name}, or import {module} first"
-            raise ValueError(f"{problem}: if it is yours, {step}")
+            raise ValueError(
+                f"the database names {self.kind} {name!r}, which would be imported: if it is "
+                f"yours, give --{self.kind} {name}, or import {module} first"
+            )
 
     def build(self, name: str, /, **parameters: Any) -> _Base:
         """Return an object of the class called ``name``, with these parameters.

@@ -81,7 +81,9 @@ def drop(stream: TextIO) -> None:
 
 
 def shown(value: object, width: int | None = 60) -> str:
-    r"""Return the text with unprintable characters escaped, cut to ``width`` characters unless that is None.
+    r"""Return the text with unprintable characters escaped, cut to ``width`` characters.
+
+    It is not cut if ``width`` is None.
 
     Example:
         >>> shown("red \x1b[31m\n")
@@ -93,7 +95,9 @@ def shown(value: object, width: int | None = 60) -> str:
     if width is not None:
         text = text[: width + 1]  # the rest is cut anyway, and may be long
     escaped = "".join(map(_escaped, text))
-    return escaped if width is None or len(escaped) <= width else escaped[: width - 3] + "..."
+    if width is None or len(escaped) <= width:
+        return escaped
+    return escaped[: width - 3] + "..."
 
 
 def readable(text: object) -> str:
@@ -108,17 +112,19 @@ def template_of(texts: Sequence[str]) -> tuple[str, str]:
     """Return the start and the end that all texts share, such as a chat template's."""
     if len(texts) < 2:
         return "", ""
-    # Not in the middle of a line: its first words belong to the question even if all questions share them.
+    # Not in the middle of a line: its first words belong to the question even if all questions
+    # share them.
     start = re.sub(r"[^>\n]*\Z", "", _common_start(texts))
-    end = re.sub(r"\A[^<\n]*", "", _common_start([text[len(start) :][::-1] for text in texts])[::-1])
+    backwards = [text[len(start) :][::-1] for text in texts]
+    end = re.sub(r"\A[^<\n]*", "", _common_start(backwards)[::-1])
     return start, end
 
 
 def without_shared(texts: Sequence[str], width: int = 60) -> dict[str, str]:
-    """Return each text without what texts like it share; its first ``width`` characters tell it apart.
+    """Return each text without what texts like it share.
 
-    Texts are alike that begin with the same ``width // 2`` characters; "..." stands for the start
-    and the end that they share.
+    Its first ``width`` characters then tell it apart. Texts are alike that begin with the same
+    ``width // 2`` characters; "..." stands for the start and the end that they share.
 
     Example:
         >>> asked = "State the final answer to the following arithmetic problem: "
@@ -183,7 +189,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print names with their values; on a terminal, values longer than a line go on below themselves."""
+    """Print names with their values; on a terminal, long values go on below themselves."""
     from rich.table import Table
     from rich.text import Text
 
@@ -205,7 +211,9 @@ def _print(content: Any) -> None:
     console.width = 10_000  # a pipe gets whole texts
     with console.capture() as printed:
         console.print(content)
-    print("\n".join(line.rstrip() for line in printed.get().splitlines()))  # rich fills the last column up
+    # Rich fills the last column up.
+    lines = [line.rstrip() for line in printed.get().splitlines()]
+    print("\n".join(lines))
 
 
 def print_title(text: str) -> None:
@@ -218,7 +226,9 @@ def print_title(text: str) -> None:
 
 def json_text(value: Any) -> str:
     """Return the value as one JSON document in ASCII; NaN and infinity become null."""
-    return json.dumps(json.loads(json.dumps(value, default=str), parse_constant=lambda _: None), indent=2)
+    text = json.dumps(value, default=str)
+    finite = json.loads(text, parse_constant=lambda _: None)
+    return json.dumps(finite, indent=2)
 
 
 def _cell(value: Any) -> str:

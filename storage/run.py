@@ -262,8 +262,8 @@ class Run:
             if not len(at):
                 raise StoreError(
                     f"none of the {len(ids)} prompts of run {own.name!r} (data set "
-                    f"{own.dataset!r}) has a posterior in run {source.name!r} (data set {source.dataset!r}, step "
-                    f"{source.last_step}); name another run"
+                    f"{own.dataset!r}) has a posterior in run {source.name!r} (data set "
+                    f"{source.dataset!r}, step {source.last_step}); name another run"
                 )
             order = np.argsort(at)  # ascending as in the key of the table
             matched = prompts["prompt_id"][at[order]]

@@ -307,9 +307,10 @@ def _as_the_model_sees(
     try:
         seen = PromptDataset(rows, tokenizer, backend, input_template=template)
     except TemplateError as error:
-        problem = f"{source}: the model's chat template refuses a prompt: {error}"
-        step = "change the prompt, or leave the template out with --no-data.apply_chat_template"
-        raise UsageError(f"{problem}; {step}") from error
+        raise UsageError(
+            f"{source}: the model's chat template refuses a prompt: {error}; change the prompt, or "
+            "leave the template out with --no-data.apply_chat_template"
+        ) from error
     return seen.prompts, list(map(str, seen.labels))
 
 
@@ -356,9 +357,11 @@ def _left_out(file: str | None, pairs: list[tuple[str, str]]) -> set[int]:
     unwanted = {(row.get("prompt"), row.get("label")) for row in rows}
     places = {place for place, pair in enumerate(pairs) if pair in unwanted}
     if rows and not places:
-        problem = f"none of its {len(rows)} prompts, as the model sees them, is in --{TRAINING}"
-        file = "the file that openrlhf-dbb prompts wrote for a run with this data set"
-        raise UsageError(f"{source}: {problem}; name {file} and chat template")
+        raise UsageError(
+            f"{source}: none of its {len(rows)} prompts, as the model sees them, is in "
+            f"--{TRAINING}; name the file that openrlhf-dbb prompts wrote for a run with this data "
+            "set and chat template"
+        )
     return places
 
 

@@ -32,7 +32,10 @@ CRITERIA = {
 }
 
 # On pretrained models no estimator was shown better than GRPO's group mean (docs/history.md).
-_TELLS = "a replay tells which estimator is nearest to the success rates, not which one trains better"
+_TELLS = (
+    "a replay tells which estimator is nearest to the success rates, "
+    "not which one trains better"
+)  # fmt: skip
 _WITH_PROBES = f"{_TELLS}: only trainings tell that"
 _WITHOUT_PROBES = f"{_TELLS}; to name one to try, it needs a training with --probe.fraction 0.1"
 _VISITED_ONCE = (
