@@ -149,7 +149,8 @@ def examples(
             worse.append(place)
     heading = f"  problems     of the first answers to {len(prompts)} held-out ones"
     lines = [f"{heading}, {len(better)} scored higher, {len(worse)} lower:"]
-    chosen = better[: max(2, 3 - len(worse))] + worse[: max(1, 3 - len(better))]
+    chosen = better[: max(2, 3 - len(worse))]
+    chosen += worse[: max(1, 3 - len(better))]
     width = shutil.get_terminal_size().columns - 6
     questions = _questions(prompts)
     for place in chosen or range(len(prompts))[:3]:

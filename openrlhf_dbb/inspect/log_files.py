@@ -11,7 +11,16 @@ from openrlhf_dbb.errors import UsageError
 
 _NUMBER = re.compile(r"([^\W\d_]*)[\W_]*([0-9]+)")  # with the word in front of it
 # Processes write files side by side: their numbers are no steps.
-_PROCESSES = ("rank", "worker", "shard", "part", "process", "gpu", "node", "host")
+_PROCESSES = (
+    "rank",
+    "worker",
+    "shard",
+    "part",
+    "process",
+    "gpu",
+    "node",
+    "host",
+)
 
 Number = tuple[str, int]
 """A number in a file's name, behind the word in front of it."""

@@ -38,7 +38,16 @@ is label or verifier wrong?""",
 UNVERIFIED = "unverified"
 LEFT_OUT = ("never", "always", UNVERIFIED)
 _OPEN = "its scores are not known to be two, such as 0 and 1: which prompts are solved is open"
-_COLUMNS = ("prompt_id", "visits", "rollouts", "rate", "low", "high", "similar", "last")
+_COLUMNS = (
+    "prompt_id",
+    "visits",
+    "rollouts",
+    "rate",
+    "low",
+    "high",
+    "similar",
+    "last",
+)
 _SIMILAR = 20  # prompts
 _FEW = 8  # rollouts
 _EXAMPLES = 5

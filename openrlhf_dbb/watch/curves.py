@@ -30,7 +30,13 @@ _POINTS = f"""
     SELECT max(step) AS step, max(created_at) AS ended_at, CAST(sum(rollouts) AS BIGINT) AS rewards,
            sum(successes) AS successes, count(*) AS steps, {SUMS}
     FROM dbb_step WHERE run_id = :run AND step <= :last GROUP BY (step - 1) / :width ORDER BY 1"""
-_SUMMED = ("step", "rewards", "successes", "steps", *TOTALS)
+_SUMMED = (
+    "step",
+    "rewards",
+    "successes",
+    "steps",
+    *TOTALS,
+)
 _METRICS = "SELECT step, metrics FROM dbb_step WHERE run_id = :run AND step <= :last ORDER BY step"
 
 

@@ -19,7 +19,13 @@ from openrlhf_dbb.storage.records import Integers
 Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 
-STATES = ("mastered", "learning", "forgotten", "never solved", "no visits")
+STATES = (
+    "mastered",
+    "learning",
+    "forgotten",
+    "never solved",
+    "no visits",
+)
 MASTERED = 0
 LEARNING = 1
 FORGOTTEN = 2
@@ -27,7 +33,11 @@ UNSOLVED = 3
 NO_VISITS = 4
 # Mastered: a mean of at least this. Forgotten: this far below its peak. Never solved: a mean of at
 # most this.
-THRESHOLDS = {"mastered": 0.9, "forgotten": 0.3, "unsolved": 0.1}
+THRESHOLDS = {
+    "mastered": 0.9,
+    "forgotten": 0.3,
+    "unsolved": 0.1,
+}
 MOST_COLUMNS = 400  # of a picture, about as many as a screen shows
 MOST_CELLS = 4_000_000  # about; a browser draws them in a moment
 LEVELS = 126
