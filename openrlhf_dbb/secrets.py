@@ -89,11 +89,11 @@ def is_secret(name: str) -> bool:
 def without_passwords(text: str) -> str:
     """Return the text with its secrets masked.
 
-    Of a URL, with two slashes or with the one that a path leaves: what is before the last ``@``,
-    or all of it where a message was cut before that, and behind ``?`` or ``#``. Behind a name that :func:`is_secret`: the word, what is quoted, or
-    the rest of the line if it is a list, a header or a passphrase; the same of the ``value`` of an
-    entry with such a ``name``, and of "the password is". A word that hides one of these
-    by percent-encoding, and a token of a known form: all of it.
+    Of a URL, with two slashes or with the one that a path leaves: what is before the last ``@``, or
+    all of it where a message was cut before that, and behind ``?`` or ``#``. Behind a name that
+    :func:`is_secret`, in the entry of such a ``name``, and of "the password is": the word, what is
+    quoted, or the rest of the line if it is a list, a header or a passphrase. A word that hides one
+    of these by percent-encoding, and a token of a known form: all of it.
 
     Example:
         >>> without_passwords("reward http://ann:p@ss/w@host/score?token=1,http://other/score#2")
