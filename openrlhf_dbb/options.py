@@ -28,9 +28,9 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         print(message, end="", file=file)  # argparse itself hides that it cannot write
 
-    def parse_known_args(self, args: Any, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse what is left over, so that the error of a sub-parser names its own command."""
-        self._refuse_unknown(args[:1])  # else its value, perhaps a secret, would be taken for the command
+        self._refuse_unknown((args or [])[:1])  # else its value, perhaps a secret, would be taken for the command
         namespace, left = super().parse_known_args(args, namespace)
         self._refuse_unknown(left)
         if left:
