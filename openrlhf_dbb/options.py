@@ -3,7 +3,7 @@
 import argparse
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from openrlhf_dbb.errors import UsageError, did_you_mean
@@ -30,12 +30,19 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse what is left over, so that the error of a sub-parser names its own command."""
+        self._refuse_unknown((args or [])[:1])  # else its value, perhaps a secret, would be taken for the command
         namespace, left = super().parse_known_args(args, namespace)
-        for flag in (argument.partition("=")[0] for argument in left if argument.startswith("--")):
-            self.error(f"unknown flag {flag}{did_you_mean(flag, self._option_string_actions)}")
+        self._refuse_unknown(left)
         if left:
             self.error(f"unrecognized arguments: {' '.join(left)}")
         return namespace, left
+
+    def _refuse_unknown(self, arguments: Sequence[str]) -> None:
+        for flag in (
+            argument.partition("=")[0] for argument in arguments if argument[2:] and argument.startswith("--")
+        ):
+            if flag not in self._option_string_actions:
+                self.error(f"unknown flag {flag}{did_you_mean(flag, self._option_string_actions)}")
 
 
 def number(kind: type, least: float, most: float | None = None, *, above: bool = False) -> Callable[[str], Any]:

@@ -38,6 +38,7 @@ _STORES = ("store.url", "warm_start_url")
 # A URL ends at a space, or at a comma before another URL.
 _LINK = re.compile(r"(:/+)((?:(?!,[\w+.-]+:/)\S)+)")
 _QUERY = re.compile(r"([?#]).+")
+_CUT_LOGIN = re.compile(r"[^/:\[]+:(?=\w)(?!\d+(?!\w))[^/]+$")  # user:password without @host
 _LOGIN = re.compile(r"""(?<![^\s"'(=,])[\w.+%~/-]+:(?!/)\S*@(?=[\w\[])""")  # user:password@host
 _PATH = re.compile(r"(?<!\S)([^\s?/]*/[^\s?]*\?)(\S*=\S*)")  # /path?name=value
 _BEARER = re.compile(r"""\b(bearer[ \t]+)([^\s"']\S*)""", re.IGNORECASE)
@@ -88,11 +89,11 @@ def is_secret(name: str) -> bool:
 def without_passwords(text: str) -> str:
     """Return the text with its secrets masked.
 
-    Of a URL, with two slashes or with the one that a path leaves: what is before the last ``@``,
-    and behind ``?`` or ``#``. Behind a name that :func:`is_secret`: the word, what is quoted, or
-    the rest of the line if it is a list, a header or a passphrase; the same of the ``value`` of an
-    entry with such a ``name``, and of "the password is". A word that hides one of these
-    by percent-encoding, and a token of a known form: all of it.
+    Of a URL, with two slashes or with the one that a path leaves: what is before the last ``@``, or
+    all of it where a message was cut before that, and behind ``?`` or ``#``. Behind a name that
+    :func:`is_secret`, in the entry of such a ``name``, and of "the password is": the word, what is
+    quoted, or the rest of the line if it is a list, a header or a passphrase. A word that hides one
+    of these by percent-encoding, and a token of a known form: all of it.
 
     Example:
         >>> without_passwords("reward http://ann:p@ss/w@host/score?token=1,http://other/score#2")
@@ -124,6 +125,8 @@ def _without_login_and_query(link: re.Match[str]) -> str:
     user, at, place = link[2].rpartition("@")  # a password may hold an @
     if _QUERY.search(user):  # or a ?, or the query holds the @
         return link[1] + _mask(link[2])
+    if not at and len(link[1]) < len(":///") and _CUT_LOGIN.match(place):
+        return link[1] + _mask(place)
     login = MASK + at if user else ""
     return link[1] + login + _QUERY.sub(lambda query: query[1] + _mask(query[0]), place)
 

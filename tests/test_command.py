@@ -49,6 +49,11 @@ def refused(capsys, *command):
     return error
 
 
+def test_the_value_of_an_unknown_flag_is_not_taken_for_the_command(capsys):
+    error = refused(capsys, "--hub_token", "hunter2", "runs")
+    assert "unknown flag --hub_token" in error and "hunter2" not in error
+
+
 @pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"train"}), "lab replay", "evaluate compare"])
 def test_help_of_every_command(capsys, command):
     with pytest.raises(SystemExit) as ended:

@@ -250,6 +250,13 @@ def test_a_folder_of_folders_names_the_one_with_files(imported, tmp_path):
     assert code == 2 and "its folder step_1 does" in error
 
 
+def test_a_name_of_a_run_that_holds_a_password_is_refused(imported, tmp_path):
+    log = written(tmp_path / "a.jsonl", [row(1, "p", 1)])
+    code, error = imported(log, name="http://ann:hunter2@host/x")
+    assert code == 2 and re.search(r"name 'http://\*\*\*@host/x' holds a password", error)
+    assert imported.store.runs() == []
+
+
 # ---- the same in Python
 
 

@@ -158,6 +158,9 @@ def test_no_value_beside_its_name_stays_in_a_text(name, secret, data):
 @pytest.mark.parametrize(
     ("text", "masked"),
     [
+        ("no file at /home/me/http:/ann:hunter2.", "no file at /home/me/http:/***."),
+        ("https://ann:1hunter2...", "https://***..."),
+        ("http://h:80/a:b, http://[::1]:80, sqlite:///a:b.db", "http://h:80/a:b, http://[::1]:80, sqlite:///a:b.db"),
         ("the password is hunter2.", "the password is ***."),
         ("Password for ann was 'hunter 2', ask her", "Password for ann was '***', ask her"),
         ("the API key is hunter2", "the API key is ***"),

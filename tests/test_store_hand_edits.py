@@ -279,3 +279,17 @@ def test_counts_of_one_run_that_cannot_be_summed_harm_no_other_run(store, fill, 
     assert store.query(f"SELECT {columns} FROM evaluations WHERE run_id = 2") == [(0.25, 10.0, 0.0, 0.0)]
     with refused_in_one_line():
         read.held_out(store, store.find_run("edited"))
+
+
+@pytest.mark.parametrize("step", [-(2**63), 2**63 - 1])
+def test_a_last_step_out_of_range_harms_no_other_run(store, fill, step):
+    ids = fill.prompts(store, 3)
+    for name in ("edited", "other"):
+        fill.train(fill.run(store, name), ids, [1, 2])
+    with store.database.transaction(write=True) as connection:
+        connection.execute(sqlalchemy.text("UPDATE dbb_run SET last_step = :step WHERE run_id = 1"), {"step": step})
+    api = Api(store)
+    assert api.ask("runs/2/series")
+    assert [run.numbers.get("error") for run in api.runs if run.name == "other"] == [None]
+    with refused_in_one_line():
+        api.ask("runs/1/series")

@@ -125,12 +125,15 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 What JSON cannot hold is stored as text.
 
         Raises:
-            ValueError: the estimator is unknown, a parameter is out of range, or a prompt has two labels.
+            ValueError: the estimator is unknown, a parameter is out of range, a prompt has two labels, or the name
+                of the run holds a secret.
             storage.StoreError: the name is taken, the store cannot be opened, or the warm start does not fit.
         """
         prompts, labels = _columns(prompts, labels)
         if not many_labels:
             refuse_contradictions(prompts, labels)
+        if without_secrets(run_name) != run_name:
+            raise ValueError(f"the run's name {without_secrets(run_name)!r} holds a password or key; choose another")
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
         known_P_2 = None if pass_rates is None else known_pass_rates(pass_rates, len(prompts))

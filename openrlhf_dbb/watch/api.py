@@ -32,7 +32,8 @@ _MARKS = f"""
     SELECT r.uuid, r.name, r.run_id, r.status, r.last_step AS until, e.event,
            v.evaluations, v.evaluated_at,
            (SELECT count(s.metrics) FROM dbb_step s
-            WHERE s.run_id = r.run_id AND s.step > r.last_step - {_LATE}) AS measured,
+            WHERE s.run_id = r.run_id AND s.step > CASE WHEN r.last_step > 0 THEN r.last_step - {_LATE} ELSE 0 END
+           ) AS measured,
            (SELECT max(x.step) FROM dbb_rollout x WHERE x.run_id = r.run_id) AS kept
     FROM dbb_run r
     LEFT JOIN (SELECT run_id, max(event_id) AS event FROM dbb_event GROUP BY run_id) e ON e.run_id = r.run_id
