@@ -101,12 +101,12 @@ _REST = _any(
     _CALLED_WRONG,
     _OF_THE_ANSWER,
 )
-_NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^.!?\n]*"
+_NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^.!?\n]{0,80}"
 _RESPONSE = r"\b(?:i|me|my|you|please|answer|box|boxed|number|result|solution|grade|guess|final|trust|believe|use)\b"
 _LATER = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}",
     rf"(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
-    rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^.!?\n]*{_NEGATION}",
+    rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^.!?\n]{{0,80}}{_NEGATION}",
     r"\b(?:fails|failed|disagrees?|suspicious|aborted)\b",
     _CALLED_WRONG,
 )
@@ -159,7 +159,7 @@ _HIDDEN = re.compile(
             r"^```(?!json|text|math|latex|markdown)\w+\n.*?(?:^```|\Z)|\[asy\].*?(?:\[/asy\]|\Z)",  # programs
             r"~~[^~\n]{0,400}~~|.[\u0335-\u0338]|\\(?:sout|[bx]?cancel|[hv]?phantom)\s*\{(?:[^{}]|\{[^{}]*\})*\}",
             r"<(?P<tag>s|del|strike|details)>.*?(?:</(?P=tag)>|\Z)",
-            r"<(?P<styled>\w+)\s[^>]*(?:style|hidden)[^>]*>.*?(?:</(?P=styled)>|\Z)",
+            r"<(?P<styled>\w+)\s[^<>]{0,200}(?:style|hidden)[^<>]{0,200}>.*?(?:</(?P=styled)>|\Z)",
             # "the answer is 5" in quotation marks
             r"(?<!\w)['\"\u201c\u201e\u2018\u00ab\u300c](?![\s.,])"
             r"(?=[^\"\u201d\u00bb\u300d]{0,400}(?:\\boxed|answer\s+is\s))"
