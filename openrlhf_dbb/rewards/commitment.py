@@ -34,7 +34,7 @@ def _any(*parts: str) -> re.Pattern[str]:
 
 
 _END = re.compile(
-    r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=[\"\u201d]?(?:\s|\Z))"
+    r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=[)\"\u201d]?(?:\s|\Z))"
     r"|[\u3002\uff01\uff1f\n]|<answer>|</answer>"
 )
 _CLAUSE = re.compile(r"[,;.!?](?=[\"\u201d]?(?:\s|\Z))|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
