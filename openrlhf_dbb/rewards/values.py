@@ -215,7 +215,7 @@ def _equation(text: str, members: list[str], names: list[bool], numeric: bool) -
     if names == [False, True]:
         return _equation(text, members[::-1], [True, False], numeric)
     values = [_single(member, numeric) for member in members if member]
-    if not _is_true([value for value in values if isinstance(value, Number)]):
+    if not _is_true(values):
         return None
     if names[0] and members[0]:
         return values[-1] and Equation(text, latex(members[0]), values[-1])
@@ -224,8 +224,9 @@ def _equation(text: str, members: list[str], names: list[bool], numeric: bool) -
     return Formula(text, is_relation=True, right=values[-1])
 
 
-def _is_true(numbers: list[Number]) -> bool:
+def _is_true(values: list[Value | None]) -> bool:
     """Return whether the numbers of an equation agree, and are no repetition as ``5 = 5``."""
+    numbers = [value for value in values if isinstance(value, Number)]
     return all(left != right and _agree(left, right) for left, right in itertools.pairwise(numbers))
 
 
@@ -331,9 +332,13 @@ def _number_of(found: re.Match[str], size: Fraction, unit: Unit | None) -> Numbe
         value=value,
         unit=unit_of(found["money"] or "") or unit,
         is_percent=found["percent"] is not None,
-        half_place=Fraction(10) ** (int(found["power"] or 0) - places) / 2 if places else None,
+        half_place=Fraction(10) ** (_power(found) - places) / 2 if places else None,
         is_reducible=int(found["below"] or 0) > value.denominator,
     )
+
+
+def _power(found: re.Match[str]) -> int:
+    return int(found["power"] or 0)
 
 
 def _is_negative(found: re.Match[str]) -> bool:
@@ -355,7 +360,7 @@ def _written(value: Fraction, found: re.Match[str]) -> str:
 def _size(found: re.Match[str]) -> Fraction | None:
     if found["below"]:
         return _mixed(int(found["above"]), int(found["below"]), found["whole"])
-    power = int(found["power"] or 0)
+    power = _power(found)
     if abs(power) > LARGEST_EXPONENT or not (found["power"] or found["decimal"]):
         return None
     return Fraction((found["decimal"] or "1").rstrip(".")) * Fraction(10) ** power
