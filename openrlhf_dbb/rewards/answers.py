@@ -43,7 +43,7 @@ MOST_OFFERS = 50  # boxes and statements that are compared with the answer
 
 _BRACES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{|\\.|[{}]", re.DOTALL)
 _MARKDOWN = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])|(?<!\w)__|__(?!\w)|`", re.MULTILINE)
-_HEADING = re.compile(r"^#{1,3} +(.*\w)\W*$", re.MULTILINE)
+_HEADING = re.compile(r"^(?:#{1,3} +|\*\*(?=[A-Z][a-z]+ ))([^*\n]*\w)\W*$", re.MULTILINE)
 _MARKER = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+(?=\S)", re.MULTILINE)
 # "(apples)", "(that is 7 + 4 - 6)", "(see equation 5)"; not "(xy + 1)", "(or 6)"
 _NO_REMARK = rf"(?:{'|'.join(FUNCTIONS)}|or|not|maybe|perhaps|possibly|wrong|i)\b"
@@ -319,9 +319,10 @@ def _is_same(other: Value | None, value: Value) -> bool:
 
 def _plain(text: str) -> str:
     text = _TABLE_ROW.sub(lambda row: row[0].replace("|", " "), text)
-    text = _MARKDOWN.sub("", plain_signs(text)).replace("</answer>", "\n")
+    text = _HEADING.sub(r"\1:", plain_signs(text))
+    text = _MARKDOWN.sub("", text).replace("</answer>", "\n")
     text = _FORMULA.sub(lambda found: found[0].replace("\n", " "), text)
-    text = _MARKER.sub("", _HEADING.sub(r"\1:", text))
+    text = _MARKER.sub("", text)
     return _REMARK.sub(lambda remark: remark[0] if is_doubtful(remark[0]) else "", text)
 
 

@@ -34,7 +34,7 @@ def _any(*parts: str) -> re.Pattern[str]:
 
 
 _END = re.compile(
-    r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=[\"\u201d]?(?:\s|\Z))"
+    r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=[)\"\u201d]?(?:\s|\Z))"
     r"|[\u3002\uff01\uff1f\n]|<answer>|</answer>"
 )
 _CLAUSE = re.compile(r"[,;.!?](?=[\"\u201d]?(?:\s|\Z))|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
@@ -50,7 +50,7 @@ _SUBJECT = (
 _UP_TO_THREE = rf"(?:(?!(?:but|rather|yet|so|then|{_VERB}|equals)\b)[a-z]+'?[a-z]*\s+){{0,3}}"
 _DENIED_BEFORE = _any(
     # "not 5", "cannot be 5", "nobody would say that the answer is 5"; not "not prime is 5", "not 6 but 5"
-    rf"(?:{_words('denial', 'wrong', 'condition')}|n't)[\s:]*(?:(?:to\s+)?be\s+)?(?:equal\s+to\s+)?"
+    rf"(?:{_words('denial', 'wrong', 'condition')}|n't)[\s:\"]*(?:(?:to\s+)?be\s+)?(?:equal\s+to\s+)?"
     rf"{_UP_TO_THREE}(?:{_SUBJECT})?\(?\Z",
     rf"{_words('hedge')}\s+(?:(?!{_VERB})[a-z]+\s+)?\(?\Z",  # "may be 5"
     rf"(?:{_words('bound', 'exception')}|[<>\u00ac+/^])(?:[\s(]|{IDEOGRAPH}){{0,3}}\Z",  # "at least 5"
@@ -89,6 +89,7 @@ _NO_DOUBT = r"(?<!\bno )(?<!without )"
 _DOUBT = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'report')}",
     rf"{_words('contrast')}(?=\W*\Z)",
+    r"\b(?:guess|attempt|candidate|possible)\W*\Z",
     r"[?\uff1f]|(?:dots|\.\.\.)\W*\Z",
     r"\b(?:it|that|this|answer)\s+would\s+be[\s:]*\Z|\A\s*(?:who|why|how)\s+(?:would|could|can)\b",
     r"\A\W*(?:if|in\s+case|according|under|assuming|supposing|imagine|provided)\b.*\banswer\b",
@@ -101,13 +102,13 @@ _REST = _any(
     _CALLED_WRONG,
     _OF_THE_ANSWER,
 )
-_NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^.!?\n]*"
+_NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^.!?\n]{0,80}"
 _RESPONSE = r"\b(?:i|me|my|you|please|answer|box|boxed|number|result|solution|grade|guess|final|trust|believe|use)\b"
 _LATER = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}",
     rf"(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
-    rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^.!?\n]*{_NEGATION}",
-    r"\b(?:fails|failed|disagrees?|suspicious|aborted)\b",
+    rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^.!?\n]{{0,80}}{_NEGATION}",
+    r"\b(?:fails|failed|contradicts?|disagrees?|suspicious|aborted)\b",
     _CALLED_WRONG,
 )
 _WRONG = _any(_words("wrong"))
@@ -159,7 +160,7 @@ _HIDDEN = re.compile(
             r"^```(?!json|text|math|latex|markdown)\w+\n.*?(?:^```|\Z)|\[asy\].*?(?:\[/asy\]|\Z)",  # programs
             r"~~[^~\n]{0,400}~~|.[\u0335-\u0338]|\\(?:sout|[bx]?cancel|[hv]?phantom)\s*\{(?:[^{}]|\{[^{}]*\})*\}",
             r"<(?P<tag>s|del|strike|details)>.*?(?:</(?P=tag)>|\Z)",
-            r"<(?P<styled>\w+)\s[^>]*(?:style|hidden)[^>]*>.*?(?:</(?P=styled)>|\Z)",
+            r"<(?P<styled>\w+)\s[^<>]{0,200}(?:style|hidden)[^<>]{0,200}>.*?(?:</(?P=styled)>|\Z)",
             # "the answer is 5" in quotation marks
             r"(?<!\w)['\"\u201c\u201e\u2018\u00ab\u300c](?![\s.,])"
             r"(?=[^\"\u201d\u00bb\u300d]{0,400}(?:\\boxed|answer\s+is\s))"
@@ -225,8 +226,8 @@ def _line_above(text: str, start: int) -> str:
     """Return the line above that of an answer if it governs it: a heading, or one with a colon at its end."""
     lines = text[max(0, start - WINDOW) : start].split("\n")
     above = [line for line in lines[:-1] if line.strip()]
-    line = _MARKUP.sub("", above[-1]).strip() if above else ""
-    is_heading = line.startswith("#") or line.endswith(":")
+    line = above[-1].strip() if above else ""
+    is_heading = line.startswith(("#", "**")) or line.endswith(":")
     return line if is_heading and len(line) <= LONGEST_HEADING else ""
 
 

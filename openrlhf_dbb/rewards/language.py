@@ -23,14 +23,15 @@ _FORMULA = re.compile(r"\$[^$\n]*\$|\\(?:begin|end)\{[^}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}(?:'[a-z]+)?")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _ENGLISH_FORM = re.compile(r"[a-z]{3,}(?:ed|ing)")
+_NAME_AND_VERB = re.compile(r"\W*[A-Z][a-z]+ [a-z]{3,}s\b")  # "John collects"
 # Cyrillic, Arabic, kana, Hangul and others; and a Greek letter within a Latin word
 _OTHER_SCRIPT = re.compile(r"[\u0400-\u1dff\u3040-\u30ff\uac00-\ud7af]|[A-Za-z][\u0370-\u03ff]|[\u0370-\u03ff][A-Za-z]")
 # "allegedly", "Apparently"; not "Sally"
 _ADVERB = re.compile(r"\b[a-z]{2,}ly\b|\b[A-Z][a-z]+(?:[ai]b|ed|ful|nt|al|iv|ous|ing)ly\b")
-# "I guess", "I'd", "my friend"; not "my answer"
+# "I guess", "I'd", "my friend"
 _DEED = re.compile(
     rf"\bI(?:'[a-z]+|\s+(?!{'|'.join(TABLES['deeds'].split())})[a-z]+)\b"
-    r"|\b[Mm]y\s+(?!(?:final\s+)?(?:answer|result|solution))"
+    r"|\b[Mm]y\s+(?:friend|teacher|best|bet|guess|hunch|feeling|notes|book|model|score)\b"
 )
 _PICTURE = re.compile(r"[\u2600-\u27bf\U0001f000-\U0001faff]")
 _OPEN_FORMULA = re.compile(r"(?:\$|\\\[|\\\()[^$]*\Z")
@@ -39,7 +40,7 @@ _NAMED = re.compile(r"(?:=|\\in|\\equiv|\\approx)\s*\Z")
 
 def without_formulas(text: str) -> str:
     """Return a text without what stands in dollars, and without commands of LaTeX."""
-    return _FORMULA.sub(" ", text)
+    return _FORMULA.sub(lambda formula: ". " if formula[0].endswith(".$") else " ", text)
 
 
 def without_open_formula(text: str) -> str:
@@ -52,6 +53,8 @@ def _words(text: str) -> set[str]:
 
 
 def _is_english(text: str) -> bool:
+    if _NAME_AND_VERB.match(text):
+        return True
     return any(word.lower() in _ENGLISH or _ENGLISH_FORM.fullmatch(word) for word in _words(text))
 
 

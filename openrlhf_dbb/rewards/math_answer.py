@@ -59,13 +59,18 @@ def judge(response: str, label: str, question: str = "") -> tuple[float | None, 
             return 0.0, None, _NOTHING_READ
         if values.is_copied(answer, right, _spelled(question)):
             return 0.0, answer, f"{NO_ANSWER}: {answer.text} is left to be calculated, or the question's own"
-        verdict = values.equal(right, answer, _ask)
-        if verdict is False and isinstance(answer, values.Number) and _PERCENT.search(question or "%"):
-            verdict = values.equal(right, replace(answer, is_percent=False), _ask)  # "What percentage ...?" 28 %
+        verdict = _verdict(right, answer, question)
     except Exception:  # a fault of this package must not end a training
         _logger.exception("not verified: %r, label %r", response[-200:], label)
         return None, None, None
     return None if verdict is None else float(verdict), answer, answer.text
+
+
+def _verdict(right: values.Value, answer: values.Value, question: str) -> bool | None:
+    verdict = values.equal(right, answer, _ask)
+    if verdict is False and isinstance(answer, values.Number) and _PERCENT.search(question or "%"):
+        return values.equal(right, replace(answer, is_percent=False), _ask)  # "What percentage ...?" 28 %
+    return verdict
 
 
 def _answer(response: str, right: values.Value) -> values.Value | None:

@@ -126,17 +126,23 @@ def read(text: str, like: Value | None = None) -> Value | None:
     is_number = like is not None and isinstance(inner(like), Number)
     try:
         text = _without_remark(stripped(normal(text, decimal_comma=is_number)))
-        value = _list(text, is_number or (like is None and re.search(r"\d [A-Za-z]", text) is not None))
-        exact = _exact(text) if value and not (like and _is_decimal(like)) else None
+        has_unit = like is None and re.search(r"\d [A-Za-z]", text) is not None
+        value = _list(text, is_number or has_unit)
+        exact = None if value is None or _is_decimal(like) else _exact(text)
     except RecursionError:  # a thousand brackets
         return None
-    if isinstance(value, Formula) and value.right and like and not _is_relation(like):
-        value = value.right
-    return exact or value
+    return exact or _right_side(value, like)
 
 
-def _is_decimal(value: Value) -> bool:
-    number = inner(value)
+def _right_side(value: Value | None, like: Value | None) -> Value | None:
+    """Return 5 for ``m + n = 5`` if the label is no relation, any other value as it is."""
+    if like is None or _is_relation(like) or not isinstance(value, Formula):
+        return value
+    return value.right or value
+
+
+def _is_decimal(value: Value | None) -> bool:
+    number = value and inner(value)
     return isinstance(number, Number) and number.half_place is not None
 
 
@@ -209,14 +215,19 @@ def _equation(text: str, members: list[str], names: list[bool], numeric: bool) -
     if names == [False, True]:
         return _equation(text, members[::-1], [True, False], numeric)
     values = [_single(member, numeric) for member in members if member]
-    numbers = [value for value in values if isinstance(value, Number)]
-    if any(left == right or not _agree(left, right) for left, right in itertools.pairwise(numbers)):
+    if not _is_true(values):
         return None
     if names[0] and members[0]:
         return values[-1] and Equation(text, latex(members[0]), values[-1])
     if not _VARIABLE.search(_WORD.sub("", "".join(members))):
         return values[-1]
     return Formula(text, is_relation=True, right=values[-1])
+
+
+def _is_true(values: list[Value | None]) -> bool:
+    """Return whether the numbers of an equation agree, and are no repetition as ``5 = 5``."""
+    numbers = [value for value in values if isinstance(value, Number)]
+    return all(left != right and _agree(left, right) for left, right in itertools.pairwise(numbers))
 
 
 def _interval(text: str, members: list[str], signs: list[str], names: list[bool]) -> Value | None:
@@ -310,21 +321,28 @@ def _number(text: str, numeric: bool) -> Number | None:
 
 
 def _number_of(found: re.Match[str], size: Fraction, unit: Unit | None) -> Number:
-    is_negative = found["sign"] not in (None, "+") or found["inner"] is not None
     places = len((found["decimal"] or "").partition(".")[2])
     if unit and unit[0].startswith("count"):  # 2.5 million
         size *= unit[1]
         unit = None
         places = 0
-    value = -size if is_negative else size
+    value = -size if _is_negative(found) else size
     return Number(
         text=_written(value, found) if places else _fraction(value),
         value=value,
         unit=unit_of(found["money"] or "") or unit,
         is_percent=found["percent"] is not None,
-        half_place=Fraction(10) ** (int(found["power"] or 0) - places) / 2 if places else None,
+        half_place=Fraction(10) ** (_power(found) - places) / 2 if places else None,
         is_reducible=int(found["below"] or 0) > value.denominator,
     )
+
+
+def _power(found: re.Match[str]) -> int:
+    return int(found["power"] or 0)
+
+
+def _is_negative(found: re.Match[str]) -> bool:
+    return found["sign"] not in (None, "+") or found["inner"] is not None
 
 
 def _fraction(value: Fraction) -> str:
@@ -342,7 +360,7 @@ def _written(value: Fraction, found: re.Match[str]) -> str:
 def _size(found: re.Match[str]) -> Fraction | None:
     if found["below"]:
         return _mixed(int(found["above"]), int(found["below"]), found["whole"])
-    power = int(found["power"] or 0)
+    power = _power(found)
     if abs(power) > LARGEST_EXPONENT or not (found["power"] or found["decimal"]):
         return None
     return Fraction((found["decimal"] or "1").rstrip(".")) * Fraction(10) ** power
@@ -393,6 +411,10 @@ def equal(label: Value, answer: Value, ask: Ask) -> bool | None:
         answer = inner(answer)
     if isinstance(label, Formula) and isinstance(answer, Number) and answer.unit:  # 5m, and 5 metres
         label = _number(label.text, True) or label
+    return _same_value(label, answer, ask)
+
+
+def _same_value(label: Value, answer: Value, ask: Ask) -> bool | None:
     match label, answer:
         case Number(), _:
             return isinstance(answer, Number) and _same_number(label, answer)

@@ -182,20 +182,29 @@ def reply_to(label: str, answer: str) -> dict[str, Any]:
 def _is_equal(right: Any, given: Any) -> bool:
     """Compare values without variables by their ratio, because Math-Verify takes 1e-20 for 0, and all else by it."""
     from math_verify import verify
-    from sympy import Eq, Expr, Symbol, simplify
+    from sympy import Eq, Expr, Symbol
 
     if isinstance(right, Symbol) and isinstance(given, Symbol):  # Math-Verify takes X_1 for x_1
         return bool(right.name == given.name)
-    right, given = _with_imaginary(right, given), _with_imaginary(given, right)
+    has_i = _with_imaginary(right, given)
+    given = _with_imaginary(given, right)
+    right = has_i
     if all(isinstance(value, Expr) and not value.free_symbols for value in (right, given)):
         verdict = _is_same_constant(right.doit(), given.doit())
         if verdict is not None:
             return verdict
     if isinstance(right, Eq) and isinstance(given, Eq):  # Math-Verify may compare the right-hand sides alone
-        ratio = simplify((right.lhs - right.rhs) / (given.lhs - given.rhs))
-        return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
+        return _is_same_equation(right, given)
     options = {"timeout_seconds": None, "raise_on_error": True, "allow_set_relation_comp": True}
     return bool(verify(right, given, **options) or verify(given, right, **options))
+
+
+def _is_same_equation(right: Any, given: Any) -> bool:
+    """Return whether one equation is a multiple of the other."""
+    from sympy import simplify
+
+    ratio = simplify((right.lhs - right.rhs) / (given.lhs - given.rhs))
+    return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
 
 
 def _with_imaginary(value: Any, other: Any) -> Any:
