@@ -5,6 +5,7 @@
     greso      prompts whose groups had zero variance are skipped (GRESO)
     posterior  prompts are drawn by the variance that their posterior expects
     limit      prompts that are too easy or too hard rest, and come back every few passes
+    target     prompts near a pass rate that moves during the run
     two_stage  a few rollouts of many prompts first, the rest only where these differ (SPEED-RL)
 
 Axes: N rollouts of a group, P prompts of the run.
