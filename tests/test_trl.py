@@ -24,7 +24,8 @@ from openrlhf_dbb.core.step import StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, combine, remember
+from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, remember
+from openrlhf_dbb.integrations.trl_memory import combine
 from openrlhf_dbb.tiny import build_model, build_tokenizer
 
 without_vllm.undo()

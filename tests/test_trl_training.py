@@ -192,6 +192,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from openrlhf_dbb import storage
 from openrlhf_dbb.integrations import trl as door
+from openrlhf_dbb.integrations import trl_memory
 
 def odd(completions, **_):
     return [float(ord(text[0]) % 2) if text else 0.0 for text in completions]
@@ -228,8 +229,8 @@ class Broken:
 
 found = {"alone": trained("alone"), "whole": trained("whole")}
 for name, owner, method, on_rank in (
-    ("second", door._Memory, "_key", "1"),
-    ("first", door._Memory, "_key", "0"),
+    ("second", trl_memory.Memory, "_key", "1"),
+    ("first", trl_memory.Memory, "_key", "0"),
     ("log", storage.Run, "record_metrics", "0"),
 ):
     broken = Broken(owner, method, on_rank)
