@@ -410,7 +410,6 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
     [
         ({"verifier": "corect"}, {}, "verifier 'corect' is none of correct, did you mean correct"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1: give verifier, one of correct, short"),
-        ({"strategy": "greso"}, {}, "strategy 'greso' with 'dbb': use posterior"),
         ({"form": "rloo"}, {"scale_rewards": "none"}, "form 'rloo' is given; leave out scale_rewards='none'"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "would be removed; use remove_unused_columns=Fa"),
         ({"estimator": "point"}, {"num_generations": 1}, "num_generations=1 is too few for 'point'; use"),

@@ -17,7 +17,8 @@ import torch
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.trl_memory import Memory, PassiveMemory, Settings, check_column, on_first
+from openrlhf_dbb.integrations.trl_memory import Memory, PassiveMemory, Settings, check_column
+from openrlhf_dbb.integrations.trl_processes import on_first
 
 shared.check_release("trl")
 
@@ -68,8 +69,9 @@ class _Hooks(GRPOTrainer):
 
     def _calculate_rewards(self, *args: Any, **options: Any) -> torch.Tensor:
         rewards: torch.Tensor = super()._calculate_rewards(*args, **options)
-        responses = args[3] if len(args) > 3 else options.get("completion_ids_list")
-        self._dbb.scored = (rewards, responses)
+        completions = args[2] if len(args) > 2 else options.get("completions")
+        ids = args[3] if len(args) > 3 else options.get("completion_ids_list")
+        self._dbb.scored = (rewards, ids, completions)
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -153,9 +155,15 @@ class PosteriorGRPOTrainer(_Hooks):
         return sampler
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.model.training and self._dbb.fills:
+            return self._dbb.fill(inputs)
         if self.model.training and self._dbb.strategy.draws:
             inputs = self._drawn(inputs)
         return super()._generate_and_score_completions(inputs)
+
+    def generate_as_trl(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Generate and score one rollout of each row, as TRL does. Nothing is observed."""
+        return super(_Hooks, self)._generate_and_score_completions(inputs)
 
     def _drawn(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return this process's share of the generation batch that the strategy draws, in place of TRL's own.

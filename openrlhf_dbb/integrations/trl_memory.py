@@ -11,12 +11,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from openrlhf_dbb import storage
+from openrlhf_dbb.core.filling import Batch
+from openrlhf_dbb.core.host import Capability
 from openrlhf_dbb.core.posteriors import MemorySupportError, Posteriors
 from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
@@ -27,12 +29,12 @@ from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import label_of, text_of
+from openrlhf_dbb.integrations.trl_filling import Generation, Rollout
+from openrlhf_dbb.integrations.trl_processes import gathered, on_first
 from openrlhf_dbb.storage import TRAINING
 
 shared.check_release("trl")
 
-from accelerate import PartialState  # noqa: E402
-from accelerate.utils import broadcast_object_list, gather_object  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from transformers.trainer import TRAINER_STATE_NAME  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint  # noqa: E402
@@ -47,6 +49,8 @@ class Settings(shared.Settings):
     resume: bool | str = False
     label_column: str | None = None
     verifier: str | None = None
+
+    generates_more: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,6 +69,42 @@ class Settings(shared.Settings):
         return replace(self, parameters=chosen | {"memory": "gaussian"})
 
 
+class Response(NamedTuple):
+    """What TRL has generated for a row of its batch.
+
+    Attributes:
+        truncated: whether it was cut at the limit of tokens.
+        trained: TRL has not masked it.
+        advantage: TRL's own.
+    """
+
+    key: Key
+    tokens: int
+    truncated: bool
+    trained: bool
+    advantage: float
+    text: str
+
+
+class Filled(NamedTuple):
+    """A batch that was filled and scored, by the serial numbers of its rollouts.
+
+    Attributes:
+        trained: serial numbers of the rollouts to train on, in the order of the batch.
+        advantages, means: of each rollout that was generated; 0 and NaN where it was not used.
+        metrics: of the step.
+    """
+
+    trained: list[int]
+    advantages: list[float]
+    means: list[float]
+    metrics: dict[str, float]
+
+
+Combined = tuple[Floats, Floats, float]
+"""Rewards and scores (R,), and a factor, of :func:`combine`."""
+
+
 class Memory:
     """The run that follows the training of one trainer, which the first of several processes owns.
 
@@ -73,7 +113,10 @@ class Memory:
     Attributes:
         form: of the advantages that replace TRL's; None if these stay.
         strategy: draws the prompts.
-        scored: what TRL has just scored: rewards (R, F), and the ids of this process's B responses.
+        fills: the strategy judges groups, so that a batch is filled by :meth:`fill`.
+        scored: what TRL has just scored: rewards (R, F), and this process's B responses, as ids and as texts or
+            messages.
+        generation: of the batch that is being filled; None: TRL's own.
         samples: of a held-out prompt's responses the verifier's score (NaN where missing), the length, whether it
             was cut.
         evaluated: the step of the last evaluation, and its results by benchmark.
@@ -85,6 +128,9 @@ class Memory:
         group = trainer.num_generations
         if group < estimator.min_rollouts:
             raise ValueError(f"num_generations={group} is too few for {estimator.name!r}; use 'auto'")
+        if group < strategy.min_rollouts:
+            few = f"num_generations={group} is too few for strategy {strategy.name!r}"
+            raise ValueError(f"{few}; give {strategy.min_rollouts} or more")
         column = settings.label_column
         check_column(column, trainer.train_dataset)
         if column is not None and trainer.args.remove_unused_columns:
@@ -104,9 +150,13 @@ class Memory:
             )
         self.form = form
         self.strategy = strategy
+        self.fills = Capability.GENERATE_MORE in strategy.needs
+        if self.fills and not trainer.args.shuffle_dataset:
+            raise ValueError(f"strategy {strategy.name!r} shuffles the data; leave out shuffle_dataset=False")
+        self.generation: Generation | None = None
         self._logged: tuple[int, dict[str, float]] = (0, {})
         self._opened: shared.Steps | None = None
-        self.scored: tuple[torch.Tensor, Any] | None = None
+        self.scored: tuple[torch.Tensor, Any, Any] | None = None
         self.samples: dict[Key, list[tuple[float, int, bool]]] = {}
         self.evaluated: tuple[int, dict[str, storage.EvaluationRows]] = (-1, {})
         model = getattr(trainer.model, "config", None)
@@ -167,6 +217,7 @@ class Memory:
             resume,
             self._keys,
             self._facts,
+            generate=self._generate if self.fills else None,
             passive=self.form is None,
             many_labels=by_label,
             model=self._model_name,
@@ -216,63 +267,90 @@ class Memory:
         else:
             self.run.settle()
 
-    def _just_scored(self) -> tuple[Floats, list[Any]]:
-        """Return the rewards (R, F) and this process's B responses that TRL has just scored."""
+    def just_scored(self) -> tuple[Floats, list[Any], list[Any]]:
+        """Return the rewards (R, F), and ids and texts of this process's B responses, that TRL has just scored."""
         if self.scored is None:
             raise ValueError("this trainer does not score completions by TRL's _calculate_rewards")
-        rewards_R_F, responses_B = self.scored
-        return _numpy(rewards_R_F), responses_B
+        rewards_R_F, ids_B, completions_B = self.scored
+        return _numpy(rewards_R_F), ids_B, completions_B
+
+    def responses(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> list[Response]:
+        """Return what TRL has just generated on all processes, (R,); on all of them."""
+
+        def mine() -> list[Response]:
+            _, ids_B, completions_B = self.just_scored()
+            trained_B = output["completion_mask"].any(dim=1).tolist()  # TRL may have masked a response
+            advantages_B = output["advantages"].tolist()
+            rows_B = zip(inputs, ids_B, trained_B, advantages_B, completions_B, strict=True)
+            return [
+                Response(self._key(row), len(ids), self._is_cut(ids), trained, advantage, response_text(completion))
+                for row, ids, trained, advantage, completion in rows_B
+            ]
+
+        return gathered(mine)
 
     def observe(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> None:
         """Do one more step of the posteriors, with what TRL has generated and scored."""
+        responses_R = self.responses(inputs, output)
+        group = self.trainer.num_generations
 
-        def mine() -> list[tuple[Key, int, bool, bool, float]]:
-            _, responses_B = self._just_scored()
-            trained_B = output["completion_mask"].any(dim=1).tolist()  # TRL may have masked a response
-            rows_B = zip(inputs, responses_B, trained_B, output["advantages"].tolist(), strict=True)
-            return [
-                (self._key(row), len(ids), self._is_cut(ids), trained, advantage)
-                for row, ids, trained, advantage in rows_B
-            ]
+        def score() -> tuple[list[float], list[float], dict[str, float]]:
+            combined = self._combined(self.just_scored()[0], group)
+            return self._score(responses_R, combined, StepExtras(), len(responses_R))
 
-        keys_R, tokens_R, cut_R, trained_R, theirs_R = zip(*gathered(mine), strict=True)
-        # TRL has just gathered the completions of this batch for its own log.
-        texts_R = [response_text(completion) for completion in self.trainer._logs["completion"]][-len(keys_R) :]
-        responses = Responses(texts_R, truncated=cut_R, keep=self.settings.keep_rollouts)
-        extras = StepExtras(tokens=tokens_R, trained=trained_R, responses=responses)
-        advantages_R, mean_R, metrics = on_first(lambda: self._score(keys_R, theirs_R, extras))
+        advantages_R, mean_R, metrics = on_first(score)
         self.fill_table(mean_R)
+        self._add_metrics(metrics)
+        if self.form is not None:
+            self._use(advantages_R, output)
+            self._log_advantages(advantages_R)
+
+    def _add_metrics(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self.trainer._metrics["train"][name].append(value)
-        if self.form is not None:
-            self._use(advantages_R, output, len(inputs))
 
-    def _use(self, advantages_R: list[float], output: dict[str, Any], rollouts: int) -> None:
-        """Put this process's advantages in place of TRL's, and those of all processes into TRL's log."""
-        first = self.trainer.accelerator.process_index * rollouts
-        mine = advantages_R[first : first + rollouts]
-        device = output["advantages"].device
-        output["advantages"] = torch.tensor(mine, dtype=torch.float32, device=device)
-        logged = self.trainer._logs["advantages"]  # the last ones are TRL's own advantages of this batch
+    def _use(self, advantages_R: list[float], output: dict[str, Any]) -> None:
+        """Put this process's advantages in place of TRL's."""
+        theirs_B = output["advantages"]
+        first = self.trainer.accelerator.process_index * len(theirs_B)
+        mine = advantages_R[first : first + len(theirs_B)]
+        output["advantages"] = torch.tensor(mine, dtype=torch.float32, device=theirs_B.device)
+
+    def _log_advantages(self, advantages_R: list[float]) -> None:
+        """Put the advantages of all processes in place of TRL's own of this batch, the last ones of its log."""
+        logged = self.trainer._logs["advantages"]
         for _ in range(min(len(advantages_R), len(logged))):
             logged.pop()
         logged.extend(advantages_R)
 
+    def _combined(self, rewards_R_F: Floats, group: int) -> Combined:
+        return combine(rewards_R_F, _numpy(self.trainer.reward_weights), self._verifier, group)
+
     def _score(
-        self, keys_R: Sequence[Key], theirs_R: Sequence[float], extras: StepExtras
+        self, responses_R: Sequence[Response], combined: Combined, extras: StepExtras, batch: int
     ) -> tuple[list[float], list[float], dict[str, float]]:
         """Return advantages, unless TRL's stay, the means of the prompts, and metrics; on the first process.
 
-        ``theirs_R`` are TRL's own advantages.
+        The first ``batch`` rollouts are those of the generation batch; others are observed only.
         """
-        rewards_R_F, _ = self._just_scored()
-        weights_F = _numpy(self.trainer.reward_weights)
-        group = self.trainer.num_generations
-        rewards_R, scores_R, scale = combine(rewards_R_F, weights_F, self._verifier, group)
+        rewards_R, scores_R, scale = combined
+        keys_R = [response.key for response in responses_R]
+        trained_R = np.array([response.trained for response in responses_R])
+        extras = replace(
+            extras,
+            tokens=[response.tokens for response in responses_R],
+            trained=trained_R & (np.arange(len(responses_R)) < batch),
+            responses=Responses(
+                [response.text for response in responses_R],
+                truncated=[response.truncated for response in responses_R],
+                keep=self.settings.keep_rollouts,
+            ),
+        )
         if self.form is None:
             estimator, _ = self.settings.built
             if self._verifier is not None and estimator.belief.support == "real":
                 rewards_R = scores_R  # such a memory sees the rewards, and the user has named the verifier
+            theirs_R = [response.advantage for response in responses_R]
             scored = self.steps.observe(keys_R, rewards_R, scores_R, None, extras, theirs_R)
             return [], scored.mean.tolist(), scored.metrics
         scored = self.steps.observe(keys_R, rewards_R, scores_R, self.form, extras)
@@ -280,19 +358,82 @@ class Memory:
         if self.trainer.scale_rewards == "none":
             advantages_R = advantages_R * scale
         elif self.trainer.scale_rewards == "batch":
-            known = rewards_R[~np.isnan(rewards_R)]
+            known = rewards_R[:batch][~np.isnan(rewards_R[:batch])]
             spread = np.std(known, ddof=1) if len(known) > 1 else 0.0
             advantages_R = advantages_R / spread if spread > 0 else np.zeros(len(rewards_R))
         return advantages_R.tolist(), scored.mean.tolist(), scored.metrics
 
+    def fill(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Generate and observe a batch as the strategy decides; return this process's rows to train on, as TRL does.
+
+        On all processes: the first one's filler decides, and all generate together.
+        """
+        generation = Generation(self, inputs)
+        self.generation = generation
+        batch: Batch[int, Rollout] | None = None
+        failed: Exception | None = None
+        if self.trainer.accelerator.is_main_process:
+            try:
+                batch = self.steps.fill()
+            except Exception as error:
+                if generation.is_running:
+                    raise  # within a generation of TRL the others cannot be told; they fail as in TRL
+                failed = error
+            generation.end()
+        else:
+            generation.follow()
+        filled = on_first(lambda: self._score_batch(batch, failed, generation.generated))
+        self.fill_table(filled.means)
+        self._log_advantages(filled.advantages)
+        self._add_metrics(filled.metrics)
+        output = generation.batch(filled.trained)
+        self._use([filled.advantages[serial] for serial in filled.trained], output)
+        return output
+
+    def _score_batch(self, batch: Batch[int, Rollout] | None, failed: Exception | None, generated: int) -> Filled:
+        """Do a step with what was generated; on the first process. Raises ``failed``, if there is no batch."""
+        if batch is None:
+            raise failed or RuntimeError("no batch was filled")
+        rollouts_R: list[Rollout] = []
+        rewards: list[Floats] = []
+        scores: list[Floats] = []
+        scale = 1.0
+        for group in batch.trained + batch.filtered:
+            rewards_N_F = np.array([rollout.rewards for rollout in group.rollouts])
+            rewards_N, scores_N, scale = self._combined(rewards_N_F, len(group.rollouts))
+            rollouts_R += group.rollouts
+            rewards.append(rewards_N)
+            scores.append(scores_N)
+        combined = (np.concatenate(rewards), np.concatenate(scores), scale)
+        trained = sum(len(group.rollouts) for group in batch.trained)
+        responses_R = [rollout.response for rollout in rollouts_R]
+        extras = batch.extras(batch.groups_of_each())
+        advantages_R, means_R, metrics = self._score(responses_R, combined, extras, trained)
+        filled = Filled([], [0.0] * generated, [math.nan] * generated, metrics)
+        for rollout, advantage, mean in zip(rollouts_R, advantages_R, means_R, strict=True):
+            filled.advantages[rollout.serial] = advantage
+            filled.means[rollout.serial] = mean
+        filled.trained.extend(rollout.serial for rollout in rollouts_R[:trained])
+        return filled
+
+    def scores(self, rollouts_R: Sequence[Rollout], group: int) -> Floats:
+        """Return the scores (R,) by which the strategy judges groups side by side; NaN where missing."""
+        rewards_R_F = np.array([rollout.rewards for rollout in rollouts_R])
+        return self._combined(rewards_R_F, group)[1]
+
+    def _generate(self, requests: Sequence[shared.RowRequest]) -> list[shared.RowAnswer]:
+        """Answer the filler, on the first process."""
+        if self.generation is None:
+            raise RuntimeError("no batch is being filled")
+        return self.generation.generate(requests)
+
     def sample(self, inputs: list[dict[str, Any]]) -> None:
         """Note the responses of an evaluation's batch, of all processes."""
-        rewards_R_F, _ = self._just_scored()
-        _, scores_R, _ = combine(rewards_R_F, _numpy(self.trainer.reward_weights), self._verifier, group=1)
+        _, scores_R, _ = self._combined(self.just_scored()[0], group=1)
 
         def mine() -> list[tuple[Key, int, bool]]:
-            _, responses_B = self._just_scored()
-            rows_B = zip(inputs, responses_B, strict=True)
+            _, ids_B, _ = self.just_scored()
+            rows_B = zip(inputs, ids_B, strict=True)
             return [(self._key(row), len(ids), self._is_cut(ids)) for row, ids in rows_B]
 
         for (prompt, tokens, cut), value in zip(gathered(mine), scores_R.tolist(), strict=True):
@@ -433,18 +574,18 @@ class PassiveMemory(Memory):
             _log.warning("run %r begins without what was before: %s", name, reason)
 
     def _score(
-        self, keys_R: Sequence[Key], theirs_R: Sequence[float], extras: StepExtras
+        self, responses_R: Sequence[Response], combined: Combined, extras: StepExtras, batch: int
     ) -> tuple[list[float], list[float], dict[str, float]]:
         """Do a step; a memory of right and wrong that meets other rewards in the first one begins again."""
         try:
-            return super()._score(keys_R, theirs_R, extras)
+            return super()._score(responses_R, combined, extras, batch)
         except MemorySupportError as error:
             real = self.settings.with_real_memory()
             if self.run.step or real is self.settings:
                 raise
             _log.warning("the memory is of real rewards, since %s", error)
             self._begin_again(real)
-        return super()._score(keys_R, theirs_R, extras)
+        return super()._score(responses_R, combined, extras, batch)
 
     def _begin_again(self, settings: Settings) -> None:
         """Replace a run without steps."""
@@ -489,41 +630,6 @@ def _differing_columns(dataset: Dataset, keys: list[Key]) -> list[str]:
             if any(repr(values[first]) != repr(values[row]) for first, row in twins):
                 differ.append(name)
     return differ
-
-
-def on_first(work: Callable[[], Any]) -> Any:
-    """Run ``work`` on the first process and return its result on all; if it fails there, all fail."""
-    result = None
-    error: Exception | None = None
-    if PartialState().is_main_process:
-        try:
-            result = work()
-        except Exception as failure:
-            error = failure
-    outcome = [result, None if error is None else str(error)]
-    broadcast_object_list(outcome)
-    if error is not None:
-        raise error
-    if outcome[1] is not None:
-        raise RuntimeError(f"the first process cannot go on: {outcome[1]}")
-    return outcome[0]
-
-
-def gathered(work: Callable[[], list[Any]]) -> list[Any]:
-    """Return what ``work`` returns on all processes, joined; if it fails on one, all fail."""
-    rows: list[Any] = []
-    error: Exception | None = None
-    try:
-        rows = work()
-    except Exception as failure:
-        error = failure
-    outcomes = gather_object([(rows, None if error is None else f"{type(error).__name__}: {error}")])
-    if error is not None:
-        raise error
-    for _, failed in outcomes:
-        if failed is not None:
-            raise RuntimeError(f"another process cannot go on: {failed}")
-    return [row for rows, _ in outcomes for row in rows]
 
 
 def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group: int) -> tuple[Floats, Floats, float]:

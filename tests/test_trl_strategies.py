@@ -1,0 +1,264 @@
+"""TRL's trainer with strategies that judge groups, and with replay: what is generated, trained on and stored."""
+
+# ruff: noqa: E402
+import json
+import sys
+from collections import Counter
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+without_vllm = pytest.MonkeyPatch()
+without_vllm.setitem(sys.modules, "vllm", None)  # as where it is not installed; TRL would load it
+pytest.importorskip("trl", reason="needs TRL")
+
+from datasets import Dataset
+from trainings import rows
+from transformers import TrainerCallback
+
+from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer
+from openrlhf_dbb.tiny import build_model, build_tokenizer
+
+without_vllm.undo()
+
+ROLLOUTS, GROUPS = 4, 2
+EASY, HARD, MIXED = "easy", "hard", "mixed"
+KINDS = [EASY, MIXED, HARD, MIXED, EASY, MIXED]
+TEXTS = [f"{number}+{number}=" for number in range(len(KINDS))]
+JUDGING = ["dynamic", "greso", "two_stage"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a model that has learnt nothing."""
+    torch.set_num_threads(1)  # with a model of this size a second one mostly waits
+    folder = tmp_path_factory.mktemp("model")
+    build_model(0).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+class Reward:
+    """Always 1 for an easy prompt, 0 for a hard one, else 0 or 1 by the first character; remembers the calls."""
+
+    __name__ = "correct"
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, prompts, completions, kind, **columns):
+        rewards = []
+        for text, of_prompt in zip(completions, kind, strict=True):
+            parity = float(ord(text[0]) % 2) if text else 0.0
+            rewards.append({EASY: 1.0, HARD: 0.0}.get(of_prompt, parity))
+        self.calls.append(list(zip(prompts, completions, rewards, strict=True)))
+        return rewards
+
+
+class Watched(PosteriorGRPOTrainer):
+    """Remembers the batch of each step, and how many calls of the reward function there were."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            self.batches.append((len(self.reward_funcs[0].calls), output))
+            self.own_log_probs.append(self.log_probs(output))
+        return output
+
+    def log_probs(self, output):
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        with torch.no_grad():
+            return self._get_per_token_logps_and_entropies(self.model, ids, mask, output["completion_ids"].shape[1])[0]
+
+
+def trainer(model, folder, strategy, *, kinds=KINDS, ours=None, **changed):
+    """Two groups of four a step, in fp32."""
+    values = {
+        "output_dir": str(folder / "out"), "max_steps": 3, "per_device_train_batch_size": GROUPS * ROLLOUTS,
+        "num_generations": ROLLOUTS, "max_completion_length": 6, "beta": 0.0, "learning_rate": 1e-3, "seed": 3,
+        "gradient_checkpointing": False, "report_to": "none", "use_cpu": True, "bf16": False, "save_strategy": "no",
+        "logging_strategy": "no", "disable_tqdm": True,
+    } | changed  # fmt: skip
+    made = Watched(
+        model=model,
+        reward_funcs=Reward(),
+        args=PosteriorGRPOConfig(**values),
+        train_dataset=Dataset.from_dict({"prompt": TEXTS[: len(kinds)], "kind": kinds}),
+        strategy=strategy,
+        **{"store": f"sqlite:///{folder}/openrlhf_dbb.db", "run_name": "run", "estimator": "point"} | (ours or {}),
+    )
+    made.batches = []
+    made.own_log_probs = []
+    return made
+
+
+def generated(made):
+    """Of each step what was generated: the triples of prompt, completion and reward of each call."""
+    ends = [end for end, _ in made.batches]
+    starts = [0, *ends[:-1]]
+    return [made.reward_funcs[0].calls[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def texts(made, output):
+    """Prompt and completion of each row of a batch."""
+    found = []
+    for row in range(len(output["advantages"])):
+        prompt = output["prompt_ids"][row][output["prompt_mask"][row].bool()]
+        completion = output["completion_ids"][row][output["completion_mask"][row].bool()]
+        decoded = made.processing_class.batch_decode([prompt, completion], skip_special_tokens=True)
+        found.append(tuple(decoded))
+    return found
+
+
+@pytest.mark.parametrize("strategy", JUDGING)
+def test_only_groups_of_mixed_rewards_are_trained_on_and_all_are_observed(model, tmp_path, strategy):
+    made = trainer(model, tmp_path, strategy)
+    made.train()
+    assert len(made.batches) == 3
+    history = rows(
+        tmp_path, "SELECT step, prompt, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)"
+    )
+    usage = rows(tmp_path, "SELECT step, generated, trained FROM steps ORDER BY step")
+    for step, (calls, (_, output)) in enumerate(zip(generated(made), made.batches, strict=True), start=1):
+        triples = [triple for call in calls for triple in call]
+        of_prompt = Counter(prompt for prompt, *_ in triples)
+        right = Counter()
+        for prompt, _, reward in triples:
+            right[prompt] += int(reward)
+        observed = {prompt: (rollouts, successes) for at, prompt, rollouts, successes in history if at == step}
+        assert observed == {prompt: (count, right[prompt]) for prompt, count in of_prompt.items()}
+        assert usage[step - 1] == (step, len(triples), GROUPS * ROLLOUTS)
+        # The batch: two groups, whose rows are what the reward function has seen.
+        reward_of = {(prompt, completion): reward for prompt, completion, reward in triples}
+        in_batch = texts(made, output)
+        rewards = np.array([reward_of[pair] for pair in in_batch]).reshape(GROUPS, ROLLOUTS)
+        for group in range(GROUPS):
+            assert len({prompt for prompt, _ in in_batch[group * ROLLOUTS : (group + 1) * ROLLOUTS]}) == 1
+        assert (rewards.min(axis=1) < rewards.max(axis=1)).all()
+        # All rollouts of a prompt in a step are one group, also those of a group that was filtered.
+        expected = []
+        for prompt, completion in in_batch:
+            of_group = [reward for other, _, reward in triples if other == prompt]
+            expected.append((reward_of[prompt, completion] - np.mean(of_group)) / np.std(of_group, ddof=1))
+        np.testing.assert_allclose(output["advantages"].numpy(), expected, rtol=1e-5)
+        assert output["num_items_in_batch"] == output["completion_mask"].sum()
+        assert torch.isfinite(made.own_log_probs[step - 1]).all()
+
+
+def test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_differ(model, tmp_path):
+    made = trainer(model, tmp_path, "two_stage", logging_strategy="steps", logging_steps=1)
+    made.train()
+    passed = []
+    for calls in generated(made):
+        pairs = {}
+        for call in calls:
+            for (prompt, _, reward), (twin, _, other) in zip(call[::2], call[1::2], strict=True):
+                assert prompt == twin
+                pairs.setdefault(prompt, []).append(reward != other)
+        groups = Counter()
+        for differs in pairs.values():
+            place = 0
+            while place < len(differs):
+                groups[differs[place]] += 1
+                place += 2 if differs[place] else 1  # the rest of a group follows its first two
+            assert place == len(differs)
+        assert groups[True] == GROUPS
+        passed.append(GROUPS / groups.total())
+    stored = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
+    assert min(passed) < 1
+    assert [found["two_stage/passed"] for found in stored] == pytest.approx(passed)
+
+
+@pytest.mark.parametrize("strategy", ["dynamic", "two_stage"])
+def test_old_log_probs_and_the_table_fit_the_rows_of_several_generations(model, tmp_path, strategy):
+    made = trainer(
+        model, tmp_path, strategy, num_iterations=2, max_steps=4, beta=0.1, log_completions=True,
+        logging_strategy="steps", logging_steps=2,
+    )  # fmt: skip
+    made.train()
+    assert len(made.batches) == 2
+    for (_, output), own in zip(made.batches, made.own_log_probs, strict=True):
+        mask = output["completion_mask"].bool()
+        torch.testing.assert_close(output["old_per_token_logps"][mask], own[mask], rtol=1e-3, atol=1e-4)
+    logged = [entry for entry in made.state.log_history if "loss" in entry]
+    assert all(np.isfinite(entry["loss"]) and np.isfinite(entry["kl"]) for entry in logged)
+    for calls, entry in zip(generated(made), logged, strict=True):
+        rewards = [reward for call in calls for *_, reward in call]
+        assert entry["rewards/correct/mean"] == pytest.approx(np.mean(rewards), abs=1e-6)
+    table = pandas.read_parquet(tmp_path / "out/completions/completions_00004.parquet")
+    assert len(table) == GROUPS * ROLLOUTS
+    assert table["posterior_mean"].notna().all()
+
+
+class StopAt(TrainerCallback):
+    """Ends the training early."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == self.step
+
+
+def run_to(model, folder, step, resume_from=None, *, strategy, **ours):
+    """A run of six steps with a checkpoint every second one, stopped after ``step``; what it has observed."""
+    made = trainer(model, folder, strategy, ours=ours, max_steps=6, save_strategy="steps", save_steps=2)
+    made.add_callback(StopAt(step))
+    made.train(resume_from_checkpoint=resume_from)
+    made.posteriors.close()
+    return rows(folder, "SELECT step, prompt_id, rollouts, successes, inclusion FROM posterior_history ORDER BY 1, 2")
+
+
+DRAWN = {"estimator": "dbb", "strategy_parameters": {"draw": "posterior"}}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ours"),
+    [("dynamic", {}), ("greso", {}), ("two_stage", {}), ("two_stage", DRAWN)],
+    ids=["dynamic", "greso", "two_stage", "two_stage, drawn"],
+)
+def test_a_resume_fills_the_same_batches_bit_for_bit(model, tmp_path, strategy, ours):
+    whole = run_to(model, tmp_path / "whole", 6, strategy=strategy, **ours)
+    run_to(model, tmp_path / "cut", 3, strategy=strategy, **ours)
+    resumed = run_to(model, tmp_path / "cut", 6, True, strategy=strategy, resume=True, **ours)
+    assert resumed == whole
+    assert {step for step, *_ in whole} == {1, 2, 3, 4, 5, 6}
+    if ours:
+        assert all(0 < inclusion <= 1 for *_, inclusion in whole)
+
+
+def test_a_checkpoint_of_an_earlier_release_goes_on(model, tmp_path):
+    """It has the sampler's state and the draws left of the pass beside run and step."""
+    whole = run_to(model, tmp_path / "whole", 6, strategy="posterior", estimator="dbb")
+    run_to(model, tmp_path / "cut", 3, strategy="posterior", estimator="dbb")
+    folder = tmp_path / "cut/out/checkpoint-2"
+    saved = json.loads((folder / "posteriors.json").read_text())
+    draws = json.loads((folder / "draws.json").read_text())
+    saved |= {"strategy": draws["sampling"], "left": len(TEXTS) - draws["place"]["place"]}
+    (folder / "posteriors.json").write_text(json.dumps(saved))
+    (folder / "draws.json").unlink()
+    resumed = run_to(model, tmp_path / "cut", 6, True, strategy="posterior", estimator="dbb", resume=True)
+    assert resumed == whole
+
+
+def test_a_strategy_that_keeps_no_group_is_given_up_in_one_line(model, tmp_path):
+    made = trainer(model, tmp_path, "dynamic", kinds=[EASY, HARD], max_completion_length=1)
+    with pytest.raises(RunError, match=r"'dynamic' has kept no group in 21 passes over the data; use"):
+        made.train()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ours", "changed", "message"),
+    [
+        ("two_stage", {}, {"num_generations": 2}, "num_generations=2 is too few for strategy 'two_stage'; give 3"),
+        ("dynamic", {}, {"shuffle_dataset": False}, "'dynamic' shuffles the data; leave out shuffle_dataset=False"),
+    ],
+)
+def test_what_does_not_fit_a_strategy_is_refused(model, tmp_path, strategy, ours, changed, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(model, tmp_path, strategy, ours=ours, **changed)
+    assert not (tmp_path / "openrlhf_dbb.db").exists()
