@@ -500,6 +500,7 @@ def test_other_data_than_the_run_s_are_a_warning_and_refused_by_the_trainer_that
         ({"parameters": {"memory": "x"}}, "memory"),
         ({"parameters": ["memory"]}, r"parameters = \['memory'\] is no dictionary"),
         ({"strategy": "posterior", "estimator": "dbb"}, "use PosteriorGRPOTrainer"),
+        ({"replay": {"samples": 2}}, "replay = .* changes a training"),
         ({"form": "grpo"}, "grpo"),
         ({"form": "rloo"}, "form = 'rloo' changes a training, and remember changes none; use PosteriorGRPO"),
         ({"keep_rollouts": -1}, "keep_rollouts is -1; give a whole number"),
@@ -519,7 +520,8 @@ def test_a_wrong_call_is_refused_where_it_is_made(model, tmp_path, ours, message
         remembered(made, tmp_path, **ours)
     assert "\n" not in str(refused.value)
     assert type(made) is GRPOTrainer and not (tmp_path / "openrlhf_dbb.db").exists()
-    if "verif" not in str(ours) and not {"strategy", "form"} & ours.keys():  # before the model, of which there is none
+    training = {"strategy", "form", "replay"} & ours.keys()
+    if "verif" not in str(ours) and not training:  # before the model, of which there is none
         with pytest.raises(ValueError, match=message):
             PosteriorGRPOTrainer("/nowhere", correct, arguments(tmp_path), DATA, **ours)
 

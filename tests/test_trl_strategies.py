@@ -194,6 +194,19 @@ def test_old_log_probs_and_the_table_fit_the_rows_of_several_generations(model, 
     assert table["posterior_mean"].notna().all()
 
 
+def test_a_budget_of_rollouts_ends_the_training(model, tmp_path):
+    made = trainer(
+        model, tmp_path, "two_stage", max_steps=50, ours={"max_rollouts": 60}, log_completions=True,
+        logging_strategy="steps", logging_steps=1, save_strategy="steps", save_steps=50,
+    )  # fmt: skip
+    made.train()
+    calls = made.reward_funcs[0].calls
+    assert 60 - 2 * GROUPS * ROLLOUTS < sum(map(len, calls)) <= 60
+    steps = len(made.batches)
+    assert rows(tmp_path, "SELECT status, last_step FROM dbb_run") == [("finished", steps)]
+    assert 1 < steps < 8
+
+
 class StopAt(TrainerCallback):
     """Ends the training early."""
 
@@ -255,10 +268,115 @@ def test_a_strategy_that_keeps_no_group_is_given_up_in_one_line(model, tmp_path)
     ("strategy", "ours", "changed", "message"),
     [
         ("two_stage", {}, {"num_generations": 2}, "num_generations=2 is too few for strategy 'two_stage'; give 3"),
+        ("plain", {"max_rollouts": 60}, {}, "'plain' generates as many rollouts in each step; leave out max_roll"),
+        ("dynamic", {"max_rollouts": 7}, {}, "max_rollouts = 7 is less than one step of 8 rollouts; give more"),
         ("dynamic", {}, {"shuffle_dataset": False}, "'dynamic' shuffles the data; leave out shuffle_dataset=False"),
     ],
 )
 def test_what_does_not_fit_a_strategy_is_refused(model, tmp_path, strategy, ours, changed, message):
     with pytest.raises(ValueError, match=message):
         trainer(model, tmp_path, strategy, ours=ours, **changed)
+    assert not (tmp_path / "openrlhf_dbb.db").exists()
+
+
+def replaying(model, folder, strategy="plain", samples=2, cache=4, **changed):
+    """Two steps a pass of all four prompts; each rollout of a prompt fills its cache."""
+    ours = {"replay": {"samples": samples, "cache": cache}, **changed.pop("ours", {})}
+    return trainer(model, folder, strategy, kinds=KINDS[:4], ours=ours, **changed)
+
+
+def test_replayed_rows_are_the_best_of_a_prompts_last_rollouts_with_their_own_log_probs(model, tmp_path):
+    made = replaying(model, tmp_path, max_steps=4, logging_strategy="steps", logging_steps=1)
+    made.train()
+    before = {}  # by prompt its last rollouts: text, reward, old log-probs
+    for calls, (_, output) in zip(generated(made), made.batches, strict=True):
+        pairs = texts(made, output)
+        own = GROUPS * ROLLOUTS
+        prompts = list(dict.fromkeys(prompt for prompt, _ in pairs[:own]))
+        expected = []
+        for prompt in prompts:
+            kept = before.get(prompt, [])
+            places = sorted(np.argsort([-reward for _, reward, _ in kept], kind="stable")[:2])
+            expected += [(prompt, *kept[place]) for place in places]
+        assert len(pairs) == own + len(expected)
+        mask = output["completion_mask"].bool()
+        log_probs = [values[of_row] for values, of_row in zip(output["old_per_token_logps"], mask, strict=True)]
+        for place, (prompt, text, _, theirs) in enumerate(expected, start=own):
+            assert pairs[place] == (prompt, text)
+            torch.testing.assert_close(log_probs[place], theirs, rtol=0, atol=0)
+        advantages = output["advantages"].tolist()
+        for start in range(own, len(pairs), 2):  # two rollouts a prompt: both the same, or one right
+            rewards = [reward for _, _, reward, _ in expected[start - own : start - own + 2]]
+            half = 0.5**0.5 * (rewards[0] - rewards[1])
+            assert advantages[start : start + 2] == pytest.approx([half, -half], abs=1e-5)
+        assert output["num_items_in_batch"] == output["completion_mask"].sum()
+        [call] = calls
+        for prompt in prompts:
+            before[prompt] = []
+        for (prompt, text, reward), values in zip(call, log_probs[:own], strict=True):
+            before[prompt].append((text, reward, values))
+    assert [len(output["advantages"]) for _, output in made.batches] == [8, 8, 12, 12]
+    stored = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
+    assert [found["replay/cached"] for found in stored] == [8, 16, 16, 16]
+    assert rows(tmp_path, "SELECT sum(rollouts) FROM posterior_history") == [(4 * GROUPS * ROLLOUTS,)]
+
+
+def test_rows_fill_the_chunks_that_trl_trains_on(model, tmp_path):
+    """Four chunks of two rows and 2 * 3 replayed ones: two rows of 16 train nothing."""
+    made = replaying(
+        model, tmp_path, samples=3, per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=3,
+        logging_strategy="steps", logging_steps=1,
+    )  # fmt: skip
+    made.train()
+    _, output = made.batches[2]
+    assert len(output["advantages"]) == 16
+    trains = output["completion_mask"].any(dim=1)
+    assert trains.tolist() == [True] * 14 + [False] * 2
+    assert output["advantages"][14:].tolist() == [0, 0]
+    assert all(np.isfinite(entry["loss"]) for entry in made.state.log_history if "loss" in entry)
+
+
+@pytest.mark.parametrize("strategy", ["plain", "two_stage"])
+def test_a_resume_replays_the_same_rows_bit_for_bit(model, tmp_path, strategy):
+    def run(folder, step, resume=False):
+        made = replaying(
+            model, tmp_path / folder, strategy, samples=2, cache=2, ours={"resume": resume}, max_steps=6,
+            save_strategy="steps", save_steps=2,
+        )  # fmt: skip
+        made.add_callback(StopAt(step))
+        made.train(resume_from_checkpoint=resume)
+        made.posteriors.close()
+        return [output["old_per_token_logps"] for _, output in made.batches]
+
+    whole = run("whole", 6)
+    run("cut", 3)
+    resumed = run("cut", 6, True)
+    assert len(resumed) == 4 and max(len(values) for values in whole) > GROUPS * ROLLOUTS
+    for values, expected in zip(resumed, whole[2:], strict=True):
+        assert torch.equal(values, expected)
+
+
+def test_a_resume_without_replay_is_refused_where_the_run_had_it(model, tmp_path):
+    made = replaying(model, tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    made.add_callback(StopAt(2))
+    made.train()
+    made.posteriors.close()
+    other = trainer(model, tmp_path, "plain", kinds=KINDS[:4], ours={"resume": True}, max_steps=4)
+    with pytest.raises(ValueError, match="checkpoint-2 is of a run with replay; go on with its replay="):
+        other.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("ours", "changed", "message"),
+    [
+        ({"replay": {"sample": 2}}, {}, r"replay = \{'sample': 2\}; give a dictionary of samples, cache"),
+        ({"replay": 2}, {}, "replay = 2; give a dictionary"),
+        ({"replay": {"samples": 17}}, {}, "replay.samples = 17 is more than the 16 rollouts"),
+        ({"replay": {"samples": 2}, "form": "reinforce_baseline"}, {}, "replay does not go with advantage form rein"),
+        ({"replay": {"samples": 2}}, {"beta": 0.1}, "replay keeps no log-probs of the reference .* beta=0, not 0.1"),
+    ],
+)
+def test_what_does_not_fit_replay_is_refused(model, tmp_path, ours, changed, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(model, tmp_path, "plain", ours=ours, **changed)
     assert not (tmp_path / "openrlhf_dbb.db").exists()

@@ -283,9 +283,9 @@ def odd(prompts, completions, **_):
 trainer = Watched(
     model=model, reward_funcs=odd, train_dataset=Dataset.from_dict({"prompt": [f"{n}+{n}=" for n in range(6)]}),
     store=f"sqlite:///{folder}/runs.db", run_name="run", estimator="point", strategy="two_stage",
-    strategy_parameters={"first": 3},
+    strategy_parameters={"first": 3}, replay={"samples": 3, "cache": 4},
     args=GRPOConfig(
-        output_dir=f"{folder}/run", max_steps=3, per_device_train_batch_size=6, num_generations=4,
+        output_dir=f"{folder}/run", max_steps=4, per_device_train_batch_size=6, num_generations=4,
         max_completion_length=6, learning_rate=1e-3, beta=0.0, report_to="none", gradient_checkpointing=False,
         use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True, logging_strategy="no",
     ),
@@ -303,18 +303,20 @@ def test_two_ranks_generate_together_what_a_strategy_asks_for(tmp_path):
     build_model(0).save_pretrained(tmp_path / "model")
     build_tokenizer().save_pretrained(tmp_path / "model")
     first, second = two_ranks(JUDGING, str(tmp_path), str(tmp_path / "model"))
-    assert first["weights"] == second["weights"] and len(first["steps"]) == 3
+    assert first["weights"] == second["weights"] and len(first["steps"]) == 4
+    sizes = [[len(step["prompts"]) for step in steps] for steps in (first["steps"], second["steps"])]
+    assert sizes[0] == sizes[1] and sizes[0][0] == 6 < sizes[0][3]  # replayed rows on both
     for one, other in zip(first["steps"], second["steps"], strict=True):
         assert one["items"] == other["items"] == one["mine"] + other["mine"]
-        prompts = one["prompts"] + other["prompts"]
+        prompts = one["prompts"][:6] + other["prompts"][:6]
         groups = np.reshape(prompts, (3, 4))
         assert (groups == groups[:, :1]).all() and "0+0=" not in prompts
-        advantages = np.reshape(one["ours"] + other["ours"], (3, 4))
+        advantages = np.reshape(one["ours"][:6] + other["ours"][:6], (3, 4))
         assert (advantages.max(axis=1) > 0).all() and (advantages.min(axis=1) < 0).all()
     found = functools.partial(rows, tmp_path, database="runs.db")
     stored = found("SELECT step, generated, trained FROM steps ORDER BY step")
     observed = found("SELECT step, sum(rollouts) FROM posterior_history GROUP BY step ORDER BY 1")
     zeros = found("SELECT rollouts FROM posterior_history JOIN prompts USING (prompt_id) WHERE prompt = '0+0='")
-    assert [(step, trained) for step, _, trained in stored] == [(1, 12), (2, 12), (3, 12)]
+    assert [(step, trained) for step, _, trained in stored] == [(1, 12), (2, 12), (3, 12), (4, 12)]
     assert observed == [(step, generated) for step, generated, _ in stored]
     assert zeros and all(rollouts % 3 == 0 for (rollouts,) in zeros)  # first stages alone

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core import KEEP
+from openrlhf_dbb.core import KEEP, replay
 from openrlhf_dbb.core.filling import Answer, AtOnce, Batch, Filler, Group, Request, ShuffledPrompts
 from openrlhf_dbb.core.host import Capability, SideState
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
+from openrlhf_dbb.core.replay import ReplayMemory
 from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
 from openrlhf_dbb.core.strategies import STRATEGIES, Plain, RolloutStrategy, RunFacts
 from openrlhf_dbb.core.texts import contradictions
@@ -124,6 +125,8 @@ class Steps:
         facts: RunFacts,
         *,
         generate: Generate | None = None,
+        max_rollouts: int | None = None,
+        new_replays: Callable[[], ReplayMemory] | None = None,
         passive: bool = False,
         many_labels: bool = False,
         **about: Any,
@@ -133,6 +136,8 @@ class Steps:
         Args:
             keys: text and label of each row of the data set.
             generate: of a trainer that generates more within a step; None: it only trains on what is drawn.
+            max_rollouts: most rollouts to generate; None: no limit.
+            new_replays: makes an empty replay memory; None: nothing is replayed.
             passive: a name that is taken gets a number; several labels of a prompt, and other data
                 than the run's, are a warning.
             many_labels, about: of :meth:`Posteriors.create`.
@@ -142,6 +147,8 @@ class Steps:
         self._keys = keys
         self._facts = facts
         self._generate = generate
+        self._max_rollouts = max_rollouts
+        self._new_replays = new_replays
         self._state_name = f"the state of strategy {strategy.name!r}"
         exact_json.dumps(strategy.sampler(facts).state(), self._state_name)  # refused now rather than at a checkpoint
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
@@ -205,15 +212,20 @@ class Steps:
             AtOnce(self._generate or _unscored),
             self._strategy.sampler(self._facts),
             predictive=self.posteriors.predictive if self._strategy.draws else None,
+            max_rollouts=self._max_rollouts,
             scores_later=self._generate is None,
         )
         self._drawn: tuple[Group[int, Any], ...] = ()  # of the step, whose scores come later
+        self.replays = None if self._new_replays is None else self._new_replays()
         self._side: list[SideState] = [_DrawsFile(self._filler, len(prompt_ids), self._state_name)]
+        if self.replays is not None:
+            self._side.append(self.replays)
 
     def fill(self) -> Batch[int, Any]:
         """Return the next step's groups, of rows of the data set.
 
         Raises:
+            BudgetSpent: ``max_rollouts`` does not allow another batch.
             RunError: the strategy keeps no group, or gives up.
         """
         note = self._filler.sampler.note
@@ -326,6 +338,8 @@ class Steps:
             self.posteriors.roll_back(0)
             return
         saved = self.saved_in(checkpoint)
+        if self.replays is None and (checkpoint / replay.FILE).exists():
+            raise ValueError(f"checkpoint {checkpoint} is of a run with replay; go on with its replay=")
         for state in self._side:
             state.load(checkpoint)
         self.posteriors.roll_back(int(saved["step"]))

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 
+from openrlhf_dbb.core.filling import BudgetSpent
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.integrations import shared
@@ -142,6 +143,7 @@ class PosteriorGRPOTrainer(_Hooks):
         if folder:
             self._passes = int(TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}").epoch or 0)
         self._dbb.evaluated = (-1, {})
+        self._dbb.is_spent = False
         result = super().train(folder, *args, **options)
         on_first(self._dbb.end_training)
         return result
@@ -155,11 +157,23 @@ class PosteriorGRPOTrainer(_Hooks):
         return sampler
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self.model.training and self._dbb.fills:
-            return self._dbb.fill(inputs)
-        if self.model.training and self._dbb.strategy.draws:
-            inputs = self._drawn(inputs)
-        return super()._generate_and_score_completions(inputs)
+        if not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        if self._dbb.fills:
+            output = self._dbb.fill(inputs)
+        else:
+            if self._dbb.strategy.draws:
+                inputs = self._drawn(inputs)
+            output = super()._generate_and_score_completions(inputs)
+        return output if self._dbb.replays is None else self._dbb.replay(output)
+
+    def training_step(self, *args: Any, **options: Any) -> torch.Tensor:
+        """Train as TRL does; where the limit of rollouts is spent, end the training after this step."""
+        try:
+            return super().training_step(*args, **options)
+        except BudgetSpent:
+            self.control.should_training_stop = True
+            return torch.zeros((), device=self.accelerator.device)
 
     def generate_as_trl(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Generate and score one rollout of each row, as TRL does. Nothing is observed."""
@@ -244,7 +258,7 @@ def remember(trainer: GRPOTrainer, **ours: Any) -> None:
             raise ValueError(f"remember has no setting {name!r}{near}; give {', '.join(names)}")
     settings = Settings(**{"estimator": "point", **ours})
     _ = settings.built  # a wrong name is refused first
-    for name in ("strategy", "form"):
+    for name in ("strategy", "form", "replay", "max_rollouts"):
         value = getattr(settings, name)
         if value != getattr(Settings, name):
             raise ValueError(

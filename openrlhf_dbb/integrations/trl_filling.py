@@ -12,7 +12,7 @@ from openrlhf_dbb.core.filling import Answer
 from openrlhf_dbb.core.step import Floats
 from openrlhf_dbb.integrations.shared import RowAnswer, RowRequest
 from openrlhf_dbb.integrations.trl_processes import gathered
-from openrlhf_dbb.integrations.trl_rows import Row, StepMetrics, cut, items, join
+from openrlhf_dbb.integrations.trl_rows import Row, StepMetrics, batch_of, cut
 
 
 class Rollout(NamedTuple):
@@ -109,8 +109,11 @@ class Generation:
         self._metrics.rollouts.append(len(data_R))
         return [Rollout(*found) for found in zip(serials_R, responses_R, rewards_R_F, strict=True)]
 
-    def batch(self, trained: Sequence[int]) -> dict[str, Any]:
-        """Return this process's share of the rollouts with these serial numbers, as TRL's batch; on all processes."""
+    def batch(self, trained: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
+        """Return this process's share of the rollouts with these serial numbers, on all processes.
+
+        They come as TRL's batch, and with the number of tokens of each completion.
+        """
         self._metrics.join()
         wanted = set(trained)
         rows = dict(gathered(lambda: [pair for pair in self._rows.items() if pair[0] in wanted]))
@@ -118,12 +121,4 @@ class Generation:
         share = len(trained) // accelerator.num_processes
         first = share * accelerator.process_index
         mine = [rows[serial] for serial in trained[first : first + share]]
-        return batch_of(self._trainer, mine)
-
-
-def batch_of(trainer: Any, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return rows as TRL's batch of this process; on all processes."""
-    padding = trainer._tokenizer.pad_token_id
-    output = join(rows, padding, trainer.pad_to_multiple_of, trainer.accelerator.device)
-    output["num_items_in_batch"] = trainer.accelerator.gather(items(output)).sum()
-    return output
+        return batch_of(self._trainer, mine), [len(row["completion_ids"]) for row in mine]

@@ -9,18 +9,21 @@ and N samples of a prompt.
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.filling import Batch
+from openrlhf_dbb.core.filling import Batch, BudgetSpent
 from openrlhf_dbb.core.host import Capability
 from openrlhf_dbb.core.posteriors import MemorySupportError, Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
+from openrlhf_dbb.core.replay import Replay, ReplayMemory
+from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras, whole
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.core.texts import response_text
 from openrlhf_dbb.errors import did_you_mean
@@ -31,6 +34,7 @@ from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.integrations.trl_filling import Generation, Rollout
 from openrlhf_dbb.integrations.trl_processes import gathered, on_first
+from openrlhf_dbb.integrations.trl_replay import StepMemory, with_replay
 from openrlhf_dbb.storage import TRAINING
 
 shared.check_release("trl")
@@ -49,6 +53,8 @@ class Settings(shared.Settings):
     resume: bool | str = False
     label_column: str | None = None
     verifier: str | None = None
+    replay: Mapping[str, Any] | None = None
+    max_rollouts: int | None = None
 
     generates_more: ClassVar[bool] = True
 
@@ -58,6 +64,18 @@ class Settings(shared.Settings):
         shared.check_text("verifier", self.verifier)
         if not isinstance(self.resume, bool) and self.resume != "auto":
             raise ValueError(f"resume = {self.resume!r:.80}; give True, False or 'auto'")
+        names = [field.name for field in fields(Replay)]
+        if not isinstance(self.replay, (Mapping, NoneType)) or set(self.replay or ()) - set(names):
+            raise ValueError(f"replay = {self.replay!r:.80}; give a dictionary of {', '.join(names)}")
+        _ = self.replays
+        if self.max_rollouts is not None:
+            whole("max_rollouts", self.max_rollouts)
+
+    @cached_property
+    def replays(self) -> Replay | None:
+        """What is replayed; None: nothing."""
+        replay = Replay(**(self.replay or {}))
+        return replay if replay.samples else None
 
     def with_real_memory(self) -> "Settings":
         """Return settings whose memory is of real rewards; these where that is chosen, or draws need another."""
@@ -114,8 +132,12 @@ class Memory:
         form: of the advantages that replace TRL's; None if these stay.
         strategy: draws the prompts.
         fills: the strategy judges groups, so that a batch is filled by :meth:`fill`.
+        replays: earlier rollouts to train on; None: none.
+        step_memory: of the last step, on the first process; None without replay.
+        lengths_B: tokens of each completion of the last batch to train on, on this process.
         scored: what TRL has just scored: rewards (R, F), and this process's B responses, as ids and as texts or
             messages.
+        is_spent: the limit of rollouts allows no further batch.
         generation: of the batch that is being filled; None: TRL's own.
         samples: of a held-out prompt's responses the verifier's score (NaN where missing), the length, whether it
             was cut.
@@ -128,9 +150,7 @@ class Memory:
         group = trainer.num_generations
         if group < estimator.min_rollouts:
             raise ValueError(f"num_generations={group} is too few for {estimator.name!r}; use 'auto'")
-        if group < strategy.min_rollouts:
-            few = f"num_generations={group} is too few for strategy {strategy.name!r}"
-            raise ValueError(f"{few}; give {strategy.min_rollouts} or more")
+        _check_strategy(settings, trainer.args, group)
         column = settings.label_column
         check_column(column, trainer.train_dataset)
         if column is not None and trainer.args.remove_unused_columns:
@@ -149,11 +169,16 @@ class Memory:
                 "right and wrong, give verifier=, one of these"
             )
         self.form = form
+        self.replays = settings.replays
+        if self.replays is not None:
+            self.new_replays()  # refuses a form
+            _check_replay(trainer.beta)
+        self.step_memory: StepMemory | None = None
+        self.lengths_B: list[int] = []
         self.strategy = strategy
         self.fills = Capability.GENERATE_MORE in strategy.needs
-        if self.fills and not trainer.args.shuffle_dataset:
-            raise ValueError(f"strategy {strategy.name!r} shuffles the data; leave out shuffle_dataset=False")
         self.generation: Generation | None = None
+        self.is_spent = False
         self._logged: tuple[int, dict[str, float]] = (0, {})
         self._opened: shared.Steps | None = None
         self.scored: tuple[torch.Tensor, Any, Any] | None = None
@@ -177,6 +202,9 @@ class Memory:
         column = self.settings.label_column
         columns = ["prompt"] if column is None else ["prompt", column]
         self._keys = [self._key(row) for row in self.trainer.train_dataset.select_columns(columns)]
+        if self._has_images() and (self.fills or self.replays is not None):
+            what = "replay" if self.replays is not None else f"strategy {self.strategy.name!r}"
+            raise ValueError(f"{what} does not go with images; train without it")
         if len(set(self._keys)) < len(self._keys) and self._has_images():
             raise ValueError("prompts and labels repeat, and their images may differ: give a label_column")
         differ = [] if column is not None else _differing_columns(self.trainer.train_dataset, self._keys)
@@ -185,6 +213,12 @@ class Memory:
                 f"rows of one prompt share a posterior, though they differ in {', '.join(differ)}; "
                 "if these are other tasks, give what tells them apart as label_column="
             )
+
+    def new_replays(self) -> ReplayMemory:
+        """Return an empty replay memory. Raises ValueError: it does not go with the advantage form."""
+        if self.replays is None or self.form is None:
+            raise ValueError("nothing is replayed")
+        return self.replays.memory(self.form)
 
     def _has_images(self) -> bool:
         return not {"image", "images"}.isdisjoint(self.trainer.train_dataset.column_names)
@@ -218,6 +252,8 @@ class Memory:
             self._keys,
             self._facts,
             generate=self._generate if self.fills else None,
+            max_rollouts=settings.max_rollouts,
+            new_replays=None if self.replays is None else self.new_replays,
             passive=self.form is None,
             many_labels=by_label,
             model=self._model_name,
@@ -262,7 +298,7 @@ class Memory:
 
     def end_training(self) -> None:
         """Finish the run unless the training was stopped before its last step; on the first process."""
-        if self.trainer.state.global_step >= self.trainer.state.max_steps:
+        if self.is_spent or self.trainer.state.global_step >= self.trainer.state.max_steps:
             self.run.finish()
         else:
             self.run.settle()
@@ -293,6 +329,8 @@ class Memory:
         """Do one more step of the posteriors, with what TRL has generated and scored."""
         responses_R = self.responses(inputs, output)
         group = self.trainer.num_generations
+        first = self.trainer.accelerator.process_index * len(inputs)
+        self.lengths_B = [response.tokens for response in responses_R[first : first + len(inputs)]]
 
         def score() -> tuple[list[float], list[float], dict[str, float]]:
             combined = self._combined(self.just_scored()[0], group)
@@ -304,6 +342,12 @@ class Memory:
         if self.form is not None:
             self._use(advantages_R, output)
             self._log_advantages(advantages_R)
+
+    def replay(self, output: dict[str, Any]) -> dict[str, Any]:
+        """Return the batch that was observed last with replayed rows."""
+        output, metrics = with_replay(self.trainer, output, self.lengths_B, self.step_memory)
+        self._add_metrics(metrics)
+        return output
 
     def _add_metrics(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -354,19 +398,29 @@ class Memory:
             scored = self.steps.observe(keys_R, rewards_R, scores_R, None, extras, theirs_R)
             return [], scored.mean.tolist(), scored.metrics
         scored = self.steps.observe(keys_R, rewards_R, scores_R, self.form, extras)
-        advantages_R = scored.advantages
+        factor = self._factor(rewards_R[:batch], scale)
+        if self.steps.replays is not None:
+            prompt_ids = [self.run.prompt_ids[key] for key in keys_R[:batch]]
+            self.step_memory = StepMemory(self.steps.replays, prompt_ids, rewards_R[:batch], factor)
+        return (scored.advantages * factor).tolist(), scored.mean.tolist(), scored.metrics
+
+    def _factor(self, rewards_R: Floats, scale: float) -> float:
+        """Return what brings advantages to TRL's scale; ``scale`` is that of the rewards."""
         if self.trainer.scale_rewards == "none":
-            advantages_R = advantages_R * scale
-        elif self.trainer.scale_rewards == "batch":
-            known = rewards_R[:batch][~np.isnan(rewards_R[:batch])]
-            spread = np.std(known, ddof=1) if len(known) > 1 else 0.0
-            advantages_R = advantages_R / spread if spread > 0 else np.zeros(len(rewards_R))
-        return advantages_R.tolist(), scored.mean.tolist(), scored.metrics
+            return scale
+        if self.trainer.scale_rewards == "batch":
+            known = rewards_R[~np.isnan(rewards_R)]
+            spread = float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
+            return 1 / spread if spread > 0 else 0.0
+        return 1.0
 
     def fill(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Generate and observe a batch as the strategy decides; return this process's rows to train on, as TRL does.
 
         On all processes: the first one's filler decides, and all generate together.
+
+        Raises:
+            BudgetSpent: the limit of rollouts does not allow a whole batch.
         """
         generation = Generation(self, inputs)
         self.generation = generation
@@ -383,15 +437,28 @@ class Memory:
         else:
             generation.follow()
         filled = on_first(lambda: self._score_batch(batch, failed, generation.generated))
+        if filled is None:
+            self.is_spent = True
+            self.fill_table([math.nan] * generation.generated)
+            raise BudgetSpent
         self.fill_table(filled.means)
         self._log_advantages(filled.advantages)
         self._add_metrics(filled.metrics)
-        output = generation.batch(filled.trained)
+        output, self.lengths_B = generation.batch(filled.trained)
         self._use([filled.advantages[serial] for serial in filled.trained], output)
+        self.scored = None
+        self.generation = None
         return output
 
-    def _score_batch(self, batch: Batch[int, Rollout] | None, failed: Exception | None, generated: int) -> Filled:
-        """Do a step with what was generated; on the first process. Raises ``failed``, if there is no batch."""
+    def _score_batch(
+        self, batch: Batch[int, Rollout] | None, failed: Exception | None, generated: int
+    ) -> Filled | None:
+        """Do a step with what was generated; on the first process. None: the limit of rollouts is spent.
+
+        Raises ``failed``, if there is no batch for another reason.
+        """
+        if isinstance(failed, BudgetSpent):
+            return None
         if batch is None:
             raise failed or RuntimeError("no batch was filled")
         rollouts_R: list[Rollout] = []
@@ -606,6 +673,33 @@ def _give_up(run: Posteriors, *, reachable: bool) -> None:
             run.run.release()
     finally:
         run.close()
+
+
+def _check_strategy(settings: Settings, args: Any, group: int) -> None:
+    """Refuse a strategy that does not fit TRL's arguments; ``group`` are the rollouts of a prompt."""
+    _, strategy = settings.built
+    if group < strategy.min_rollouts:
+        few = f"num_generations={group} is too few for strategy {strategy.name!r}"
+        raise ValueError(f"{few}; give {strategy.min_rollouts} or more")
+    judges = Capability.GENERATE_MORE in strategy.needs
+    if judges and not args.shuffle_dataset:
+        problem = f"strategy {strategy.name!r} shuffles the data"
+        raise ValueError(f"{problem}; leave out shuffle_dataset=False")
+    if settings.max_rollouts is None:
+        return
+    if not judges:
+        problem = f"strategy {strategy.name!r} generates as many rollouts in each step"
+        raise ValueError(f"{problem}; leave out max_rollouts, and give max_steps")
+    step = args.generation_batch_size
+    if settings.max_rollouts < step:
+        less = f"max_rollouts = {settings.max_rollouts} is less than one step"
+        raise ValueError(f"{less} of {step} rollouts; give more")
+
+
+def _check_replay(beta: float) -> None:
+    if beta != 0:
+        problem = "replay keeps no log-probs of the reference model"
+        raise ValueError(f"{problem}; use beta=0, not {beta:g}")
 
 
 def check_column(name: str | None, dataset: Any) -> None:

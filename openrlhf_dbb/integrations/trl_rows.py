@@ -70,6 +70,14 @@ def items(output: dict[str, Any]) -> torch.Tensor:
     return mask.sum()
 
 
+def batch_of(trainer: Any, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return rows as TRL's batch of this process; on all processes."""
+    padding = trainer._tokenizer.pad_token_id
+    output = join(rows, padding, trainer.pad_to_multiple_of, trainer.accelerator.device)
+    output["num_items_in_batch"] = trainer.accelerator.gather(items(output)).sum()
+    return output
+
+
 class StepMetrics:
     """Makes one value of each of TRL's metrics of a step that took several generations."""
 
