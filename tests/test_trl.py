@@ -405,6 +405,9 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
 
 
+WITH_IMAGES = Dataset.from_dict({"prompt": ["1", "2", "3", "4"], "image": [None] * 4})
+
+
 @pytest.mark.parametrize(
     ("ours", "changed", "message"),
     [
@@ -416,6 +419,8 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
         ({}, {"multi_objective_aggregation": "normalize_then_sum"}, "use 'sum_then_normalize'"),
         ({}, {"data": prompts().to_iterable_dataset()}, "is a IterableDataset; pass a datasets.Dataset"),
         ({}, {"data": Dataset.from_dict({"prompt": ["1"] * 4, "image": [None] * 4})}, "their images may differ"),
+        ({"strategy": "dynamic"}, {"data": WITH_IMAGES}, "strategy 'dynamic' does not go with images"),
+        ({"replay": {"samples": 1}}, {"data": WITH_IMAGES}, "replay does not go with images; train without it"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(model, tmp_path, ours, changed, message):

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.integrations import trl_memory
+from openrlhf_dbb.integrations import trl_passive
 from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer, remember
 from openrlhf_dbb.tiny import build_model, build_tokenizer
 
@@ -118,7 +118,7 @@ def warnings(caplog):
     caplog.set_level(logging.INFO)
 
     def lines():
-        names = [f"openrlhf_dbb.integrations.{name}" for name in ("trl", "trl_memory", "shared")]
+        names = [f"openrlhf_dbb.integrations.{name}" for name in ("trl", "trl_memory", "trl_passive", "shared")]
         return [record.getMessage() for record in caplog.records if record.name in names]
 
     return lines
@@ -230,7 +230,7 @@ def test_no_fault_of_the_memory_reaches_the_training(model, tmp_path, alone, war
     def broken(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(trl_memory.PassiveMemory, name, broken)
+    monkeypatch.setattr(trl_passive.PassiveMemory, name, broken)
     made.train()
     assert_same(numbers(made), alone())
     [line] = warnings()

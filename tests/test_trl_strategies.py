@@ -218,8 +218,9 @@ class StopAt(TrainerCallback):
 
 
 def run_to(model, folder, step, resume_from=None, *, strategy, **ours):
-    """A run of six steps with a checkpoint every second one, stopped after ``step``; what it has observed."""
-    made = trainer(model, folder, strategy, ours=ours, max_steps=6, save_strategy="steps", save_steps=2)
+    """A run of four steps with a checkpoint after two, stopped after ``step``; what it has observed."""
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    made = trainer(model, folder, strategy, ours=ours, **options)
     made.add_callback(StopAt(step))
     made.train(resume_from_checkpoint=resume_from)
     made.posteriors.close()
@@ -235,18 +236,18 @@ DRAWN = {"estimator": "dbb", "strategy_parameters": {"draw": "posterior"}}
     ids=["dynamic", "greso", "two_stage", "two_stage, drawn"],
 )
 def test_a_resume_fills_the_same_batches_bit_for_bit(model, tmp_path, strategy, ours):
-    whole = run_to(model, tmp_path / "whole", 6, strategy=strategy, **ours)
+    whole = run_to(model, tmp_path / "whole", 4, strategy=strategy, **ours)
     run_to(model, tmp_path / "cut", 3, strategy=strategy, **ours)
-    resumed = run_to(model, tmp_path / "cut", 6, True, strategy=strategy, resume=True, **ours)
+    resumed = run_to(model, tmp_path / "cut", 4, True, strategy=strategy, resume=True, **ours)
     assert resumed == whole
-    assert {step for step, *_ in whole} == {1, 2, 3, 4, 5, 6}
+    assert {step for step, *_ in whole} == {1, 2, 3, 4}
     if ours:
         assert all(0 < inclusion <= 1 for *_, inclusion in whole)
 
 
 def test_a_checkpoint_of_an_earlier_release_goes_on(model, tmp_path):
     """It has the sampler's state and the draws left of the pass beside run and step."""
-    whole = run_to(model, tmp_path / "whole", 6, strategy="posterior", estimator="dbb")
+    whole = run_to(model, tmp_path / "whole", 4, strategy="posterior", estimator="dbb")
     run_to(model, tmp_path / "cut", 3, strategy="posterior", estimator="dbb")
     folder = tmp_path / "cut/out/checkpoint-2"
     saved = json.loads((folder / "posteriors.json").read_text())
@@ -254,7 +255,7 @@ def test_a_checkpoint_of_an_earlier_release_goes_on(model, tmp_path):
     saved |= {"strategy": draws["sampling"], "left": len(TEXTS) - draws["place"]["place"]}
     (folder / "posteriors.json").write_text(json.dumps(saved))
     (folder / "draws.json").unlink()
-    resumed = run_to(model, tmp_path / "cut", 6, True, strategy="posterior", estimator="dbb", resume=True)
+    resumed = run_to(model, tmp_path / "cut", 4, True, strategy="posterior", estimator="dbb", resume=True)
     assert resumed == whole
 
 
@@ -340,7 +341,7 @@ def test_rows_fill_the_chunks_that_trl_trains_on(model, tmp_path):
 def test_a_resume_replays_the_same_rows_bit_for_bit(model, tmp_path, strategy):
     def run(folder, step, resume=False):
         made = replaying(
-            model, tmp_path / folder, strategy, samples=2, cache=2, ours={"resume": resume}, max_steps=6,
+            model, tmp_path / folder, strategy, samples=2, cache=2, ours={"resume": resume}, max_steps=4,
             save_strategy="steps", save_steps=2,
         )  # fmt: skip
         made.add_callback(StopAt(step))
@@ -348,10 +349,10 @@ def test_a_resume_replays_the_same_rows_bit_for_bit(model, tmp_path, strategy):
         made.posteriors.close()
         return [output["old_per_token_logps"] for _, output in made.batches]
 
-    whole = run("whole", 6)
+    whole = run("whole", 4)
     run("cut", 3)
-    resumed = run("cut", 6, True)
-    assert len(resumed) == 4 and max(len(values) for values in whole) > GROUPS * ROLLOUTS
+    resumed = run("cut", 4, True)
+    assert len(resumed) == 2 and max(len(values) for values in whole) > GROUPS * ROLLOUTS
     for values, expected in zip(resumed, whole[2:], strict=True):
         assert torch.equal(values, expected)
 

@@ -332,7 +332,7 @@ class Filler(Generic[PromptT, RolloutT]):
         return batch
 
     def tell(self, trained: Sequence[Group[PromptT, RolloutT]]) -> None:
-        """Tell the strategy the outcomes of a batch's groups to train on; with ``scores_later`` the host calls it."""
+        """Tell the strategy the outcomes of a batch; with ``scores_later`` the host calls it."""
         for group in trained:
             self._tell(group)
         self.sampler.end_step()

@@ -3,6 +3,7 @@
 shared      what the integrations have in common: settings, the steps of a run, prompts as text, allowed releases
 exact_json  a strategy's state in a checkpoint
 trl         TRL's GRPOTrainer with advantages and draws from the posteriors, or remembering alone
-trl_memory  the run that follows a training of TRL
+trl_*       the parts of that: settings; the memory beside a training, and the passive one; filling;
+            replay; rows of TRL's batches; what its processes do together
 verl        verl's trainers with advantages and draws from the posteriors
 """

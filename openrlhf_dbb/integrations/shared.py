@@ -71,7 +71,7 @@ class Settings:
     take_over: bool = False
     keep_rollouts: int | None = KEEP
 
-    generates_more: ClassVar[bool] = False  # the trainer generates further rollouts before a step is trained on
+    generates_more: ClassVar[bool] = False  # the trainer generates further rollouts within a step
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value of another kind, or out of its range."""
@@ -109,7 +109,7 @@ class Settings:
         if strategy.draws and not estimator.belief.can_predict():
             return False
         if Capability.GENERATE_MORE in strategy.needs:
-            return self.generates_more  # elsewhere a strategy that skips prompts or judges groups would do nothing
+            return self.generates_more  # elsewhere such a strategy would do nothing
         return strategy.draws or isinstance(strategy, Plain)
 
 
@@ -135,7 +135,7 @@ class Steps:
 
         Args:
             keys: text and label of each row of the data set.
-            generate: of a trainer that generates more within a step; None: it only trains on what is drawn.
+            generate: of a trainer that generates more within a step; None: it only draws.
             max_rollouts: most rollouts to generate; None: no limit.
             new_replays: makes an empty replay memory; None: nothing is replayed.
             passive: a name that is taken gets a number; several labels of a prompt, and other data
@@ -150,7 +150,8 @@ class Steps:
         self._max_rollouts = max_rollouts
         self._new_replays = new_replays
         self._state_name = f"the state of strategy {strategy.name!r}"
-        exact_json.dumps(strategy.sampler(facts).state(), self._state_name)  # refused now rather than at a checkpoint
+        # Refused now rather than at a checkpoint.
+        exact_json.dumps(strategy.sampler(facts).state(), self._state_name)
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if passive and not many_labels:
             many_labels = True
@@ -236,17 +237,19 @@ class Steps:
             idle_passes = 0 if self._filler.waiting > waiting else idle_passes + 1
             waiting = self._filler.waiting
             if idle_passes > MOST_IDLE_PASSES:
-                raise RunError(
-                    f"strategy {self._strategy.name!r} has kept no group in {idle_passes} passes over the data; "
-                    "use data of which the model solves a part, or strategy='plain'"
-                )
+                idle = f"strategy {self._strategy.name!r} has kept no group in {idle_passes} passes"
+                way_out = "use data of which the model solves a part, or strategy='plain'"
+                raise RunError(f"{idle} over the data; {way_out}")
             batch = self._filler.fill()
         if self._filler.sampler.note != note:
             _log.warning("%s", self._filler.sampler.note)
         return batch
 
     def draw(self) -> list[int]:
-        """Draw the next step's prompts; return their rows in the data set. Their scores come by :meth:`observe`."""
+        """Draw the next step's prompts; return their rows in the data set.
+
+        Their scores come by :meth:`observe`.
+        """
         self._drawn = self.fill().trained
         return [group.prompt for group in self._drawn]
 
@@ -339,7 +342,8 @@ class Steps:
             return
         saved = self.saved_in(checkpoint)
         if self.replays is None and (checkpoint / replay.FILE).exists():
-            raise ValueError(f"checkpoint {checkpoint} is of a run with replay; go on with its replay=")
+            problem = f"checkpoint {checkpoint} is of a run with replay"
+            raise ValueError(f"{problem}; go on with its replay=")
         for state in self._side:
             state.load(checkpoint)
         self.posteriors.roll_back(int(saved["step"]))
@@ -369,15 +373,16 @@ class _DrawsFile:
                 state = exact_json.loads((folder / DRAWS).read_text(encoding="utf-8"))
             else:
                 state = self._of_earlier_release(folder)
-            fits = state["sampling"].keys() == mine["sampling"].keys() and state.keys() == mine.keys()
+            names = state["sampling"].keys()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"checkpoint {folder} has no state of its draws ({error}); use an older one") from None
-        if not fits:
+            problem = f"checkpoint {folder} has no state of its draws ({error})"
+            raise ValueError(f"{problem}; use an older one") from None
+        if names != mine["sampling"].keys() or state.keys() != mine.keys():
             raise ValueError(f"checkpoint {folder} is of another strategy; resume it with its own")
         self._filler.load(state)
 
     def _of_earlier_release(self, folder: Path) -> dict[str, Any]:
-        """Return the state of a release that knew no filler: the sampler's, and the draws left of the pass."""
+        """Return the state of a release without filler: the sampler's, and the draws left of a pass."""
         saved = exact_json.loads((folder / SAVED).read_text(encoding="utf-8"))
         state = {**self._filler.state(), "sampling": saved["strategy"]}
         if state["place"]:  # else the strategy does not draw

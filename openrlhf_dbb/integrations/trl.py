@@ -18,8 +18,6 @@ from openrlhf_dbb.core.filling import BudgetSpent
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.trl_memory import Memory, PassiveMemory, Settings, check_column
-from openrlhf_dbb.integrations.trl_processes import on_first
 
 shared.check_release("trl")
 
@@ -29,6 +27,11 @@ from transformers.trainer import TRAINER_STATE_NAME  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.trainer.utils import RepeatSampler  # noqa: E402
+
+from openrlhf_dbb.integrations.trl_memory import Memory  # noqa: E402
+from openrlhf_dbb.integrations.trl_passive import PassiveMemory  # noqa: E402
+from openrlhf_dbb.integrations.trl_processes import on_first  # noqa: E402
+from openrlhf_dbb.integrations.trl_settings import Settings, check_column  # noqa: E402
 
 __all__ = ["PosteriorGRPOConfig", "PosteriorGRPOTrainer", "Settings", "remember"]
 
@@ -168,7 +171,7 @@ class PosteriorGRPOTrainer(_Hooks):
         return output if self._dbb.replays is None else self._dbb.replay(output)
 
     def training_step(self, *args: Any, **options: Any) -> torch.Tensor:
-        """Train as TRL does; where the limit of rollouts is spent, end the training after this step."""
+        """Train as TRL does; where the limit of rollouts is spent, this step is the last one."""
         try:
             return super().training_step(*args, **options)
         except BudgetSpent:

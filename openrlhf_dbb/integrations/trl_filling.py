@@ -30,7 +30,7 @@ class Rollout(NamedTuple):
 
 
 class Generation:
-    """What is generated for one batch, on all processes together: the first one asks, the others follow.
+    """What is generated for one batch: the first process asks, the others follow.
 
     Attributes:
         generated: rollouts so far, of all processes.
@@ -38,7 +38,7 @@ class Generation:
     """
 
     def __init__(self, memory: Any, inputs: list[dict[str, Any]]) -> None:
-        """``memory`` is a :class:`Memory`; ``inputs`` are TRL's rows, whose columns its reward functions see."""
+        """``memory`` is a :class:`Memory`; reward functions see the columns of TRL's ``inputs``."""
         self.generated = 0
         self.is_running = False
         self._memory = memory
@@ -63,7 +63,7 @@ class Generation:
         return [answers[request.ticket] for request in requests]
 
     def _evenly(self, data_R: list[int], rollouts: int) -> list[int]:
-        """Return rows of the data with further groups of the last one, whose rollouts every process gets equally many.
+        """Return rows with further groups of the last one, until processes get equally many.
 
         What is generated beyond the requests is not used.
         """
@@ -86,7 +86,7 @@ class Generation:
             self._generate(*order[0])
 
     def _generate(self, data_R: list[int], rollouts: int) -> list[Rollout]:
-        """Generate ``rollouts`` of each prompt by TRL, whose rows of the data are ``data_R``; on all processes."""
+        """Generate one rollout of each row, ``rollouts`` of a prompt; on all processes."""
         trainer = self._trainer
         share = len(data_R) // trainer.accelerator.num_processes
         first = share * trainer.accelerator.process_index

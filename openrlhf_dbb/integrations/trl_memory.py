@@ -1,33 +1,32 @@
-"""The run that follows a training of TRL, on the first of its processes: what its trainer's hooks call.
+"""The run that follows a training of TRL: what its trainer's hooks call. The first process owns it.
 
-A *step* is one generation batch, on which several optimizer steps may train, TRL's ``global_step``.
+A *step* is one generation batch, on which several optimizer steps may train (``global_step``).
 
-Axes: R rollouts of a generation batch on all processes, B on this process, F reward functions; in evaluations P prompts
-and N samples of a prompt.
+Axes: R rollouts of a generation batch on all processes, B on this process, F reward functions; in
+evaluations P prompts and N samples of a prompt.
 """
 
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
-from types import NoneType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from datasets import Dataset
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core.filling import Batch, BudgetSpent
 from openrlhf_dbb.core.host import Capability
-from openrlhf_dbb.core.posteriors import MemorySupportError, Posteriors
-from openrlhf_dbb.core.replay import Replay, ReplayMemory
-from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras, whole
+from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.replay import ReplayMemory
+from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.core.texts import response_text
-from openrlhf_dbb.errors import did_you_mean
-from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.evaluation.metrics import stored_rows
 from openrlhf_dbb.evaluation.results import Results
 from openrlhf_dbb.integrations import shared
@@ -35,56 +34,16 @@ from openrlhf_dbb.integrations.shared import label_of, text_of
 from openrlhf_dbb.integrations.trl_filling import Generation, Rollout
 from openrlhf_dbb.integrations.trl_processes import gathered, on_first
 from openrlhf_dbb.integrations.trl_replay import StepMemory, with_replay
+from openrlhf_dbb.integrations.trl_settings import (
+    Settings,
+    check_column,
+    check_replay,
+    check_strategy,
+    verifier_of,
+)
 from openrlhf_dbb.storage import TRAINING
 
-shared.check_release("trl")
-
-from datasets import Dataset  # noqa: E402
-from transformers.trainer import TRAINER_STATE_NAME  # noqa: E402
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint  # noqa: E402
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Settings(shared.Settings):
-    """The settings of a run of TRL; docs/trl.md explains them."""
-
-    resume: bool | str = False
-    label_column: str | None = None
-    verifier: str | None = None
-    replay: Mapping[str, Any] | None = None
-    max_rollouts: int | None = None
-
-    generates_more: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        shared.check_text("label_column", self.label_column)
-        shared.check_text("verifier", self.verifier)
-        if not isinstance(self.resume, bool) and self.resume != "auto":
-            raise ValueError(f"resume = {self.resume!r:.80}; give True, False or 'auto'")
-        names = [field.name for field in fields(Replay)]
-        if not isinstance(self.replay, (Mapping, NoneType)) or set(self.replay or ()) - set(names):
-            raise ValueError(f"replay = {self.replay!r:.80}; give a dictionary of {', '.join(names)}")
-        _ = self.replays
-        if self.max_rollouts is not None:
-            whole("max_rollouts", self.max_rollouts)
-
-    @cached_property
-    def replays(self) -> Replay | None:
-        """What is replayed; None: nothing."""
-        replay = Replay(**(self.replay or {}))
-        return replay if replay.samples else None
-
-    def with_real_memory(self) -> "Settings":
-        """Return settings whose memory is of real rewards; these where that is chosen, or draws need another."""
-        estimator, strategy = self.built
-        chosen = dict(self.parameters or {})
-        is_chosen = not isinstance(self.estimator, str) or "memory" in chosen
-        if is_chosen or estimator.belief is estimator or strategy.draws:
-            return self
-        return replace(self, parameters=chosen | {"memory": "gaussian"})
 
 
 class Response(NamedTuple):
@@ -135,8 +94,8 @@ class Memory:
         replays: earlier rollouts to train on; None: none.
         step_memory: of the last step, on the first process; None without replay.
         lengths_B: tokens of each completion of the last batch to train on, on this process.
-        scored: what TRL has just scored: rewards (R, F), and this process's B responses, as ids and as texts or
-            messages.
+        scored: what TRL has just scored: rewards (R, F), and this process's B responses, as ids and
+            as texts or messages.
         is_spent: the limit of rollouts allows no further batch.
         generation: of the batch that is being filled; None: TRL's own.
         samples: of a held-out prompt's responses the verifier's score (NaN where missing), the length, whether it
@@ -150,7 +109,7 @@ class Memory:
         group = trainer.num_generations
         if group < estimator.min_rollouts:
             raise ValueError(f"num_generations={group} is too few for {estimator.name!r}; use 'auto'")
-        _check_strategy(settings, trainer.args, group)
+        check_strategy(settings, trainer.args, group)
         column = settings.label_column
         check_column(column, trainer.train_dataset)
         if column is not None and trainer.args.remove_unused_columns:
@@ -158,7 +117,8 @@ class Memory:
         features = getattr(trainer.train_dataset, "features", None) or {}
         self._labels_are_float32 = getattr(features.get(column), "dtype", "") == "float32"
         names = trainer.reward_func_names
-        self._verifier = _verifier(settings.verifier, estimator, names, trainer.reward_weights.tolist())
+        weights = trainer.reward_weights.tolist()
+        self._verifier = verifier_of(settings.verifier, estimator, names, weights)
         self.trainer = trainer
         self.settings = settings
         if settings.verifier is None and len(names) > 1:
@@ -172,7 +132,7 @@ class Memory:
         self.replays = settings.replays
         if self.replays is not None:
             self.new_replays()  # refuses a form
-            _check_replay(trainer.beta)
+            check_replay(trainer.beta)
         self.step_memory: StepMemory | None = None
         self.lengths_B: list[int] = []
         self.strategy = strategy
@@ -215,7 +175,7 @@ class Memory:
             )
 
     def new_replays(self) -> ReplayMemory:
-        """Return an empty replay memory. Raises ValueError: it does not go with the advantage form."""
+        """Return an empty replay memory; ValueError if it does not go with the advantage form."""
         if self.replays is None or self.form is None:
             raise ValueError("nothing is replayed")
         return self.replays.memory(self.form)
@@ -304,7 +264,7 @@ class Memory:
             self.run.settle()
 
     def just_scored(self) -> tuple[Floats, list[Any], list[Any]]:
-        """Return the rewards (R, F), and ids and texts of this process's B responses, that TRL has just scored."""
+        """Return what TRL has just scored: rewards (R, F), ids and texts of B responses."""
         if self.scored is None:
             raise ValueError("this trainer does not score completions by TRL's _calculate_rewards")
         rewards_R_F, ids_B, completions_B = self.scored
@@ -317,10 +277,11 @@ class Memory:
             _, ids_B, completions_B = self.just_scored()
             trained_B = output["completion_mask"].any(dim=1).tolist()  # TRL may have masked a response
             advantages_B = output["advantages"].tolist()
-            rows_B = zip(inputs, ids_B, trained_B, advantages_B, completions_B, strict=True)
+            texts_B = [response_text(completion) for completion in completions_B]
+            rows_B = zip(inputs, ids_B, trained_B, advantages_B, texts_B, strict=True)
             return [
-                Response(self._key(row), len(ids), self._is_cut(ids), trained, advantage, response_text(completion))
-                for row, ids, trained, advantage, completion in rows_B
+                Response(self._key(row), len(ids), self._is_cut(ids), trained, advantage, text)
+                for row, ids, trained, advantage, text in rows_B
             ]
 
         return gathered(mine)
@@ -361,7 +322,7 @@ class Memory:
         output["advantages"] = torch.tensor(mine, dtype=torch.float32, device=theirs_B.device)
 
     def _log_advantages(self, advantages_R: list[float]) -> None:
-        """Put the advantages of all processes in place of TRL's own of this batch, the last ones of its log."""
+        """Put advantages in place of TRL's own of this batch, the last ones of its log."""
         logged = self.trainer._logs["advantages"]
         for _ in range(min(len(advantages_R), len(logged))):
             logged.pop()
@@ -415,7 +376,7 @@ class Memory:
         return 1.0
 
     def fill(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Generate and observe a batch as the strategy decides; return this process's rows to train on, as TRL does.
+        """Generate and observe a batch as the strategy decides; return TRL's batch to train on.
 
         On all processes: the first one's filler decides, and all generate together.
 
@@ -431,7 +392,7 @@ class Memory:
                 batch = self.steps.fill()
             except Exception as error:
                 if generation.is_running:
-                    raise  # within a generation of TRL the others cannot be told; they fail as in TRL
+                    raise  # the others wait within TRL, and fail as there
                 failed = error
             generation.end()
         else:
@@ -453,7 +414,7 @@ class Memory:
     def _score_batch(
         self, batch: Batch[int, Rollout] | None, failed: Exception | None, generated: int
     ) -> Filled | None:
-        """Do a step with what was generated; on the first process. None: the limit of rollouts is spent.
+        """Do a step with what was generated, on the first process. None: the budget is spent.
 
         Raises ``failed``, if there is no batch for another reason.
         """
@@ -484,7 +445,7 @@ class Memory:
         return filled
 
     def scores(self, rollouts_R: Sequence[Rollout], group: int) -> Floats:
-        """Return the scores (R,) by which the strategy judges groups side by side; NaN where missing."""
+        """Return the scores (R,) of groups side by side; NaN where missing."""
         rewards_R_F = np.array([rollout.rewards for rollout in rollouts_R])
         return self._combined(rewards_R_F, group)[1]
 
@@ -550,165 +511,6 @@ class Memory:
         )
 
 
-class PassiveMemory(Memory):
-    """The memory of :func:`remember`: whatever it cannot take, TRL trains on."""
-
-    _has_ended = False  # on all processes
-
-    def attempt(self, what: str, work: Callable[..., Any], *given: Any) -> None:
-        """Do ``work``; if it fails, on all processes, end the memory."""
-        if self._has_ended:
-            return
-        try:
-            work(*given)
-        except Exception as error:  # nothing that a memory meets may end the training
-            self._has_ended = True
-            self._end(what, error)
-
-    def record_log(self, logs: dict[str, float]) -> None:
-        try:
-            super().record_log(logs)
-        except Exception as error:  # as above; the other processes learn of it with the next batch
-            self._end("storing what TRL logged", error)
-
-    def _end(self, what: str, error: Exception) -> None:
-        """Close the run, so that it can be resumed, and say once what is lost."""
-        self.trainer._logs["extra"].pop("posterior_mean", None)
-        if self._opened is None:  # not the first process, or it has said so
-            return
-        run = self.run
-        self._opened = None
-        self.trainer.posteriors = None
-        lost = f"no step after {run.step} of run {run.run.record.name!r} is remembered; the training goes on without"
-        try:
-            _give_up(run, reachable=not isinstance(error, storage.StoreError))
-        except Exception as failure:  # nothing that a memory meets may end the training
-            lost += f" (the run could not be closed: {failure})"
-        _log.warning("remembering has ended: %s failed: %s: %s; %s", what, type(error).__name__, error, lost)
-
-    def open(self) -> None:
-        """Start or resume the run, on the first process; with ``resume="auto"`` start one that cannot be resumed."""
-        settings = self.settings
-        if settings.resume:
-            is_needed = settings.resume is True
-            record = shared.stored_run(settings.store, self._run_name, create=not is_needed)
-            if record is not None and record.parameters.get("memory") == "gaussian":
-                self.settings = settings.with_real_memory()  # as after its first step
-            try:
-                if record is not None or is_needed:
-                    self._begin(resume=True)
-                    return
-            except (storage.StoreError, ValueError) as error:
-                if is_needed:
-                    raise
-                _log.warning("run %r is not continued: %s", self._run_name, error)
-        self._begin_new()
-
-    def _begin_new(self) -> None:
-        """Begin a run, under another name if this one is taken, and say so."""
-        self._begin(resume=False)
-        name = self.run.run.record.name
-        if name != self._run_name:
-            _log.warning(
-                "there is a run named %r: this training is remembered as %r; give another run_name=, or resume='auto' "
-                "to continue the first",
-                self._run_name,
-                name,
-            )
-
-    def follow(self, checkpoint: str | bool | None) -> None:
-        """Take the run to where TRL begins, on the first process.
-
-        That is back to the checkpoint, or to a new run if it is not of this one.
-        """
-        self.evaluated = (-1, {})
-        run = self.run
-        name = run.run.record.name
-        output = Path(self.trainer.args.output_dir)
-        folder = get_last_checkpoint(output) if checkpoint is True else checkpoint
-        reason = "it has steps, and this training begins without a checkpoint"
-        if folder:
-            try:
-                self.steps.go_back(Path(folder), output)
-                return
-            except ValueError as error:
-                reason = str(error)
-        if run.step:
-            _log.warning("run %r is not continued: %s", name, reason)
-            _give_up(run, reachable=True)
-            self._begin_new()
-        elif folder:
-            _log.warning("run %r begins without what was before: %s", name, reason)
-
-    def _score(
-        self, responses_R: Sequence[Response], combined: Combined, extras: StepExtras, batch: int
-    ) -> tuple[list[float], list[float], dict[str, float]]:
-        """Do a step; a memory of right and wrong that meets other rewards in the first one begins again."""
-        try:
-            return super()._score(responses_R, combined, extras, batch)
-        except MemorySupportError as error:
-            real = self.settings.with_real_memory()
-            if self.run.step or real is self.settings:
-                raise
-            _log.warning("the memory is of real rewards, since %s", error)
-            self._begin_again(real)
-        return super()._score(responses_R, combined, extras, batch)
-
-    def _begin_again(self, settings: Settings) -> None:
-        """Replace a run without steps."""
-        former = self.run
-        former.store.delete_run(former.run.record)
-        former.close()
-        self.settings = settings
-        self._begin(resume=False)
-        if self.evaluated[1]:
-            self._record_evaluation()
-
-
-def _give_up(run: Posteriors, *, reachable: bool) -> None:
-    """Close a run; another process may resume it at once if its store is reachable."""
-    try:
-        if reachable and run.run.record.status != "finished":
-            run.settle()
-            run.run.release()
-    finally:
-        run.close()
-
-
-def _check_strategy(settings: Settings, args: Any, group: int) -> None:
-    """Refuse a strategy that does not fit TRL's arguments; ``group`` are the rollouts of a prompt."""
-    _, strategy = settings.built
-    if group < strategy.min_rollouts:
-        few = f"num_generations={group} is too few for strategy {strategy.name!r}"
-        raise ValueError(f"{few}; give {strategy.min_rollouts} or more")
-    judges = Capability.GENERATE_MORE in strategy.needs
-    if judges and not args.shuffle_dataset:
-        problem = f"strategy {strategy.name!r} shuffles the data"
-        raise ValueError(f"{problem}; leave out shuffle_dataset=False")
-    if settings.max_rollouts is None:
-        return
-    if not judges:
-        problem = f"strategy {strategy.name!r} generates as many rollouts in each step"
-        raise ValueError(f"{problem}; leave out max_rollouts, and give max_steps")
-    step = args.generation_batch_size
-    if settings.max_rollouts < step:
-        less = f"max_rollouts = {settings.max_rollouts} is less than one step"
-        raise ValueError(f"{less} of {step} rollouts; give more")
-
-
-def _check_replay(beta: float) -> None:
-    if beta != 0:
-        problem = "replay keeps no log-probs of the reference model"
-        raise ValueError(f"{problem}; use beta=0, not {beta:g}")
-
-
-def check_column(name: str | None, dataset: Any) -> None:
-    """Refuse a label_column that is none of the data set's."""
-    columns = getattr(dataset, "column_names", None)
-    if name is not None and columns is not None and name not in columns:
-        raise ValueError(f"label_column={name!r} is none of {', '.join(columns)}{did_you_mean(name, columns)}")
-
-
 def _differing_columns(dataset: Dataset, keys: list[Key]) -> list[str]:
     """Return the columns, apart from the prompt, in which rows with one key differ."""
     first_of: dict[Key, int] = {}
@@ -740,31 +542,6 @@ def combine(rewards_R_F: Floats, weights_F: Floats, verifier: int | None, group:
     scores_R, weight = rewards_R_F[:, verifier], float(weights_F[verifier])
     others = (weighted_R - np.nan_to_num(scores_R) * weight).reshape(-1, group)
     return scores_R + (others - others.mean(axis=1, keepdims=True)).reshape(-1) / weight, scores_R, weight
-
-
-def _verifier(name: str | None, estimator: RewardEstimator, names: list[str], weights: list[float]) -> int | None:
-    """Return the index of the reward function whose score the estimator sees; None for the weighted sum."""
-    if name is not None:
-        _check_verifier(name, names)
-    if estimator.support == "real" and (name is None or estimator.belief is estimator):
-        return None
-    if name is None and len(names) > 1:
-        raise ValueError(f"{estimator.name!r} needs one score of 0 or 1: give verifier, one of {', '.join(names)}")
-    index = 0 if name is None else names.index(name)
-    if not weights[index] > 0:
-        raise ValueError(f"the weight of verifier {names[index]!r} is {weights[index]:g}; it must be above 0")
-    return index
-
-
-def _check_verifier(name: str, names: list[str]) -> None:
-    """Refuse a name that is none of the reward functions', or of several."""
-    if name not in names:
-        raise ValueError(f"verifier {name!r} is none of {', '.join(names)}{did_you_mean(name, names)}")
-    if names.count(name) > 1:
-        raise ValueError(
-            f"verifier {name!r} is the name of {names.count(name)} reward functions; give each its own: "
-            'function.__name__ = "correct"'
-        )
 
 
 def _numpy(values: torch.Tensor) -> Floats:

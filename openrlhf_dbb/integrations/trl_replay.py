@@ -1,4 +1,4 @@
-"""Replay (RePO) in TRL: earlier rollouts are further rows of a generation batch, with their own log-probs.
+"""Replay (RePO) in TRL: earlier rollouts are further rows of a generation batch.
 
 Axes: B rows of this process, R rollouts of all processes, T tokens of a rollout, C of a completion.
 """
@@ -39,7 +39,8 @@ def with_replay(
 
     extra, metrics = on_first(replay)
     processes = trainer.accelerator.num_processes
-    mine = [extra_row(row, rows_B[0]) for row in extra[trainer.accelerator.process_index :: processes]]
+    share = extra[trainer.accelerator.process_index :: processes]
+    mine = [extra_row(row, rows_B[0]) for row in share]
     # Equally many rows on each process, and in each of the chunks into which TRL splits them.
     most = len(rows_B) + -(-len(extra) // processes)
     chunks = trainer.args.steps_per_generation
@@ -53,14 +54,17 @@ class StepMemory:
     """What a step of R rollouts to train on replays and remembers, on the first process."""
 
     def __init__(self, replays: ReplayMemory, prompt_ids_R: Sequence[int], rewards_R: Floats, factor: float) -> None:
-        """``rewards_R`` are the optimized ones, NaN where missing; advantages are multiplied by ``factor``."""
+        """``rewards_R`` are the optimized ones, NaN where missing; ``factor`` of the advantages."""
         self._replays = replays
         self._prompt_ids_R = prompt_ids_R
         self._rewards_R = rewards_R
         self._factor = factor
 
     def replay(self, rollouts_R: Sequence[Tokens | None]) -> tuple[list[ExtraRow], dict[str, float]]:
-        """Return the rows to replay and what is logged, and remember the step's own; None: not trained on."""
+        """Return the rows to replay and what is logged, and remember the step's own.
+
+        A rollout that is None is not trained on.
+        """
         extra = self._replays.extra_rows(self._prompt_ids_R)
         remembered = []
         rows_R = zip(self._prompt_ids_R, self._rewards_R.tolist(), rollouts_R, strict=True)
@@ -81,8 +85,9 @@ def add_old_log_probs(trainer: Any, output: dict[str, Any]) -> None:
     mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
     width = output["completion_ids"].shape[1]
     size = trainer.args.per_device_train_batch_size
+    log_probs_of = trainer._get_per_token_logps_and_entropies
     with torch.no_grad():
-        found = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, width, batch_size=size)
+        found = log_probs_of(trainer.model, ids, mask, width, batch_size=size)
     output["old_per_token_logps"] = found[0]
 
 
@@ -125,7 +130,8 @@ def extra_row(extra: ExtraRow, like: Row) -> Row:
     }
     unknown = sorted(like.keys() - known.keys())
     if unknown:
-        raise ValueError(f"replay knows no {', '.join(unknown)} of earlier rollouts; train without replay")
+        names = ", ".join(unknown)
+        raise ValueError(f"replay knows no {names} of earlier rollouts; train without replay")
     return {name: known[name].to(values.dtype) for name, values in like.items()}
 
 

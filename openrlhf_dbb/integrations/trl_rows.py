@@ -13,8 +13,8 @@ from trl.trainer.utils import pad
 Row = dict[str, torch.Tensor]
 """What TRL's batch holds of one rollout, by TRL's names, without padding, on the CPU."""
 
-# At padding the loss is multiplied by 0. These values keep it finite there: the KL term has exp(ref - own), and a
-# padding token may have the log-prob -100.
+# At padding the loss is multiplied by 0. These values keep it finite there: the KL term has
+# exp(ref - own), and a padding token may have the log-prob -100.
 _PADDING = {"tool_mask": 1, "importance_sampling_ratio": 1.0, "ref_per_token_logps": -1e4}
 _OF_IMAGES = {"pixel_values", "num_images", "token_type_ids", "mm_token_type_ids"}
 
@@ -26,7 +26,8 @@ def cut(output: dict[str, Any], lengths_B: Sequence[int]) -> list[Row]:
         ValueError: the batch has images.
     """
     if not _OF_IMAGES.isdisjoint(output):
-        raise ValueError("rows with images cannot be joined into another batch; use strategy='plain' without replay")
+        problem = "rows with images cannot be joined into another batch"
+        raise ValueError(f"{problem}; use strategy='plain' without replay")
     prompt_width = output["prompt_ids"].shape[1]
     width = output["completion_ids"].shape[1]
     prompts_B = output["prompt_mask"].sum(dim=1).tolist()
@@ -47,12 +48,13 @@ def cut(output: dict[str, Any], lengths_B: Sequence[int]) -> list[Row]:
 
 
 def join(rows: Sequence[Row], padding_token: int, multiple: int | None, device: Any) -> dict[str, Any]:
-    """Return a batch of rows as TRL makes it, apart from the number of items, which spans all processes."""
+    """Return a batch of rows as TRL makes it, without its number of items."""
     padding = _PADDING | {"prompt_ids": padding_token, "completion_ids": padding_token}
     output: dict[str, Any] = {}
     for name in rows[0]:
         values_B = [row[name] for row in rows]
-        is_of_rows = name == "importance_sampling_ratio" and all(value.numel() == 1 for value in values_B)
+        is_ratio = name == "importance_sampling_ratio"
+        is_of_rows = is_ratio and all(value.numel() == 1 for value in values_B)
         if is_of_rows or values_B[0].ndim == 0:
             output[name] = torch.stack(values_B).to(device)
             continue
@@ -88,7 +90,7 @@ class StepMetrics:
         self.rollouts: list[int] = []  # of each generation
 
     def join(self) -> None:
-        """Replace the values of this step: by their mean over the rollouts, their least or their largest value."""
+        """Replace the values of this step by their mean, their least or their largest value."""
         for name, values in self._metrics.items():
             before = self._before.get(name, 0)
             added = values[before:]
@@ -96,8 +98,11 @@ class StepMetrics:
                 values[before:] = [self._joined(name, added)]
 
     def _joined(self, name: str, added: list[float]) -> float:
-        weights = self.rollouts if len(added) == len(self.rollouts) else [1] * len(added)
-        known = [(value, weight) for value, weight in zip(added, weights, strict=True) if not math.isnan(value)]
+        weights = self.rollouts
+        if len(added) != len(weights):
+            weights = [1] * len(added)
+        weighted = zip(added, weights, strict=True)
+        known = [(value, weight) for value, weight in weighted if not math.isnan(value)]
         if not known:
             return math.nan
         word = name.rsplit("/", 1)[-1]
