@@ -22,7 +22,7 @@ PROMPTS, ROLLOUTS = 16, 8  # of a step, on each process; of each prompt
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--run_name", default="trl", help="also where its checkpoints are, below trl_grpo (trl)")
 parser.add_argument("--estimator", default="dbb", help="point is what TRL does by itself (dbb)")
-parser.add_argument("--strategy", default="plain", help="posterior draws the questions by their posteriors (plain)")
+parser.add_argument("--strategy", default="plain", help="or posterior, dynamic, greso, two_stage (plain)")
 parser.add_argument("--epochs", type=int, default=6, help="passes over the 256 questions (6)")
 parser.add_argument("--save_steps", type=int, default=16, help="steps between checkpoints (16)")
 options = parser.parse_args()

@@ -111,6 +111,30 @@ def test_a_checkpoint_continues_with_the_same_batches(draw):
     assert batches(resumed, 4) == expected[3:]
 
 
+def test_a_checkpoint_at_the_end_of_a_pass_goes_on_with_the_order_of_the_next_one():
+    def made():
+        sampler = STRATEGIES.build("dynamic").sampler(RunFacts(2, N, seed=1))
+        engine = AtOnce(lambda requests: [Answer([*MIXED], np.array([1.0, 0, 1, 0])) for _ in requests])
+        return Filler(ShuffledPrompts(range(20), seed=5), engine, sampler)
+
+    def rows_of(filler):
+        batch = filler.fill() or filler.fill()
+        return prompts(batch.trained)
+
+    whole = made()
+    steps = [rows_of(whole) for _ in range(20)]
+    assert sorted(np.ravel(steps[:10]).tolist()) == list(range(20)) and steps[10:] != steps[:10]
+    for stop in (9, 10, 11):
+        stopped = made()
+        for _ in range(stop):
+            rows_of(stopped)
+        if stop == 10:
+            assert stopped.fill() is None  # the pass is over
+        resumed = made()
+        resumed.load(exact_json.loads(exact_json.dumps(stopped.state(), "the filler's state")))
+        assert [rows_of(resumed) for _ in range(stop, 20)] == steps[stop:]
+
+
 def test_draws_by_the_posterior_hear_of_the_prompts_that_were_passed_over():
     """All prompts are drawn with certainty: of five first stages two differ."""
     labels = [EASY, MIXED, HARD, EASY, MIXED]

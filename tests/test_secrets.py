@@ -294,7 +294,14 @@ def test_our_records_are_masked_in_a_process_of_others_and_theirs_are_not(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "path", ["rewards/math_answer", "rewards/verifier_pool", "integrations/shared", "integrations/trl"]
+    "path",
+    [
+        "rewards/math_answer",
+        "rewards/verifier_pool",
+        "integrations/shared",
+        "integrations/trl",
+        "integrations/trl_memory",
+    ],
 )
 def test_what_may_run_in_a_process_of_others_logs_through_the_mask(path):
     text = (ROOT / "openrlhf_dbb" / f"{path}.py").read_text()

@@ -24,7 +24,8 @@ from openrlhf_dbb.core.step import StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.estimators import FORMS
 from openrlhf_dbb.integrations import shared
-from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, combine, remember
+from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer, remember
+from openrlhf_dbb.integrations.trl_memory import combine
 from openrlhf_dbb.tiny import build_model, build_tokenizer
 
 without_vllm.undo()
@@ -404,18 +405,22 @@ def test_misuse_of_a_resume_is_refused(model, tmp_path):
         other.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2"))
 
 
+WITH_IMAGES = Dataset.from_dict({"prompt": ["1", "2", "3", "4"], "image": [None] * 4})
+
+
 @pytest.mark.parametrize(
     ("ours", "changed", "message"),
     [
         ({"verifier": "corect"}, {}, "verifier 'corect' is none of correct, did you mean correct"),
         ({}, {"reward": [Reward(), short]}, "needs one score of 0 or 1: give verifier, one of correct, short"),
-        ({"strategy": "greso"}, {}, "strategy='greso' needs .* TRL does not: .* or strategy='posterior'"),
         ({"form": "rloo"}, {"scale_rewards": "none"}, "form 'rloo' is given; leave out scale_rewards='none'"),
         ({"label_column": "answer"}, {"remove_unused_columns": True}, "would be removed; use remove_unused_columns=Fa"),
         ({"estimator": "point"}, {"num_generations": 1}, "'point' with num_generations=1: it needs 2 .*'auto'"),
         ({}, {"multi_objective_aggregation": "normalize_then_sum"}, "use 'sum_then_normalize'"),
         ({}, {"data": prompts().to_iterable_dataset()}, "is a IterableDataset; pass a datasets.Dataset"),
         ({}, {"data": Dataset.from_dict({"prompt": ["1"] * 4, "image": [None] * 4})}, "their images may differ"),
+        ({"strategy": "dynamic"}, {"data": WITH_IMAGES}, "strategy 'dynamic' does not go with images"),
+        ({"replay": {"samples": 1}}, {"data": WITH_IMAGES}, "replay does not go with images; train without it"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(model, tmp_path, ours, changed, message):

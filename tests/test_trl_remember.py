@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.integrations import trl as door
+from openrlhf_dbb.integrations import trl_passive
 from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer, remember
 from openrlhf_dbb.tiny import build_model, build_tokenizer
 
@@ -118,7 +118,7 @@ def warnings(caplog):
     caplog.set_level(logging.INFO)
 
     def lines():
-        names = ("openrlhf_dbb.integrations.trl", "openrlhf_dbb.integrations.shared")
+        names = [f"openrlhf_dbb.integrations.{name}" for name in ("trl", "trl_memory", "trl_passive", "shared")]
         return [record.getMessage() for record in caplog.records if record.name in names]
 
     return lines
@@ -230,7 +230,7 @@ def test_no_fault_of_the_memory_reaches_the_training(model, tmp_path, alone, war
     def broken(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(door._PassiveMemory, name, broken)
+    monkeypatch.setattr(trl_passive.PassiveMemory, name, broken)
     made.train()
     assert_same(numbers(made), alone())
     [line] = warnings()
@@ -500,6 +500,7 @@ def test_other_data_than_the_run_s_are_a_warning_and_refused_by_the_trainer_that
         ({"parameters": {"memory": "x"}}, "memory"),
         ({"parameters": ["memory"]}, r"parameters = \['memory'\] is no dictionary"),
         ({"strategy": "posterior", "estimator": "dbb"}, "use PosteriorGRPOTrainer"),
+        ({"replay": {"samples": 2}}, "replay = .* changes a training"),
         ({"form": "grpo"}, "grpo"),
         ({"form": "rloo"}, "form = 'rloo' changes a training, and remember changes none; use PosteriorGRPO"),
         ({"keep_rollouts": -1}, "keep_rollouts is -1; give a whole number"),
@@ -519,7 +520,8 @@ def test_a_wrong_call_is_refused_where_it_is_made(model, tmp_path, ours, message
         remembered(made, tmp_path, **ours)
     assert "\n" not in str(refused.value)
     assert type(made) is GRPOTrainer and not (tmp_path / "openrlhf_dbb.db").exists()
-    if "verif" not in str(ours) and not {"strategy", "form"} & ours.keys():  # before the model, of which there is none
+    training = {"strategy", "form", "replay"} & ours.keys()
+    if "verif" not in str(ours) and not training:  # before the model, of which there is none
         with pytest.raises(ValueError, match=message):
             PosteriorGRPOTrainer("/nowhere", correct, arguments(tmp_path), DATA, **ours)
 

@@ -192,6 +192,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from openrlhf_dbb import storage
 from openrlhf_dbb.integrations import trl as door
+from openrlhf_dbb.integrations import trl_memory
 
 def odd(completions, **_):
     return [float(ord(text[0]) % 2) if text else 0.0 for text in completions]
@@ -228,8 +229,8 @@ class Broken:
 
 found = {"alone": trained("alone"), "whole": trained("whole")}
 for name, owner, method, on_rank in (
-    ("second", door._Memory, "_key", "1"),
-    ("first", door._Memory, "_key", "0"),
+    ("second", trl_memory.Memory, "_key", "1"),
+    ("first", trl_memory.Memory, "_key", "0"),
     ("log", storage.Run, "record_metrics", "0"),
 ):
     broken = Broken(owner, method, on_rank)
@@ -252,3 +253,70 @@ def test_on_two_ranks_a_memory_that_fails_on_one_ends_on_both_and_the_training_g
     assert stored[0] == ("whole", "finished", 4)
     assert {name for name, *_ in stored[1:]} == {"second", "first", "log"}
     assert all(status != "finished" and last_step < 4 for _, status, last_step in stored[1:])
+
+
+JUDGING = (
+    ALONE
+    + """
+import json, os
+rank, port, folder, model = sys.argv[1:]
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+from datasets import Dataset
+from trl import GRPOConfig
+from openrlhf_dbb.integrations.trl import PosteriorGRPOTrainer
+
+found = []
+
+class Watched(PosteriorGRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        prompts = self.processing_class.batch_decode(output["prompt_ids"], skip_special_tokens=True)
+        items = int(output["num_items_in_batch"])
+        mine = int(output["completion_mask"].sum())
+        found.append({"prompts": prompts, "ours": output["advantages"].tolist(), "items": items, "mine": mine})
+        return output
+
+def odd(prompts, completions, **_):
+    rewards = [float(ord(text[0]) % 2) if text else 0.0 for text in completions]
+    return [0.0 if prompt.startswith("0") else reward for prompt, reward in zip(prompts, rewards)]
+
+trainer = Watched(
+    model=model, reward_funcs=odd, train_dataset=Dataset.from_dict({"prompt": [f"{n}+{n}=" for n in range(6)]}),
+    store=f"sqlite:///{folder}/runs.db", run_name="run", estimator="point", strategy="two_stage",
+    strategy_parameters={"first": 3}, replay={"samples": 3, "cache": 4},
+    args=GRPOConfig(
+        output_dir=f"{folder}/run", max_steps=4, per_device_train_batch_size=6, num_generations=4,
+        max_completion_length=6, learning_rate=1e-3, beta=0.0, report_to="none", gradient_checkpointing=False,
+        use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True, logging_strategy="no",
+    ),
+)
+trainer.train()
+weights = sum(float(p.double().abs().sum()) for p in trainer.model.parameters())
+print()
+print(json.dumps({"steps": found, "weights": weights}))
+"""
+)
+
+
+def test_two_ranks_generate_together_what_a_strategy_asks_for(tmp_path):
+    """Three groups of four on two ranks with six rollouts each; first stages of three, second stages of one."""
+    build_model(0).save_pretrained(tmp_path / "model")
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    first, second = two_ranks(JUDGING, str(tmp_path), str(tmp_path / "model"))
+    assert first["weights"] == second["weights"] and len(first["steps"]) == 4
+    sizes = [[len(step["prompts"]) for step in steps] for steps in (first["steps"], second["steps"])]
+    assert sizes[0] == sizes[1] and sizes[0][0] == 6 < sizes[0][3]  # replayed rows on both
+    for one, other in zip(first["steps"], second["steps"], strict=True):
+        assert one["items"] == other["items"] == one["mine"] + other["mine"]
+        prompts = one["prompts"][:6] + other["prompts"][:6]
+        groups = np.reshape(prompts, (3, 4))
+        assert (groups == groups[:, :1]).all() and "0+0=" not in prompts
+        advantages = np.reshape(one["ours"][:6] + other["ours"][:6], (3, 4))
+        assert (advantages.max(axis=1) > 0).all() and (advantages.min(axis=1) < 0).all()
+    found = functools.partial(rows, tmp_path, database="runs.db")
+    stored = found("SELECT step, generated, trained FROM steps ORDER BY step")
+    observed = found("SELECT step, sum(rollouts) FROM posterior_history GROUP BY step ORDER BY 1")
+    zeros = found("SELECT rollouts FROM posterior_history JOIN prompts USING (prompt_id) WHERE prompt = '0+0='")
+    assert [(step, trained) for step, _, trained in stored] == [(1, 12), (2, 12), (3, 12), (4, 12)]
+    assert observed == [(step, generated) for step, generated, _ in stored]
+    assert zeros and all(rollouts % 3 == 0 for (rollouts,) in zeros)  # first stages alone

@@ -103,6 +103,9 @@ class LoaderPrompts:
     def place(self) -> dict[str, Any]:
         return dict(self._dataloader.state_dict())
 
+    def after_pass(self) -> dict[str, Any]:
+        return {}
+
     def go_to(self, place: dict[str, Any]) -> None:
         self._dataloader.load_state_dict(place)
 

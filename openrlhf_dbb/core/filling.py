@@ -183,6 +183,9 @@ class Prompts(Protocol[PromptOut]):
     def place(self) -> dict[str, Any]:
         """Return the place in the pass, for a checkpoint."""
 
+    def after_pass(self) -> dict[str, Any]:
+        """Return the place where the next pass begins; empty: where the host begins by itself."""
+
     def go_to(self, place: dict[str, Any]) -> None:
         """Continue from a place."""
 
@@ -213,6 +216,9 @@ class ShuffledPrompts:
     def place(self) -> dict[str, Any]:
         return {"pass": self._pass, "place": self._drawn}
 
+    def after_pass(self) -> dict[str, Any]:
+        return self.place()
+
     def go_to(self, place: dict[str, Any]) -> None:
         self._pass = int(place["pass"])
         self._drawn = int(place["place"])
@@ -242,6 +248,7 @@ class Filler(Generic[PromptT, RolloutT]):
         predictive: Callable[[], Predictive] | None = None,
         at_a_time: int | None = None,
         max_rollouts: int | None = None,
+        scores_later: bool = False,
     ) -> None:
         """Fill from the first pass.
 
@@ -250,6 +257,7 @@ class Filler(Generic[PromptT, RolloutT]):
             predictive: the forecast of each prompt, given if the strategy draws the prompts.
             at_a_time: groups to generate before a batch is taken, if more than it needs; the surplus waits.
             max_rollouts: most rollouts to generate; None: no limit.
+            scores_later: the host tells the scores of each batch by :meth:`tell`.
         """
         self.sampler = sampler
         self._prompts = prompts
@@ -258,6 +266,7 @@ class Filler(Generic[PromptT, RolloutT]):
         self._size = sampler.facts.groups
         self._at_a_time = max(self._size, at_a_time or 0)
         self._max_rollouts = max_rollouts
+        self._scores_later = scores_later
         self.generated = 0
         self.version: Any = None
         self.sent = 0
@@ -276,6 +285,11 @@ class Filler(Generic[PromptT, RolloutT]):
     def is_full(self) -> bool:
         """Whether the next batch needs no generation: enough groups wait."""
         return len(self._kept) >= self._size
+
+    @property
+    def waiting(self) -> int:
+        """Groups to train on that wait for a batch."""
+        return len(self._kept)
 
     @property
     def pass_is_over(self) -> bool:
@@ -304,9 +318,8 @@ class Filler(Generic[PromptT, RolloutT]):
     def _take(self) -> Batch[PromptT, RolloutT]:
         taken = self._kept[: self._size]
         left = self._kept[self._size :]
-        for group in taken:
-            self._tell(group)
-        self.sampler.end_step()
+        if not self._scores_later:
+            self.tell(taken)
         # Surplus groups wait if more is generated at a time, else they are set aside.
         surplus = []
         if self._at_a_time == self._size:
@@ -317,6 +330,12 @@ class Filler(Generic[PromptT, RolloutT]):
         self._filtered = []
         self._skipped = 0
         return batch
+
+    def tell(self, trained: Sequence[Group[PromptT, RolloutT]]) -> None:
+        """Tell the strategy the outcomes of a batch; with ``scores_later`` the host calls it."""
+        for group in trained:
+            self._tell(group)
+        self.sampler.end_step()
 
     def _tell(self, group: Group[PromptT, RolloutT]) -> None:
         """Tell a strategy that draws the outcome of a group with a score."""
@@ -450,7 +469,7 @@ class Filler(Generic[PromptT, RolloutT]):
         waiting = sum(len(group.rollouts) for group in self._kept)
         place = {"place": self._drawn}
         if self._predictive is None:  # a finished pass would be served again as a whole after a resume
-            place = {} if over else self._prompts.place()
+            place = self._prompts.after_pass() if over else self._prompts.place()
         return {
             "generated": self.generated - waiting,
             "sampling": self.sampler.state(),

@@ -7,7 +7,7 @@ from openrlhf_dbb.core.host import Capability, Host
 
 OPENRLHF = Host(
     name="OpenRLHF",
-    lacks={Capability.EXTRA_ROWS: "its step trains on the rollouts that it has generated"},
+    lacks={},
     tested={
         "every estimator": "test_experience_maker.py::test_dbb_estimates_correctness_not_the_penalised_reward",
         "strategy posterior": "test_strategy_contract.py::test_the_command_line_chooses_it",
@@ -24,8 +24,6 @@ OPENRLHF = Host(
 TRL = Host(
     name="TRL",
     lacks={
-        Capability.GENERATE_MORE: "it generates batches of a fixed size",
-        Capability.EXTRA_ROWS: "its step trains on the rollouts that it has generated",
         Capability.PROBE: "it trains on every rollout of a batch",
         Capability.THIN: "it trains on the advantages that are stored",
         Capability.PASS_RATES: "its data set is read for prompts and labels alone",

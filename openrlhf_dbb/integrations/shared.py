@@ -2,7 +2,8 @@
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,14 +13,17 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core import KEEP, exact_json, rules
-from openrlhf_dbb.core.host import Host
+from openrlhf_dbb.core import KEEP, exact_json, replay, rules
+from openrlhf_dbb.core.filling import Answer, AtOnce, Batch, Filler, Group, Request, ShuffledPrompts
+from openrlhf_dbb.core.host import Host, SideState
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
+from openrlhf_dbb.core.replay import Replay, ReplayMemory
 from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whitened, whole
-from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, RolloutStrategy, RunFacts, varies
+from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts
 from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
 from openrlhf_dbb.core.texts import prompt_text as text_of
+from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import FORMS, RewardEstimator
 from openrlhf_dbb.secrets import own_log
 
@@ -32,6 +36,13 @@ _log = own_log(__name__)
 own_log(storage.__name__)  # which knows no mask
 
 SAVED = "posteriors.json"  # in a checkpoint; no pickle, which could run code
+DRAWS = "draws.json"  # likewise
+MOST_IDLE_PASSES = 20  # in which no group was kept, before a step is given up
+
+RowRequest = Request[int]
+RowAnswer = Answer[Any]
+Generate = Callable[[Sequence[RowRequest]], Sequence[RowAnswer]]
+"""Generates rollouts of rows of the data set."""
 
 
 def check_release(distribution: str) -> None:
@@ -87,12 +98,19 @@ class Settings:
         FORMS.get(self.form or "group_norm")
         return estimator, strategy
 
-    def check(self, host: Host, names: Mapping[str, str], group: int | None = None) -> None:
+    def check(
+        self,
+        host: Host,
+        names: Mapping[str, str],
+        group: int | None = None,
+        replays: Replay | None = None,
+    ) -> None:
         """Raise ValueError for what does not go together, or what the trainer cannot do.
 
         Args:
             names: how the trainer's user writes a setting, as in :class:`openrlhf_dbb.core.rules.Plan`.
             group: rollouts of a prompt in a step; None: not known yet.
+            replays: what is replayed; None: nothing.
         """
         estimator, strategy = self.built
         plan = rules.Plan(
@@ -101,6 +119,7 @@ class Settings:
             strategy=strategy,
             group=group,
             host=host,
+            replay=replays,
             estimator_name=self.estimator if isinstance(self.estimator, str) else "",
             strategy_name=self.strategy,
             names=names,
@@ -121,6 +140,9 @@ class Steps:
         keys: Sequence[Key],
         facts: RunFacts,
         *,
+        generate: Generate | None = None,
+        max_rollouts: int | None = None,
+        new_replays: Callable[[], ReplayMemory] | None = None,
         passive: bool = False,
         many_labels: bool = False,
         **about: Any,
@@ -129,6 +151,9 @@ class Steps:
 
         Args:
             keys: text and label of each row of the data set.
+            generate: of a trainer that generates more within a step; None: it only draws.
+            max_rollouts: most rollouts to generate; None: no limit.
+            new_replays: makes an empty replay memory; None: nothing is replayed.
             passive: a name that is taken gets a number; several labels of a prompt, and other data
                 than the run's, are a warning.
             many_labels, about: of :meth:`Posteriors.create`.
@@ -137,7 +162,12 @@ class Steps:
         self._strategy = strategy
         self._keys = keys
         self._facts = facts
-        self._start_over()
+        self._generate = generate
+        self._max_rollouts = max_rollouts
+        self._new_replays = new_replays
+        self._state_name = f"the state of strategy {strategy.name!r}"
+        # Refused now rather than at a checkpoint.
+        exact_json.dumps(strategy.sampler(facts).state(), self._state_name)
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if passive and not many_labels:
             many_labels = True
@@ -167,9 +197,7 @@ class Steps:
                 many_labels=many_labels,
                 **about,
             )
-        self._row_of: dict[int, int] = {}  # of a prompt's id the first row of the data set
-        for row, key in enumerate(keys):
-            self._row_of.setdefault(self.posteriors.prompt_ids[key], row)
+        self._start_over()
 
     def _check_resumed(
         self,
@@ -195,29 +223,51 @@ class Steps:
             _log.warning("%s; prompts that are new begin with the prior", problem)
 
     def _start_over(self) -> None:
-        self._sampler = self._strategy.sampler(self._facts)
-        self._left = len(self._keys)
-        self._drawn: dict[Key, Drawn] = {}
+        prompt_ids = [self.posteriors.prompt_ids[key] for key in self._keys]
+        self._filler: Filler[int, Any] = Filler(
+            ShuffledPrompts(prompt_ids, self._facts.seed),
+            AtOnce(self._generate or _unscored),
+            self._strategy.sampler(self._facts),
+            predictive=self.posteriors.predictive if self._strategy.draws else None,
+            max_rollouts=self._max_rollouts,
+            scores_later=self._generate is None,
+        )
+        self._drawn: tuple[Group[int, Any], ...] = ()  # of the step, whose scores come later
+        self.replays = None if self._new_replays is None else self._new_replays()
+        self._side: list[SideState] = [_DrawsFile(self._filler, len(prompt_ids), self._state_name)]
+        if self.replays is not None:
+            self._side.append(self.replays)
 
-    def _state_name(self) -> str:
-        return f"the state of strategy {self._strategy.name!r}"
+    def fill(self) -> Batch[int, Any]:
+        """Return the next step's groups, of rows of the data set.
+
+        Raises:
+            BudgetSpent: ``max_rollouts`` does not allow another batch.
+            RunError: the strategy keeps no group, or gives up.
+        """
+        note = self._filler.sampler.note
+        idle_passes = 0
+        waiting = self._filler.waiting
+        batch = self._filler.fill()
+        while batch is None:  # the pass over the data has ended first
+            idle_passes = 0 if self._filler.waiting > waiting else idle_passes + 1
+            waiting = self._filler.waiting
+            if idle_passes > MOST_IDLE_PASSES:
+                idle = f"strategy {self._strategy.name!r} has kept no group in {idle_passes} passes"
+                way_out = "use data of which the model solves a part, or strategy='plain'"
+                raise RunError(f"{idle} over the data; {way_out}")
+            batch = self._filler.fill()
+        if self._filler.sampler.note != note:
+            _log.warning("%s", self._filler.sampler.note)
+        return batch
 
     def draw(self) -> list[int]:
-        """Draw the next step's prompts; return their rows in the data set."""
-        rows: list[int] = []
-        self._drawn = {}
-        for _ in range(self._facts.groups):
-            if not self._left:
-                note = self._sampler.note
-                self._sampler.end_pass()
-                self._left = len(self._keys)
-                if self._sampler.note != note:
-                    _log.warning("%s", self._sampler.note)
-            drawn = self._sampler.next_prompt(self.posteriors.predictive)
-            self._left -= 1
-            rows.append(self._row_of[drawn.prompt_id])
-            self._drawn[self._keys[rows[-1]]] = drawn
-        return rows
+        """Draw the next step's prompts; return their rows in the data set.
+
+        Their scores come by :meth:`observe`.
+        """
+        self._drawn = self.fill().trained
+        return [group.prompt for group in self._drawn]
 
     def observe(
         self,
@@ -233,12 +283,12 @@ class Steps:
         Without a ``form`` these are ``advantages_R``, the trainer's own.
         """
         prompts, labels = zip(*keys_R, strict=True)
-        if self._drawn:
-            drawn_R = [self._drawn[key] for key in keys_R]
+        drawn_of = {self._keys[group.prompt]: group.drawn for group in self._drawn if group.drawn is not None}
+        if drawn_of:
             extras = dataclasses.replace(
                 extras,
-                inclusion=[drawn.inclusion for drawn in drawn_R],
-                weights=[drawn.weight for drawn in drawn_R],
+                inclusion=[drawn_of[key].inclusion for key in keys_R],
+                weights=[drawn_of[key].weight for key in keys_R],
             )
         step = self.posteriors.step + 1
         scored = self.posteriors.observe(
@@ -251,15 +301,16 @@ class Steps:
             advantages=advantages_R,
             extras=extras,
         )
-        for key, drawn in self._drawn.items():
-            scores_N = scores_R[[other == key for other in keys_R]]
-            if not np.isnan(scores_N).all():
-                self._sampler.observe(drawn, varies(scores_N))
-        self._sampler.end_step()
-        scored.metrics.update(self._sampler.metrics())
+        if self._generate is None:
+            self._filler.tell([self._with_scores(group, keys_R, scores_R) for group in self._drawn])
+        scored.metrics.update(self._filler.sampler.metrics())
         if form is None or not FORMS.get(form).whitened:
             return scored
         return whitened(scored, np.where(np.isnan(rewards_R), 0, extras.tokens) * np.asarray(extras.trained))
+
+    def _with_scores(self, group: Group[int, Any], keys_R: Sequence[Key], scores_R: Floats) -> Group[int, Any]:
+        of_group_R = [key == self._keys[group.prompt] for key in keys_R]
+        return dataclasses.replace(group, scores=scores_R[of_group_R])
 
     def save(self, folder: Path) -> None:
         """Write what a resume needs into a checkpoint's folder, once every step up to here is durable."""
@@ -269,10 +320,10 @@ class Steps:
             "run": self.posteriors.run.record.uuid,
             "step": self.posteriors.step,
             "tag": folder.name,
-            "strategy": self._sampler.state(),
-            "left": self._left,
         }
-        (folder / SAVED).write_text(exact_json.dumps(saved, self._state_name()), encoding="utf-8")
+        for state in self._side:
+            state.save(folder)
+        (folder / SAVED).write_text(json.dumps(saved), encoding="utf-8")
 
     def saved_in(self, folder: Path) -> dict[str, Any]:
         """Return what :meth:`save` has written; refuse a checkpoint of another run, or of steps that were undone."""
@@ -306,11 +357,58 @@ class Steps:
             self.posteriors.roll_back(0)
             return
         saved = self.saved_in(checkpoint)
-        if saved["strategy"].keys() != self._sampler.state().keys():
-            raise ValueError(f"checkpoint {checkpoint} is of another strategy; resume it with its own")
-        self._sampler.load(saved["strategy"])
-        self._left = saved["left"]
+        if self.replays is None and (checkpoint / replay.FILE).exists():
+            problem = f"checkpoint {checkpoint} is of a run with replay"
+            raise ValueError(f"{problem}; go on with its replay=")
+        for state in self._side:
+            state.load(checkpoint)
         self.posteriors.roll_back(int(saved["step"]))
+
+
+class _DrawsFile:
+    """The draws of a run in a checkpoint (``core.host.SideState``)."""
+
+    def __init__(self, filler: Filler[int, Any], rows: int, name: str) -> None:
+        self._filler = filler
+        self._rows = rows
+        self._name = name
+
+    def save(self, folder: Path) -> None:
+        text = exact_json.dumps(self._filler.state(), self._name)
+        (folder / DRAWS).write_text(text, encoding="utf-8")
+
+    def load(self, folder: Path) -> None:
+        """Continue from :meth:`save`, also from what earlier releases have saved.
+
+        Raises:
+            ValueError: there is no such state, or it is of another strategy.
+        """
+        mine = self._filler.state()
+        try:
+            if (folder / DRAWS).exists():
+                state = exact_json.loads((folder / DRAWS).read_text(encoding="utf-8"))
+            else:
+                state = self._of_earlier_release(folder)
+            names = state["sampling"].keys()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = f"checkpoint {folder} has no state of its draws ({error})"
+            raise ValueError(f"{problem}; use an older one") from None
+        if names != mine["sampling"].keys() or state.keys() != mine.keys():
+            raise ValueError(f"checkpoint {folder} is of another strategy; resume it with its own")
+        self._filler.load(state)
+
+    def _of_earlier_release(self, folder: Path) -> dict[str, Any]:
+        """Return the state of a release without filler: the sampler's, and the draws left of a pass."""
+        saved = exact_json.loads((folder / SAVED).read_text(encoding="utf-8"))
+        state = {**self._filler.state(), "sampling": saved["strategy"]}
+        if state["place"]:  # else the strategy does not draw
+            state["place"] = {"place": self._rows - int(saved["left"])}
+        return state
+
+
+def _unscored(requests: Sequence[RowRequest]) -> list[RowAnswer]:
+    """Answer with rollouts that the trainer generates later."""
+    return [Answer([None] * request.rollouts, None) for request in requests]
 
 
 def stored_run(store: storage.PosteriorStore | str | None, name: str, *, create: bool) -> storage.RunRecord | None:

@@ -1,0 +1,383 @@
+"""TRL's trainer with strategies that judge groups, and with replay: what is generated, trained on and stored."""
+
+# ruff: noqa: E402
+import json
+import sys
+from collections import Counter
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+without_vllm = pytest.MonkeyPatch()
+without_vllm.setitem(sys.modules, "vllm", None)  # as where it is not installed; TRL would load it
+pytest.importorskip("trl", reason="needs TRL")
+
+from datasets import Dataset
+from trainings import rows
+from transformers import TrainerCallback
+
+from openrlhf_dbb.errors import RunError
+from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer
+from openrlhf_dbb.tiny import build_model, build_tokenizer
+
+without_vllm.undo()
+
+ROLLOUTS, GROUPS = 4, 2
+EASY, HARD, MIXED = "easy", "hard", "mixed"
+KINDS = [EASY, MIXED, HARD, MIXED, EASY, MIXED]
+TEXTS = [f"{number}+{number}=" for number in range(len(KINDS))]
+JUDGING = ["dynamic", "greso", "two_stage"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a model that has learnt nothing."""
+    torch.set_num_threads(1)  # with a model of this size a second one mostly waits
+    folder = tmp_path_factory.mktemp("model")
+    build_model(0).save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+class Reward:
+    """Always 1 for an easy prompt, 0 for a hard one, else 0 or 1 by the first character; remembers the calls."""
+
+    __name__ = "correct"
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, prompts, completions, kind, **columns):
+        rewards = []
+        for text, of_prompt in zip(completions, kind, strict=True):
+            parity = float(ord(text[0]) % 2) if text else 0.0
+            rewards.append({EASY: 1.0, HARD: 0.0}.get(of_prompt, parity))
+        self.calls.append(list(zip(prompts, completions, rewards, strict=True)))
+        return rewards
+
+
+class Watched(PosteriorGRPOTrainer):
+    """Remembers the batch of each step, and how many calls of the reward function there were."""
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            self.batches.append((len(self.reward_funcs[0].calls), output))
+            self.own_log_probs.append(self.log_probs(output))
+        return output
+
+    def log_probs(self, output):
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        mask = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        with torch.no_grad():
+            return self._get_per_token_logps_and_entropies(self.model, ids, mask, output["completion_ids"].shape[1])[0]
+
+
+def trainer(model, folder, strategy, *, kinds=KINDS, ours=None, **changed):
+    """Two groups of four a step, in fp32."""
+    values = {
+        "output_dir": str(folder / "out"), "max_steps": 3, "per_device_train_batch_size": GROUPS * ROLLOUTS,
+        "num_generations": ROLLOUTS, "max_completion_length": 6, "beta": 0.0, "learning_rate": 1e-3, "seed": 3,
+        "gradient_checkpointing": False, "report_to": "none", "use_cpu": True, "bf16": False, "save_strategy": "no",
+        "logging_strategy": "no", "disable_tqdm": True,
+    } | changed  # fmt: skip
+    made = Watched(
+        model=model,
+        reward_funcs=Reward(),
+        args=PosteriorGRPOConfig(**values),
+        train_dataset=Dataset.from_dict({"prompt": TEXTS[: len(kinds)], "kind": kinds}),
+        strategy=strategy,
+        **{"store": f"sqlite:///{folder}/openrlhf_dbb.db", "run_name": "run", "estimator": "point"} | (ours or {}),
+    )
+    made.batches = []
+    made.own_log_probs = []
+    return made
+
+
+def generated(made):
+    """Of each step what was generated: the triples of prompt, completion and reward of each call."""
+    ends = [end for end, _ in made.batches]
+    starts = [0, *ends[:-1]]
+    return [made.reward_funcs[0].calls[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def texts(made, output):
+    """Prompt and completion of each row of a batch."""
+    found = []
+    for row in range(len(output["advantages"])):
+        prompt = output["prompt_ids"][row][output["prompt_mask"][row].bool()]
+        completion = output["completion_ids"][row][output["completion_mask"][row].bool()]
+        decoded = made.processing_class.batch_decode([prompt, completion], skip_special_tokens=True)
+        found.append(tuple(decoded))
+    return found
+
+
+@pytest.mark.parametrize("strategy", JUDGING)
+def test_only_groups_of_mixed_rewards_are_trained_on_and_all_are_observed(model, tmp_path, strategy):
+    made = trainer(model, tmp_path, strategy)
+    made.train()
+    assert len(made.batches) == 3
+    history = rows(
+        tmp_path, "SELECT step, prompt, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)"
+    )
+    usage = rows(tmp_path, "SELECT step, generated, trained FROM steps ORDER BY step")
+    for step, (calls, (_, output)) in enumerate(zip(generated(made), made.batches, strict=True), start=1):
+        triples = [triple for call in calls for triple in call]
+        of_prompt = Counter(prompt for prompt, *_ in triples)
+        right = Counter()
+        for prompt, _, reward in triples:
+            right[prompt] += int(reward)
+        observed = {prompt: (rollouts, successes) for at, prompt, rollouts, successes in history if at == step}
+        assert observed == {prompt: (count, right[prompt]) for prompt, count in of_prompt.items()}
+        assert usage[step - 1] == (step, len(triples), GROUPS * ROLLOUTS)
+        # The batch: two groups, whose rows are what the reward function has seen.
+        reward_of = {(prompt, completion): reward for prompt, completion, reward in triples}
+        in_batch = texts(made, output)
+        rewards = np.array([reward_of[pair] for pair in in_batch]).reshape(GROUPS, ROLLOUTS)
+        for group in range(GROUPS):
+            assert len({prompt for prompt, _ in in_batch[group * ROLLOUTS : (group + 1) * ROLLOUTS]}) == 1
+        assert (rewards.min(axis=1) < rewards.max(axis=1)).all()
+        # All rollouts of a prompt in a step are one group, also those of a group that was filtered.
+        expected = []
+        for prompt, completion in in_batch:
+            of_group = [reward for other, _, reward in triples if other == prompt]
+            expected.append((reward_of[prompt, completion] - np.mean(of_group)) / np.std(of_group, ddof=1))
+        np.testing.assert_allclose(output["advantages"].numpy(), expected, rtol=1e-5)
+        assert output["num_items_in_batch"] == output["completion_mask"].sum()
+        assert torch.isfinite(made.own_log_probs[step - 1]).all()
+
+
+def test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_differ(model, tmp_path):
+    made = trainer(model, tmp_path, "two_stage", logging_strategy="steps", logging_steps=1)
+    made.train()
+    passed = []
+    for calls in generated(made):
+        pairs = {}
+        for call in calls:
+            for (prompt, _, reward), (twin, _, other) in zip(call[::2], call[1::2], strict=True):
+                assert prompt == twin
+                pairs.setdefault(prompt, []).append(reward != other)
+        groups = Counter()
+        for differs in pairs.values():
+            place = 0
+            while place < len(differs):
+                groups[differs[place]] += 1
+                place += 2 if differs[place] else 1  # the rest of a group follows its first two
+            assert place == len(differs)
+        assert groups[True] == GROUPS
+        passed.append(GROUPS / groups.total())
+    stored = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
+    assert min(passed) < 1
+    assert [found["two_stage/passed"] for found in stored] == pytest.approx(passed)
+
+
+@pytest.mark.parametrize("strategy", ["dynamic", "two_stage"])
+def test_old_log_probs_and_the_table_fit_the_rows_of_several_generations(model, tmp_path, strategy):
+    made = trainer(
+        model, tmp_path, strategy, num_iterations=2, max_steps=4, beta=0.1, log_completions=True,
+        logging_strategy="steps", logging_steps=2,
+    )  # fmt: skip
+    made.train()
+    assert len(made.batches) == 2
+    for (_, output), own in zip(made.batches, made.own_log_probs, strict=True):
+        mask = output["completion_mask"].bool()
+        torch.testing.assert_close(output["old_per_token_logps"][mask], own[mask], rtol=1e-3, atol=1e-4)
+    logged = [entry for entry in made.state.log_history if "loss" in entry]
+    assert all(np.isfinite(entry["loss"]) and np.isfinite(entry["kl"]) for entry in logged)
+    for calls, entry in zip(generated(made), logged, strict=True):
+        rewards = [reward for call in calls for *_, reward in call]
+        assert entry["rewards/correct/mean"] == pytest.approx(np.mean(rewards), abs=1e-6)
+    table = pandas.read_parquet(tmp_path / "out/completions/completions_00004.parquet")
+    assert len(table) == GROUPS * ROLLOUTS
+    assert table["posterior_mean"].notna().all()
+
+
+def test_a_budget_of_rollouts_ends_the_training(model, tmp_path):
+    made = trainer(
+        model, tmp_path, "two_stage", max_steps=50, ours={"max_rollouts": 60}, log_completions=True,
+        logging_strategy="steps", logging_steps=1, save_strategy="steps", save_steps=50,
+    )  # fmt: skip
+    made.train()
+    calls = made.reward_funcs[0].calls
+    assert 60 - 2 * GROUPS * ROLLOUTS < sum(map(len, calls)) <= 60
+    steps = len(made.batches)
+    assert rows(tmp_path, "SELECT status, last_step FROM dbb_run") == [("finished", steps)]
+    assert 1 < steps < 8
+
+
+class StopAt(TrainerCallback):
+    """Ends the training early."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == self.step
+
+
+def run_to(model, folder, step, resume_from=None, *, strategy, **ours):
+    """A run of four steps with a checkpoint after two, stopped after ``step``; what it has observed."""
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    made = trainer(model, folder, strategy, ours=ours, **options)
+    made.add_callback(StopAt(step))
+    made.train(resume_from_checkpoint=resume_from)
+    made.posteriors.close()
+    return rows(folder, "SELECT step, prompt_id, rollouts, successes, inclusion FROM posterior_history ORDER BY 1, 2")
+
+
+DRAWN = {"estimator": "dbb", "strategy_parameters": {"draw": "posterior"}}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ours"),
+    [("dynamic", {}), ("greso", {}), ("two_stage", {}), ("two_stage", DRAWN)],
+    ids=["dynamic", "greso", "two_stage", "two_stage, drawn"],
+)
+def test_a_resume_fills_the_same_batches_bit_for_bit(model, tmp_path, strategy, ours):
+    whole = run_to(model, tmp_path / "whole", 4, strategy=strategy, **ours)
+    run_to(model, tmp_path / "cut", 3, strategy=strategy, **ours)
+    resumed = run_to(model, tmp_path / "cut", 4, True, strategy=strategy, resume=True, **ours)
+    assert resumed == whole
+    assert {step for step, *_ in whole} == {1, 2, 3, 4}
+    if ours:
+        assert all(0 < inclusion <= 1 for *_, inclusion in whole)
+
+
+def test_a_checkpoint_of_an_earlier_release_goes_on(model, tmp_path):
+    """It has the sampler's state and the draws left of the pass beside run and step."""
+    whole = run_to(model, tmp_path / "whole", 4, strategy="posterior", estimator="dbb")
+    run_to(model, tmp_path / "cut", 3, strategy="posterior", estimator="dbb")
+    folder = tmp_path / "cut/out/checkpoint-2"
+    saved = json.loads((folder / "posteriors.json").read_text())
+    draws = json.loads((folder / "draws.json").read_text())
+    saved |= {"strategy": draws["sampling"], "left": len(TEXTS) - draws["place"]["place"]}
+    (folder / "posteriors.json").write_text(json.dumps(saved))
+    (folder / "draws.json").unlink()
+    resumed = run_to(model, tmp_path / "cut", 4, True, strategy="posterior", estimator="dbb", resume=True)
+    assert resumed == whole
+
+
+def test_a_strategy_that_keeps_no_group_is_given_up_in_one_line(model, tmp_path):
+    made = trainer(model, tmp_path, "dynamic", kinds=[EASY, HARD], max_completion_length=1)
+    with pytest.raises(RunError, match=r"'dynamic' has kept no group in 21 passes over the data; use"):
+        made.train()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ours", "changed", "message"),
+    [
+        ("two_stage", {}, {"num_generations": 2}, "num_generations=2 is too few for strategy 'two_stage'; give 3"),
+        ("plain", {"max_rollouts": 60}, {}, "'plain' generates as many rollouts in each step; leave out max_roll"),
+        ("dynamic", {"max_rollouts": 7}, {}, "max_rollouts = 7 is less than one step of 8 rollouts; give more"),
+        ("dynamic", {}, {"shuffle_dataset": False}, "'dynamic' shuffles the data; leave out shuffle_dataset=False"),
+    ],
+)
+def test_what_does_not_fit_a_strategy_is_refused(model, tmp_path, strategy, ours, changed, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(model, tmp_path, strategy, ours=ours, **changed)
+    assert not (tmp_path / "openrlhf_dbb.db").exists()
+
+
+def replaying(model, folder, strategy="plain", samples=2, cache=4, **changed):
+    """Two steps a pass of all four prompts; each rollout of a prompt fills its cache."""
+    ours = {"replay": {"samples": samples, "cache": cache}, **changed.pop("ours", {})}
+    return trainer(model, folder, strategy, kinds=KINDS[:4], ours=ours, **changed)
+
+
+def test_replayed_rows_are_the_best_of_a_prompts_last_rollouts_with_their_own_log_probs(model, tmp_path):
+    made = replaying(model, tmp_path, max_steps=4, logging_strategy="steps", logging_steps=1)
+    made.train()
+    before = {}  # by prompt its last rollouts: text, reward, old log-probs
+    for calls, (_, output) in zip(generated(made), made.batches, strict=True):
+        pairs = texts(made, output)
+        own = GROUPS * ROLLOUTS
+        prompts = list(dict.fromkeys(prompt for prompt, _ in pairs[:own]))
+        expected = []
+        for prompt in prompts:
+            kept = before.get(prompt, [])
+            places = sorted(np.argsort([-reward for _, reward, _ in kept], kind="stable")[:2])
+            expected += [(prompt, *kept[place]) for place in places]
+        assert len(pairs) == own + len(expected)
+        mask = output["completion_mask"].bool()
+        log_probs = [values[of_row] for values, of_row in zip(output["old_per_token_logps"], mask, strict=True)]
+        for place, (prompt, text, _, theirs) in enumerate(expected, start=own):
+            assert pairs[place] == (prompt, text)
+            torch.testing.assert_close(log_probs[place], theirs, rtol=0, atol=0)
+        advantages = output["advantages"].tolist()
+        for start in range(own, len(pairs), 2):  # two rollouts a prompt: both the same, or one right
+            rewards = [reward for _, _, reward, _ in expected[start - own : start - own + 2]]
+            half = 0.5**0.5 * (rewards[0] - rewards[1])
+            assert advantages[start : start + 2] == pytest.approx([half, -half], abs=1e-5)
+        assert output["num_items_in_batch"] == output["completion_mask"].sum()
+        [call] = calls
+        for prompt in prompts:
+            before[prompt] = []
+        for (prompt, text, reward), values in zip(call, log_probs[:own], strict=True):
+            before[prompt].append((text, reward, values))
+    assert [len(output["advantages"]) for _, output in made.batches] == [8, 8, 12, 12]
+    stored = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
+    assert [found["replay/cached"] for found in stored] == [8, 16, 16, 16]
+    assert rows(tmp_path, "SELECT sum(rollouts) FROM posterior_history") == [(4 * GROUPS * ROLLOUTS,)]
+
+
+def test_rows_fill_the_chunks_that_trl_trains_on(model, tmp_path):
+    """Four chunks of two rows and 2 * 3 replayed ones: two rows of 16 train nothing."""
+    made = replaying(
+        model, tmp_path, samples=3, per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=3,
+        logging_strategy="steps", logging_steps=1,
+    )  # fmt: skip
+    made.train()
+    _, output = made.batches[2]
+    assert len(output["advantages"]) == 16
+    trains = output["completion_mask"].any(dim=1)
+    assert trains.tolist() == [True] * 14 + [False] * 2
+    assert output["advantages"][14:].tolist() == [0, 0]
+    assert all(np.isfinite(entry["loss"]) for entry in made.state.log_history if "loss" in entry)
+
+
+@pytest.mark.parametrize("strategy", ["plain", "two_stage"])
+def test_a_resume_replays_the_same_rows_bit_for_bit(model, tmp_path, strategy):
+    def run(folder, step, resume=False):
+        made = replaying(
+            model, tmp_path / folder, strategy, samples=2, cache=2, ours={"resume": resume}, max_steps=4,
+            save_strategy="steps", save_steps=2,
+        )  # fmt: skip
+        made.add_callback(StopAt(step))
+        made.train(resume_from_checkpoint=resume)
+        made.posteriors.close()
+        return [output["old_per_token_logps"] for _, output in made.batches]
+
+    whole = run("whole", 4)
+    run("cut", 3)
+    resumed = run("cut", 4, True)
+    assert len(resumed) == 2 and max(len(values) for values in whole) > GROUPS * ROLLOUTS
+    for values, expected in zip(resumed, whole[2:], strict=True):
+        assert torch.equal(values, expected)
+
+
+def test_a_resume_without_replay_is_refused_where_the_run_had_it(model, tmp_path):
+    made = replaying(model, tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
+    made.add_callback(StopAt(2))
+    made.train()
+    made.posteriors.close()
+    other = trainer(model, tmp_path, "plain", kinds=KINDS[:4], ours={"resume": True}, max_steps=4)
+    with pytest.raises(ValueError, match="checkpoint-2 is of a run with replay; go on with its replay="):
+        other.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("ours", "changed", "message"),
+    [
+        ({"replay": {"sample": 2}}, {}, r"replay = \{'sample': 2\}; give a dictionary of samples, cache"),
+        ({"replay": 2}, {}, "replay = 2; give a dictionary"),
+        ({"replay": {"samples": 17}}, {}, "replay.samples = 17 is more than the 16 rollouts"),
+        ({"replay": {"samples": 2}, "form": "reinforce_baseline"}, {}, "replay does not go with advantage form rein"),
+        ({"replay": {"samples": 2}}, {"beta": 0.1}, "replay keeps no log-probs of the reference .* beta=0, not 0.1"),
+    ],
+)
+def test_what_does_not_fit_replay_is_refused(model, tmp_path, ours, changed, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(model, tmp_path, "plain", ours=ours, **changed)
+    assert not (tmp_path / "openrlhf_dbb.db").exists()
