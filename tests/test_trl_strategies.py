@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.integrations.trl import PosteriorGRPOConfig, PosteriorGRPOTrainer
+from openrlhf_dbb.integrations.trl_rows import StepMetrics, cut, items, join
 from openrlhf_dbb.tiny import build_model, build_tokenizer
 
 without_vllm.undo()
@@ -194,17 +195,83 @@ def test_old_log_probs_and_the_table_fit_the_rows_of_several_generations(model, 
     assert table["posterior_mean"].notna().all()
 
 
+def test_rows_of_two_batches_keep_their_values_in_one():
+    """Prompts of 2 and 1 tokens with completions of 1 and 3; vLLM's ratio is one a row, or one a token."""
+
+    def batch(prompt, completion, value, ratio):
+        width = len(completion)
+        return {
+            "prompt_ids": torch.tensor([prompt]),
+            "prompt_mask": torch.tensor([[int(token > 0) for token in prompt]]),
+            "completion_ids": torch.tensor([completion]),
+            "completion_mask": torch.ones(1, width, dtype=torch.int64),
+            "tool_mask": torch.ones(1, width, dtype=torch.int64),
+            "old_per_token_logps": torch.full((1, width), -value),
+            "ref_per_token_logps": torch.full((1, width), -value),
+            "importance_sampling_ratio": torch.full((1, ratio), value),
+            "advantages": torch.tensor([value]),
+            "num_items_in_batch": torch.tensor(9),
+        }
+
+    short = cut(batch([0, 5, 6], [7], 1.5, ratio=1), [1])
+    for ratio, expected in ((1, [[1.5], [2.5]]), (3, [[1.5, 1, 1], [2.5, 2.5, 2.5]])):
+        joined = join(short + cut(batch([4], [8, 9, 1], 2.5, ratio), [3]), 0, None, "cpu")
+        assert joined["importance_sampling_ratio"].tolist() == expected
+    assert joined["prompt_ids"].tolist() == [[5, 6], [0, 4]]
+    assert joined["prompt_mask"].tolist() == [[1, 1], [0, 1]]
+    assert joined["completion_ids"].tolist() == [[7, 0, 0], [8, 9, 1]]
+    assert joined["completion_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert joined["tool_mask"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert joined["old_per_token_logps"].tolist() == [[-1.5, 0, 0], [-2.5, -2.5, -2.5]]
+    ratios = torch.exp(joined["ref_per_token_logps"] + 100)  # of a token of log-prob -100
+    assert torch.isfinite(ratios[0, 1:]).all()
+    assert joined["advantages"].tolist() == [1.5, 2.5]
+    assert items(joined) == 4
+    with pytest.raises(ValueError, match="rows with images cannot be joined"):
+        cut(batch([4], [8], 1.0, 1) | {"pixel_values": torch.zeros(1, 2)}, [1])
+
+
+def test_metrics_of_a_step_are_means_over_its_rollouts():
+    metrics = {"reward": [9.0], "num_tokens": [5.0]}
+    step = StepMetrics(metrics)
+    step.rollouts = [6, 2]
+    metrics["reward"] += [1.0, 0.0]
+    metrics["rewards/other"] = [np.nan, 0.5]
+    metrics["completions/min_length"] = [3.0, 2.0]
+    metrics["completions/max_length"] = [3.0, 2.0]
+    metrics["num_tokens"] = [8.0]  # TRL replaces this list
+    metrics["own"] = [1.0, 2.0, 6.0]
+    step.join()
+    assert metrics == {
+        "reward": [9.0, 0.75],
+        "num_tokens": [8.0],
+        "rewards/other": [0.5],
+        "completions/min_length": [2.0],
+        "completions/max_length": [3.0],
+        "own": [3.0],
+    }
+
+
 def test_a_budget_of_rollouts_ends_the_training(model, tmp_path):
     made = trainer(
         model, tmp_path, "two_stage", max_steps=50, ours={"max_rollouts": 60}, log_completions=True,
         logging_strategy="steps", logging_steps=1, save_strategy="steps", save_steps=50,
     )  # fmt: skip
+    weights = []
+
+    class Weights(TrainerCallback):
+        def on_step_end(self, *args, model, **kwargs):
+            weights.append(torch.cat([values.flatten() for values in model.parameters()]).detach())
+
+    made.add_callback(Weights())
     made.train()
     calls = made.reward_funcs[0].calls
     assert 60 - 2 * GROUPS * ROLLOUTS < sum(map(len, calls)) <= 60
     steps = len(made.batches)
     assert rows(tmp_path, "SELECT status, last_step FROM dbb_run") == [("finished", steps)]
     assert 1 < steps < 8
+    assert len(weights) == steps + 1  # the step in which it is spent trains on nothing
+    assert torch.equal(weights[-1], weights[-2]) and not torch.equal(weights[-2], weights[-3])
 
 
 class StopAt(TrainerCallback):

@@ -423,7 +423,7 @@ class Filler(Generic[PromptT, RolloutT]):
         if self._unscored >= _DEAD_BATCHES * self._size:
             raise RunError(
                 f"no rollout of the last {self._unscored} prompts could be verified, which is "
-                f"{_DEAD_BATCHES} batches: look at the verifier, then go on with --resume"
+                f"{_DEAD_BATCHES} batches: look at the verifier, then resume the run"
             )
 
     def _send(self, drawn: list[Group[PromptT, RolloutT]], groups: list[Group[PromptT, RolloutT]]) -> int:

@@ -171,10 +171,7 @@ class Steps:
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if passive and not many_labels:
             many_labels = True
-            bad = contradictions(prompts, labels)
-            if bad:
-                place, reason = next(iter(bad.items()))
-                _log.warning("a prompt with two labels has two posteriors; %s: %s", place, reason)
+            _warn_of_two_labels(prompts, labels)
         if resume:
             self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)
             try:
@@ -404,6 +401,13 @@ class _DrawsFile:
         if state["place"]:  # else the strategy does not draw
             state["place"] = {"place": self._rows - int(saved["left"])}
         return state
+
+
+def _warn_of_two_labels(prompts: Sequence[str], labels: Sequence[str]) -> None:
+    bad = contradictions(prompts, labels)
+    if bad:
+        place, reason = next(iter(bad.items()))
+        _log.warning("a prompt with two labels has two posteriors; %s: %s", place, reason)
 
 
 def _unscored(requests: Sequence[RowRequest]) -> list[RowAnswer]:

@@ -162,9 +162,7 @@ class Memory:
         column = self.settings.label_column
         columns = ["prompt"] if column is None else ["prompt", column]
         self._keys = [self._key(row) for row in self.trainer.train_dataset.select_columns(columns)]
-        if self._has_images() and (self.fills or self.replays is not None):
-            what = "replay" if self.replays is not None else f"strategy {self.strategy.name!r}"
-            raise ValueError(f"{what} does not go with images; train without it")
+        self._check_images()
         if len(set(self._keys)) < len(self._keys) and self._has_images():
             raise ValueError("prompts and labels repeat, and their images may differ: give a label_column")
         differ = [] if column is not None else _differing_columns(self.trainer.train_dataset, self._keys)
@@ -173,6 +171,15 @@ class Memory:
                 f"rows of one prompt share a posterior, though they differ in {', '.join(differ)}; "
                 "if these are other tasks, give what tells them apart as label_column="
             )
+
+    def _check_images(self) -> None:
+        if not self._has_images():
+            return
+        if self.replays is not None:
+            raise ValueError("replay does not go with images; train without it")
+        if self.fills:
+            name = self.strategy.name
+            raise ValueError(f"strategy {name!r} does not go with images; train without it")
 
     def new_replays(self) -> ReplayMemory:
         """Return an empty replay memory; ValueError if it does not go with the advantage form."""
@@ -340,17 +347,7 @@ class Memory:
         """
         rewards_R, scores_R, scale = combined
         keys_R = [response.key for response in responses_R]
-        trained_R = np.array([response.trained for response in responses_R])
-        extras = replace(
-            extras,
-            tokens=[response.tokens for response in responses_R],
-            trained=trained_R & (np.arange(len(responses_R)) < batch),
-            responses=Responses(
-                [response.text for response in responses_R],
-                truncated=[response.truncated for response in responses_R],
-                keep=self.settings.keep_rollouts,
-            ),
-        )
+        extras = self._with_responses(extras, responses_R, batch)
         if self.form is None:
             estimator, _ = self.settings.built
             if self._verifier is not None and estimator.belief.support == "real":
@@ -364,6 +361,20 @@ class Memory:
             prompt_ids = [self.run.prompt_ids[key] for key in keys_R[:batch]]
             self.step_memory = StepMemory(self.steps.replays, prompt_ids, rewards_R[:batch], factor)
         return (scored.advantages * factor).tolist(), scored.mean.tolist(), scored.metrics
+
+    def _with_responses(self, extras: StepExtras, responses_R: Sequence[Response], batch: int) -> StepExtras:
+        trained_R = np.array([response.trained for response in responses_R])
+        texts = Responses(
+            [response.text for response in responses_R],
+            truncated=[response.truncated for response in responses_R],
+            keep=self.settings.keep_rollouts,
+        )
+        return replace(
+            extras,
+            tokens=[response.tokens for response in responses_R],
+            trained=trained_R & (np.arange(len(responses_R)) < batch),
+            responses=texts,
+        )
 
     def _factor(self, rewards_R: Floats, scale: float) -> float:
         """Return what brings advantages to TRL's scale; ``scale`` is that of the rewards."""
