@@ -15,6 +15,7 @@ from openrlhf_dbb.driver import arguments, checks
 from openrlhf_dbb.driver.rules.alone import ALONE
 from openrlhf_dbb.driver.rules.places import PLACES
 from openrlhf_dbb.driver.rules.posteriors import POSTERIORS
+from openrlhf_dbb.driver.rules.replay import REPLAY
 from openrlhf_dbb.driver.rules.run import RUN
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.integrations import hosts
@@ -104,16 +105,16 @@ def test_a_state_that_json_cannot_hold_is_refused_before_the_first_checkpoint():
     assert re.match(r"strategy='forgetting': its state holds range.*JSON cannot keep; use", line)
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_a_trainer_is_asked_for_what_a_strategy_needs(trainer):
-    host, names = TRAINERS[trainer]
+def test_a_trainer_is_asked_for_what_a_strategy_needs():
+    host, names = TRAINERS["verl"]
     dbb = estimators.build("dbb")
     assert Resting().needs == {Capability.GENERATE_MORE}
     line = rules.refusal(Plan(dbb, strategy=Resting(), host=host, names=names))
-    assert re.search(rf"strategy='?resting'? needs .*{trainer} does not.* use \S*strategy=", line)
-    assert rules.refusal(Plan(dbb, strategy=Resting(), host=hosts.OPENRLHF)) is None
+    assert re.search(r"strategy='?resting'? needs .*verl does not.* use \S*strategy=", line)
+    for other in (hosts.OPENRLHF, hosts.TRL, hosts.OWN_LOOP):
+        assert rules.refusal(Plan(dbb, strategy=Resting(), host=other)) is None
     for name in ("dynamic", "greso"):
-        assert "generates further rollouts" in of_integration(trainer, {"estimator": "dbb", "strategy": name}, 8)
+        assert "generates further rollouts" in of_integration("verl", {"estimator": "dbb", "strategy": name}, 8)
     Settings(estimator="dbb", strategy="posterior").check(host, names, 8)
 
 
@@ -141,6 +142,7 @@ def test_every_feature_of_a_host_names_a_test_that_exists():
 TINY = ["--preset", "tiny"]
 DBB = [*TINY, "--estimator", "dbb"]
 NONE = [*TINY, "--estimator", "none"]
+REPO = [*TINY, "--method", "repo"]
 LORA = [*DBB, "--ds.lora.rank", "8"]
 CONSTANT = ["--actor.loss_agg_mode", "seq-mean-token-sum-norm"]
 OWN = ["--preset", "none", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d", "--vllm.num_engines", "1"]
@@ -209,8 +211,17 @@ REFUSED = {  # by the name of a rule of the command: a command line that it refu
     "step_of_no_whole_batches": ([*DBB, "--train.batch_size", "24"], "train.batch_size rollout.batch_size"),
     "batch_of_no_whole_micro_batches": ([*DBB, "--train.micro_batch_size", "7"], "train.micro_batch_size"),
     "step_of_no_whole_micro_batches": ([*DBB, "--rollout.micro_batch_size", "7"], "rollout.micro_batch_size"),
+    "cache_without_replay": ([*DBB, "--replay.max_age", "3"], "replay.max_age replay.samples"),
+    "dynamic_batches": ([*REPO, "--train.dynamic_batch_enable"], "replay.samples train.dynamic_batch_enable"),
+    "correction": (
+        [*REPO, "--algo.advantage.is_correction_level", "token"],
+        "replay.samples algo.advantage.is_correction_level",
+    ),
+    "kl_loss": ([*REPO, "--algo.kl.use_loss"], "replay.samples algo.kl.use_loss"),
+    "images": ([*REPO, "--data.max_images_per_prompt", "1"], "replay.samples data.max_images_per_prompt"),
+    "whitened_form": ([*REPO, FORM, "reinforce_baseline"], "replay.samples algo.advantage.estimator"),
 }
-RULES = {rule.__name__: rule for part in (RUN, PLACES, ALONE, POSTERIORS) for rule in part.functions}
+RULES = {rule.__name__: rule for part in (RUN, PLACES, REPLAY, ALONE, POSTERIORS) for rule in part.functions}
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -41,6 +41,7 @@ def rules_of_every_trainer(settings: Settings) -> Refusal:
         strategy=settings.strategy,
         group=settings.args.rollout.n_samples_per_prompt,
         host=hosts.OPENRLHF,
+        replay=settings.replay if settings.replay.samples else None,
         estimator_name=settings.estimator,
         strategy_name=settings.values[_STRATEGY],
         names=hosts.OPENRLHF_NAMES,
