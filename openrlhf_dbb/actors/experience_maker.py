@@ -17,9 +17,10 @@ from openrlhf_dbb import chosen
 from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
+from openrlhf_dbb.core.columns import Floats
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay import ExtraRow, TokenRollout
-from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, whitening
+from openrlhf_dbb.core.step import Probes, Responses, Scored, whitening
 from openrlhf_dbb.estimators import FORMS
 
 

@@ -23,7 +23,8 @@ from openrlhf_dbb.actors.model_card import model_card
 from openrlhf_dbb.actors.progress import DIFFERENCE, GENERATING, TRAINING, Progress, StepOutcome
 from openrlhf_dbb.core import SET_ASIDE
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Probes, probed_prompts
+from openrlhf_dbb.core.probes import probed_prompts
+from openrlhf_dbb.core.step import Probes
 from openrlhf_dbb.data import train_on
 from openrlhf_dbb.errors import RunError
 from openrlhf_dbb.estimators import FORMS

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from openrlhf_dbb import storage
+from openrlhf_dbb.core.columns import Floats, Key
 from openrlhf_dbb.core.posteriors import MemorySupportError, Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
+from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.core.texts import in_type, response_text
 from openrlhf_dbb.errors import did_you_mean
