@@ -42,10 +42,15 @@ def problems(spec: str, instruction: str = INSTRUCTION) -> list[dict[str, str]]:
     """Return the problems of a spec, each with "prompt" and "label"; the same for the same spec.
 
     The prompt is the question, then the instruction in a line of its own. A question that the task repeats keeps its
-    first label, so that both are one prompt. Raise UsageError for a task or a setting that there is not.
+    first label, so that both are one prompt.
+
+    Raises:
+        UsageError: there is no such task or setting, or the task refuses a value.
     """
-    made = _ask(spec, task=spec.removeprefix(PREFIX))
-    return [{"prompt": f"{question}\n{instruction}".rstrip(), "label": label} for question, label in made]
+    rows = []
+    for question, label in _ask(spec, task=spec.removeprefix(PREFIX)):
+        rows.append({"prompt": f"{question}\n{instruction}".rstrip(), "label": label})
+    return rows
 
 
 def answer(label: str) -> str:
@@ -64,7 +69,8 @@ def answer(label: str) -> str:
 
 def examples(names: list[str] | None) -> list[tuple[str, str | None, str]]:
     """Return name, answer and first question of tasks (None: all); raise as :func:`problems`."""
-    return [(name, json.loads(label)["answer"], question) for name, question, label in _ask("tasks", names=names)]
+    rows = _ask("tasks", names=names)
+    return [(name, json.loads(label)["answer"], question) for name, question, label in rows]
 
 
 def _ask(source: str, **request: Any) -> Any:
@@ -85,29 +91,31 @@ def reply_to(**request: Any) -> dict[str, Any]:
         if "task" in request:
             return {"rows": _rows(request["task"])}
         if "names" in request:
-            return {"rows": [(name, *_rows(sized(name, 1))[0]) for name in request["names"] or _names()]}
+            names = request["names"] or _names()
+            return {"rows": [(name, *_rows(sized(name, 1))[0]) for name in names]}
         failed = "bad_label"
         dataset, entry = _problem(request["label"])
         failed = "unverified"
-        found = filter(None, _found(request["answer"].strip(), entry["answer"]))
+        texts = filter(None, _candidates(request["answer"].strip(), entry["answer"]))
         # Some tasks give partial credit to any text. The parts of a wrong answer may add up to 1.0000000000000002.
-        return {"correct": any(dataset.score_answer(text, entry) == 1 for text in found)}
+        return {"correct": any(dataset.score_answer(text, entry) == 1 for text in texts)}
     except MemoryError:  # ends the process: it cannot be trusted any more
         raise
     except Exception as error:
         return {failed: str(error) if isinstance(error, UsageError) else repr(error)}
 
 
-def _found(response: str, right: str | None) -> list[str | None]:
+def _candidates(response: str, right: str | None) -> list[str | None]:
     """Return the texts that may be the answer, as ``rewards.reasoning_gym.score`` explains."""
-    tagged, line = _TAGGED.findall(response), response.rpartition("\n")[2]
+    tagged = _TAGGED.findall(response)
     if tagged:
         return [tagged[-1].strip()]
+    line = response.rpartition("\n")[2]
     number = values.read(str(right))
     if not isinstance(number, values.Number):
         return [response, line]
-    found = answers.find(line, number)
-    return [values.inner(found).text if found else None]
+    answer = answers.find(line, number)
+    return [values.inner(answer).text if answer else None]
 
 
 def _names() -> list[str]:
@@ -124,11 +132,13 @@ def _rows(spec: str) -> list[tuple[str, str]]:
     try:
         for index in range(len(_dataset(task, json.dumps(settings)))):
             about: dict[str, Any] = {"task": task, "index": index, "settings": settings}
-            entry = _entry(**about)[1]
-            label = labels.setdefault(entry["question"], json.dumps({"answer": entry["answer"], **about}))
-            rows.append((entry["question"], label))
+            _, entry = _entry(**about)
+            question = entry["question"]
+            label = json.dumps({"answer": entry["answer"], **about})
+            rows.append((question, labels.setdefault(question, label)))
     except Exception as error:  # a value that the task cannot use ends in any of Python's errors
-        raise UsageError(f"the task refuses {settings}: {error or type(error).__name__}; change them") from error
+        why = error or type(error).__name__
+        raise UsageError(f"the task refuses {settings}: {why}; change them") from error
     return rows
 
 
@@ -142,11 +152,14 @@ def _settings(task: str, query: str) -> dict[str, Any]:
     for part in filter(None, query.split("&")):
         name, _, text = part.partition("=")
         if name not in defaults:
-            raise UsageError(f"unknown setting {name!r}{did_you_mean(name, defaults)}; known: {', '.join(defaults)}")
+            hint = did_you_mean(name, defaults)
+            raise UsageError(f"unknown setting {name!r}{hint}; known: {', '.join(defaults)}")
         value: Any = text
         with contextlib.suppress(ValueError):  # a text is its own value
             value = json.loads(text)
-        settings[name] = [*settings.get(name, []), value] if isinstance(defaults[name], (list, tuple)) else value
+        if isinstance(defaults[name], (list, tuple)):
+            value = [*settings.get(name, []), value]
+        settings[name] = value
     return settings
 
 
@@ -154,9 +167,10 @@ def _settings(task: str, query: str) -> dict[str, Any]:
 def _dataset(task: str, settings: str) -> Any:
     import reasoning_gym
 
-    given = json.loads(settings)
+    options = json.loads(settings)
     # The package makes problem i from seed + i, so that seeds 1 and 2 would share all problems but one.
-    return reasoning_gym.create_dataset(task, **given | {"seed": given["seed"] * 100_000})
+    options["seed"] *= 100_000
+    return reasoning_gym.create_dataset(task, **options)
 
 
 def _entry(task: str, index: int, settings: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

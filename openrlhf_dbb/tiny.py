@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 SPLITS = {"train": range(0, 3), "heldout": range(3, 6), "sft": range(6, 16)}
 CHARACTERS = "0123456789+-s="
 
-EOS, PAD = "<eos>", "<pad>"
+EOS = "<eos>"
+PAD = "<pad>"
 WARMUP_ROWS = 12_000
 IGNORED = -100  # cross_entropy's label for "no loss here"
 
@@ -112,10 +113,12 @@ def build_model(seed: int, hidden: int = TINY.hidden) -> "Qwen3ForCausalLM":
 def _write_files(folder: Path, seed: int, recipe: Recipe) -> None:
     import torch
 
-    for split, size in (("train", recipe.train_prompts), ("heldout", recipe.heldout_prompts)):
-        rows = generate(split, size, seed)
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer, model = build_tokenizer(), build_model(seed, recipe.hidden)
+    sizes = {"train": recipe.train_prompts, "heldout": recipe.heldout_prompts}
+    for split, size in sizes.items():
+        lines = [json.dumps(row) + "\n" for row in generate(split, size, seed)]
+        (folder / f"{split}.jsonl").write_text("".join(lines))
+    tokenizer = build_tokenizer()
+    model = build_model(seed, recipe.hidden)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # at this size a second thread mostly waits
     try:
@@ -134,20 +137,20 @@ def _warm_start(
     from torch.nn.functional import cross_entropy
     from tqdm import tqdm
 
-    kinds = [[row for row in rows if row["input"].startswith("s") == sorts] for sorts in (False, True)]
-    lessons = [_encode(kind, tokenizer) for kind in kinds]
+    arithmetic = _encode([row for row in rows if not row["input"].startswith("s")], tokenizer)
+    sorting = _encode([row for row in rows if row["input"].startswith("s")], tokenizer)
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, betas=(0.9, 0.98), fused=True)
     model.train()
     for step in tqdm(range(steps), desc="tiny model", unit="step", mininterval=0.5):
         # Sorting is learned quickly, addition slowly; with more of it, sorting would start out perfect.
-        inputs, targets = lessons[step % 8 == 0]
+        inputs, targets = sorting if step % 8 == 0 else arithmetic
         batch = torch.randint(len(inputs), (96,), generator=draw)
         logits = model(input_ids=inputs[batch], use_cache=False).logits
         loss = cross_entropy(logits.flatten(0, 1), targets[batch].flatten(), ignore_index=IGNORED)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        # It rises over 20 steps and then falls along half a cosine to a tenth.
+        # The learning rate rises over 20 steps and then falls along half a cosine to a tenth.
         fall = 0.55 + 0.45 * math.cos(math.pi * step / steps)
         optimizer.param_groups[0]["lr"] = 6e-3 * fall * min(1.0, (step + 1) / 20)
         optimizer.step()

@@ -83,7 +83,10 @@ def build_parser(parser_class: type[argparse.ArgumentParser] = argparse.Argument
 
 def choices(flag: str) -> list[str]:
     """Return the values that OpenRLHF's parser allows for a flag; nothing if it allows any value."""
-    return [str(choice) for each in build_parser()._actions if each.dest == flag for choice in each.choices or ()]
+    for action in build_parser()._actions:
+        if action.dest == flag:
+            return [str(choice) for choice in action.choices or ()]
+    return []
 
 
 def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -> SimpleNamespace:
@@ -93,8 +96,10 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     """
     flags = dict(vars(args))
     names: dict[str, Any] = {"args": args, "hierarchize": load("openrlhf.utils.config", "hierarchize")}
-    form, attention = getattr(args, _FORM), getattr(args, _ATTENTION)
-    # OpenRLHF asserts that a group has several rollouts, which our baselines do not need. It does not for "reinforce".
+    form = flags[_FORM]
+    attention = flags[_ATTENTION]
+    # OpenRLHF asserts that a group has several rollouts, which our baselines do not need. It asserts
+    # nothing of "reinforce".
     if not group_baseline and form != "gae":
         setattr(args, _FORM, "reinforce")
     # OpenRLHF replaces any other attention where samples are packed; sdpa and flash-attn 4 take packed samples too.
@@ -102,17 +107,33 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     try:
         _run_main_block(before_parsing=False, names=names)
     except Exception as error:
-        line = max(call.lineno or 0 for call in traceback.extract_tb(error.__traceback__) if call.filename == COMMAND)
-        nodes = ast.walk(ast.parse(source_file(COMMAND).read_text(encoding="utf-8")))
-        [*_, innermost] = [n for n in nodes if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or line)]
-        statement = ast.unparse(innermost.test if isinstance(innermost, ast.Assert) else innermost).splitlines()[0]
-        named = dict.fromkeys(re.findall(r"args\.([\w.]+)", statement))
-        values = ", ".join(f"--{flag} {flags[flag]}" for flag in named if flag in flags) or "these flags"
-        why = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}, at: {statement}"
-        raise UsageError(f"OpenRLHF cannot work with {values}: {why or statement}; change one of them") from error
-    names["args"].algo.advantage.estimator = form
-    names["args"].ds.attn_implementation = attention
-    return names["args"]
+        raise UsageError(_refusal(error, flags)) from error
+    finished: SimpleNamespace = names["args"]
+    finished.algo.advantage.estimator = form
+    finished.ds.attn_implementation = attention
+    return finished
+
+
+def _refusal(error: Exception, flags: Mapping[str, Any]) -> str:
+    """Return which flags OpenRLHF's main block refused with this error, and why."""
+    calls = traceback.extract_tb(error.__traceback__)
+    statement = _statement_at(max(call.lineno or 0 for call in calls if call.filename == COMMAND))
+    names = dict.fromkeys(re.findall(r"args\.([\w.]+)", statement))
+    values = ", ".join(f"--{name} {flags[name]}" for name in names if name in flags)
+    why = f"{type(error).__name__}: {error}, at: {statement}"
+    if isinstance(error, AssertionError):
+        why = str(error) or statement
+    return f"OpenRLHF cannot work with {values or 'these flags'}: {why}; change one of them"
+
+
+def _statement_at(line: int) -> str:
+    """Return the first line of the innermost statement at a line of OpenRLHF's command; of an assert its test."""
+    tree = ast.parse(source_file(COMMAND).read_text(encoding="utf-8"))
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    around = [node for node in statements if node.lineno <= line <= (node.end_lineno or line)]
+    innermost = around[-1]
+    shown = innermost.test if isinstance(innermost, ast.Assert) else innermost
+    return ast.unparse(shown).splitlines()[0]
 
 
 def load(module: str, name: str) -> Any:
@@ -132,7 +153,8 @@ def imports_for_driver() -> Iterator[None]:
     import torch
 
     # OpenRLHF decorates functions with torch.compile, which imports the compiler at once.
-    compiler, torch.compile = torch.compile, lambda model=None, **_: model or (lambda function: function)
+    compiler = torch.compile
+    torch.compile = lambda model=None, **_: model or (lambda function: function)
     try:
         with deferring(*_NOT_IN_DRIVER):
             yield
@@ -208,7 +230,9 @@ class _Name:
 
 def _real(module: str, name: str) -> Any:
     imported = importlib.import_module(module)
-    return getattr(imported, name) if hasattr(imported, name) else importlib.import_module(f"{module}.{name}")
+    if hasattr(imported, name):
+        return getattr(imported, name)
+    return importlib.import_module(f"{module}.{name}")
 
 
 @contextlib.contextmanager
@@ -269,7 +293,8 @@ class InThisProcess:
     """
 
     def __init__(self, cls: Callable[..., Any], **more: Any) -> None:  # arguments that OpenRLHF does not give
-        self._cls, self._more = cls, more
+        self._cls = cls
+        self._more = more
         self.made: Any = None
 
     def remote(self, *args: Any, **kwargs: Any) -> "InThisProcess":
@@ -285,11 +310,11 @@ class InThisProcess:
 def with_more(actor_class: Any, **more: Any) -> Any:
     """Return what poses as a Ray actor class, and adds arguments to those that OpenRLHF gives."""
 
-    def given(**options: Any) -> Any:
+    def with_options(**options: Any) -> Any:
         made = actor_class.options(**options)
         return SimpleNamespace(remote=lambda **kwargs: made.remote(**{**kwargs, **more}))
 
-    return SimpleNamespace(options=given)
+    return SimpleNamespace(options=with_options)
 
 
 def run(

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from openrlhf_dbb import Posteriors, Probes, Responses, StepExtras
-from openrlhf_dbb.core.step import probed_prompts, rows_to_keep
+from openrlhf_dbb.core.kept import rows_to_keep
+from openrlhf_dbb.core.probes import probed_prompts
 
 NAN = math.nan
 KEYS = [(f"prompt {i}", str(i)) for i in range(4)]

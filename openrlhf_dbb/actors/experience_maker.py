@@ -1,6 +1,6 @@
 """The hook: OpenRLHF's experience maker with advantages from the posteriors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,10 @@ from openrlhf_dbb import chosen
 from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
+from openrlhf_dbb.core.columns import Floats
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.replay import ExtraRow, TokenRollout
-from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, whitening
+from openrlhf_dbb.core.replay import ExtraRow, ReplayMemory, TokenRollout
+from openrlhf_dbb.core.step import Probes, Responses, Scored, whitening
 from openrlhf_dbb.estimators import FORMS
 
 
@@ -28,33 +29,40 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
 
     def __init__(self, *args: Any, posteriors: Posteriors, progress: Progress) -> None:
         super().__init__(*args)
-        self._progress, self.posteriors = progress, posteriors
+        self._progress = progress
+        self.posteriors = posteriors
         replay = chosen.replay(self.args)
         self.replays = replay.memory(self.advantage_estimator) if replay.samples else None
 
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
-        """Return the experiences of :meth:`make`: OpenRLHF calls this, and has no place for what is logged."""
+        """Return the experiences of :meth:`make`.
+
+        OpenRLHF calls this method, but takes no metrics from it. So :meth:`make` did the work before.
+        """
         return rollout_samples
 
     @torch.no_grad()
     def make(self, batch: RolloutBatch, step: int, probes: Probes | None) -> tuple[list[Experience], dict[str, float]]:
         """Return the step's rollouts with log-probs and advantages, and what is logged of them.
 
-        Where one optimizer update takes all rollouts, the training pass takes the log-probs itself. With
-        ``--train.vllm_log_probs`` the engine's stand for them.
+        Where one optimizer update takes all rollouts, the training pass computes the log-probs
+        itself. With ``--train.vllm_log_probs`` the engine's are taken instead.
         """
         # Copies, since OpenRLHF writes into its experiences.
-        samples = self.split_rollout_samples([replace(rollout) for rollout in rollouts_of(batch.trained)])
+        rollouts = [replace(rollout) for rollout in rollouts_of(batch.trained)]
+        samples = self.split_rollout_samples(rollouts)
         self._progress.enter(LOG_PROBS)
-        vllms = self.args.train.vllm_log_probs
-        if samples[0].rewards is None or not (vllms or one_update(self.args)):
+        takes_vllms = self.args.train.vllm_log_probs
+        needs_no_pass = takes_vllms or one_update(self.args)
+        if samples[0].rewards is None or not needs_no_pass:
             samples = self.make_experience(samples)
-        else:
-            for sample in samples:
-                if vllms:
-                    sample.action_log_probs = sample.rollout_log_probs
-                sample.kl = torch.zeros(sample.action_mask.shape)
-                sample.info |= {name: torch.zeros(len(sample.kl)) for name in ("kl", "logprobs_diff")}
+            return samples, self.add_advantages(samples, batch, step, probes)
+        for sample in samples:
+            if takes_vllms:
+                sample.action_log_probs = sample.rollout_log_probs
+            sample.kl = torch.zeros(sample.action_mask.shape)
+            sample.info["kl"] = torch.zeros(len(sample.kl))
+            sample.info["logprobs_diff"] = torch.zeros(len(sample.kl))
         return samples, self.add_advantages(samples, batch, step, probes)
 
     def add_advantages(
@@ -67,8 +75,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         # In the order of the experiences, since a dynamic batch sorts the rollouts by length.
         places = [place for experience in experiences for place in experience.index]
         groups_R = batch.groups_of_each(places)
-        keys_R = [group.prompt.key for group, _ in groups_R]
-        trained = len(places)
         filtered = [replace(rollout, rewards=rollout.rewards.clone()) for rollout in rollouts_of(batch.filtered)]
         generated = [*experiences, *filtered]
         rewards_R, scores_R = self._rewards(generated)
@@ -78,22 +84,33 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             probes=probes,
             responses=self._responses(generated),
         )
-        prompts, labels = zip(*keys_R, strict=True)
+        prompts, labels = zip(*[group.prompt.key for group, _ in groups_R], strict=True)
         form = self.advantage_estimator
         scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
-        if thin := self.args.train.thin:
+        least = self.args.train.thin
+        if least:
             random = np.random.default_rng([self.args.train.seed, step])
-            scored = replace(scored, advantages=thinned(scored.advantages, thin, random))
+            scored = replace(scored, advantages=thinned(scored.advantages, least, random))
         self._spread(experiences, scored)
-        verified_R = ~np.isnan(rewards_R[:trained])
+        verified_R = ~np.isnan(rewards_R[: len(places)])
         if FORMS.get(form).whitened:
             whiten(experiences, verified_R, divide=not self.args.algo.advantage.no_std_norm)
         if self.replays is None:
             return scored.metrics
-        prompt_ids = [group.prompt_id for group, _ in groups_R[:trained]]
-        rows = self.replays.extra_rows(prompt_ids)
-        self.replays.remember(token_rollouts(experiences, prompt_ids, verified_R))
-        logged = scored.metrics | self.replays.metrics(len(rows))
+        prompt_ids = [group.prompt_id for group, _ in groups_R[: len(places)]]
+        return scored.metrics | self._replay(self.replays, experiences, prompt_ids, verified_R)
+
+    def _replay(
+        self,
+        replays: ReplayMemory,
+        experiences: list[Experience],
+        prompt_ids: list[int],
+        verified_R: NDArray[np.bool_],
+    ) -> dict[str, float]:
+        """Send rows of earlier steps to the policy, remember this step's rollouts, and return what is logged."""
+        rows = replays.extra_rows(prompt_ids)
+        replays.remember(token_rollouts(experiences, prompt_ids, verified_R))
+        logged = replays.metrics(len(rows))
         if not rows:
             return logged
         self._send([extra_experience(row, like=experiences[0]) for row in rows])
@@ -111,9 +128,9 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
     def _spread(self, experiences: list[Experience], scored: Scored) -> None:
         """Spread the advantages over the response tokens (KL penalty included), as OpenRLHF does for GRPO."""
         sizes = [len(experience.rewards) for experience in experiences]
-        columns = (scored.advantages, scored.group_std)
-        parts = (torch.from_numpy(values_R[: sum(sizes)]).float().split(sizes) for values_R in columns)
-        for experience, advantage, group_std in zip(experiences, *parts, strict=True):
+        advantages = _split(scored.advantages, sizes)
+        group_stds = _split(scored.group_std, sizes)
+        for experience, advantage, group_std in zip(experiences, advantages, group_stds, strict=True):
             if self.args.rollout.n_samples_per_prompt > 1:  # as upstream
                 experience.info["group_reward_std"] = group_std
             mask = experience.action_mask
@@ -147,9 +164,14 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         return Responses(
             texts=decode,
             truncated=torch.cat([experience.truncated for experience in experiences]).numpy(),
-            log_probs=torch.cat([_log_prob_sums(each) for each in experiences]).numpy(),
+            log_probs=torch.cat([_log_prob_sums(experience) for experience in experiences]).numpy(),
             keep=None if keep == ALL else keep,
         )
+
+
+def _split(values_R: Floats, sizes: list[int]) -> Sequence[torch.Tensor]:
+    """Return the first values of a column in parts of these sizes."""
+    return torch.from_numpy(values_R[: sum(sizes)]).float().split(sizes)
 
 
 def thinned(advantages_R: Floats, least: float, random: np.random.Generator) -> Floats:
@@ -169,9 +191,14 @@ def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, 
     Mean and deviation are over the response tokens of all verified rollouts together. A rollout that is not verified is
     not shifted: it keeps 0, or its KL penalty on the others' scale.
     """
-    verified = torch.from_numpy(verified_R).split([len(experience.rewards) for experience in experiences])
+    sizes = [len(experience.rewards) for experience in experiences]
+    verified = torch.from_numpy(verified_R).split(sizes)
     pairs = list(zip(experiences, verified, strict=True))
-    values = torch.cat([each.advantages[each.action_mask.bool() & rows[:, None]].double() for each, rows in pairs])
+    parts = []
+    for experience, rows in pairs:
+        is_counted = experience.action_mask.bool() & rows[:, None]
+        parts.append(experience.advantages[is_counted].double())
+    values = torch.cat(parts)
     if not len(values):
         return
     mean, scale = whitening(values.numpy(), np.ones(len(values)))
@@ -183,11 +210,17 @@ def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, 
 
 
 def means(experiences: Sequence[Experience]) -> dict[str, float]:
-    """Return the means that OpenRLHF logs of the rows that it trains on, of these alone."""
-    columns = {name: [each.info[name] for each in experiences] for name in experiences[0].info}
+    """Return over these rows the means that OpenRLHF logs over all rows that it trains on."""
+
+    def mean(columns: Iterable[torch.Tensor]) -> float:
+        return torch.cat(list(columns)).float().mean().item()
+
+    logged = {}
+    for name in experiences[0].info:
+        logged[name] = mean(experience.info[name] for experience in experiences)
     for name in ("response_length", "total_length", "truncated"):
-        columns[name] = [getattr(each, name) for each in experiences]
-    return {name: torch.cat(values).float().mean().item() for name, values in columns.items()}
+        logged[name] = mean(getattr(experience, name) for experience in experiences)
+    return logged
 
 
 def token_rollouts(
@@ -212,9 +245,9 @@ def token_rollouts(
 
 
 def extra_experience(row: ExtraRow, *, like: Experience) -> Experience:
-    """Return an extra row as OpenRLHF's buffer holds a rollout: without dimension of a batch.
+    """Return an extra row as OpenRLHF's buffer holds a rollout: without a batch dimension.
 
-    OpenRLHF batches rows by the fields and info keys of the first one, so that it gets those of
+    OpenRLHF batches rows by the fields and info keys of the first one. So the row gets those of
     ``like``. What is only logged is 0: the logged means are of the step's own rollouts.
     """
     rollout = row.rollout
@@ -224,7 +257,7 @@ def extra_experience(row: ExtraRow, *, like: Experience) -> Experience:
     log_probs[actions] = torch.tensor(rollout.log_probs)
     advantages = torch.full_like(log_probs, row.advantage)
     nothing = torch.tensor(0)
-    known = {
+    columns = {
         "sequences": tokens,
         "attention_mask": torch.ones_like(tokens),
         "action_mask": actions,
@@ -239,17 +272,19 @@ def extra_experience(row: ExtraRow, *, like: Experience) -> Experience:
         "total_length": nothing,
     }
     fields: dict[str, torch.Tensor] = {}
-    for name, values in known.items():
-        theirs = getattr(like, name)
-        if theirs is not None:
-            fields[name] = values.to(theirs.dtype)
+    for name, values in columns.items():
+        other = getattr(like, name)
+        if other is not None:
+            fields[name] = values.to(other.dtype)
     info = {name: torch.zeros_like(values[0]) for name, values in like.info.items()}
     return Experience(**fields, info=info)
 
 
 def _log_prob_sums(experience: Experience) -> torch.Tensor:
     """Return each response's log-prob (B,): the engine's, else the trainer's; NaN without any."""
-    log_probs = experience.action_log_probs if experience.rollout_log_probs is None else experience.rollout_log_probs
+    log_probs = experience.rollout_log_probs
+    if log_probs is None:
+        log_probs = experience.action_log_probs
     if log_probs is None:
         return torch.full((len(experience.sequences),), torch.nan)
     return (log_probs.double() * experience.action_mask).sum(dim=-1)

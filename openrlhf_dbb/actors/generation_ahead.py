@@ -24,11 +24,18 @@ class GenerationAhead:
 
     def __init__(self, generator: RolloutGenerator, args: Any, episode: int, step: int) -> None:
         """Start with this pass over the data, after ``step`` training steps."""
-        self._generator, self._train, self._episode = generator, args.train, episode
-        generator.version = self._made = self._taken = step  # of the last batch
+        self._generator = generator
+        self._train = args.train
+        self._episode = episode
+        generator.version = step
+        self._made = step  # of the last batch
+        self._taken = step  # likewise
         self._results: deque[_Result] = deque()
         self._error: BaseException | None = None
-        self._making = self._updating = self._closed = self._ended = False
+        self._making = False
+        self._updating = False
+        self._closed = False
+        self._ended = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -55,7 +62,8 @@ class GenerationAhead:
         if self._thread is None:  # the engines get the weights of the checkpoint
             yield
             return
-        engines, partial = self._generator.vllm_engines, self._train.partial_rollout_enable
+        engines = self._generator.vllm_engines
+        partial = self._train.partial_rollout_enable
         with self._changed:
             self._updating = not partial  # the update comes before the next batch
             self._changed.wait_for(lambda: partial or not self._making)
@@ -97,10 +105,15 @@ class GenerationAhead:
         except BaseException as error:  # generate_samples() raises it in the trainer's thread
             self._error = error
         with self._changed:
-            self._making, self._ended = False, True
+            self._making = False
+            self._ended = True
             self._changed.notify_all()
 
-    def _may_begin(self) -> bool:  # or end
-        max_lag, size = self._train.max_lag, self._train.async_queue_size
-        fresh_enough = max_lag is None or self._made - self._generator.version <= max_lag
-        return self._closed or (self._made - self._taken < size and not self._updating and fresh_enough)
+    def _may_begin(self) -> bool:
+        """Return whether the next batch may begin, or there is none because this is closed."""
+        if self._closed:
+            return True
+        has_room = self._made - self._taken < self._train.async_queue_size
+        max_lag = self._train.max_lag
+        is_fresh = max_lag is None or self._made - self._generator.version <= max_lag
+        return has_room and is_fresh and not self._updating

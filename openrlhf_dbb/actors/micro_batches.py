@@ -1,19 +1,20 @@
 """Which rows make a micro-batch, and which of their tokens a pass computes.
 
-Rows come prompt by prompt, so that they can share it, or by length, so that little is padded: what
-is less work. Losses and gradients are sums over an optimizer update, so they stay the same.
+Rows come prompt by prompt, so that they can share it, or by length, so that little is padded. The
+order with less work is taken. Losses and gradients are sums over an optimizer update, so they stay
+the same.
 
-Equal rows are computed once: where answers are short most rollouts of an easy prompt are equal. So
-is a prompt for all of its rollouts, where this is less work. A sequence is then a prompt with its
-responses beside each other, or all prompts and responses of the micro-batch. A response attends to
-its prompt and to itself, and its positions continue the prompt's. Source: Prefix Grouper (Liu et
-al. 2025, arXiv 2506.05433), which splits attention.
+Two things save work. Equal rows are computed once: where answers are short, most rollouts of an
+easy prompt are equal. A prompt is computed once for all of its rollouts, if that is less work. A
+sequence is then a prompt with its responses side by side, or all prompts and responses of the
+micro-batch. A response attends to its prompt and to itself, and its positions continue the
+prompt's. Source: Prefix Grouper (Liu et al. 2025, arXiv 2506.05433), which splits attention.
 """
 
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
@@ -30,6 +31,9 @@ LEAST = {"cpu": 0, "cuda": 8192}
 # A sequence has a multiple of so many tokens. Without CUDA every new length compiles the matrix
 # products anew, which takes longer than the padding, and what is compiled stays in memory.
 ROUND = 8
+
+
+T = TypeVar("T")
 
 
 class Row(NamedTuple):
@@ -62,18 +66,16 @@ def together(
         longest_shared: tokens of a row up to which rows may share their prompt.
         extra_rows: to train on beside these; each update takes its share of them.
     """
-    remaining = iter(batches)
     updates = -(-len(batches) // accumulated)
-    for update in range(updates):
-        of_update = list(itertools.islice(remaining, accumulated))
-        first = len(extra_rows) * update // updates
-        end = len(extra_rows) * (update + 1) // updates
-        rows = [*itertools.chain(*of_update), *extra_rows[first:end]]
-        for numbers in chosen(rows, len(of_update), device, longest_shared):
+    remaining = iter(batches)
+    for extra_rows_of_update in _cut(extra_rows, updates):
+        batches_of_update = list(itertools.islice(remaining, accumulated))
+        rows = [*itertools.chain(*batches_of_update), *extra_rows_of_update]
+        for numbers in chosen(rows, len(batches_of_update), device, longest_shared):
             yield make_experience_batch([rows[number] for number in numbers])
 
 
-def chosen(experiences: Sequence[Experience], count: int, device: str, longest_shared: int) -> list[list[int]]:
+def chosen(experiences: Sequence[Experience], count: int, device: str, longest_shared: int) -> list[Sequence[int]]:
     """Return for each of ``count`` micro-batches the numbers of its rows; otherwise as above."""
     rows = [Row.of(experience) for experience in experiences]
     # Prompts of equal length need no padding.
@@ -81,18 +83,19 @@ def chosen(experiences: Sequence[Experience], count: int, device: str, longest_s
     # The longest first: the others find room in the memory that they leave.
     by_length = sorted(by_prompt, key=lambda n: -rows[n].length)
 
-    def work(order: list[list[int]]) -> int:
+    def work(micro_batches: list[Sequence[int]]) -> int:
         total = 0
-        for numbers in order:
+        for numbers in micro_batches:
             total += _work([rows[number] for number in numbers], device, longest_shared)
         return total
 
     return min(_cut(by_prompt, count), _cut(by_length, count), key=work)
 
 
-def _cut(numbers: list[int], count: int) -> list[list[int]]:
-    cuts = [len(numbers) * part // count for part in range(count + 1)]
-    return [numbers[start:end] for start, end in itertools.pairwise(cuts)]
+def _cut(rows: Sequence[T], count: int) -> list[Sequence[T]]:
+    """Return so many parts of nearly equal size, in order."""
+    ends = [len(rows) * part // count for part in range(count + 1)]
+    return [rows[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _work(rows: Sequence[Row], device: str, longest_shared: int) -> int:
@@ -101,12 +104,12 @@ def _work(rows: Sequence[Row], device: str, longest_shared: int) -> int:
     apart = _cost(len(rows), longest, device)
     if longest > longest_shared or len(rows) * longest < LEAST[device]:
         return apart
-    responses = Counter[tuple[int, ...]]()
+    responses: Counter[tuple[int, ...]] = Counter()  # tokens, by prompt
     for row in rows:
         responses[row.prompt] += row.length - len(row.prompt)
-    longest_prompt = max(len(prompt) for prompt in responses)
-    aligned = _cost(len(responses), longest_prompt + max(responses.values()), device)
-    in_one = _cost(1, sum(len(prompt) for prompt in responses) + responses.total(), device)
+    prompts = [len(prompt) for prompt in responses]
+    aligned = _cost(len(prompts), max(prompts) + max(responses.values()), device)
+    in_one = _cost(1, sum(prompts) + responses.total(), device)
     return min(apart, aligned, in_one)
 
 
@@ -152,49 +155,47 @@ def laid_out(
     rows[0] |= is_empty  # every rank needs a pass
     places = torch.arange(wanted.numel(), device=device).view_as(wanted)
     plain = places[rows, :end]
+    plain_mask = attention[rows, :end]
     if dtype is None or is_empty or plain.numel() < LEAST[device.type]:
-        return plain, attention[rows, :end]
+        return plain, plain_mask
 
     column = torch.arange(wanted.shape[1], device=device)
     first = wanted.int().argmax(dim=1, keepdim=True)
     last = (wanted * column).amax(dim=1, keepdim=True)
-    there = attention.cumsum(dim=1) > 0
-    prompt = there & (column < first)
-    owner = first_equal(sequences.masked_fill(~prompt, -1))
+    is_token = attention.cumsum(dim=1) > 0
+    is_prompt = is_token & (column < first)
+    owner = first_equal(sequences.masked_fill(~is_prompt, -1))
     # The prompt's last token goes with each response: a place predicts one token.
-    prompt = there & (column < first - 1)
-    response = (column >= first - 1) & (column < last)
-    response = response & rows[:, None]
+    is_prompt = is_token & (column < first - 1)
+    is_response = (column >= first - 1) & (column < last) & rows[:, None]
     prompts = []
     responses = []
     for row in owner[rows].unique():
-        of_owner = response & (owner == row)[:, None]
-        prompts.append(places[row, prompt[row]])
-        responses.append(places[of_owner])
+        has_prompt = owner == row
+        prompts.append(places[row, is_prompt[row]])
+        responses.append(places[is_response & has_prompt[:, None]])
 
     best = plain
-    for way in (_aligned(prompts, responses), _in_one(prompts, responses)):
-        way = pad(way, (0, -way.shape[1] % ROUND), value=-1)
-        if _work_of(way) < _work_of(best):
-            best = way
+    for shared in (_aligned(prompts, responses), _in_one(prompts, responses)):
+        padded = pad(shared, (0, -shared.shape[1] % ROUND), value=-1)
+        if _work_of(padded) < _work_of(best):
+            best = padded
     if best is plain:
-        return plain, attention[rows, :end]
-    return best, _mask(best, prompt, owner, dtype)
+        return plain, plain_mask
+    return best, _mask(best, is_prompt, owner, dtype)
 
 
 def _aligned(prompts: list[torch.Tensor], responses: list[torch.Tensor]) -> torch.Tensor:
     """Return places (G, L) of a prompt with its responses in each sequence."""
-    padded_left = pad_sequence(prompts, batch_first=True, padding_value=-1, padding_side="left")
-    padded = pad_sequence(responses, batch_first=True, padding_value=-1)
-    return torch.cat([padded_left, padded], dim=1)
+    left = pad_sequence(prompts, batch_first=True, padding_value=-1, padding_side="left")
+    right = pad_sequence(responses, batch_first=True, padding_value=-1)
+    return torch.cat([left, right], dim=1)
 
 
 def _in_one(prompts: list[torch.Tensor], responses: list[torch.Tensor]) -> torch.Tensor:
     """Return places (1, L) of each prompt with its responses, one after the other."""
-    parts = []
-    for prompt, of_prompt in zip(prompts, responses, strict=True):
-        parts += [prompt, of_prompt]
-    return torch.cat(parts)[None]
+    pairs = zip(prompts, responses, strict=True)
+    return torch.cat(list(itertools.chain(*pairs)))[None]
 
 
 def _work_of(places: torch.Tensor) -> int:

@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from openrlhf_dbb.saved.best_model import Best
 
-LOG_PROBS, TRAINING, GENERATING, EVALUATING = "log-probs", "training", "generating", "evaluating"
+LOG_PROBS = "log-probs"
+TRAINING = "training"
+GENERATING = "generating"
+EVALUATING = "evaluating"
 COUNTED_BY_ENGINES = (GENERATING, EVALUATING)
 DIFFERENCE = "vllm/log_prob_difference"  # the metric: mean of the absolute differences, nats a token
 
@@ -45,7 +48,8 @@ class Progress:
     reward: float | None = None  # mean of the last step
     zero_variance: float | None = None  # share of the last step's groups; None at N = 1
     accuracy: dict[int, float] = field(default_factory=dict)  # held-out, by step
-    # The first answer to each held-out prompt, its end and its score, before the first step and at the last evaluation.
+    # The end of the first answer to each held-out prompt, and its score: before the first step, and
+    # at the last evaluation.
     before: list[tuple[str, float]] = field(default_factory=list)
     after: list[tuple[str, float]] = field(default_factory=list)
     outcomes: list[StepOutcome] = field(default_factory=list)  # of the steps of this start
@@ -58,52 +62,81 @@ class Progress:
     def enter(self, phase: str, size: int = 0) -> None:
         self.size = size
         if phase != self.phase:
-            self.phase, self.since = phase, time.monotonic()
+            self.phase = phase
+            self.since = time.monotonic()
 
     def troubles(self, *, held_out_samples: int, max_new_tokens: int | None, punishes_failures: bool) -> dict[str, str]:
         """Return what is wrong with the run and what to do about it, one line each, by the kind of trouble."""
-        rollouts, right, cut, missing = 0, 0.0, 0, 0
-        for outcome in reversed(list(self.outcomes)):
-            if rollouts < _LAST_ROLLOUTS:  # the last steps that together have enough
-                rollouts, right = rollouts + outcome.rollouts, right + outcome.right
-                cut, missing = cut + outcome.cut, missing + outcome.missing
+        last = self._last_rollouts()
+        generated = last.rollouts + last.missing
         lines = {}
         if self.difference > _DIFFERENCE:
             lines["weights"] = (
                 f"the log-probs of vLLM and of the policy differ by {self.difference:.2g} nats a token, as if vLLM did "
                 "not have the policy's weights; resume once more, and report it if it happens again"
             )
-        if rollouts >= _LAST_ROLLOUTS and right < _RARE * rollouts:
-            cure = "use easier prompts, a better start, or more rollouts a prompt"
-            if punishes_failures:
-                cure += "; where successes are this rare, --method centered or --estimator point keeps more of them"
-            lines["rare"] = f"only {_percent(right / rollouts)} of the last {rollouts} rollouts were right: {cure}"
-        if accuracy := dict(self.accuracy):
-            first, last, best = min(accuracy), max(accuracy), max(accuracy, key=accuracy.__getitem__)
-            before, after = accuracy[first], accuracy[last]
-            variance = (before * (1 - before) + after * (1 - after)) / max(held_out_samples, 1)
-            # Two standard errors of the difference of two binomials; other rewards than 0 and 1 say nothing.
-            if variance >= 0 and before - after > 2 * math.sqrt(variance):
-                lines["falling"] = (
-                    f"held-out accuracy fell from {_percent(before)} at step {first} to {_percent(after)} at step "
-                    f"{last} (best: {_percent(accuracy[best])} at step {best}): lower --actor.adam.lr"
-                )
-        if missing > _MANY_MISSING * (rollouts + missing):
+        is_cut = last.cut > generated / 2
+        # Responses that are cut are wrong for that reason.
+        if last.rollouts >= _LAST_ROLLOUTS and last.right < _RARE * last.rollouts and not is_cut:
+            lines["rare"] = _rare(last, punishes_failures)
+        falling = self._falling(held_out_samples)
+        if falling is not None:
+            lines["falling"] = falling
+        if last.missing > _MANY_MISSING * generated:
             lines["missing"] = (
-                f"{_percent(missing / (rollouts + missing))} of the last {rollouts + missing} rollouts could not be "
+                f"{_percent(last.missing / generated)} of the last {generated} rollouts could not be "
                 "verified, and nothing is learned from them: look at the verifier"
             )
-        generated = rollouts + missing
-        if cut > generated / 2:
+        if is_cut:
             lines["cut"] = (
-                f"{cut / generated:.0%} of the last {generated} responses were cut at the limit of "
+                f"{last.cut / generated:.0%} of the last {generated} responses were cut at the limit of "
                 f"{max_new_tokens} tokens: raise --rollout.max_new_tokens, or ask for shorter answers in the prompt"
             )
-        if "cut" in lines:
-            lines.pop("rare", None)  # they are wrong because they are cut
             if not self.has_end_token:
                 lines["cut"] = NO_END_TOKEN
         return lines
+
+    def _last_rollouts(self) -> StepOutcome:
+        """Return the sums over the last steps that together have enough rollouts, or over all steps."""
+        total = StepOutcome(0, 0.0, 0)
+        for outcome in reversed(list(self.outcomes)):
+            if total.rollouts >= _LAST_ROLLOUTS:
+                break
+            total = StepOutcome(
+                rollouts=total.rollouts + outcome.rollouts,
+                right=total.right + outcome.right,
+                cut=total.cut + outcome.cut,
+                missing=total.missing + outcome.missing,
+            )
+        return total
+
+    def _falling(self, held_out_samples: int) -> str | None:
+        """Return a line if held-out accuracy fell by more than two standard errors."""
+        accuracy = dict(self.accuracy)
+        if not accuracy:
+            return None
+        first = min(accuracy)
+        last = max(accuracy)
+        best = max(accuracy, key=accuracy.__getitem__)
+        before = accuracy[first]
+        after = accuracy[last]
+        variance = (before * (1 - before) + after * (1 - after)) / max(held_out_samples, 1)
+        # The difference of two binomials; other rewards than 0 and 1 say nothing.
+        fell = variance >= 0 and before - after > 2 * math.sqrt(variance)
+        if not fell:
+            return None
+        return (
+            f"held-out accuracy fell from {_percent(before)} at step {first} to {_percent(after)} at step "
+            f"{last} (best: {_percent(accuracy[best])} at step {best}): lower --actor.adam.lr"
+        )
+
+
+def _rare(last: StepOutcome, punishes_failures: bool) -> str:
+    cure = "use easier prompts, a better start, or more rollouts a prompt"
+    if punishes_failures:
+        cure += "; where successes are this rare, --method centered or --estimator point keeps more of them"
+    right = _percent(last.right / last.rollouts)
+    return f"only {right} of the last {last.rollouts} rollouts were right: {cure}"
 
 
 def _percent(share: float) -> str:

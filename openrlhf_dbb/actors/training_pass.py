@@ -1,7 +1,7 @@
-"""Leaves out of the policy's passes what nobody reads; losses and gradients stay OpenRLHF's to rounding.
+"""The policy's passes without the positions whose logits are unused.
 
-docs/machines.md lists what is left out. Rows whose advantages are all 0 count in the loss's mean
-all the same. Packed rows keep OpenRLHF's own pass.
+Losses and gradients equal OpenRLHF's up to rounding. docs/machines.md lists what is left out. Rows
+whose advantages are all 0 still count in the loss's mean. Packed rows keep OpenRLHF's own pass.
 """
 
 import contextlib
@@ -68,7 +68,9 @@ def _chunks(logits: torch.Tensor, temperature: float) -> Iterator[tuple[slice, t
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
         scaled = logits[rows].to(torch.float32, copy=True)
-        yield rows, scaled if temperature == 1 else scaled.div_(temperature)
+        if temperature != 1:
+            scaled.div_(temperature)
+        yield rows, scaled
 
 
 class ResponseActor(Actor):
@@ -80,14 +82,16 @@ class ResponseActor(Actor):
     """
 
     def __init__(self, *args: Any, target_modules: str | list[str] | None = None, **kwargs: Any) -> None:
-        # The flag makes a list of it; only the bare word is not a layer's name.
+        # The flag makes a list of the word; peft takes only the bare word for all layers.
         if target_modules == ["all-linear"]:
             target_modules = "all-linear"
         super().__init__(*args, target_modules=target_modules, **kwargs)
         self.rows: torch.Tensor | None = None
-        model = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        model = self.model
+        if isinstance(model, PeftModel):
+            model = model.get_base_model()
         self.longest_shared = longest_row(model)
-        self._is_causal = self.longest_shared > 0  # and nothing else reads the attention mask
+        self._is_causal = self.longest_shared > 0  # nothing else reads the attention mask
 
     def forward(
         self,
@@ -98,12 +102,13 @@ class ResponseActor(Actor):
         return_entropy: bool = False,
         **options: Any,
     ) -> Any:
-        """Return log-probs of the actions, and if asked the model's output with ``entropy``.
+        """Return log-probs of the actions; with ``return_output`` the model's output, with ``entropy``, too.
 
         ``sequences`` and ``attention_mask`` are (B, T), the others (B, A).
         """
         head = self.model.get_output_embeddings()
-        if action_mask is None or attention_mask is None or head is None or self._is_special(options):
+        is_special = head is None or self._is_special(options)
+        if action_mask is None or attention_mask is None or is_special:
             return super().forward(
                 sequences, action_mask, attention_mask, return_output, return_entropy=return_entropy, **options
             )
@@ -113,14 +118,14 @@ class ResponseActor(Actor):
         wanted[:, first:] = action_mask
         if self.rows is not None:
             wanted &= self.rows[:, None]
-        equal = torch.arange(rows, device=sequences.device)
+        numbers = torch.arange(rows, device=sequences.device)
+        equal = numbers
         computed = wanted
         dtype = None
         if length <= self.longest_shared:
             dtype = next(self.model.parameters()).dtype
             equal = first_equal(torch.cat([sequences, attention_mask, wanted], dim=1))
-            is_first = equal == torch.arange(rows, device=sequences.device)
-            computed = wanted & is_first[:, None]
+            computed = wanted & (equal == numbers)[:, None]
         places, mask = laid_out(sequences, attention_mask, computed, dtype)
         if self._is_causal and mask.dim() == 2:
             mask = without_padding_behind(mask)
@@ -148,8 +153,8 @@ class ResponseActor(Actor):
 
     def _is_special(self, options: dict[str, Any]) -> bool:
         """Return whether rows are packed, or come with images or other things of OpenRLHF's."""
-        given = [value for value in options.values() if value is not None and value is not False]
-        return bool(given) or self.packing_samples
+        special = [name for name, value in options.items() if value is not None and value is not False]
+        return bool(special) or self.packing_samples
 
 
 def read_by_head(wanted: torch.Tensor) -> torch.Tensor:
@@ -206,10 +211,11 @@ class StepLoss(torch.nn.Module):
         own = log_probs.detach() if self._old_are_vllms else old
         if self.rows is not None:
             log_probs = torch.where(self.rows[:, None], log_probs, old)
-        if (theirs := info.get("rollout_log_probs")) is not None:
+        vllms = info.get("rollout_log_probs")
+        if vllms is not None:
             # Replayed rows have NaN: the engines' policy has moved since.
-            compared = info["action_mask"].bool() & own.ne(0) & ~theirs.isnan()
-            self.differences.append((own - theirs)[compared].abs())
+            compared = info["action_mask"].bool() & own.ne(0) & ~vllms.isnan()
+            self.differences.append((own - vllms)[compared].abs())
         return self.loss(log_probs, old, *args, **info)
 
 
@@ -237,12 +243,11 @@ class PolicyTrainer(ActorPPOTrainer):
             self.replay_buffer.collate_fn = list  # rows, of which ``together`` makes micro-batches
 
     def ppo_train(self, kl_ctl: float) -> dict[str, Any]:
-        """Train on the buffer as upstream does, and on the extra rows, which it forgets.
+        """Train on the buffer as upstream does, and on the extra rows, which are dropped afterwards.
 
         Raises:
             RunError: a gradient was not finite.
         """
-
         device = next(self.actor.parameters()).device.type
         longest_shared = self.actor.longest_shared
 
@@ -256,10 +261,11 @@ class PolicyTrainer(ActorPPOTrainer):
         skipped = engine.skipped_steps
         status = super().ppo_train(kl_ctl)
         self.extra_rows.clear()
-        if differences := self._loss.differences:
-            status[DIFFERENCE] = torch.cat(differences).mean().item()
-            differences.clear()
-        # In bf16 with ZeRO 1 and 2 DeepSpeed leaves such an update out in silence, else it makes the weights NaN.
+        if self._loss.differences:
+            status[DIFFERENCE] = torch.cat(self._loss.differences).mean().item()
+            self._loss.differences.clear()
+        # In bf16 with ZeRO 1 and 2 DeepSpeed skips an update with such a gradient, without a word.
+        # Otherwise the update makes the weights NaN.
         trained = [weight for weight in self.actor.parameters() if weight.requires_grad]
         weights = [getattr(weight, "ds_tensor", weight) for weight in trained]
         if engine.skipped_steps > skipped or not torch.nn.utils.get_total_norm(weights).isfinite():
@@ -276,7 +282,8 @@ class PolicyTrainer(ActorPPOTrainer):
         every_row = actor.entropy_coef is not None or kl_loss or actor.aux_loss_coef > 1e-8
         if not every_row:
             rows = experience.advantages.ne(0).any(dim=1)
-            # Else no log-prob would be compared with vLLM's. The last row is the shortest where they come by length.
+            # One row is always computed, so that its log-probs are compared with vLLM's: the last,
+            # which is the shortest where rows come by length.
             rows[-1] |= ~rows.any()
             self.actor.rows = rows
             self._loss.rows = rows
@@ -287,14 +294,17 @@ class PolicyTrainer(ActorPPOTrainer):
 
 
 def longest_row(model: Any) -> int:
-    """Return how long a row may be to share its prompt: 0 if the model takes no such mask; at most a sliding window."""
+    """Return the tokens of a row up to which it may share its prompt; 0 if the model takes no such mask.
+
+    A row must not be longer than the model's sliding window.
+    """
     config = model.config
     if hasattr(config, "output_router_logits"):  # experts are balanced by each row's own tokens
         return 0
-    if config._attn_implementation not in ("eager", "sdpa"):  # these take any mask
+    takes_any_mask = config._attn_implementation in ("eager", "sdpa")
+    if not takes_any_mask or not model._supports_attention_backend or model._is_stateful:
         return 0
     layers = set(getattr(config, "layer_types", None) or ())
-    has_attention_alone = layers <= {"full_attention", "sliding_attention"} and not model._is_stateful
-    if not model._supports_attention_backend or not has_attention_alone:
+    if layers - {"full_attention", "sliding_attention"}:
         return 0
     return getattr(config, "sliding_window", None) or 2**31

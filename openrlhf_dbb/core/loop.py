@@ -17,6 +17,7 @@ from typing import Any, Generic
 import numpy as np
 
 from openrlhf_dbb.core import exact_json
+from openrlhf_dbb.core.columns import Floats, Key
 from openrlhf_dbb.core.filling import (
     Answer,
     AtOnce,
@@ -30,7 +31,7 @@ from openrlhf_dbb.core.filling import (
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
 from openrlhf_dbb.core.rules import Plan, refusal
-from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras, whitened
+from openrlhf_dbb.core.step import Responses, StepExtras, whitened
 from openrlhf_dbb.core.strategies import STRATEGIES, RunFacts
 from openrlhf_dbb.estimators import FORMS
 

@@ -16,21 +16,33 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
-from openrlhf_dbb.core import SET_ASIDE, rules
-from openrlhf_dbb.core import step as steps
+from openrlhf_dbb.core import SET_ASIDE, beginnings, rules, step_metrics
+from openrlhf_dbb.core.columns import Floats, Key, Positions, keys_of, whole
+from openrlhf_dbb.core.groups import Groups
+from openrlhf_dbb.core.kept import kept_rows
 from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError
 from openrlhf_dbb.core.memory import refusal
-from openrlhf_dbb.core.scale import supports_run
-from openrlhf_dbb.core.step import Floats, Groups, Key, Positions, Rollouts, Scored, StepExtras, keys_of, numbers, whole
+from openrlhf_dbb.core.probes import measure
+from openrlhf_dbb.core.step import Rollouts, Scored, StepExtras, as_trained, score
 from openrlhf_dbb.core.strategies import Predictive
 from openrlhf_dbb.core.texts import as_json, refuse_contradictions
 from openrlhf_dbb.estimators import FORMS, Form, RewardEstimator, RewardSupportError, State
 from openrlhf_dbb.estimators.text_prior import text_features
 from openrlhf_dbb.secrets import without_secrets
-from openrlhf_dbb.storage.read import read_log, unverified_visits, whole_prompts
+from openrlhf_dbb.storage.read import unverified_visits
 from openrlhf_dbb.storage.records import UNVERIFIED
 
 _NO_EXTRAS = StepExtras()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Update:
+    """What a step changes. Nothing has changed before it is taken over."""
+
+    state: State  # after the step
+    predicted: tuple[Floats, Floats] | None  # alpha, beta of every prompt before the step, if the estimator has them
+    estimate: estimators.Estimate  # of the step's V prompts
+    rows: storage.StepRows  # which store the change
 
 
 class Posteriors(AbstractContextManager["Posteriors"]):
@@ -60,15 +72,21 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         close_store: bool = False,
     ) -> None:
         """Users call :meth:`create` or :meth:`resume`. ``ids`` has the store's id of each prompt."""
-        self.estimator, self.store, self.run, self.warm_start = estimator, store, run, warm_start
+        self.estimator = estimator
+        self.store = store
+        self.run = run
+        self.warm_start = warm_start
         self._belief = estimator.belief
         self._close_store = close_store
         # Equal pairs of text and label have one id, and so share one posterior.
         self._ids, first_row = np.unique(ids, return_index=True)
-        self.prompt_ids = {(prompts[row], labels[row]): int(at) for at, row in zip(self._ids, first_row, strict=True)}
+        keys = [(prompts[row], labels[row]) for row in first_row]
+        self.prompt_ids = dict(zip(keys, self._ids.tolist(), strict=True))
         self._texts = [prompts[row] for row in first_row]
         self._sources = None if sources is None else np.array(sources)[first_row]
-        self._features: State = {"features": text_features(self._texts)} if self._belief.reads_texts else {}
+        self._features: State = {}
+        if self._belief.reads_texts:
+            self._features["features"] = text_features(self._texts)
         # A slow or distant database must not hold up the training.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="posterior store")
         self._writing: Future[None] | None = None
@@ -132,22 +150,21 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         prompts, labels = _columns(prompts, labels)
         if not many_labels:
             refuse_contradictions(prompts, labels)
-        if without_secrets(run_name) != run_name:
-            raise ValueError(f"the run's name {without_secrets(run_name)!r} holds a password or key; choose another")
-        if if_exists not in ("error", "new"):
-            raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
-        known_P_2 = None if pass_rates is None else known_pass_rates(pass_rates, len(prompts))
-        if known_P_2 is not None and warm_start is not None:
-            raise ValueError("pass_rates and warm_start both say what the posteriors begin with; give one of them")
+        _refuse_name(run_name, if_exists)
+        rates_P_2 = None
+        if pass_rates is not None:
+            rates_P_2 = beginnings.checked_pass_rates(pass_rates, len(prompts))
+            if warm_start is not None:
+                problem = "pass_rates and warm_start both say what the posteriors begin with"
+                raise ValueError(f"{problem}; give one of them")
         built = as_estimator(estimator, parameters)
-        name = estimator if isinstance(estimator, str) else _stored_name(type(built))
         with ExitStack() as sources, ExitStack() as undo:
             opened = _opened(store, undo)
             source = opened if warm_start_store is None else _opened(warm_start_store, sources)
             source_run = None if warm_start is None else source.find_run(warm_start)
             run = opened.create_run(
-                run_name if if_exists == "error" else _free_name(opened, run_name),
-                estimator=name,
+                _free_name(opened, run_name) if if_exists == "new" else run_name,
+                estimator=estimator if isinstance(estimator, str) else _stored_name(type(built)),
                 estimator_version=built.belief.version,
                 parameters=dataclasses.asdict(built),  # type: ignore[call-overload]
                 state_fields=built.belief.state_fields,
@@ -155,19 +172,18 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 dataset=without_secrets(dataset),
                 dataset_digest=dataset_digest(prompts, labels),
                 reward=without_secrets(reward),
-                config=_stored_config({} if config is None else config),
+                config=_stored_config(config),
                 method=method,
             )
             undo.callback(opened.delete_run, run.record)  # a later resume must not find a run that never began
             ids = opened.register_prompts(prompts, labels)
             started = None
             if source_run is not None:
-                replayed = None if can_copy(source_run, run.record) else replay(source, source_run, built.belief)
-                started = run.warm_start(source, source_run, ids, weight=warm_start_weight, replayed=replayed)
-            elif known_P_2 is not None:
-                run.begin_with(of_pass_rates(built.belief, ids, prompts, known_P_2))
-            close_store = opened is not store
-            posteriors = cls(built, opened, run, prompts, labels, ids, warm_start=started, close_store=close_store)
+                started = beginnings.warm_start(run, ids, built.belief, source, source_run, warm_start_weight)
+            elif rates_P_2 is not None:
+                run.begin_with(beginnings.of_pass_rates(built.belief, ids, prompts, rates_P_2))
+            closes = opened is not store
+            posteriors = cls(built, opened, run, prompts, labels, ids, warm_start=started, close_store=closes)
             undo.pop_all()
         return posteriors
 
@@ -183,7 +199,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         take_over: bool = False,
         sources: Sequence[str] | None = None,
     ) -> "Posteriors":
-        """Continue a run with the estimator and parameters that it was started with; new prompts begin with the prior.
+        """Continue a run with the estimator and parameters that it was started with.
+
+        New prompts begin with the prior.
 
         Args:
             run_name: name, uuid or number of the run, in a store that exists.
@@ -202,12 +220,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             record = opened.find_run(run_name)
             estimators.check_stored(record.estimator)
             estimator = estimators.build(record.estimator, **record.parameters)
-            belief = estimator.belief
-            if (record.estimator_version, record.state_fields) != (belief.version, tuple(belief.state_fields)):
-                raise ValueError(
-                    f"run {record.name!r} was written by version {record.estimator_version} of estimator "
-                    f"{record.estimator!r}, installed is version {belief.version}; start a new run"
-                )
+            _refuse_other_version(record, estimator.belief)
             run = opened.claim_run(record.run_id, take_over=take_over)
             undo.callback(run.release)
             if step is not None:
@@ -256,46 +269,22 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 or has too few rollouts of every prompt. Nothing has changed then.
         """
         self.settle()
-        step = whole("step", step)
-        if step != self.step + 1:
-            following = f"step {step} of run {self.run.record.name!r} is not the next one, {self.step + 1}"
-            raise ValueError(f"{following}; to do a step again, roll back first")
+        step = self._next_step(step)
         rollouts = Rollouts.checked(step, prompts, labels, rewards, scores, extras)
         groups = Groups.by_prompt(self._positions(rollouts.prompts), ~np.isnan(rollouts.rewards))
         if form is not None and advantages is not None:
-            raise ValueError(f"form {form!r} makes advantages, and others are given; pass form=None with these")
+            problem = f"form {form!r} makes advantages, and others are given"
+            raise ValueError(f"{problem}; pass form=None with these")
         # The trainer's own advantages are of whatever size of groups.
         advantage_form = Form() if form is None else self._form_for(form, groups)
-        probed_Q = self._positions(rollouts.probes.prompts if rollouts.probes else [])
-
-        # The estimator changes a copy, since whatever is refused below must change nothing.
-        state = self._state | {field: self._state[field].copy() for field in self._belief.state_fields}
-        expected = self._belief.predictive(state)
-        estimate, changed = self._update(state, step, rollouts, groups, advantage_form)
-        scored = steps.score(rollouts, groups, estimate, advantage_form)
+        update = self._update(step, rollouts, groups, advantage_form)
+        scored = score(rollouts, groups, update.estimate, advantage_form)
         if form is None:
-            scored = steps.as_trained(scored, groups, rollouts.rewards, advantages)
-        usage, metrics = steps.usage(rollouts, groups, scored), steps.metrics(step, rollouts, groups, scored)
-        missed = self._ids[groups.prompts_P[~groups.verified_P]]
-        unverified = self._without_score(missed, groups)
-        metrics |= self._estimator_metrics(rollouts, groups, changed, expected, unverified)
-        if len(missed):
-            changed.shared[UNVERIFIED] = missed.astype(np.float64)
-        probes = None
-        if rollouts.probes is not None:
-            probes, errors = steps.measure(rollouts.probes, probed_Q, groups, changed)
-            metrics |= errors
-        kept = steps.kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored)
-        rows = dataclasses.replace(changed, form=form, usage=usage, probes=probes, kept=kept)
-        try:
-            rows = rows.checked()
-        except storage.StoreError as error:
-            raise ValueError(f"step {step} is refused: {error}") from None
-        if form is not None and not np.isfinite(scored.advantages).all():
-            raise ValueError(f"step {step} is refused: an advantage is not finite; use smaller rewards and weights")
+            scored = as_trained(scored, groups, rollouts.rewards, advantages)
+        rows, metrics = self._recorded(step, form, rollouts, groups, update, scored)
         with self._state_lock:
-            self._state = state
-            self._unverified = unverified
+            self._state = update.state
+            self._unverified = self._without_score(groups)
         self._visited_at[groups.prompts_V] = step
         self.step: int = step
         self._writing = self._writer.submit(self.run.record_step, step, rows)
@@ -308,7 +297,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             unverified = _set_aside(self._unverified)
         if expected is None:
             raise ValueError(f"estimator {self.estimator.name!r} predicts no visit; use auto or dbb")
-        return Predictive(self._ids, *expected, np.isin(self._ids, unverified))
+        alpha, beta = expected
+        return Predictive(self._ids, alpha, beta, np.isin(self._ids, unverified))
 
     @property
     def unverified(self) -> list[Key]:
@@ -326,7 +316,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
 
     def settle(self) -> None:
         """Wait until the last step is stored. One transaction stores all of a step."""
-        writing, self._writing = self._writing, None
+        writing = self._writing
+        self._writing = None
         if writing is not None:
             writing.result()
 
@@ -363,11 +354,20 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self._visited_at = table.step
         self._unverified = unverified_visits(self.store, self.run.record)
         self.step = self.run.record.last_step
-        self._state = {
-            field: np.where(table.step >= 0, table.state[:, i], initial[field])
-            for i, field in enumerate(self._belief.state_fields)
-        } | {field: shared[field] for field in self._belief.shared_fields}
-        self._state |= self._features
+        self._state = dict(self._features)
+        for i, field in enumerate(self._belief.state_fields):
+            self._state[field] = np.where(table.step >= 0, table.state[:, i], initial[field])
+        for field in self._belief.shared_fields:
+            self._state[field] = shared[field]
+
+    def _next_step(self, step: int) -> int:
+        """Return the number of the next step; ValueError for another one."""
+        step = whole("step", step)
+        if step != self.step + 1:
+            run = self.run.record.name
+            problem = f"step {step} of run {run!r} is not the next one, {self.step + 1}"
+            raise ValueError(f"{problem}; to do a step again, roll back first")
+        return step
 
     def _positions(self, prompts: Sequence[Key]) -> Positions:
         try:
@@ -376,39 +376,69 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             text, label = error.args[0]
             raise ValueError(f"prompt {text!r:.80} with label {label!r:.80} is not in the data set") from None
 
-    def _without_score(self, missed: Positions, groups: Groups) -> dict[int, int]:
-        """Return by prompt id how many visits in a row, up to this step's, yielded no score."""
+    def _without_score(self, groups: Groups) -> dict[int, int]:
+        """Return by prompt id how many visits in a row, this step's included, yielded no score."""
         visits = dict(self._unverified)
         for prompt_id in self._ids[groups.prompts_V].tolist():
             visits.pop(prompt_id, None)
-        for prompt_id in missed.tolist():
+        for prompt_id in self._ids[groups.prompts_P[~groups.verified_P]].tolist():
             visits[prompt_id] = visits.get(prompt_id, 0) + 1
         return visits
 
-    def _estimator_metrics(
+    def _recorded(
         self,
+        step: int,
+        form: str | None,
         rollouts: Rollouts,
         groups: Groups,
-        changed: storage.StepRows,
-        expected: tuple[Floats, Floats] | None,
-        unverified: Mapping[int, int],
-    ) -> dict[str, float]:
-        """Return the metrics of a step that the estimator or the sources of the prompts tell.
+        update: _Update,
+        scored: Scored,
+    ) -> tuple[storage.StepRows, dict[str, float]]:
+        """Return what is stored of a step, checked, and its metrics; ValueError if a value is not finite."""
+        metrics = step_metrics.metrics(step, rollouts, groups, scored)
+        metrics |= self._estimator_metrics(rollouts, groups, update)
+        probes = None
+        if rollouts.probes is not None:
+            probed_Q = self._positions(rollouts.probes.prompts)
+            probes, errors = measure(rollouts.probes, probed_Q, groups, update.rows)
+            metrics |= errors
+        missed = self._ids[groups.prompts_P[~groups.verified_P]]
+        if len(missed):
+            update.rows.shared[UNVERIFIED] = missed.astype(np.float64)
+        rows = dataclasses.replace(
+            update.rows,
+            form=form,
+            usage=step_metrics.usage(rollouts, groups, scored),
+            probes=probes,
+            kept=kept_rows(step, rollouts, groups, self._ids[groups.prompts_P], scored),
+        )
+        try:
+            rows = rows.checked()
+        except storage.StoreError as error:
+            raise ValueError(f"step {step} is refused: {error}") from None
+        if form is not None and not np.isfinite(scored.advantages).all():
+            problem = f"step {step} is refused: an advantage is not finite"
+            raise ValueError(f"{problem}; use smaller rewards and weights")
+        return rows, metrics
 
-        Args:
-            expected: alpha and beta of every prompt before the step; None if the estimator has none.
-            unverified: by prompt id how many visits in a row yielded no score.
-        """
-        metrics = {f"estimator/{name}": float(part[0]) for name, part in changed.shared.items() if len(part) == 1}
-        shares_V = changed.successes, changed.rollouts
+    def _estimator_metrics(self, rollouts: Rollouts, groups: Groups, update: _Update) -> dict[str, float]:
+        """Return the metrics of a step that the estimator or the sources of the prompts tell."""
+        metrics = {}
+        for name, values in update.rows.shared.items():
+            if len(values) == 1:
+                metrics[f"estimator/{name}"] = float(values[0])
+        at_V = groups.prompts_V
+        successes_V = update.rows.successes
+        rollouts_V = update.rows.rollouts
         if self._sources is not None:
             scores_V_G = groups.matrix(rollouts.scores)
-            metrics |= steps.by_source(self._sources[groups.prompts_V], *shares_V, scores_V_G)
+            metrics |= step_metrics.by_source(self._sources[at_V], successes_V, rollouts_V, scores_V_G)
+        unverified = self._without_score(groups)
         if unverified:
             metrics["estimator/unverified"] = float(len(_set_aside(unverified)))
-        if expected is not None:
-            alpha, beta = expected
-            metrics |= steps.of_hardest(alpha / (alpha + beta), groups.prompts_V, *shares_V)
+        if update.predicted is not None:
+            alpha, beta = update.predicted
+            metrics |= step_metrics.of_hardest(alpha / (alpha + beta), at_V, successes_V, rollouts_V)
         return metrics
 
     def _form_for(self, name: str, groups: Groups) -> Form:
@@ -425,29 +455,26 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(line)
         return form
 
-    def _update(
-        self, state: State, step: int, rollouts: Rollouts, groups: Groups, form: Form
-    ) -> tuple[estimators.Estimate, storage.StepRows]:
-        """Update a state; return the estimates of the step's V prompts and the rows that store the change."""
-
-        def seen_by(estimator: RewardEstimator) -> Floats:
-            return groups.matrix(rollouts.rewards if estimator.support == "real" else rollouts.scores)
-
-        at_V, belief = groups.prompts_V, self._belief
-        previous_state, previous_step = belief.columns(state, at_V), self._visited_at[at_V]
+    def _update(self, step: int, rollouts: Rollouts, groups: Groups, form: Form) -> _Update:
+        """Return what the rollouts of a step change."""
+        at_V = groups.prompts_V
+        belief = self._belief
+        # A copy, since a step that is refused must change nothing.
+        state = dict(self._state)
+        for field in belief.state_fields:
+            state[field] = state[field].copy()
+        predicted = belief.predictive(state)
+        previous_state = belief.columns(state, at_V)
+        previous_step = self._visited_at[at_V]
         previous_state[previous_step < 0] = np.nan  # undoing a first visit deletes the posterior
+        estimate = self._observe(state, rollouts, groups, form)
         scores_V_G = groups.matrix(rollouts.scores)
-        versions_R = rollouts.policy_versions
-        scored_by = self.estimator
-        own_state = state if belief is scored_by else {}
-        try:
-            estimate = scored_by.observe_at(own_state, at_V, seen_by(scored_by), leave_one_out=form.leave_one_out)
-            if belief is not scored_by:
-                # All of a group or nothing: the scores that it takes are no sample of the others.
-                belief.observe_at(state, at_V, seen_by(belief))
-        except RewardSupportError as error:
-            prompt = self._texts[at_V[error.row]]
-            raise refusal(scored_by, error, f"prompt {prompt!r:.80}") from error
+        versions_V = None
+        if rollouts.policy_versions is not None:
+            versions_V = np.nanmean(groups.matrix(rollouts.policy_versions), axis=1)
+        inclusion_V = None
+        if rollouts.inclusion is not None:
+            inclusion_V = groups.matrix(rollouts.inclusion)[:, 0]
         rows = storage.StepRows(
             prompt_ids=self._ids[at_V],
             rollouts=np.sum(~np.isnan(scores_V_G), axis=1),
@@ -458,10 +485,35 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             previous_state=previous_state,
             previous_step=previous_step,
             shared={field: state[field] for field in belief.shared_fields},
-            policy_version=None if versions_R is None else np.nanmean(groups.matrix(versions_R), axis=1),
-            inclusion=None if rollouts.inclusion is None else groups.matrix(rollouts.inclusion)[:, 0],
+            policy_version=versions_V,
+            inclusion=inclusion_V,
         )
-        return estimate, rows
+        return _Update(state, predicted, estimate, rows)
+
+    def _observe(self, state: State, rollouts: Rollouts, groups: Groups, form: Form) -> estimators.Estimate:
+        """Update a state in place with a step; return the estimates of its V prompts.
+
+        Raises:
+            MemorySupportError: an estimator does not take a score.
+        """
+        belief = self._belief
+        scored_by = self.estimator
+        at_V = groups.prompts_V
+
+        def seen_by(estimator: RewardEstimator) -> Floats:
+            return groups.matrix(rollouts.rewards if estimator.support == "real" else rollouts.scores)
+
+        own_state = state if belief is scored_by else {}
+        rewards_V_G = seen_by(scored_by)
+        try:
+            estimate = scored_by.observe_at(own_state, at_V, rewards_V_G, leave_one_out=form.leave_one_out)
+            if belief is not scored_by:
+                # All of a group or nothing: the scores that it takes are no sample of the others.
+                belief.observe_at(state, at_V, seen_by(belief))
+        except RewardSupportError as error:
+            prompt = self._texts[at_V[error.row]]
+            raise refusal(scored_by, error, f"prompt {prompt!r:.80}") from error
+        return estimate
 
 
 def _opened(store: storage.PosteriorStore | str | None, closing: ExitStack, *, create: bool = True) -> Any:
@@ -487,6 +539,26 @@ def _free_name(store: storage.PosteriorStore, name: str) -> str:
     return free
 
 
+def _refuse_name(run_name: str, if_exists: str) -> None:
+    """Raise ValueError if a run's name holds a secret, or it is not clear what to do if it is taken."""
+    masked = without_secrets(run_name)
+    if masked != run_name:
+        raise ValueError(f"the run's name {masked!r} holds a password or key; choose another")
+    if if_exists not in ("error", "new"):
+        raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
+
+
+def _refuse_other_version(record: storage.RunRecord, belief: RewardEstimator) -> None:
+    """Raise ValueError if the installed estimator reads another state than the run's."""
+    same_fields = record.state_fields == tuple(belief.state_fields)
+    if record.estimator_version != belief.version or not same_fields:
+        raise ValueError(
+            f"run {record.name!r} was written by version {record.estimator_version} of "
+            f"estimator {record.estimator!r}, installed is version {belief.version}; "
+            "start a new run"
+        )
+
+
 def _stored_name(kind: type[RewardEstimator]) -> str:
     """Return the name by which :func:`estimators.build` finds an estimator's class."""
     if estimators.available().get(kind.name) is kind:
@@ -494,8 +566,10 @@ def _stored_name(kind: type[RewardEstimator]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _stored_config(config: Mapping[str, Any]) -> Any:
-    """Return a configuration as JSON can hold it, without secrets."""
+def _stored_config(config: Mapping[str, Any] | None) -> Any:
+    """Return a configuration as JSON can hold it, without secrets; None is an empty one."""
+    if config is None:
+        return {}
     if not isinstance(config, Mapping):
         raise ValueError(f"config = {config!r:.80} is no dictionary; give names with values")
     try:
@@ -512,18 +586,8 @@ def _set_aside(visits: Mapping[int, int]) -> list[int]:
 
 def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:
     """Return a hash of all prompts and labels in order, 32 hex digits."""
-    return hashlib.blake2b(b"".join(map(storage.prompt_hash, prompts, labels)), digest_size=16).hexdigest()
-
-
-def known_pass_rates(values: Any, prompts: int) -> Floats:
-    """Return successes and attempts of each prompt, (P, 2), if there is a rate in [0, 1], of 1 attempt or more."""
-    known_P_2 = numbers("pass_rates", values)
-    if known_P_2.shape != (prompts, 2):
-        raise ValueError(f"pass_rates have shape {known_P_2.shape}; pass successes and attempts of {prompts} prompts")
-    successes, attempts = known_P_2[~np.isnan(known_P_2).any(axis=1)].T
-    if not len(attempts) or not ((attempts >= 1) & (successes >= 0) & (successes <= attempts)).all():
-        raise ValueError("pass_rates need 0 <= successes <= attempts and 1 attempt or more, for one prompt at least")
-    return known_P_2
+    hashes = b"".join(map(storage.prompt_hash, prompts, labels))
+    return hashlib.blake2b(hashes, digest_size=16).hexdigest()
 
 
 def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
@@ -531,71 +595,9 @@ def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any]
     if isinstance(estimator, str):
         return estimators.build(estimator, **(parameters or {}))
     if not isinstance(estimator, RewardEstimator):
-        raise ValueError(f"estimator {estimator!r} is no estimator; give a name, or an object of an estimator's class")
+        allowed = "give a name, or an object of an estimator's class"
+        raise ValueError(f"estimator {estimator!r} is no estimator; {allowed}")
     if parameters is not None:
-        raise ValueError(f"parameters {dict(parameters)} belong to an estimator's name; the object has its own")
+        problem = f"parameters {dict(parameters)} belong to an estimator's name"
+        raise ValueError(f"{problem}; the object has its own")
     return estimator
-
-
-def rewards_of(rollouts_V: Positions, successes_V: Floats) -> Floats:
-    """Return rewards (V, G) of groups from their number N and sum S: S ones, N - S zeros; NaN fills up.
-
-    If S is not a whole number from 0 to N, every reward of the group is S / N.
-    """
-    slot = np.arange(rollouts_V.max(initial=0))
-    ones_V_G = np.where(slot < successes_V[:, None], 1.0, 0.0)
-    whole_V = (successes_V == np.round(successes_V)) & (successes_V >= 0) & (successes_V <= rollouts_V)
-    rewards_V_G = np.where(whole_V[:, None], ones_V_G, (successes_V / rollouts_V)[:, None])
-    return np.where(slot < rollouts_V[:, None], rewards_V_G, np.nan)
-
-
-def can_copy(source: storage.RunRecord, own: storage.RunRecord) -> bool:
-    """Return whether the state of ``source`` means the same to run ``own``."""
-    kept_by, kept_by_own = (run.parameters.get("memory", run.estimator) for run in (source, own))
-    same_version = kept_by != kept_by_own or source.estimator_version == own.estimator_version
-    return source.state_fields == own.state_fields and same_version
-
-
-def of_pass_rates(
-    belief: RewardEstimator, ids_P: Positions, texts: Sequence[str], known_P_2: Floats
-) -> storage.Replayed:
-    """Return what ``belief`` knows of prompts with successes and attempts measured before, NaN where unknown."""
-    known = np.flatnonzero(~np.isnan(known_P_2).any(axis=1))
-    prompt_ids, first = np.unique(ids_P[known], return_index=True)  # a prompt may be there twice
-    rows = known[first]
-    state = belief.initial_state(len(rows))
-    if belief.reads_texts:
-        state["features"] = text_features([texts[row] for row in rows])
-    successes_P, attempts_P = known_P_2[rows].T[:, :, None]
-    attempt_G = np.arange(known_P_2[rows, 1].max())
-    # 2.4 successes of 8 are 1, 1, 0.4, 0, 0, 0, 0, 0.
-    rewards_P_G = np.where(attempt_G < attempts_P, np.clip(successes_P - attempt_G, 0, 1), np.nan)
-    return _of_state(belief, belief.known(state, rewards_P_G), prompt_ids, np.arange(len(prompt_ids)))
-
-
-def _of_state(belief: RewardEstimator, state: State, prompt_ids: Positions, seen: Positions) -> storage.Replayed:
-    shared = {field: state[field] for field in belief.shared_fields}
-    return storage.Replayed(prompt_ids[seen], belief.columns(state, seen), shared)
-
-
-def replay(store: storage.PosteriorStore, run: storage.RunRecord, belief: RewardEstimator) -> storage.Replayed:
-    """Return what ``belief`` would know after all visits of a run.
-
-    Raise MemorySupportError if the run has scores that ``belief`` does not take.
-    """
-    log = read_log(store, run)
-    if not supports_run(store, run, belief):
-        raise MemorySupportError(
-            f"run {run.name!r} has scores that memory {belief.name!r} does not take, so that its "
-            "visits cannot be replayed; begin without a warm start, or remember real rewards: "
-            'estimator "gaussian", or "point" with parameters={"memory": "gaussian"} '
-            "(--point.memory gaussian)"
-        )
-    prompt_ids, prompt_V = np.unique(log.prompt_id, return_inverse=True)
-    state = belief.initial_state(len(prompt_ids))
-    if belief.reads_texts:
-        state["features"] = text_features([text for text, _ in whole_prompts(store, prompt_ids)])
-    rewards_V_G = rewards_of(log.rollouts, log.successes)
-    for rows in np.split(np.arange(len(log.step)), np.flatnonzero(np.diff(log.step)) + 1):
-        belief.observe_at(state, prompt_V[rows], rewards_V_G[rows])
-    return _of_state(belief, state, prompt_ids, np.arange(len(prompt_ids)))

@@ -14,11 +14,12 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP, exact_json, replay, rules
+from openrlhf_dbb.core.columns import Floats, Key, whole
 from openrlhf_dbb.core.filling import Answer, AtOnce, Batch, Filler, Group, Request, ShuffledPrompts
 from openrlhf_dbb.core.host import Host, SideState
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
 from openrlhf_dbb.core.replay import Replay, ReplayMemory
-from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whitened, whole
+from openrlhf_dbb.core.step import Scored, StepExtras, whitened
 from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts
 from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of

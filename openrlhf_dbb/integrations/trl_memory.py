@@ -19,11 +19,12 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from openrlhf_dbb import storage
+from openrlhf_dbb.core.columns import Floats, Key
 from openrlhf_dbb.core.filling import Batch, BudgetSpent
 from openrlhf_dbb.core.host import Capability
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay import ReplayMemory
-from openrlhf_dbb.core.step import Floats, Key, Responses, StepExtras
+from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.core.texts import in_type, response_text
 from openrlhf_dbb.evaluation.metrics import stored_rows

@@ -6,9 +6,9 @@ from functools import cached_property
 from types import NoneType
 from typing import Any
 
+from openrlhf_dbb.core.columns import whole
 from openrlhf_dbb.core.host import Capability
 from openrlhf_dbb.core.replay import Replay
-from openrlhf_dbb.core.step import whole
 from openrlhf_dbb.errors import did_you_mean
 from openrlhf_dbb.estimators import RewardEstimator
 from openrlhf_dbb.integrations import shared

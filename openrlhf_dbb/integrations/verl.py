@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from openrlhf_dbb.core.columns import Floats, Key, Positions
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Floats, Key, Positions, Responses, StepExtras
+from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.core.texts import content_text, contradictions, label_text, prompt_text
 from openrlhf_dbb.integrations import shared

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openrlhf_dbb import options
-from openrlhf_dbb.core.posteriors import rewards_of
-from openrlhf_dbb.core.step import earlier_visits
+from openrlhf_dbb.core.beginnings import rewards_of
+from openrlhf_dbb.core.groups import earlier_visits
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.estimators import Estimate, RewardEstimator, standardized
 from openrlhf_dbb.estimators.base import Floats

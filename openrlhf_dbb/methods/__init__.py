@@ -25,11 +25,11 @@ def names() -> list[str]:
 
 def default_estimator(name: str) -> str | None:
     """Return the published estimator of a method; None for no method. Refuse an unknown one."""
-    known = [*names(), NONE]
-    if name not in known:
-        raise UsageError(
-            f"unknown --method {name!r}{did_you_mean(name, known)}; known: {', '.join(known)} (the flags alone decide)"
-        )
+    allowed = [*names(), NONE]
+    if name not in allowed:
+        hint = did_you_mean(name, allowed)
+        known = f"known: {', '.join(allowed)} (the flags alone decide)"
+        raise UsageError(f"unknown --method {name!r}{hint}; {known}")
     return None if name == NONE else str(_read(name)["estimator"])
 
 
@@ -37,19 +37,25 @@ def recipe(name: str, estimator: str) -> dict[str, Any]:
     """Return the flag values of method ``name``; ``estimator`` decides the clip range."""
     if name == NONE:
         return {}
-    common, own = _read(_COMMON), _read(name)
-    wide = estimator != NONE and estimators.get(estimator).wide_clip
-    clip = common["clip"]["wide" if wide else "narrow"]
-    values = common["flags"] | clip | own["flags"] | own.get("with", {}).get(estimator, {})
-    return {flag: entry["value"] for flag, entry in values.items()}
+    common = _read(_COMMON)
+    own = _read(name)
+    is_wide = estimator != NONE and estimators.get(estimator).wide_clip
+    entries = dict(common["flags"])
+    entries.update(common["clip"]["wide" if is_wide else "narrow"])
+    entries.update(own["flags"])
+    entries.update(own.get("with", {}).get(estimator, {}))
+    return {flag: entry["value"] for flag, entry in entries.items()}
 
 
 def same_rollouts(flags: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, int]:
     """Return the prompts of a step and passes over the data with which a method keeps a preset's rollouts."""
+    scaled: dict[str, int] = {}
     if _GROUP not in flags or _GROUP not in preset:
-        return {}
-    scaled = ("rollout.batch_size", "train.num_episodes")
-    return {flag: preset[flag] * preset[_GROUP] // flags[_GROUP] for flag in scaled if flag in preset}
+        return scaled
+    for flag in ("rollout.batch_size", "train.num_episodes"):
+        if flag in preset:
+            scaled[flag] = preset[flag] * preset[_GROUP] // flags[_GROUP]
+    return scaled
 
 
 def constant_length(args: SimpleNamespace) -> int:
@@ -59,25 +65,40 @@ def constant_length(args: SimpleNamespace) -> int:
 
 def describe(name: str, args: SimpleNamespace, estimator: str) -> str:
     """Return one paragraph that describes every piece of the training, from the arguments."""
+    prompts = chosen.strategy(args).describe()
+    if args.rollout.n_samples_per_prompt == 1:
+        prompts += ", one rollout a prompt"
+    loss = args.actor.loss_agg_mode
+    if loss == CONSTANT_LENGTH:
+        loss += f" (L = {constant_length(args)})"
     low, high = args.actor.eps_clip_low_high
-    length = f" (L = {constant_length(args)})" if args.actor.loss_agg_mode == CONSTANT_LENGTH else ""
-    advantage = args.algo.advantage
-    formula = advantage.estimator  # OpenRLHF alone computes it if it is none of our forms
-    if form := FORMS.available().get(formula):
-        formula = form.formula + " without dividing by the deviation" * (form.whitened and advantage.no_std_norm)
+    kl = args.algo.kl.init_coef
     parts = [
-        chosen.strategy(args).describe() + ", one rollout a prompt" * (args.rollout.n_samples_per_prompt == 1),
+        prompts,
         f"estimator {estimator}",
-        f"advantage {formula}" + f", thinned below {args.train.thin:g}" * (args.train.thin > 0),
-        f"loss {args.actor.loss_agg_mode}{length}",
+        f"advantage {_advantage(args)}",
+        f"loss {loss}",
         f"clip {low:g} {high:g}",
-        f"KL {args.algo.kl.init_coef:g}" if args.algo.kl.init_coef else "no KL",
+        f"KL {kl:g}" if kl else "no KL",
     ]
     if args.replay.samples:
         parts.append(f"replay of {args.replay.samples} of {args.replay.cache} cached rollouts a prompt")
     if args.reward.overlong_buffer_len is not None:
         parts.append(f"overlong penalty over the last {args.reward.overlong_buffer_len:g} tokens")
     return f"{name}: " + "; ".join(parts)
+
+
+def _advantage(args: SimpleNamespace) -> str:
+    advantage = args.algo.advantage
+    formula: str = advantage.estimator  # OpenRLHF alone computes it if it is none of our forms
+    form = FORMS.available().get(formula)
+    if form is not None:
+        formula = form.formula
+        if form.whitened and advantage.no_std_norm:
+            formula += " without dividing by the deviation"
+    if args.train.thin > 0:
+        formula += f", thinned below {args.train.thin:g}"
+    return formula
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def load(name: str, estimator: str | None = None) -> Preset:
     if name == NONE:
         return Preset("", {}, {}, False)
     table = _table(name)
-    own, gpus = _flat(table.get("flags", {})), _flat(table.get("gpus", {}))
+    own = _flat(table.get("flags", {}))
+    gpus = _flat(table.get("gpus", {}))
     estimator = estimator or own.get("estimator")
     beneath = table.get("extends")
     if beneath == _PAPER:
@@ -53,13 +54,16 @@ def load(name: str, estimator: str | None = None) -> Preset:
     else:
         parent = load(beneath or NONE, estimator)
         estimator = estimator or parent.flags.get("estimator")
-    own |= _flat(table.get("estimator", {}).get(estimator, {}))
+    own.update(_flat(table.get("estimator", {}).get(estimator, {})))
+    origin = dict.fromkeys(parent.flags, name)
+    origin.update(parent.origin)
+    origin.update(dict.fromkeys([*own, *gpus], name))
     return Preset(
         description=str(table.get("description", "")),
         flags=parent.flags | own,
         gpus=parent.gpus | gpus,
         needs_cuda=table.get("needs_cuda", parent.needs_cuda),
-        origin=dict.fromkeys(parent.flags, name) | dict(parent.origin) | dict.fromkeys(own | gpus, name),
+        origin=origin,
     )
 
 
@@ -71,12 +75,13 @@ def paper(estimator: str) -> dict[str, Any]:
 
 
 def _table(name: str) -> dict[str, Any]:
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not name.endswith(".toml") and name not in names():
-        known = [*names(), NONE]
-        raise UsageError(
-            f"unknown --preset {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}, or a .toml file"
-        )
+    path = Path(name)
+    if not name.endswith(".toml"):
+        path = FOLDER / f"{name}.toml"
+        if name not in names():
+            allowed = [*names(), NONE]
+            known = f"known: {', '.join(allowed)}, or a .toml file"
+            raise UsageError(f"unknown --preset {name!r}{did_you_mean(name, allowed)}; {known}")
     try:
         table = read_toml(path)
     except (OSError, TOMLDecodeError, UnicodeDecodeError) as error:
@@ -84,7 +89,8 @@ def _table(name: str) -> dict[str, Any]:
         raise UsageError(f"--preset {name} cannot be read: {reason}") from error
     for key in table:
         if key not in _KEYS:
-            raise UsageError(f"--preset {name} has {key!r}; allowed: {', '.join(_KEYS)} (flags belong under [flags])")
+            allowed_keys = f"allowed: {', '.join(_KEYS)} (flags belong under [flags])"
+            raise UsageError(f"--preset {name} has {key!r}; {allowed_keys}")
     return table
 
 
@@ -92,12 +98,16 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values by flag: in TOML, ``actor.adam.lr = 1e-6`` is a table in a table."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
     return flat
 
 
 def cache(name: str) -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "openrlhf_dbb" / name
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "openrlhf_dbb" / name
 
 
 def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: Callable[[Path], None]) -> None:
@@ -128,4 +138,5 @@ def make_once(folder: Path, stamp_name: str, wanted: Mapping[str, Any], write: C
 
 
 def _stamp(folder: Path, name: str) -> dict[str, Any] | None:
-    return json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).exists() else None
+    file = folder / name
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
