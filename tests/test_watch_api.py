@@ -259,7 +259,9 @@ def test_a_step_of_very_many_rollouts_is_answered_in_part(store, fill, monkeypat
     asked = asking(store, run.record)
     texts = ["a" * 2_500_000, "b", "c" * 1_000_000, "\u00e9" * 700_000]
     for step, chosen, written in ((1, ids[:2], texts), (2, ids, ["x"] * 6)):
-        fill.step(run, step, chosen, [1] * len(chosen), kept=replace(fill.rollouts(chosen, [1] * len(chosen)), text=written))
+        fill.step(
+            run, step, chosen, [1] * len(chosen), kept=replace(fill.rollouts(chosen, [1] * len(chosen)), text=written)
+        )
     whole = asked("rollouts/1")["rollouts"]
     # A share of 1,000,000 characters each.
     assert [len(each["text"]) for each in whole] == [1_000_000, 1, 1_000_000, 700_000]

@@ -219,9 +219,7 @@ def rollouts_of_steps(
             yield step, {"step": step, **answer}
 
 
-def _of_steps(
-    store: PosteriorStore, run: RunRecord, query: str, steps: list[int], **values: Any
-) -> list[Any]:
+def _of_steps(store: PosteriorStore, run: RunRecord, query: str, steps: list[int], **values: Any) -> list[Any]:
     query = query.format(of_steps=store.database.one_of("step"))
     return store.query(query, run=run.run_id, ids=store.database.ids(np.array(steps)), **values)
 
@@ -244,9 +242,7 @@ def _groups(
     return groups
 
 
-def _of_step(
-    rows: list[Answer], texts: dict[int, tuple[str, str]], groups: dict[int, Answer]
-) -> Answer:
+def _of_step(rows: list[Answer], texts: dict[int, tuple[str, str]], groups: dict[int, Answer]) -> Answer:
     prompts = {}
     kept = 0
     for row in rows:
