@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -624,3 +626,46 @@ def test_groups_are_walked_by_keys(browser, grouped, written):
     assert browser("document.activeElement.id") == "search"
     press("/")
     assert browser("document.activeElement.value") == "/"
+
+
+def test_ten_ask_and_one_looks_while_a_training_writes(browser, store, fill, write, serve):
+    run, ids = fill.run(store), fill.prompts(store, 8)
+    write(run, ids, 1, np.arange(8) % 5)
+    server = serve(store.url)
+    base = f"runs/{run.record.run_id}"
+    done = threading.Event()
+
+    def client(number):
+        asked = 0
+        while not done.is_set():
+            step = server.ask()["runs"][0]["step"]
+            for path in ("series", "rollouts/latest", f"rollouts/{max(1, step - number)}", f"prompts/{ids[0]}"):
+                server.ask(f"{base}/{path}")  # the status is 200
+                asked += 1
+        return asked
+
+    def training():
+        for step in range(2, 41):
+            write(run, ids, step, (np.arange(8) + step) % 5)
+
+    with ThreadPoolExecutor(11) as pool:
+        clients = [pool.submit(client, number) for number in range(10)]
+        try:
+            browser.open(f"{server.url}#view=rollouts")
+            trained = pool.submit(training)
+            while not trained.done():
+                browser.page.click("#rewards button >> nth=0")
+                browser.page.click("#groups h2 a >> nth=0")
+                browser.until("document.querySelectorAll('#responses .card').length > 0")
+                browser.page.keyboard.press("ArrowRight")
+                browser.page.keyboard.press("Escape")
+                browser.until("!document.querySelector('dialog#prompt').open")
+                browser.page.click("#tabs a[data-view=rollouts]")
+            trained.result()
+        finally:
+            done.set()
+    assert all(ended.result() for ended in clients)
+    browser.until(f"{STEP} == 40")
+    until_text(browser, "#rollouts-note", "Step 40: 16 kept rollouts")
+    assert browser("document.querySelector('#problem').hidden")
+    assert server.end()[:2] == (0, "")
