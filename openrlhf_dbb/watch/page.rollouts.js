@@ -69,7 +69,7 @@ function card(rollout, form) {
       ...(rollout.truncated ? [" ", element("span", { class: "flag" }, "truncated")] : []),
       element("span", { class: "figures" }, ` ${numbers.join("\u00a0\u00b7 ")}`)),
     element("p", { class: "sum" }, `Advantage: ${arithmetic(rollout, form)}`),
-    ...(rollout.read ? [element("p", { class: "sum" }, "Verifier read: ", element("bdi", {}, rollout.read))] : []),
+    ...(rollout.read ? [element("p", { class: "sum read" }, "Verifier read: ", element("bdi", {}, rollout.read))] : []),
     textBox(rollout.text || "(no text)", `Rollout ${rollout.sample}, ${word}`),
     ...(cut ? [element("p", { class: "note" }, cut)] : []));
 }
@@ -104,7 +104,7 @@ function rewardBars(rollouts) {
     const edge = (bar) => bar === MOST_BARS ? values.at(-1) : Number((low + bar * size).toPrecision(6));
     for (let bar = 0; bar < MOST_BARS; bar++) {
       const [from, to] = [bar ? edge(bar) : low, edge(bar + 1)];
-      bars.push({ key: `${from},${to}${bar === MOST_BARS - 1 ? "," : ""}`, name: `${decimal(from)} to ${decimal(to)}` });
+      bars.push({ key: `${from},${to}${bar === MOST_BARS - 1 ? "," : ""}`, name: `${decimal(from)}\nto ${decimal(to)}` });
     }
   }
   if (rewards.length < rollouts.length) bars.push({ key: "none", name: "none" });
@@ -134,7 +134,7 @@ function drawHistogram(rollouts) {
   keyed(byId("rewards"), bars, (bar) => bar.key, make, (button, bar) => {
     const chosen = at.reward === bar.key, height = 100 * bar.count / most;
     button.onclick = () => go({ reward: at.reward === bar.key ? null : bar.key });
-    setAttributes(button, { "aria-pressed": String(chosen), "aria-label": `Reward ${bar.name}: ${plural(bar.count, "rollout")}` });
+    setAttributes(button, { "aria-pressed": String(chosen), "aria-label": `Reward ${bar.name.replace("\n", " ")}: ${plural(bar.count, "rollout")}` });
     setText(button.firstChild, whole(bar.count));
     setAttributes(button.children[1].firstChild, { y: 100 - height, height });
     setText(button.lastChild, bar.name);
@@ -218,7 +218,7 @@ VIEWS.rollouts = {
     }
     byId("show-all").hidden = !FILTERS.some((name) => at[name]);
     const hits = shown.reduce((sum, group) => sum + group.hits.length, 0);
-    const rest = shown.length > MOST_GROUPS ? `; the first ${MOST_GROUPS} groups are shown` : "";
+    const rest = shown.length > MOST_GROUPS ? `; the first ${MOST_GROUPS} groups are shown` : hits ? "" : "; Show all ends the filter";
     setText(byId("rollout-hits"), hits < found.length || rest
       ? `${whole(shown.length)} of ${plural(groups.length, "group")}, ${whole(hits)} of ${plural(found.length, "rollout")}${rest}` : "");
     drawOnce(byId("groups"), JSON.stringify([run.id, step, found.length, ...FILTERS.map((name) => at[name])]), () =>
