@@ -14,7 +14,7 @@ from sqlalchemy import text
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.storage import StepRows, StoreError
 from openrlhf_dbb.watch import api as api_module
-from openrlhf_dbb.watch import curves, history
+from openrlhf_dbb.watch import curves, history, prompts
 from openrlhf_dbb.watch.api import Api, NoSuchAnswer, encoded
 from openrlhf_dbb.watch.curves import series
 from openrlhf_dbb.watch.history import LEARNING, MASTERED, NO_VISITS, UNSOLVED, picture, summed
@@ -234,16 +234,46 @@ def test_kept_rollouts(store, fill):
     assert (found["step"], list(found["prompts"])) == (2, [str(each) for each in ids])
     assert found["rollouts"][0] == {
         "prompt_id": ids[0], "sample": 0, "reward": 1, "score": 1, "advantage": 0.5, "length": 10, "truncated": 0,
-        "missing": 0, "log_prob": -1.5, "lag": 0, "read": "\\x07", "text": "2 a",
+        "missing": 0, "log_prob": -1.5, "lag": 0, "read": "\\x07", "text": "2 a", "cut_from": None,
+        "baseline": 0.5, "scale": 1, "weight": 1,
     }  # fmt: skip
     assert found["rollouts"][1] == found["rollouts"][0] | {
         "sample": 1, "reward": None, "score": None, "advantage": -0.5, "missing": 1, "log_prob": None, "read": "",
         "text": "b\\x1b",
     }  # fmt: skip
+    # Four rollouts, one right: 0.5 * 1 + 1 of 0.5 * 2 + 4 in step 1, then 0.5 * 1.5 + 1 of 0.5 * 5 + 4.
+    group = found["prompts"][str(ids[0])]["group"]
+    low, high = beta_distribution.ppf([0.05, 0.95], 1.75, 4.75)
+    expected = {"rollouts": 4, "successes": 1, "before": 0.3, "mean": 1.75 / 6.5, "low": low, "high": high}
+    assert group == pytest.approx(expected, rel=1e-5)
+    counts = {"kept": 4, "generated": 8, "filtered": 0, "skipped": 2, "form": None}
+    assert {name: found[name] for name in counts} == counts
     one = asked(f"rollouts/1/{ids[1]}")
     assert [each["text"] for each in one["rollouts"]] == ["c", "d"] and one["step"] == 1
     assert asked("rollouts/3")["rollouts"] == [] and asked("state")["runs"][0]["keeps_rollouts"]
     assert asked(f"prompts/{ids[0]}")["visits"]["kept"] == [2, 2, 0]
+
+
+def test_a_step_of_very_many_rollouts_is_answered_in_part(store, fill, monkeypatch):
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
+    asked = asking(store, run.record)
+    texts = ["a" * 2_500_000, "b", "c" * 1_000_000, "\u00e9" * 700_000]
+    for step, chosen, written in ((1, ids[:2], texts), (2, ids, ["x"] * 6)):
+        fill.step(
+            run, step, chosen, [1] * len(chosen), kept=replace(fill.rollouts(chosen, [1] * len(chosen)), text=written)
+        )
+    whole = asked("rollouts/1")["rollouts"]
+    # A share of 1,000,000 characters each.
+    assert [len(each["text"]) for each in whole] == [1_000_000, 1, 1_000_000, 700_000]
+    assert [each["cut_from"] for each in whole] == [2_500_000, None, None, None]
+    # Of one group, the share is larger.
+    group = asked(f"rollouts/1/{ids[0]}")["rollouts"]
+    assert [(len(each["text"]), each["cut_from"]) for each in group] == [(2_000_000, 2_500_000), (1, None)]
+    monkeypatch.setattr(prompts, "_MOST", 3)
+    asked = asking(store, run.record)
+    part = asked("rollouts/2")
+    assert [each["prompt_id"] for each in part["rollouts"]] == [ids[0], ids[0], ids[1]] and part["kept"] == 6
+    assert list(part["prompts"]) == [str(each) for each in ids[:2]]
 
 
 def changed(store, statement, **values):

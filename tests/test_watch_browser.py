@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from openrlhf_dbb.cli.main import main
 from openrlhf_dbb.storage import StepRows
+from openrlhf_dbb.terminal import readable
 
 HOSTILE = "<script>alert(1)</script></script><!-- <img src=x onerror=alert(2)> \x1b[2J\u202e&amp;"
 VIEWS = ("pool", "curves", "runs", "usage", "prompts", "rollouts", "run")
@@ -416,3 +419,253 @@ def test_a_server_that_is_killed_and_started_again(browser, store, fill, write, 
     run.finish()
     until_text(browser, "#live", "no run is being written; last write ")
     browser.complaints.clear()  # of the server that was away
+
+
+GROUPS = ("mixed", "all right", "all wrong", "all alike", "unverified", "filtered out")
+
+
+@pytest.fixture
+def grouped(store, fill):
+    """A run whose second step has a group of each kind in this order, four rollouts each, then a mixed one.
+
+    Of the last group two rollouts are kept, both of them right.
+    """
+    run = fill.run(store)
+    questions = [HOSTILE, *(f"Question {i}" for i in range(6))]
+    ids = np.sort(store.register_prompts(questions, [HOSTILE, *"123456"]))
+    half = [0.5] * 4
+    rewards = np.array([[1, 0, 0, 0], [1] * 4, [0] * 4, half, [np.nan] * 4, [1] * 4, [1, 1, 0, 0]])
+    kept = np.arange(28) < 26
+    flat = rewards.ravel()[kept]
+    baseline = np.where(np.isnan(flat) | (np.repeat(ids, 4)[kept] == ids[5]), np.nan, 0.25)
+    trained = np.where(np.isnan(baseline), 0.0, 2 * (flat - 0.25) / 0.5)
+    written = [f"{HOSTILE}\n\tanswer  {i}" for i in range(26)]
+    rows = fill.rollouts(ids, [0] * 7, samples=4)
+    columns = {}
+    for name in ("prompt_ids", "sample", "length", "truncated", "log_prob"):
+        columns[name] = getattr(rows, name)[kept]
+    rows = replace(
+        rows, **columns, reward=flat, score=flat, advantage=np.nan_to_num(trained), baseline=baseline,
+        scale=np.where(np.isnan(baseline), np.nan, 0.5), weight=np.full(26, 2.0), text=written, read=[HOSTILE] * 26,
+    )  # fmt: skip
+    verified = np.array([0, 1, 2, 3, 5, 6])
+    fill.step(run, 1, ids[:2], [1, 2], kept=fill.rollouts(ids[:2], [1, 2]))
+    usage = fill.usage(ids, [0] * 7, skipped=3, trained=24, informative=24, rescued=0)
+    sums = rewards[verified].sum(axis=1)
+    fill.step(run, 2, ids[verified], sums, kept=rows, usage=usage, form="plain")
+    return store, ids
+
+
+def shown_groups(browser):
+    return texts(browser, "#groups .badge")
+
+
+def test_a_groups_rollouts_side_by_side_with_their_arithmetic(browser, grouped, written):
+    store, ids = grouped
+    address = written(store)
+    browser.open(f"{address}#view=rollouts")
+    assert shown_groups(browser) == [*GROUPS, "mixed"]
+    first = "#groups .group:first-child"
+    assert texts(browser, f"{first} .side")[0].startswith("\u2713 right")
+    places = browser(
+        f"""[...document.querySelectorAll("{first} .side")].map((each) => each.getBoundingClientRect().top)"""
+    )
+    assert len(places) == 2 and places[0] == places[1]  # the wrong ones beside the right one
+    sums = texts(browser, f"{first} .sum")
+    assert sums[0] == "Advantage: 2 * (1 - 0.25) / 0.5 = 3" and sums[1] == f"Verifier read: {readable(HOSTILE)}"
+    assert sums[2] == "Advantage: 2 * (0 - 0.25) / 0.5 = -1"
+    pre = browser(f"""getComputedStyle(document.querySelector("{first} pre")).whiteSpace""")
+    assert pre == "pre-wrap" and texts(browser, f"{first} pre")[0].endswith("\n\tanswer  0")
+    # Beta(1, 1), one of four right, then one of four right: 1.5 of 5, then 1.75 of 6.5.
+    assert "posterior mean 0.300 \u2192 0.269 (90 %: 0.0" in text(browser, f"{first} .label")
+    assert text(browser, "[data-group=unverified] .sum >> nth=0") == "Advantage: could not be verified"
+    assert text(browser, "[data-group=filtered] .sum >> nth=0") == "Advantage: not trained on"
+    assert "2 right; 2 more not kept" in text(browser, "#groups .group:last-child h2")
+    note = text(browser, "#rollouts-note")
+    assert "28 were generated. 4 were filtered out. 3 prompts were skipped" in note
+    browser.open(f"{address}#view=rollouts&prompt={ids[0]}&visit=2")
+    browser.until('document.querySelectorAll("#responses .card").length == 4')
+    assert text(browser, "#group-facts").startswith("mixed posterior mean 0.300 \u2192 0.269")
+    assert len(texts(browser, "#visits tbody tr")) == 2 and len(texts(browser, "#responses .side")) == 2
+    assert texts(browser, "main img") == []
+
+
+def test_a_bar_of_rewards_and_a_kind_of_group_are_filters_in_the_address(browser, grouped, written):
+    store, _ = grouped
+    address = written(store)
+    browser.open(f"{address}#view=rollouts")
+    names = '[...document.querySelectorAll("#rewards button")].map((each) => each.ariaLabel)'
+    bars = ["Reward 0: 7 rollouts", "Reward 0.5: 4 rollouts", "Reward 1: 11 rollouts", "Reward none: 4 rollouts"]
+    assert browser(names) == bars
+    browser.page.click("#rewards button >> nth=0")
+    until_text(browser, "#rollout-hits", "2 of 7 groups, 7 of 26 rollouts")
+    assert shown_groups(browser) == ["mixed", "all wrong"] and "reward=0" in browser("location.hash")
+    assert browser('document.querySelector("#rewards button").getAttribute("aria-pressed")') == "true"
+    browser.page.select_option("#group", "wrong")
+    until_text(browser, "#rollout-hits", "1 of 7 groups, 4 of 26 rollouts")
+    chosen = browser("location.href")
+    browser.page.go_back()
+    until_text(browser, "#rollout-hits", "2 of 7 groups")
+    browser.page.go_back()
+    browser.until("document.querySelector('#rollout-hits').textContent == ''")
+    assert len(shown_groups(browser)) == 7
+    browser.open(chosen)  # as it was sent to somebody
+    assert shown_groups(browser) == ["all wrong"] and browser("document.querySelector('#group').value") == "wrong"
+    browser.page.click("#show-all")
+    browser.until("document.querySelectorAll('#groups .group').length == 7")
+    for kind, count in (("mixed", 2), ("right", 1), ("alike", 1), ("unverified", 1), ("filtered", 1)):
+        browser.page.select_option("#group", kind)
+        browser.until(f"document.querySelectorAll('#groups .group').length == {count}")
+        assert (
+            browser("[...document.querySelectorAll('#groups .group')].map((each) => each.dataset.group)")
+            == [kind] * count
+        )
+    for odd in ("reward=abc", "reward=1,", "group=nothing", "reward=%3Cscript%3E", "show=odd"):
+        browser.open(f"{address}#view=rollouts&{odd}")
+        assert shown_groups(browser) == [] and browser.page.locator("#show-all").is_visible()
+
+
+def test_rewards_of_many_values_are_in_ten_bars_that_hold_each_rollout_once(browser, store, fill, written):
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    rewards = np.array([-1.0, *np.arange(1, 24) / 12, 2.0])
+    rows = fill.rollouts(ids, [0], samples=25)
+    fill.step(run, 1, ids, [4], 25, kept=replace(rows, reward=rewards, score=rewards))
+    browser.open(f"{written(store)}#view=rollouts")
+    counts = [int(each) for each in texts(browser, "#rewards .count")]
+    # Of a width of 0.3 from -1 on: -1, nothing up to -0.1, then 1/12 is in -0.1 to 0.2, and so on.
+    assert len(counts) == 10 and sum(counts) == 25 and counts[:4] == [1, 0, 0, 2]
+    for bar in (0, 3, 9):
+        browser.page.click(f"#rewards button >> nth={bar}")
+        until_text(browser, "#rollout-hits", f"1 of 1 group, {counts[bar]} of 25 rollouts")
+    assert counts[9] == 4  # 1.7 to 2: 21/12, 22/12, 23/12 and 2
+
+
+def test_from_a_point_of_a_curve_to_the_rollouts_of_its_step(browser, sixty, written):
+    address = written(sixty)
+    browser.open(f"{address}#view=curves", height=1500)
+    chart = "[data-chart=reward] > svg"
+    browser.page.focus(chart)
+    for key in ("Home", "ArrowRight", "Enter"):
+        browser.page.keyboard.press(key)
+    until_text(browser, "#rollouts-note", "Step 2: 120 kept rollouts")
+    browser.page.go_back()
+    browser.until("!document.querySelector('#view-curves').hidden")
+    box = browser.page.locator(chart).bounding_box()
+    browser.page.mouse.click(box["x"] + box["width"] - 12, box["y"] + 60)
+    until_text(browser, "#rollouts-note", "Step 3: 120 kept rollouts")
+    browser.page.go_back()
+    browser.until("!document.querySelector('#view-curves').hidden")
+    mouse = browser.page.mouse
+    mouse.move(box["x"] + 100, box["y"] + 60)
+    mouse.down()
+    mouse.move(box["x"] + 300, box["y"] + 60, steps=5)
+    mouse.up()
+    browser.until("location.hash.includes('from=')")  # a drag zooms, and opens nothing
+    assert not browser("document.querySelector('#view-curves').hidden")
+
+
+def test_of_several_curves_the_nearest_or_the_chosen_one_is_opened(browser, store, fill, write, written):
+    ids = fill.prompts(store, 2)
+    for name, right in (("low", [0, 0]), ("high", [4, 4])):
+        run = fill.run(store, name)
+        for step in (1, 2):
+            write(run, ids, step, right)
+    browser.open(f"{written(store, 'low', 'high')}#view=curves&smooth=0", height=1500)
+    chart = "[data-chart=reward] > svg"
+    for top, name in ((0.05, "high"), (0.8, "low")):
+        box = browser.page.locator(chart).bounding_box()
+        browser.page.mouse.click(box["x"] + box["width"] - 14, box["y"] + top * box["height"])
+        browser.until(f"document.querySelector('#run-choice').selectedOptions[0].textContent.startsWith('{name}')")
+        until_text(browser, "#rollouts-note", "Step 2: 4 kept rollouts")
+        browser.page.go_back()
+        browser.until("!document.querySelector('#view-curves').hidden")
+    browser.page.focus(chart)
+    for key in ("Home", "ArrowDown"):
+        browser.page.keyboard.press(key)
+    chosen = text(browser, "[data-chart=reward] .readout").rpartition("Enter opens ")[2]
+    browser.page.keyboard.press("Enter")
+    browser.until(f"document.querySelector('#run-choice').selectedOptions[0].textContent.startsWith('{chosen} ')")
+
+
+def test_groups_are_walked_by_keys(browser, grouped, written):
+    store, ids = grouped
+    browser.open(f"{written(store)}#view=rollouts")
+    press = browser.page.keyboard.press
+    press("/")
+    assert browser("document.activeElement.id") == "group"
+    browser("document.activeElement.blur()")
+    focused = "document.activeElement.textContent"
+    for key, at in (("ArrowDown", 0), ("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1)):
+        press(key)
+        assert browser(focused) == f"Prompt {ids[at]}"
+    outline = browser("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    press("Enter")
+    browser.until("document.querySelector('dialog#prompt').open")
+    for key, at in (
+        ("ArrowRight", 2),
+        ("ArrowRight", 3),
+        ("ArrowLeft", 2),
+        ("ArrowLeft", 1),
+        ("ArrowLeft", 0),
+        ("ArrowLeft", 0),
+    ):
+        press(key)
+        until_text(browser, "#prompt-title", f"Prompt {ids[at]}")
+    assert browser("document.querySelector('#earlier-group').disabled")
+    browser.page.click("#later-group")
+    until_text(browser, "#prompt-title", f"Prompt {ids[1]}")
+    press("Escape")
+    browser.until("!document.querySelector('dialog#prompt').open")
+    assert browser(focused) == f"Prompt {ids[1]}"
+    browser.page.go_back()
+    browser.until("document.querySelector('dialog#prompt').open")
+    # In the other views arrows and the slash stay what they are.
+    browser.open(f"{browser('location.href').split('#')[0]}#view=prompts")
+    press("/")
+    assert browser("document.activeElement.id") == "search"
+    press("/")
+    assert browser("document.activeElement.value") == "/"
+
+
+def test_ten_ask_and_one_looks_while_a_training_writes(browser, store, fill, write, serve):
+    run, ids = fill.run(store), fill.prompts(store, 8)
+    write(run, ids, 1, np.arange(8) % 5)
+    server = serve(store.url)
+    base = f"runs/{run.record.run_id}"
+    done = threading.Event()
+
+    def client(number):
+        asked = 0
+        while not done.is_set():
+            step = server.ask()["runs"][0]["step"]
+            for path in ("series", "rollouts/latest", f"rollouts/{max(1, step - number)}", f"prompts/{ids[0]}"):
+                server.ask(f"{base}/{path}")  # the status is 200
+                asked += 1
+        return asked
+
+    def training():
+        for step in range(2, 41):
+            write(run, ids, step, (np.arange(8) + step) % 5)
+
+    with ThreadPoolExecutor(11) as pool:
+        clients = [pool.submit(client, number) for number in range(10)]
+        try:
+            browser.open(f"{server.url}#view=rollouts")
+            trained = pool.submit(training)
+            while not trained.done():
+                browser.page.click("#rewards button >> nth=0")
+                browser.page.click("#groups h2 a >> nth=0")
+                browser.until("document.querySelectorAll('#responses .card').length > 0")
+                browser.page.keyboard.press("ArrowRight")
+                browser.page.keyboard.press("Escape")
+                browser.until("!document.querySelector('dialog#prompt').open")
+                browser.page.click("#tabs a[data-view=rollouts]")
+            trained.result()
+        finally:
+            done.set()
+    assert all(ended.result() for ended in clients)
+    browser.until(f"{STEP} == 40")
+    until_text(browser, "#rollouts-note", "Step 40: 16 kept rollouts")
+    assert browser("document.querySelector('#problem').hidden")
+    assert server.end()[:2] == (0, "")

@@ -28,7 +28,7 @@ const sized = new ResizeObserver((entries) => {
 });
 
 // Returns a figure's chart, and makes it at the first call.
-// options: height; onZoom(from, to), both null for all; onPick(x), when the cursor is put somewhere by hand.
+// options: height; onZoom(from, to); onPick(x), when the cursor is put somewhere by hand; onOpen(line, i), when a point is chosen.
 function chartOf(figure, options = {}) {
   if (!charts.has(figure)) {
     charts.set(figure, makeChart(figure, options));
@@ -40,7 +40,7 @@ function chartOf(figure, options = {}) {
 // update() takes title; note; xLabel, xText(x), nameOf(x); yText, yAxis; low, high (of y, if fixed); from, to (of x, if fixed);
 // lines [{run, name, slot, second, x, y, raw, low, high, dots}], where run and name may be empty, second marks a run's second measure, and low and high are a band, or
 // bars {x, edges, parts [{name, className, y}]}; legend [[mark, name]]; whole: ticks at whole numbers only; marked: a chosen x.
-function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
+function makeChart(figure, { height = 230, onZoom = null, onPick = null, onOpen = null }) {
   const caption = element("figcaption"), note = element("p", { class: "note" }), legend = element("ul", { class: "legend" });
   const [gridY, textY, textX, bands, faint, curves, dots, bars] = ["grid", "y", "x", "bands", "faint", "curves", "dots", "bars"].map((name) => svg("g", { class: name }));
   const [cursor, marked] = ["cursor", "marked"].map((name) => svg("path", { class: name }));
@@ -52,7 +52,8 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   figure.replaceChildren(caption, note, legend, drawing, readout);
 
   let spec = null, width = 0, cursorAt = null, dragFrom = null;
-  let across = null, back = null, left = 52;
+  let across = null, back = null, upwards = null, left = 52;
+  let chosenRun = 0; // by keys, of the runs that have a point at the cursor
 
   const inside = (x) => x.filter((value) => value >= spec.from && value <= spec.to);
   // The cursor moves along the points of the curve that reaches furthest, and has most points.
@@ -76,6 +77,24 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   }
   const describe = (x) => `${spec.nameOf(x)}: ${valuesAt(x)}`;
 
+  // Returns the points near x, one of each run, as [line, i].
+  function pointsAt(x) {
+    const reach = (spec.to - spec.from) / 20, points = new Map();
+    for (const line of spec.lines) {
+      const i = nearest(line.x, x);
+      if (line.x.length && Math.abs(line.x[i] - x) <= reach && !points.has(line.id)) points.set(line.id, [line, i]);
+    }
+    return [...points.values()];
+  }
+  // Opens the point that is nearest to where the pointer is, among those of the runs.
+  function openAt(event) {
+    if (cursorAt === null) return;
+    const down = event.clientY - drawing.getBoundingClientRect().top;
+    const away = ([line, i]) => Math.abs(upwards(line.y[i]) - down);
+    const [first, ...others] = pointsAt(cursorAt);
+    if (first) onOpen(...others.reduce((best, point) => away(point) < away(best) ? point : best, first));
+  }
+
   function showCursor(x, byHand) {
     if (x === undefined) return;
     cursorAt = byHand ? x : null;
@@ -96,6 +115,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     const far = Math.abs(pointAt(event) - dragFrom) > 8;
     dragFrom = null;
     setAttributes(dragged, { width: 0 });
+    if (take && !far && onOpen) openAt(event);
     if (take && far) onZoom(Math.max(spec.from, ends[0]), Math.min(spec.to, ends[1]));
   }
   drawing.addEventListener("pointerdown", (event) => {
@@ -116,10 +136,14 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
   });
   drawing.addEventListener("pointerup", (event) => endDrag(event, true));
   drawing.addEventListener("pointercancel", (event) => endDrag(event, false));
-  if (onZoom) drawing.addEventListener("dblclick", () => onZoom(null, null));
   drawing.addEventListener("keydown", (event) => {
     if (!spec || event.ctrlKey || event.metaKey || event.altKey) return;
     const x = inside(mainX()), here = x.length ? nearest(x, cursorAt ?? spec.marked ?? x[x.length - 1]) : 0;
+    if (onOpen && cursorAt !== null && ["ArrowUp", "ArrowDown", "Enter"].includes(event.key)) {
+      openByKey(event.key);
+      event.preventDefault();
+      return;
+    }
     const to = { ArrowLeft: here - 1, ArrowRight: here + 1, PageUp: here - 10, PageDown: here + 10, Home: 0, End: x.length - 1 }[event.key];
     if (to === undefined) return;
     setAttributes(readout, { "aria-live": "polite" });
@@ -128,6 +152,16 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     showCursor(next, true);
     event.preventDefault();
   });
+  // Enter opens a point at the cursor; arrows up and down choose the run.
+  function openByKey(key) {
+    const points = pointsAt(cursorAt);
+    if (!points.length) return;
+    if (key !== "Enter") chosenRun += key === "ArrowUp" ? points.length - 1 : 1;
+    chosenRun %= points.length;
+    const point = points[chosenRun];
+    if (key === "Enter") onOpen(...point);
+    else if (points.length > 1) setText(readout, `${describe(cursorAt)}; Enter opens ${point[0].run}`);
+  }
   drawing.addEventListener("pointerleave", () => {
     if (!spec || !across || drawing === document.activeElement) return;
     cursorAt = null;
@@ -185,6 +219,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     const [low, high] = range();
     const top = 10, bottom = height - 40, right = width - 12;
     const up = (value) => bottom - (value - low) / (high - low) * (bottom - top);
+    upwards = up;
     const marksY = ticks(low, high, height / 46).filter((y) => spec.yText !== whole || Number.isInteger(y)), textsY = marksY.map(spec.yAxis);
     left = Math.max(34, 13 + 7.6 * Math.max(...textsY.map((text) => text.length)));
     const pad = spec.bars ? 0 : 8, size = spec.to - spec.from;
@@ -204,7 +239,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null }) {
     setAttributes(marked, { d: isNumber(spec.marked) ? `M${across(spec.marked).toFixed(1)} ${top - 6}V${bottom}` : "" });
     const x = inside(mainX()), last = x[x.length - 1];
     const summary = x.length ? ` First, ${describe(x[0])}. Last, ${describe(last)}.` : "";
-    setAttributes(drawing, { "aria-label": `${spec.title}.${summary} Arrow keys move along it.` });
+    setAttributes(drawing, { "aria-label": `${spec.title}.${summary} Arrow keys move along it.${onOpen ? " Enter opens the rollouts of the step." : ""}` });
     if (!x.length) { setText(readout, "nothing in this range"); setAttributes(cursor, { d: "" }); }
     else if (cursorAt === null || cursorAt < spec.from || cursorAt > spec.to) showCursor(isNumber(spec.marked) ? spec.marked : last, false);
     else {

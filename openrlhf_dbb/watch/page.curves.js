@@ -82,12 +82,17 @@ function chartLines(chart, run, several) {
     if (!curve) return [];
     // A metric that is not measured in every step is drawn from one measurement to the next.
     const places = axisOf(curve, chosenAxis()) ?? [], known = [...places.keys()].filter((i) => isNumber(curve.y[i]) && isNumber(places[i]));
-    const y = known.map((i) => curve.y[i]), x = known.map((i) => places[i]);
+    const y = known.map((i) => curve.y[i]), x = known.map((i) => places[i]), step = known.map((i) => curve.step[i]);
     if (!known.length) return [];
     const named = { run: several ? shortName(run) : "", name: found.filter(Boolean).length > 1 ? chart.names[m] : "" };
     const drawn = weight > 0 && y.length > 1 ? { raw: y, y: smoothed(y, weight) } : { y };
-    return [{ ...named, ...drawn, x, slot: slotOf(run), second: m > 0 }];
+    return [{ ...named, ...drawn, x, step, id: run.id, slot: slotOf(run), second: m > 0 }];
   });
+}
+
+// Opens the rollouts of the step of a point.
+function openStep(line, i) {
+  location.hash = viewHash("rollouts", { run: line.id, step: line.step[i] });
 }
 
 const shortName = (run) => run.name.length > 28 ? `${run.name.slice(0, 27)}\u2026` : run.name;
@@ -105,7 +110,7 @@ function drawCurveCharts(host, list, drawn) {
     const measures = (chart.names ?? []).filter((_, m) => lines.some((line) => line.second === m > 0));
     const notes = new Set(chart.note ? drawn.map((run) => chart.note(seriesOf(run))).filter(Boolean) : []);
     const slot = drawn.length > 1 ? "x" : 0;
-    chartOf(figure, { onZoom: zoomTo, height: host.id === "charts" ? 230 : 180 }).update({
+    chartOf(figure, { onZoom: zoomTo, onOpen: openStep, height: host.id === "charts" ? 230 : 180 }).update({
       title: chart.title, note: notes.size === 1 ? [...notes][0] : "", lines, ...axis, ...span, nameOf,
       yText: chart.yText ?? decimal, yAxis: chart.yAxis ?? short, low: chart.low,
       legend: measures.map((name) => [lineMark(slot, chart.names.indexOf(name) > 0), name]) });
@@ -153,7 +158,7 @@ function curvesNote(drawn, loaded, axis) {
   const widest = Math.max(1, ...loaded.map((run) => seriesOf(run).width));
   if (widest > 1) notes.push(`Each point is the mean of up to ${whole(widest)} steps.`);
   if (smoothing()) notes.push("Lines are smoothed; the number under a chart is the one of its step.");
-  return [...notes, "Drag over a chart to zoom, double-click to see all; arrow keys move along it."].join(" ");
+  return [...notes, "Choose a point to read the rollouts of its step: click, or arrow keys and Enter. Drag over a chart to zoom."].join(" ");
 }
 
 // Two runs are compared as the command compare does: the second is the one that began later.

@@ -89,6 +89,7 @@ const responsesPath = (step) => `runs/${theRun().id}/rollouts/${step}/${encodeUR
 const choose = (step) => go({ visit: step }, { replace: true });
 
 const PROMPT = {
+  shown: null, // the prompt that is or was open
   needs() {
     if (at.prompt === undefined || !theRun()) return [];
     const needed = [need(promptPath(), theRun().version)], answer = got(promptPath());
@@ -98,6 +99,12 @@ const PROMPT = {
   },
   draw() {
     const dialog = byId("prompt"), open = at.prompt !== undefined && Boolean(theRun());
+    this.shown = at.prompt ?? this.shown;
+    dialog.dataset.from = at.view;
+    for (const [id, way] of [["earlier-group", -1], ["later-group", 1]]) {
+      byId(id).hidden = groupBeside(-1) === null && groupBeside(1) === null;
+      byId(id).disabled = groupBeside(way) === null;
+    }
     if (!open) {
       if (dialog.open) dialog.close();
       return;
@@ -160,7 +167,11 @@ function drawResponses(visits, visit) {
     : kept === 0 || entry?.answer ? "The rollouts of this visit were not kept."
     : entry?.error ? `The rollouts of this visit cannot be shown: ${entry.error}` : "Loading \u2026";
   setText(byId("responses-note"), visit < 0 ? "" : note);
-  drawOnce(byId("responses"), `${theRun().id} ${at.prompt} ${step} ${found.length}`, () => byId("responses").replaceChildren(...found.map(card)));
+  const form = entry?.answer?.form ?? null, group = entry?.answer?.prompts[at.prompt]?.group;
+  drawOnce(byId("responses"), `${theRun().id} ${at.prompt} ${step} ${found.length}`, () => {
+    byId("responses").replaceChildren(...found.length ? [sides(found, form)] : []);
+    byId("group-facts").replaceChildren(...found.length ? [badge(groupKindOf(found, group, form)), ` ${group ? expectation(group) : ""}`] : []);
+  });
 }
 
 function setUpPrompts() {

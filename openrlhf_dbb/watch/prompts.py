@@ -33,12 +33,30 @@ _ALL_VISITS = """
 _KEPT = """
     SELECT prompt_id, step, count(*) AS kept FROM dbb_rollout
     WHERE run_id = :run AND {chosen} GROUP BY prompt_id, step"""
+_TEXTS = 4_000_000  # characters of the responses of a step in an answer, about
+_MOST = 5_000  # rollouts of a step in an answer
+_SHARE = f"CAST({_TEXTS} / count(*) OVER (PARTITION BY step) AS INTEGER)"
 _ROLLOUTS = f"""
-    SELECT step, prompt_id, sample, reward, score, {ADVANTAGE},
-           length, truncated, missing, log_prob, lag, read, text
-    FROM rollouts r JOIN dbb_step s USING (run_id, step)
-    WHERE run_id = :run AND {{of_steps}} AND prompt_id = coalesce(:prompt, prompt_id)
-    ORDER BY prompt_id, sample"""
+    SELECT * FROM (
+        SELECT step, prompt_id, sample, reward, score, {ADVANTAGE}, baseline, scale, weight,
+               length, truncated, missing, log_prob, lag, read, substr(text, 1, {_SHARE}) AS text,
+               CASE WHEN length(text) > {_SHARE} THEN length(text) END AS cut_from,
+               count(*) OVER (PARTITION BY step) AS kept,
+               row_number() OVER (PARTITION BY step ORDER BY prompt_id, sample) AS place
+        FROM rollouts r JOIN dbb_step s USING (run_id, step)
+        WHERE run_id = :run AND {{of_steps}} AND prompt_id = coalesce(:prompt, prompt_id)) placed
+    WHERE place <= :most ORDER BY prompt_id, sample"""
+_GROUP = ("rollouts", "successes", "alpha", "beta", "mean", "variance", "before")
+_GROUPS = """
+    SELECT step, prompt_id, rollouts, successes, alpha, beta,
+           coalesce(alpha / nullif(alpha + beta, 0), mean) AS mean,
+           coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)),
+                    variance) AS variance,
+           prev_alpha / nullif(prev_alpha + prev_beta, 0) AS before
+    FROM dbb_history WHERE run_id = :run AND {of_steps} AND prompt_id = coalesce(:prompt, prompt_id)"""
+_COUNTED = """
+    SELECT step, form, generated, generated - trained AS filtered, skipped
+    FROM dbb_step WHERE run_id = :run AND {of_steps}"""
 
 
 def prompt_table(store: PosteriorStore, visits: Visits) -> Answer:
@@ -178,27 +196,62 @@ def rollouts_of_step(store: PosteriorStore, run: RunRecord, step: int, prompt_id
 def rollouts_of_steps(
     store: PosteriorStore, run: RunRecord, steps: list[int], prompt_id: int | None = None
 ) -> Iterator[tuple[int, Answer]]:
-    """Yield each step with its kept rollouts and their prompts; None: of all prompts."""
-    query = _ROLLOUTS.format(of_steps=store.database.one_of("step"))
+    """Yield each step with its kept rollouts and their prompts; None: of all prompts.
+
+    A step with very many rollouts has the first 5,000 of them, and a step with very long responses
+    the beginning of each: "kept" is the number of all, "cut_from" the characters of the whole text.
+    """
     for start in range(0, len(steps), _STEPS):
         part = steps[start : start + _STEPS]
-        ids = store.database.ids(np.array(part))
         rows_of = defaultdict(list)
-        rows = store.query(query, run=run.run_id, ids=ids, prompt=prompt_id)
-        for row in rows:
+        for row in _of_steps(store, run, _ROLLOUTS, part, prompt=prompt_id, most=_MOST):
             rows_of[row.step].append(row._asdict())
-        numbers = np.unique(np.array([row.prompt_id for row in rows], dtype=np.int64))
+        counted = {row.step: row for row in _of_steps(store, run, _COUNTED, part)}
+        ids = {row["prompt_id"] for rows in rows_of.values() for row in rows}
+        numbers = np.array(sorted(ids), dtype=np.int64)
         texts = dict(zip(numbers.tolist(), whole_prompts(store, numbers), strict=True))
+        groups = _groups(store, run, part, prompt_id)
         for step in part:
-            yield step, _of_step(step, rows_of[step], texts)
+            answer = _of_step(rows_of[step], texts, groups.get(step, {}))
+            if step in counted:
+                answer |= counted[step]._asdict()
+                answer["form"] = answer["form"] and readable(answer["form"])
+            yield step, {"step": step, **answer}
 
 
-def _of_step(step: int, rows: list[Answer], texts: dict[int, tuple[str, str]]) -> Answer:
+def _of_steps(store: PosteriorStore, run: RunRecord, query: str, steps: list[int], **values: Any) -> list[Any]:
+    query = query.format(of_steps=store.database.one_of("step"))
+    return store.query(query, run=run.run_id, ids=store.database.ids(np.array(steps)), **values)
+
+
+def _groups(
+    store: PosteriorStore, run: RunRecord, steps: list[int], prompt_id: int | None
+) -> dict[int, dict[int, Answer]]:
+    """Return by step and prompt what the store knows of a group: its rewards seen and its posterior."""
+    kind = [(name, "<f8") for name in ("step", "prompt_id", *_GROUP)]
+    query = _GROUPS.format(of_steps=store.database.one_of("step"))
+    ids = store.database.ids(np.array(steps))
+    with store.database.transaction() as connection:
+        rows = table(connection, kind, query, {"run": run.run_id, "ids": ids, "prompt": prompt_id})
+    log = {name: np.ascontiguousarray(rows[name]) for name, _ in kind}
+    log |= _interval(log)
+    groups: dict[int, dict[int, Answer]] = defaultdict(dict)
+    for at in range(len(rows)):
+        group = {name: log[name][at] for name in ("rollouts", "successes", "before", "mean", "low", "high")}
+        groups[int(log["step"][at])][int(log["prompt_id"][at])] = group
+    return groups
+
+
+def _of_step(rows: list[Answer], texts: dict[int, tuple[str, str]], groups: dict[int, Answer]) -> Answer:
     prompts = {}
+    kept = 0
     for row in rows:
+        kept = row.pop("kept")
         del row["step"]
+        del row["place"]
         row["text"] = readable(row["text"])
         row["read"] = readable(row["read"] or "")
-        text, label = texts[row["prompt_id"]]
-        prompts[row["prompt_id"]] = {"text": readable(text), "label": readable(label)}
-    return {"step": step, "rollouts": rows, "prompts": prompts}
+        number = row["prompt_id"]
+        text, label = texts[number]
+        prompts[number] = {"text": readable(text), "label": readable(label), "group": groups.get(number)}
+    return {"kept": kept, "rollouts": rows, "prompts": prompts}
