@@ -23,6 +23,7 @@ from openrlhf_dbb.rewards.commitment import (
     is_doubtful,
     visible,
 )
+from openrlhf_dbb.rewards.foreign import ANSWER_NOUNS
 from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
 from openrlhf_dbb.rewards.values import (
     UNITS,
@@ -68,7 +69,8 @@ _VERB = (
 )
 STATEMENT = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
-    r"|答案\s*[是为:\uff1a]|答えは|选\s*[:\uff1a]?(?=\s*\(?[A-Z])",
+    rf"|(?:{ANSWER_NOUNS})(?:\s*[^\s\d$\\:=(-]{{1,12}}){{0,3}}\s*[:\uff1a=]?\s*(?=[-$\\\d*(]|(?-i:[A-J]\b))"
+    r"|答案\s*[是为:\uff1a]|选\s*[:\uff1a]?(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
