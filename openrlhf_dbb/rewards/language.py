@@ -26,6 +26,7 @@ _LETTER = re.compile(r"[^\W\d_]")
 _NAME_AND_VERB = re.compile(r"\W*[A-Z][a-z]+ [a-z]{3,}s\b")  # "John collects"
 _OTHER_SCRIPT = re.compile(r"[\u0370-\u1dff\u3040-\u30ff\uac00-\ud7af]")
 _MIXED_WORD = re.compile(r"[A-Za-z][\u0370-\u052f]|[\u0370-\u052f][A-Za-z]")  # n\u043et
+_ACCENTED = re.compile(r"\b[a-z]*[\u00df-\u00f6\u00f8-\u024f\u1e00-\u1eff]")
 # "allegedly", "Apparently"; not "Sally"
 _ADVERB = re.compile(r"\b[a-z]{2,}ly\b|\b[A-Z][a-z]+(?:[ai]b|ed|ful|nt|al|iv|ous|ing)ly\b")
 # "I guess", "I'd", "my friend"
@@ -54,6 +55,8 @@ def _words(text: str) -> set[str]:
 
 
 def _is_english(text: str) -> bool:
+    if _ACCENTED.search(re.sub(TABLES["accented"], "", text)):  # n\u00f3t
+        return False
     return bool(_NAME_AND_VERB.match(text) or count_english([word.lower() for word in _words(text)]))
 
 
