@@ -23,6 +23,7 @@ from openrlhf_dbb.rewards.commitment import (
     is_doubtful,
     visible,
 )
+from openrlhf_dbb.rewards.foreign import ANSWER_NOUNS
 from openrlhf_dbb.rewards.notation import FONT, FUNCTIONS, TABLES, plain_signs
 from openrlhf_dbb.rewards.values import (
     UNITS,
@@ -68,20 +69,22 @@ _VERB = (
 )
 STATEMENT = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
-    r"|答案\s*[是为:\uff1a]|答えは|选\s*[:\uff1a]?(?=\s*\(?[A-Z])",
+    rf"|(?:{ANSWER_NOUNS})(?:\s*[^\s\d$\\:=(-]{{1,12}}){{0,3}}\s*[:\uff1a=]?\s*(?=[-$\\\d*(]|(?-i:[A-J]\b))"
+    r"|答案\s*[是为:\uff1a]|选\s*[:\uff1a]?(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$([^$\n]+)(?<!\\)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}")  # "$5 and $7" encloses words, not a formula
 # The parts of a value in running text, each with an example.
 _OPERATOR = r"[-=+*/^(<>]"
-_NO_LETTER = r"(?![^\W\d_']|'[a-z])"
+_LATIN = "A-Za-z\u00c0-\u024f\u1e00-\u1eff"  # "Vậy" has no formula
+_NO_LETTER = rf"(?![{_LATIN}]|'[a-z])"
 _PARTS = [
     r"\\[A-Za-z]+|\\.",  # \frac, \%
     r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}",  # {n+1}
     r"\.?\d[\d.,]*\d(?:[eE][+-]?\d+)?|\.?\d",  # 1,234.5; 1e-5; .5
     # x; a and I only beside an operator, as they are words; sin
-    rf"(?<![^\W\d_])(?<!')(?:[B-HJ-Zb-z]|[aAI](?=\s*{_OPERATOR})|(?<={_OPERATOR})[aAI]|{'|'.join(FUNCTIONS)}){_NO_LETTER}",
+    rf"(?<![{_LATIN}'])(?:[B-HJ-Zb-z]|[aAI](?=\s*{_OPERATOR})|(?<={_OPERATOR})[aAI]|{'|'.join(FUNCTIONS)}){_NO_LETTER}",
     r"(?i:minus|negative)(?=\s*\d)|\.(?=/)",  # minus 5; 1./3
     r"(?![\w?\"',:;.}])[!-~\u20ac\u00a3\u00a5]|_",  # +, (, $
 ]

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 
+from openrlhf_dbb.rewards.foreign import is_doubted
 from openrlhf_dbb.rewards.language import (
     IDEOGRAPH,
     is_chinese_doubt,
@@ -35,7 +36,7 @@ def _any(*parts: str) -> re.Pattern[str]:
 
 _END = re.compile(
     r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=[)\"\u201d]?(?:\s|\Z))"
-    r"|[\u3002\uff01\uff1f\n]|<answer>|</answer>"
+    r"|[\u3002\uff01\uff1f\u0964\u061f\n]|<answer>|</answer>"
 )
 _CLAUSE = re.compile(r"[,;.!?](?=[\"\u201d]?(?:\s|\Z))|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
 _MARKUP = re.compile(r"\\(?:boxed|fbox|framebox|text[a-z]*|math[a-z]+)\s*\{|\\[()\[\],;! ]|[$*_{}`]|</?[a-z]>")
@@ -90,14 +91,14 @@ _DOUBT = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'report')}",
     rf"{_words('contrast')}(?=\W*\Z)",
     r"\b(?:guess|attempt|candidate|possible)\W*\Z",
-    r"[?\uff1f]|(?:dots|\.\.\.)\W*\Z",
+    r"[?\uff1f\u061f]|(?:dots|\.\.\.)\W*\Z",
     r"\b(?:it|that|this|answer)\s+would\s+be[\s:]*\Z|\A\s*(?:who|why|how)\s+(?:would|could|can)\b",
     r"\A\W*(?:if|in\s+case|according|under|assuming|supposing|imagine|provided)\b.*\banswer\b",
     _OF_THE_ANSWER,
 )
 _REST = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}",
-    r"[?\uff1f]|\bno(?:[,.!]|\s\d|\s*\Z)|\bnot\W*\Z|[,;(]\s*(?:do\s+not|don't)\s",
+    r"[?\uff1f\u061f]|\bno(?:[,.!]|\s\d|\s*\Z)|\bnot\W*\Z|[,;(]\s*(?:do\s+not|don't)\s",
     r"\b(?:contradiction|absurd|extraneous)\b|//\s*\w|\belse\W*\d|:\s*(?:false|null)\b",
     _CALLED_WRONG,
     _OF_THE_ANSWER,
@@ -198,7 +199,8 @@ def is_denied(text: str, start: int, end: int) -> bool:
     is_box = text.startswith("\\", start)
     if is_box and (_DOUBT.search(text, start, end) or not _stands_alone(text, start, end)):
         return True
-    if _GOVERNED.search(_line_above(text, start)) or not is_read(before, text[start:end], behind):
+    above = _line_above(text, start)
+    if _GOVERNED.search(above) or is_doubted(above) or not is_read(before, text[start:end], behind):
         return True
     words_before = _last_clause(without_open_formula(text[max(0, start - WINDOW) : start]))
     if not is_plain_statement(_MARKUP.sub("", words_before)):

@@ -1,15 +1,15 @@
-"""Says which sentences beside an answer are read: those of English and Chinese, and known statements of others.
+"""Says which sentences beside an answer are read: those of English, Chinese and the languages of ``tables.toml``.
 
-What is not understood is a doubt. The words stand in ``tables.toml``.
+What is not understood is a doubt.
 """
 
 import re
 
+from openrlhf_dbb.rewards.foreign import count_english, is_doubted, languages
 from openrlhf_dbb.rewards.notation import TABLES
 
 IDEOGRAPH = r"[\u3400-\u9fff]"
 
-_ENGLISH = set(TABLES["english"].split())
 _NOT_ENGLISH = set(TABLES["not_english"].split())
 _ALONE = set(TABLES["alone"].split())
 _ADVERBS = set(TABLES["adverbs"].split())
@@ -17,15 +17,16 @@ _BEFORE_ANSWER = set(TABLES["before_answer"].split())
 _BEHIND_ANSWER = set(TABLES["behind_answer"].split())
 _FEWEST_WORDS = 7  # of a sentence behind an answer that has no number
 _MOST_UNITS = 6  # words behind an answer that need no verb: "eggs per day"
+_MOST_NAMES = 3  # words before ":" in a language that is not known
 _MOST_IDEOGRAPHS = 12  # in a sentence behind an answer
 
 _FORMULA = re.compile(r"\$[^$\n]*\$|\\(?:begin|end)\{[^}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}(?:'[a-z]+)?")
-_LETTERS = re.compile(r"[^\W\d_]+")
-_ENGLISH_FORM = re.compile(r"[a-z]{3,}(?:ed|ing)")
+_LETTER = re.compile(r"[^\W\d_]")
 _NAME_AND_VERB = re.compile(r"\W*[A-Z][a-z]+ [a-z]{3,}s\b")  # "John collects"
-# Cyrillic, Arabic, kana, Hangul and others; and a Greek letter within a Latin word
-_OTHER_SCRIPT = re.compile(r"[\u0400-\u1dff\u3040-\u30ff\uac00-\ud7af]|[A-Za-z][\u0370-\u03ff]|[\u0370-\u03ff][A-Za-z]")
+_OTHER_SCRIPT = re.compile(r"[\u0370-\u1dff\u3040-\u30ff\uac00-\ud7af]")
+_MIXED_WORD = re.compile(r"[A-Za-z][\u0370-\u052f]|[\u0370-\u052f][A-Za-z]")  # n\u043et
+_ACCENTED = re.compile(r"\b[a-z]*[\u00df-\u00f6\u00f8-\u024f\u1e00-\u1eff]")
 # "allegedly", "Apparently"; not "Sally"
 _ADVERB = re.compile(r"\b[a-z]{2,}ly\b|\b[A-Z][a-z]+(?:[ai]b|ed|ful|nt|al|iv|ous|ing)ly\b")
 # "I guess", "I'd", "my friend"
@@ -35,7 +36,8 @@ _DEED = re.compile(
 )
 _PICTURE = re.compile(r"[\u2600-\u27bf\U0001f000-\U0001faff]")
 _OPEN_FORMULA = re.compile(r"(?:\$|\\\[|\\\()[^$]*\Z")
-_NAMED = re.compile(r"(?:=|\\in|\\equiv|\\approx)\s*\Z")
+_NAMED = re.compile(r":\s*\Z")
+_FORMULA_SIGN = re.compile(r"(?:=|\\in|\\equiv|\\approx)\s*\Z")
 
 
 def without_formulas(text: str) -> str:
@@ -53,13 +55,14 @@ def _words(text: str) -> set[str]:
 
 
 def _is_english(text: str) -> bool:
-    if _NAME_AND_VERB.match(text):
-        return True
-    return any(word.lower() in _ENGLISH or _ENGLISH_FORM.fullmatch(word) for word in _words(text))
+    if _ACCENTED.search(re.sub(TABLES["accented"], "", text)):  # n\u00f3t
+        return False
+    return bool(_NAME_AND_VERB.match(text) or count_english([word.lower() for word in _words(text)]))
 
 
-def _is_foreign(text: str) -> bool:
-    return _OTHER_SCRIPT.search(text) is not None or not _words(text).isdisjoint(_NOT_ENGLISH)
+def _is_denied(text: str) -> bool:
+    words = {word.lower() for word in _words(text)}
+    return _MIXED_WORD.search(text) is not None or not words.isdisjoint(_NOT_ENGLISH) or is_doubted(text)
 
 
 def _may_stand_alone(text: str) -> bool:
@@ -75,7 +78,9 @@ def is_chinese_doubt(text: str) -> bool:
 def is_strange_deed(text: str) -> bool:
     """Return whether a text says what "I" do and no solution does, or has a picture other than a tick."""
     pictures = set(_PICTURE.findall(text))
-    return _DEED.search(text) is not None or not pictures <= set(TABLES["pictures"])
+    if not pictures <= set(TABLES["pictures"]):
+        return True
+    return _DEED.search(text) is not None and not languages(without_formulas(text))  # Italian "I"
 
 
 def is_strange_adverb(text: str) -> bool:
@@ -99,27 +104,34 @@ def is_read(before: str, answer: str, behind: str) -> bool:
         before: what stands before the answer in its sentence.
         behind: what stands behind it.
     """
-    statement = " ".join(_LETTERS.findall(before.lower()))
-    if statement in TABLES["statements"] and "".join(_LETTERS.findall(behind)) in TABLES["endings"]:
-        return True
-    sentence = f"{before} {behind}"
-    if _is_foreign(sentence):
+    sentence = without_formulas(f"{before} {behind}")
+    if _is_denied(sentence):
         return False
+    if languages(sentence):
+        return True
+    is_named = _NAMED.search(before) is not None and len(before.split()) <= _MOST_NAMES
+    if _OTHER_SCRIPT.search(sentence):
+        return is_named and _LETTER.search(behind) is None
     if _is_english(sentence):
         return True
     units = re.sub(rf"{IDEOGRAPH}|{_PICTURE.pattern}", "", behind)
     if not units.isascii() or len(_words(units)) > _MOST_UNITS:
         return False
-    return _may_stand_alone(before) or "=" in answer or _NAMED.search(before) is not None
+    return is_named or _may_stand_alone(before) or "=" in answer or _FORMULA_SIGN.search(before) is not None
 
 
 def is_read_later(sentence: str) -> bool:
     """Return whether a sentence behind that of the answer is understood, and says nothing odd."""
+    prose = without_formulas(sentence)
+    is_remark = re.search(r"[\d$\\]", sentence) is None and len(sentence.split()) < _FEWEST_WORDS
+    if _is_denied(prose):
+        return False
+    if languages(prose):
+        return not is_remark and ("=" in sentence or re.search(r"\d", sentence) is None)
     if len(re.findall(IDEOGRAPH, sentence)) > _MOST_IDEOGRAPHS or is_chinese_doubt(sentence):
         return False
-    if _is_foreign(sentence) or is_strange_deed(sentence):
+    if _OTHER_SCRIPT.search(prose) or is_strange_deed(sentence):
         return False
     if _may_stand_alone(sentence):
         return True
-    is_remark = re.search(r"[\d$\\]", sentence) is None and len(sentence.split()) < _FEWEST_WORDS
     return _is_english(sentence) and not is_remark

@@ -1,0 +1,77 @@
+"""Reads sentences in the languages of ``tables.toml``, beside English and Chinese."""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+from openrlhf_dbb.rewards.notation import TABLES
+
+_ENGLISH = set(TABLES["english"].split())
+_ENGLISH_FORM = re.compile(r"[a-z]{3,}(?:ed|ing)")
+# ASCII but letters and "'", and the marks of Spanish, French, Arabic, Hindi and Japanese
+_NO_WORD = re.compile(
+    r"[\s!-&(-@\[-`{-~\u00a1\u00ab\u00bb\u00bf\u060c\u061b\u061f\u0964\u2010-\u2015\u201c-\u203a"
+    r"\u3001-\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1f]+"
+)
+_VARIABLE = re.compile(r"(?<![^\W\d_])[a-z](?=\s?[(=^_+])")
+_FEWEST_COMMON = 0.4  # of the words of a sentence in a language that has no letters of its own
+
+
+@dataclass(frozen=True)
+class Language:
+    """What is known of a language.
+
+    Attributes:
+        letters: those that it alone has, as a range of a regular expression; "" for Latin ones.
+        common: its commonest words; empty if it has letters.
+        doubt: words that deny or doubt, with a space where a word has to begin or end.
+    """
+
+    letters: str
+    common: frozenset[str]
+    doubt: list[str]
+
+
+def _language(table: dict[str, str]) -> Language:
+    doubt = " ".join(table["doubt"].split()).split(", ")
+    marked = [f" {word} ".replace("* ", "").replace(" *", "") for word in doubt]
+    return Language(table.get("letters", ""), frozenset(table.get("common", "").split()), marked)
+
+
+_LANGUAGES = [_language(table) for table in TABLES["languages"].values()]
+ANSWER_NOUNS = "|".join(table["answer"].replace(", ", "|") for table in TABLES["languages"].values())
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a text in lower case; "l'eau" is two."""
+    words = _VARIABLE.sub(" ", unicodedata.normalize("NFC", text).lower())
+    return _NO_WORD.sub(" ", words.replace("'", "' ")).split()
+
+
+def count_english(words: list[str]) -> int:
+    """Return how many words, in lower case, English has."""
+    return len([word for word in words if word in _ENGLISH or _ENGLISH_FORM.fullmatch(word)])
+
+
+def languages(text: str) -> list[Language]:
+    """Return the languages that a text without formulas is likelier in than in English; none for Chinese."""
+    words = _words(text)
+    english = count_english(words)
+    for language in _LANGUAGES:
+        if language.letters and re.search(f"[{language.letters}]", text):
+            return [] if english else [language]
+    counts = [len(language.common.intersection(words)) for language in _LANGUAGES]
+    most = max(counts)
+    if most <= english or most < _FEWEST_COMMON * len(words):
+        return []
+    return [language for language, count in zip(_LANGUAGES, counts, strict=True) if count == most]
+
+
+def is_doubted(text: str) -> bool:
+    """Return whether a text without formulas denies or doubts in its language; if none is known, in any."""
+    words = _words(text)
+    likely = languages(text)
+    if not likely and not count_english(words):
+        likely = _LANGUAGES
+    spaced = f" {' '.join(words)} "
+    return any(word in spaced for language in likely for word in language.doubt)
