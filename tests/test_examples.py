@@ -53,6 +53,33 @@ def test_the_loop_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert (list(history.rollouts), sorted(history.successes)) == ([4, 4], [0, 2])
 
 
+def test_the_loop_of_the_page_about_ones_own_loop_runs(tmp_path, monkeypatch):
+    """Two first rollouts, then six where these differ: every second answer to an even row is right."""
+    monkeypatch.chdir(tmp_path)
+    [source] = [block for block in code((ROOT / "docs/posteriors.md").read_text(), "python") if "Loop(" in block]
+    trained = []
+
+    def sample(prompt, count):
+        return ["right" if sampled % 2 else prompt for sampled in range(count)]
+
+    def verify(text, label):
+        return float(text == "right" and int(label) % 2 == 0)
+
+    names = {
+        "prompts": [f"prompt {row}" for row in range(128)],
+        "labels": [str(row) for row in range(128)],
+        "sample": sample,
+        "verify": verify,
+        "train": lambda rollouts, advantages: trained.append((len(rollouts), len(advantages))),
+    }
+    exec(source, names)
+    # A step passes over as many odd rows as it trains on even ones: 64 x 8 + 64 x 2 rollouts.
+    assert len(trained) == 10_000 // (64 * 8 + 64 * 2) and set(trained) == {(512, 512)}
+    assert sorted(int(folder.name) for folder in tmp_path.glob("checkpoints/*")) == list(range(1, 16))
+    with storage.open_store("sqlite:///runs.db", create=False) as store:
+        assert store.query("SELECT name, status, last_step FROM runs") == [("my-run", "finished", 15)]
+
+
 # ---- examples/
 
 
