@@ -212,11 +212,12 @@ def test_the_notebook_gives_its_saved_outputs_also_when_cells_run_again_and_what
 
 
 @pytest.mark.e2e
-def test_the_cells_of_the_notebook_page_train_and_show_a_run(tmp_path, monkeypatch):
+def test_the_cells_of_the_notebook_section_train_and_show_a_run(tmp_path, monkeypatch):
     pytest.importorskip("nbclient", reason="needs Jupyter's kernel, a test tool")
     pytest.importorskip("trl", reason="needs TRL")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    _, *cells = code((ROOT / "docs/notebook.md").read_text(), "python")
+    section = (ROOT / "docs/trl.md").read_text().split("## In a notebook\n")[1].split("\n## ")[0]
+    cells = [cell for cell in code(section, "python") if not cell.startswith("%pip")]
     *_, looked = execute(["import sys; sys.modules['vllm'] = None  # as where it is not installed", *cells], tmp_path)
     assert "first.html" in looked["text/html"] and (tmp_path / "first.html").read_text().startswith("<!DOCTYPE html>")
     runs = rows(tmp_path, "SELECT name, estimator, status, last_step FROM dbb_run", "runs.db")
