@@ -100,7 +100,7 @@ class DrGrpo(Form):
 class BatchCentered(Form):
     """``X - p`` minus its mean over the step's rollouts: the advantages of a step sum to 0.
 
-    Source: our own; ``docs/history.md`` says why, ``python -m study rare`` measures it.
+    Source: our own; ``docs/evidence.md`` says why, ``python -m study rare`` measures it.
     """
 
     name = "batch_centered"

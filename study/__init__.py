@@ -1,4 +1,4 @@
-"""The study behind docs/study.md: does history make a better policy at equal rollouts?
+"""The study behind docs/evidence.md: does history make a better policy at equal rollouts?
 
     python -m study            train a protocol's runs, measure, collect and draw (--protocol smoke: in minutes)
     python -m study claims     the paper's claims and verdicts; with names, train the runs that check them

@@ -16,7 +16,7 @@ from study import protocol, rare, simulate
 from study.rows import Study
 
 RESULTS = TABLES = Path(__file__).parent / "results"
-"""Rows of the runs that docs/evidence.md and docs/study.md report, and the tables that ``draw`` makes of them."""
+"""Rows of the runs that docs/evidence.md reports, and the tables that ``draw`` makes of them."""
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 COMPARED, SEEDS = ("n2", "n4", "n8", "hard"), 8
 """Experiments that the control repeats by default, and on how many seeds."""

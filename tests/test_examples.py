@@ -53,6 +53,33 @@ def test_the_loop_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert (list(history.rollouts), sorted(history.successes)) == ([4, 4], [0, 2])
 
 
+def test_the_loop_of_the_page_about_ones_own_loop_runs(tmp_path, monkeypatch):
+    """Two first rollouts, then six where these differ: every second answer to an even row is right."""
+    monkeypatch.chdir(tmp_path)
+    [source] = [block for block in code((ROOT / "docs/posteriors.md").read_text(), "python") if "Loop(" in block]
+    trained = []
+
+    def sample(prompt, count):
+        return ["right" if sampled % 2 else prompt for sampled in range(count)]
+
+    def verify(text, label):
+        return float(text == "right" and int(label) % 2 == 0)
+
+    names = {
+        "prompts": [f"prompt {row}" for row in range(128)],
+        "labels": [str(row) for row in range(128)],
+        "sample": sample,
+        "verify": verify,
+        "train": lambda rollouts, advantages: trained.append((len(rollouts), len(advantages))),
+    }
+    exec(source, names)
+    # A step passes over as many odd rows as it trains on even ones: 64 x 8 + 64 x 2 rollouts.
+    assert len(trained) == 10_000 // (64 * 8 + 64 * 2) and set(trained) == {(512, 512)}
+    assert sorted(int(folder.name) for folder in tmp_path.glob("checkpoints/*")) == list(range(1, 16))
+    with storage.open_store("sqlite:///runs.db", create=False) as store:
+        assert store.query("SELECT name, status, last_step FROM runs") == [("my-run", "finished", 15)]
+
+
 # ---- examples/
 
 
@@ -185,11 +212,12 @@ def test_the_notebook_gives_its_saved_outputs_also_when_cells_run_again_and_what
 
 
 @pytest.mark.e2e
-def test_the_cells_of_the_notebook_page_train_and_show_a_run(tmp_path, monkeypatch):
+def test_the_cells_of_the_notebook_section_train_and_show_a_run(tmp_path, monkeypatch):
     pytest.importorskip("nbclient", reason="needs Jupyter's kernel, a test tool")
     pytest.importorskip("trl", reason="needs TRL")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    _, *cells = code((ROOT / "docs/notebook.md").read_text(), "python")
+    section = (ROOT / "docs/trl.md").read_text().split("## In a notebook\n")[1].split("\n## ")[0]
+    cells = [cell for cell in code(section, "python") if not cell.startswith("%pip")]
     *_, looked = execute(["import sys; sys.modules['vllm'] = None  # as where it is not installed", *cells], tmp_path)
     assert "first.html" in looked["text/html"] and (tmp_path / "first.html").read_text().startswith("<!DOCTYPE html>")
     runs = rows(tmp_path, "SELECT name, estimator, status, last_step FROM dbb_run", "runs.db")

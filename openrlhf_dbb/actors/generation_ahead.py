@@ -1,4 +1,4 @@
-"""Generation ahead of the training (``--train.async_enable``), in a thread; docs/async.md defines versions and lags.
+"""Generation ahead of the training (``--train.async_enable``), in a thread; docs/training.md defines versions and lags.
 
 OpenRLHF has two actors for it. Here a kill ends everything at once, and a checkpoint knows which groups were used.
 """

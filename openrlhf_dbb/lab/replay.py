@@ -31,7 +31,7 @@ CRITERIA = {
     "mse": "mean squared error estimated from the log",
 }
 
-# On pretrained models no estimator was shown better than GRPO's group mean (docs/history.md).
+# On pretrained models no estimator was shown better than GRPO's group mean (docs/evidence.md).
 _TELLS = (
     "a replay tells which estimator is nearest to the success rates, "
     "not which one trains better"
