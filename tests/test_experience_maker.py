@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from trainings import EACH, check_questions, in_ones_own_loop
 
 from openrlhf_dbb import estimators, upstream
 from openrlhf_dbb.driver import arguments
@@ -235,6 +236,22 @@ def test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages(ours)
     assert stored(mine, store, "SELECT count(*) FROM rollouts WHERE abs(advantage - 1.0 / 3) < 1e-9")[0][0] == 32
     again, _ = ours("dbb", "--train.thin", "1", discount=1.0)  # a step that is done again after a resume
     assert column(advantages(again, experiences(np.ones((4, 8))))[0], "advantages")[:, 0].equal(used)
+
+
+@pytest.mark.parametrize(("estimator", "form"), EACH)
+def test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop(ours, tmp_path, estimator, form):
+    mine, _ = ours(estimator, f"--{FORM}", form)
+    batch, _ = advantages(mine, experiences(RANDOM, lengths=LENGTHS))
+    prompts, labels = np.repeat(PROMPTS, 8).tolist(), np.repeat(LABELS, 8).tolist()
+    expected = in_ones_own_loop(tmp_path, estimator, form, prompts, labels, RANDOM.ravel(), LENGTHS)
+    np.testing.assert_allclose(column(batch, "advantages")[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_explain_and_the_page_show_a_step(ours, tmp_path, capsys):
+    mine, _ = ours("dbb", "--rollouts.keep", "all")
+    batch, _ = advantages(mine, experiences(RANDOM))
+    mine.posteriors.settle()
+    check_questions(tmp_path, capsys, "run", PROMPTS[0], column(batch, "advantages")[:8, 0].tolist(), "0.db")
 
 
 def test_advantages_beyond_the_reward_clip_are_kept(ours):

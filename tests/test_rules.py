@@ -2,13 +2,12 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from openrlhf_dbb import Posteriors, estimators
 from openrlhf_dbb.core import rules
-from openrlhf_dbb.core.host import FEATURES, Capability, Host
+from openrlhf_dbb.core.host import Capability, Host
 from openrlhf_dbb.core.rules import Plan
 from openrlhf_dbb.core.strategies import RolloutStrategy, Sampler
 from openrlhf_dbb.driver import arguments, checks
@@ -126,16 +125,6 @@ def test_what_is_replayed_is_asked_of_the_trainer():
     plan = Plan(estimators.build("dbb"), host=poor, replay=Replay())
     assert re.match(r"replay needs .* its step is fixed; leave it out", rules.refusal(plan))
     assert rules.refusal(Plan(estimators.build("dbb"), host=hosts.OWN_LOOP, replay=Replay())) is None
-
-
-def test_every_feature_of_a_host_names_a_test_that_exists():
-    folder = Path(__file__).parent
-    for host in (hosts.OPENRLHF, hosts.TRL, hosts.VERL, hosts.OWN_LOOP):
-        needs = {feature.name: feature.needs for feature in FEATURES}
-        for feature, test in host.tested.items():
-            file, name = test.split("::")
-            assert f"def {name}(" in (folder / file).read_text()
-            assert needs[feature] not in host.lacks
 
 
 TINY = ["--preset", "tiny"]

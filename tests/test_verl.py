@@ -18,7 +18,9 @@ import ray
 import torch
 import transfer_queue as tq
 from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
 from tensordict import TensorDict
+from trainings import EACH, check_questions, in_ones_own_loop
 from trainings import rows as query
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
@@ -185,6 +187,35 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
     # 3 + 5 + 2 + 4 and 3 + 5 tokens
     counts = query(tmp_path, "SELECT step, generated, trained, generated_tokens FROM steps")
     assert counts == [(1, 4, 4, 14), (2, 2, 2, 8)]
+
+
+@pytest.mark.parametrize(("estimator", "form"), EACH)
+def test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop(queue, tmp_path, estimator, form):
+    prompts = [text for text, _, rewards in MIXED for _ in rewards]
+    labels = [label for _, label, rewards in MIXED for _ in rewards]
+    rewards_R = [reward for _, _, rewards in MIXED for reward in rewards]
+    tokens = [3, 5, 2, 4, 3, 5, 2, 4, 3, 5, 2]
+    config = posterior_config(tmp_path, f"+algorithm.posterior.form={form}", estimator=estimator)
+    ours = advantages_of(trainer(config), batch_of(MIXED))
+    expected = in_ones_own_loop(tmp_path, estimator, form, prompts, labels, rewards_R, tokens)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_explain_and_the_page_show_a_step(queue, tmp_path, capsys):
+    ours = advantages_of(trainer(posterior_config(tmp_path, estimator="dbb")), batch_of(MIXED))
+    check_questions(tmp_path, capsys, "demo", TEXTS[0], ours[:4])
+
+
+def test_a_warm_start_begins_with_another_run_s_posteriors(queue, tmp_path):
+    config = posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=1", estimator="dbb")
+    advantages_of(trainer(config), batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0, 1.0, 0.0])]))
+    config.trainer.experiment_name = "later"
+    OmegaConf.update(config, "algorithm.posterior.warm_start", "demo", force_add=True)
+    later = trainer(config)
+    assert later.posteriors.warm_start.matched == 1
+    advantages_of(later, batch_of([(TEXTS[0], LABELS[0], [0.0, 0.0])]))
+    # 1 + 3 and 1 + 1 of the first run, and two failures more
+    assert query(tmp_path, "SELECT alpha, beta FROM posterior_history WHERE run_id = 2") == [(4.0, 4.0)]
 
 
 DRAWS = ["+algorithm.posterior.strategy=posterior", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=4"]
