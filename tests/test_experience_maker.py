@@ -24,7 +24,7 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 )
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
-from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, thinned  # noqa: E402
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker  # noqa: E402
 from openrlhf_dbb.actors.generation import Group, Prompt, RolloutBatch, one_update  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
@@ -206,25 +206,6 @@ def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
     assert stored(mine, store, "SELECT DISTINCT successes, alpha FROM posterior_history") == [(8.0, 8.5)]
     # reward 1 - 1 = 0 against a mean of 8.5 / 9
     assert column(batch, "advantages")[0, 0].item() == pytest.approx(-math.sqrt(8.5 / 0.5), rel=1e-6)
-
-
-def test_thinning_keeps_the_expectation_of_every_advantage():
-    draws, least = 4_000, 0.75
-    advantages_R = np.array([0.3, 0.3, -0.5, 0.0, 0.75, -2.0, -0.1, 0.6])
-    kept_R = np.array([0.4, 0.4, 2 / 3, 1, 1, 1, 2 / 15, 0.8])  # min(1, |A| / 0.75)
-    found = np.stack([thinned(advantages_R, least, np.random.default_rng(seed)) for seed in range(draws)])
-    # 0, or the advantage divided by the probability with which it is kept
-    assert np.all(np.isclose(found, 0) | np.isclose(found, advantages_R / kept_R))
-    error_R = np.sqrt(kept_R * (1 - kept_R) / draws) * least
-    assert np.all(abs(found.mean(axis=0) - advantages_R) <= 4 * error_R + 1e-9)
-
-
-def test_thinning_keeps_about_the_expected_number_of_each_group():
-    """Eight advantages of 0.4 and eight of -0.3 have 3.2 and 2.4 kept as 1 and -1."""
-    groups_R = np.repeat([0.4, -0.3] * 500, 8)
-    sums_G = thinned(groups_R, 1.0, np.random.default_rng(1)).reshape(1000, 8).sum(axis=1)
-    assert set(sums_G[::2]) == {3.0, 4.0} and set(sums_G[1::2]) == {-2.0, -3.0}
-    assert sums_G.reshape(500, 2).mean(axis=0) == pytest.approx([3.2, -2.4], abs=0.002)
 
 
 def test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages(ours):

@@ -133,6 +133,8 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_the_tokens(opened):
         ({"strategy": "other"}, "unknown rollout strategy 'other'"),
         ({"strategy": "dynamic", "rollouts": 1}, "give 2 or more"),
         ({"form": "reinforce_baseline"}, "pass tokens_of"),
+        ({"form": "reinforce_baseline", "thin": 0.5}, "thin=0.5 with form='reinforce_baseline': .* leave one out"),
+        ({"thin": -1}, "thin = -1; give"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(opened, options, problem):
@@ -182,3 +184,21 @@ def test_what_the_verifier_read_is_stored(opened):
     loop.posteriors.settle()
     read = loop.posteriors.store.query("SELECT DISTINCT score, read FROM rollouts ORDER BY score")
     assert read == [(0.0, "read 0.0"), (1.0, "read 1.0")]
+
+
+def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(opened, tmp_path):
+    """In the first step all groups of dbb have advantages of size below 2."""
+    options = {"thin": 2.0, "text_of": str}
+    loop = opened("thin", **options)
+    plain = opened("plain", text_of=str)
+    step = loop.step()
+    assert set(np.abs(step.advantages)) == {0.0, 2.0}
+    stored = "SELECT advantage FROM rollouts ORDER BY prompt_id, sample"
+    plain.step()
+    for each in (loop, plain):
+        each.posteriors.settle()
+    assert loop.posteriors.store.query(stored) == plain.posteriors.store.query(stored)
+    loop.posteriors.roll_back(0)
+    loop.posteriors.close()
+    again = opened("thin", resume=True, **options)
+    np.testing.assert_array_equal(again.step().advantages, step.advantages)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from test_trl import ROLLOUTS, Reward, model, prompts, trainer, watched  # noqa: F401
-from trainings import check_questions, in_ones_own_loop
+from test_trl import ROLLOUTS, GRPOTrainer, Reward, arguments, model, prompts, remember, trainer, watched  # noqa: F401
+from trainings import check_questions, in_ones_own_loop, rows
 
 from openrlhf_dbb import estimators
 
@@ -25,3 +25,21 @@ def test_explain_and_the_page_show_a_step(model, tmp_path, watched, capsys):  # 
     made.train()
     texts = reward.calls[0][0]
     check_questions(tmp_path, capsys, "run", texts[0], watched[0]["ours"][:ROLLOUTS])
+
+
+def test_remember_thins_nothing(model, tmp_path):  # noqa: F811
+    made = GRPOTrainer(model, [Reward()], arguments(tmp_path), prompts())
+    with pytest.raises(ValueError, match=r"thin = 0\.5 changes a training, and remembering changes none"):
+        remember(made, store=f"sqlite:///{tmp_path}/openrlhf_dbb.db", run_name="run", thin=0.5)
+
+
+def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(model, tmp_path, watched):  # noqa: F811
+    reward = Reward(missing=False)
+    ours = {"label_column": "answer", "thin": 2.0, "keep_rollouts": None}
+    made = trainer(model, tmp_path, reward, data=prompts(4), max_steps=1, ours=ours)
+    made.train()
+    assert set(np.abs(watched[0]["ours"])) == {0.0, 2.0}
+    [(texts, scores, columns)] = reward.calls
+    expected = in_ones_own_loop(tmp_path, "dbb", "group_norm", texts, columns["answer"], scores, None)
+    kept = rows(tmp_path, "SELECT advantage FROM rollouts")
+    assert sorted(value for (value,) in kept) == pytest.approx(sorted(expected))

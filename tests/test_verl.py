@@ -218,6 +218,17 @@ def test_a_warm_start_begins_with_another_run_s_posteriors(queue, tmp_path):
     assert query(tmp_path, "SELECT alpha, beta FROM posterior_history WHERE run_id = 2") == [(4.0, 4.0)]
 
 
+def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(queue, tmp_path):
+    config = posterior_config(tmp_path, "+algorithm.posterior.thin=2", estimator="dbb")
+    ours = advantages_of(trainer(config), batch_of(MIXED))
+    assert set(np.abs(ours)) == {0.0, 2.0}
+    again = tmp_path / "again"
+    again.mkdir()
+    expected = advantages_of(trainer(posterior_config(again, estimator="dbb")), batch_of(MIXED))
+    kept = query(tmp_path, "SELECT advantage FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample")
+    assert [value for (value,) in kept] == pytest.approx(expected, abs=1e-6)
+
+
 DRAWS = ["+algorithm.posterior.strategy=posterior", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=4"]
 
 

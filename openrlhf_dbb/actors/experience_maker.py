@@ -16,9 +16,10 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
+from openrlhf_dbb.core.advantages import thinned, whitening
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay import ExtraRow, Replay, TokenRollout
-from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored, whitening
+from openrlhf_dbb.core.step import Floats, Probes, Responses, Scored
 from openrlhf_dbb.estimators import FORMS
 
 
@@ -80,9 +81,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         prompts, labels = zip(*keys_R, strict=True)
         form = self.advantage_estimator
         scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
-        if thin := self.args.train.thin:
-            random = np.random.default_rng([self.args.train.seed, step])
-            scored = replace(scored, advantages=thinned(scored.advantages, thin, random))
+        scored = thinned(scored, self.args.train.thin, self.args.train.seed, step)
         self._spread(experiences, scored)
         verified_R = ~np.isnan(rewards_R[:trained])
         if FORMS.get(form).whitened:
@@ -156,17 +155,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
             log_probs=torch.cat([_log_prob_sums(each) for each in experiences]).numpy(),
             keep=None if keep == ALL else keep,
         )
-
-
-def thinned(advantages_R: Floats, least: float, random: np.random.Generator) -> Floats:
-    """Make each advantage A below ``least`` (c, > 0) 0, or c with the sign of A with probability |A| / c.
-
-    Its expectation stays A, and that of PPO's gradient too, since the sign stays. Its second moment grows from A^2 to
-    c |A|. The draws are systematic (Madow and Madow 1944): about as many of a group are kept as expected.
-    """
-    kept_R = np.minimum(np.abs(advantages_R) / least, 1.0)
-    drawn_R = np.diff(np.floor(random.random() + np.cumsum(kept_R)), prepend=0.0)
-    return np.where(kept_R < 1, np.copysign(least * drawn_R, advantages_R), advantages_R)
 
 
 def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, divide: bool) -> None:

@@ -8,7 +8,9 @@ exact_json   the state of a strategy in a checkpoint, as JSON
 rules        what does not go together, whatever the trainer; the command, TRL and verl ask them
 host         the seam to a trainer: what its integration can do, as data
 filling      fills a step with groups, as a strategy decides, for a host that generates more
+advantages   what becomes of them between the store and the trainer: thinned, whitened
 replay       earlier rollouts of a prompt that are trained on again (RePO), for a host that trains on further rows
+loop         one's own training loop as a host
 """
 
 KEEP = 64  # default number of rollouts of a step that are stored with their texts

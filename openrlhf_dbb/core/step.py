@@ -427,25 +427,6 @@ def as_trained(scored: Scored, groups: Groups, rewards_R: Floats, advantages: Co
     )
 
 
-def whitened(scored: Scored, tokens_R: Floats) -> Scored:
-    """Return a step with advantages of mean 0 and variance 1 over the tokens that are trained on, (R,)."""
-    if not tokens_R.any():
-        return scored
-    mean, scale = whitening(scored.advantages, tokens_R)
-    white_R = (scored.advantages - mean) * scale
-    return replace(scored, advantages=np.where(tokens_R > 0, white_R, scored.advantages))
-
-
-def whitening(advantages: Floats, tokens: Floats) -> tuple[float, float]:
-    """Return the mean to subtract and the factor that gives variance 1; each value counts for its tokens.
-
-    Source: OpenRLHF 0.11.2, the end of ``compute_advantages_and_returns``; its floor of the variance is kept.
-    """
-    mean = float(np.average(advantages, weights=tokens))
-    variance = float(np.average((advantages - mean) ** 2, weights=tokens))
-    return mean, 1 / np.sqrt(max(variance, 1e-8))
-
-
 def metrics(step: int, rollouts: Rollouts, groups: Groups, scored: Scored) -> dict[str, float]:
     """Return what is logged of a step's rollouts, by name; see :class:`Scored`."""
     means = {"mean": scored.mean, "variance": scored.variance, "missing": np.isnan(rollouts.scores)}

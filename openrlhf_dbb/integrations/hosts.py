@@ -38,7 +38,6 @@ TRL = Host(
         Capability.GENERATE_MORE: "it generates batches of a fixed size",
         Capability.EXTRA_ROWS: "its step trains on the rollouts that it has generated",
         Capability.PROBE: "it trains on every rollout of a batch",
-        Capability.THIN: "it trains on the advantages that are stored",
         Capability.PASS_RATES: "its data set is read for prompts and labels alone",
         Capability.SOURCES: "its data set is read for prompts and labels alone",
         Capability.READ: "a reward function of it returns numbers alone",
@@ -47,6 +46,7 @@ TRL = Host(
         "every estimator": "test_trl_features.py::test_every_estimator_gives_what_it_gives_in_ones_own_loop",
         "every advantage form": "test_trl.py::test_every_form_gives_what_it_gives_in_ones_own_loop",
         "strategy posterior": "test_trl.py::test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit",
+        "thinning": "test_trl_features.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
         "warm start": "test_trl.py::test_remember_changes_the_store_alone",
         "exact resume": "test_trl.py::test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit",
         "held-out evaluation": "test_trl.py::test_an_evaluation_changes_no_posterior_and_is_stored",
@@ -62,7 +62,6 @@ VERL = Host(
         Capability.GENERATE_MORE: "it generates batches of a fixed size, apart from its own algorithm.filter_groups",
         Capability.EXTRA_ROWS: "it computes the log-probs of every row anew, with the policy of the step",
         Capability.PROBE: "it trains on every rollout of a batch",
-        Capability.THIN: "it trains on the advantages that are stored",
         Capability.PASS_RATES: "its data set is read for prompts and labels alone",
         Capability.SOURCES: "its data set is read for prompts and labels alone",
         Capability.HELD_OUT: "its validation reports means over the data set",
@@ -72,6 +71,7 @@ VERL = Host(
         "every estimator": _OF_VERL,
         "every advantage form": _OF_VERL,
         "strategy posterior": "test_verl.py::test_the_strategy_draws_what_verl_generates_for",
+        "thinning": "test_verl.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
         "warm start": "test_verl.py::test_a_warm_start_begins_with_another_run_s_posteriors",
         "exact resume": "test_verl.py::test_a_resume_goes_back_to_the_checkpoints_step",
         "explain": "test_verl.py::test_explain_and_the_page_show_a_step",
@@ -85,7 +85,6 @@ OWN_LOOP = Host(
     name="a loop of one's own",
     lacks={
         Capability.PROBE: "core.loop.Loop trains on every group that it keeps",
-        Capability.THIN: "core.loop.Loop gives the advantages that are stored",
         Capability.HELD_OUT: "core.loop.Loop evaluates nothing",
     },
     tested={
@@ -96,6 +95,7 @@ OWN_LOOP = Host(
         "strategy greso": _OF_LOOP,
         "strategy two_stage": _OF_LOOP,
         "replay (RePO)": "test_loop.py::test_replayed_rows_come_back_with_a_resume",
+        "thinning": "test_loop.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
         "warm start": "test_posteriors.py::test_a_warm_start_begins_with_another_runs_posteriors",
         "known pass rates": "test_posteriors.py::test_known_pass_rates_are_a_visit_before_the_first_step",
         "groups by source": "test_posteriors.py::test_metrics_by_source_and_of_the_hardest",
@@ -114,6 +114,7 @@ OPENRLHF_NAMES = {
     "form": "--algo.advantage.estimator {}",
     "strategy": "--rollout.strategy {}",
     "group": "--rollout.n_samples_per_prompt {}",
+    "thin": "--train.thin {}",
 }
 _MEMORY = "parameters={{'memory': {!r}}}"
 TRL_NAMES = {"group": "num_generations={}", "memory": _MEMORY}
@@ -123,4 +124,5 @@ VERL_NAMES = {
     "form": "algorithm.posterior.form={}",
     "strategy": "algorithm.posterior.strategy={}",
     "group": "actor_rollout_ref.rollout.n={}",
+    "thin": "algorithm.posterior.thin={}",
 }

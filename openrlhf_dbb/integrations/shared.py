@@ -13,9 +13,10 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP, exact_json, rules
+from openrlhf_dbb.core.advantages import check_thin, thinned, whitened
 from openrlhf_dbb.core.host import Host
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
-from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whitened, whole
+from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, RolloutStrategy, RunFacts, varies
 from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
@@ -59,6 +60,7 @@ class Settings:
     warm_start_store: storage.PosteriorStore | str | None = None
     take_over: bool = False
     keep_rollouts: int | None = KEEP
+    thin: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value of another kind, or out of its range."""
@@ -78,6 +80,7 @@ class Settings:
         if self.keep_rollouts is not None:
             whole("keep_rollouts", self.keep_rollouts)
         _check_weight(self.warm_start_weight)
+        check_thin(self.thin)
 
     @cached_property
     def built(self) -> tuple[RewardEstimator, RolloutStrategy]:
@@ -100,6 +103,7 @@ class Settings:
             form=self.form,
             strategy=strategy,
             group=group,
+            thin=self.thin,
             host=host,
             estimator_name=self.estimator if isinstance(self.estimator, str) else "",
             strategy_name=self.strategy,
@@ -134,9 +138,12 @@ class Steps:
             many_labels, about: of :meth:`Posteriors.create`.
         """
         estimator, strategy = settings.built
+        if passive and settings.thin:
+            raise ValueError(f"thin = {settings.thin} changes a training, and remembering changes none; leave it out")
         self._strategy = strategy
         self._keys = keys
         self._facts = facts
+        self._thin = settings.thin
         self._start_over()
         prompts, labels = zip(*dict.fromkeys(keys), strict=True)
         if passive and not many_labels:
@@ -228,7 +235,7 @@ class Steps:
         extras: StepExtras,
         advantages_R: Sequence[float] | None = None,
     ) -> Scored:
-        """Do the next step; return it with the advantages that are trained with, weighted and whitened.
+        """Do the next step; return it with the advantages that are trained with: weighted, and thinned or whitened.
 
         Without a ``form`` these are ``advantages_R``, the trainer's own.
         """
@@ -257,8 +264,10 @@ class Steps:
                 self._sampler.observe(drawn, varies(scores_N))
         self._sampler.end_step()
         scored.metrics.update(self._sampler.metrics())
-        if form is None or not FORMS.get(form).whitened:
+        if form is None:
             return scored
+        if not FORMS.get(form).whitened:
+            return thinned(scored, self._thin, self._facts.seed, step)
         return whitened(scored, np.where(np.isnan(rewards_R), 0, extras.tokens) * np.asarray(extras.trained))
 
     def save(self, folder: Path) -> None:
