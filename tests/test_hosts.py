@@ -13,10 +13,11 @@ import pytest
 
 from openrlhf_dbb import estimators
 from openrlhf_dbb.core import rules
-from openrlhf_dbb.core.host import FEATURES, Capability
+from openrlhf_dbb.core.host import FEATURES, Capability, Host
 from openrlhf_dbb.core.replay import Replay
 from openrlhf_dbb.core.strategies import STRATEGIES
 from openrlhf_dbb.integrations.hosts import HOSTS
+from openrlhf_dbb.integrations.shared import COLUMNS, Settings
 
 ROOT = Path(__file__).parents[1]
 NAMES = [feature.name for feature in FEATURES]
@@ -55,6 +56,16 @@ def test_what_a_trainer_lacks_is_refused_with_its_name_and_reason(host):
     line = rules.refusal(rules.Plan(dbb, host=host, replay=Replay(samples=1)))
     assert bool(line) == (Capability.EXTRA_ROWS in host.lacks)
     assert not line or f"{host.name} does not: {host.lacks[Capability.EXTRA_ROWS]}; leave it out" in line
+
+
+@pytest.mark.parametrize("name", ["pass_rate_column", "source_column"])
+def test_a_column_that_a_trainer_does_not_read_is_refused(name):
+    settings = Settings(estimator="dbb", **{name: "rate"})
+    poor = Host("a trainer", {COLUMNS[name]: "it reads no columns"}, {})
+    with pytest.raises(ValueError, match=rf"{name} needs .*a trainer does not: it reads no columns; leave it out"):
+        settings.check(poor, {})
+    settings.check(Host("a trainer", {}, {}), {})
+    Settings(estimator="dbb").check(poor, {})
 
 
 def test_the_page_has_the_table_of_the_lists(monkeypatch):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -464,6 +465,66 @@ def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):
     fields = [{name: data[row][name] for name in ("raw_prompt", "reward_model")} for row in (0, 1)]
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict(fields))
     assert integration.Batch.read(batch).keys_S == keys
+
+
+# What columns of the data set tell
+
+
+def rated(text, label, rate, source="sums", depth=1):
+    return row_of(text, label) | {"data_source": source, "extra_info": {"rate": rate, "depth": depth}}
+
+
+BY_RATE = "+algorithm.posterior.pass_rate_column=extra_info.rate"
+RATED = [rated(TEXTS[0], "2", "5/8"), rated(TEXTS[1], "4", 0.25, "more"), rated(TEXTS[2], "6", None, "more", 2)]
+
+
+def test_known_pass_rates_of_a_column_are_what_the_posteriors_begin_with(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "DATA", RATED)
+    attempts = "+algorithm.posterior.pass_rate_attempts=4"
+    discount = "+algorithm.posterior.parameters.discount=1"
+    config = posterior_config(tmp_path, BY_RATE, attempts, discount, estimator="dbb")
+    with started(config).posteriors as posteriors:
+        expected = posteriors.predictive()
+        of = {text: posteriors.prompt_ids[text, label] for text, label in zip(TEXTS, LABELS, strict=True)}
+    known = dict(zip(expected.prompt_ids, zip(expected.alpha, expected.beta, strict=True), strict=True))
+    # 2.5 and 1 of four, beside the prior of 1 and 1
+    assert [known[of[text]] for text in TEXTS] == [(3.5, 2.5), (2, 4), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ([BY_RATE], r"pass_rate_column = 'extra_info.rate': 1 of 3 rows .* row 2: .* give pass_rate_attempts"),
+        (["+algorithm.posterior.pass_rate_column=rate"], "pass_rate_column = 'rate': no row .* name another column"),
+        (["+algorithm.posterior.source_column=origin"], "source_column = 'origin': no row .* name another column"),
+        ([BY_RATE, "+algorithm.posterior.warm_start=other"], "pass_rate_column and warm_start both say"),
+        ([BY_RATE, "+algorithm.posterior.pass_rate_attempts=0"], "pass_rate_attempts = 0; give 1 or more"),
+    ],
+)
+def test_columns_that_cannot_be_read_are_refused(tmp_path, monkeypatch, overrides, problem):
+    monkeypatch.setitem(globals(), "DATA", RATED)
+    with pytest.raises(ValueError, match=problem):
+        started(posterior_config(tmp_path, *overrides, estimator="dbb"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sources"),
+    [
+        ([], {"sums": 1.0, "more": 0.25}),  # verl's data_source
+        (["+algorithm.posterior.source_column=extra_info.depth"], {"1": 0.5, "2": 0.5}),
+    ],
+)
+def test_metrics_are_by_source_also_after_a_resume(queue, tmp_path, monkeypatch, overrides, sources):
+    monkeypatch.setitem(globals(), "DATA", RATED)
+    config = posterior_config(tmp_path, *overrides, estimator="dbb")
+    rewards = [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]
+    for _ in range(2):
+        metrics = {}
+        batch = batch_of([(row["raw_prompt"][0]["content"], row["reward_model"]["ground_truth"], scores)
+                          for row, scores in zip(RATED, rewards, strict=True)])  # fmt: skip
+        advantages_of(trainer(config), batch, metrics)
+        shares = {name.split("/")[1]: value for name, value in metrics.items() if re.match("source/.*/right", name)}
+        assert shares == sources
 
 
 # What is reached of verl

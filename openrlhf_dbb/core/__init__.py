@@ -5,6 +5,7 @@ memory       the refusal of scores that a run's memory does not take
 step         the rollouts of a step: columns, groups, advantages; whose texts are stored, which prompts are probed
 strategies/  which prompts are generated for, and which groups are trained on
 exact_json   the state of a strategy in a checkpoint, as JSON
+columns      what columns of a data set tell: pass rates that were measured before, sources
 rules        what does not go together, whatever the trainer; the command, TRL and verl ask them
 host         the seam to a trainer: what its integration can do, as data
 filling      fills a step with groups, as a strategy decides, for a host that generates more

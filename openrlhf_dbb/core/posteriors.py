@@ -91,6 +91,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         warm_start_weight: float = 1.0,
         warm_start_store: storage.PosteriorStore | str | None = None,
         pass_rates: ArrayLike | None = None,
+        sources: Sequence[str] | None = None,
         many_labels: bool = False,
         model: str = "",
         dataset: str = "",
@@ -114,6 +115,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             warm_start_store: the store of that run, as ``store``; None: the same store.
             pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN
                 where unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
+            sources: (P,) where each prompt comes from, for metrics by source; not stored: give them to
+                :meth:`resume` again.
             many_labels: whether a prompt may have several labels, by which equal texts with
                 different images are told apart.
             model: name of the trained model, stored with the run for people.
@@ -133,14 +136,15 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             refuse_contradictions(prompts, labels)
         if if_exists not in ("error", "new"):
             raise ValueError(f"if_exists = {if_exists!r:.80} is none of error, new")
+        sources = _checked_sources(sources, len(prompts))
         known_P_2 = None if pass_rates is None else known_pass_rates(pass_rates, len(prompts))
         if known_P_2 is not None and warm_start is not None:
             raise ValueError("pass_rates and warm_start both say what the posteriors begin with; give one of them")
         built = as_estimator(estimator, parameters)
         name = estimator if isinstance(estimator, str) else _stored_name(type(built))
-        with ExitStack() as sources, ExitStack() as undo:
+        with ExitStack() as others, ExitStack() as undo:
             opened = _opened(store, undo)
-            source = opened if warm_start_store is None else _opened(warm_start_store, sources)
+            source = opened if warm_start_store is None else _opened(warm_start_store, others)
             source_run = None if warm_start is None else source.find_run(warm_start)
             run = opened.create_run(
                 run_name if if_exists == "error" else _free_name(opened, run_name),
@@ -164,7 +168,17 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             elif known_P_2 is not None:
                 run.begin_with(of_pass_rates(built.belief, ids, prompts, known_P_2))
             close_store = opened is not store
-            posteriors = cls(built, opened, run, prompts, labels, ids, warm_start=started, close_store=close_store)
+            posteriors = cls(
+                built,
+                opened,
+                run,
+                prompts,
+                labels,
+                ids,
+                warm_start=started,
+                sources=sources,
+                close_store=close_store,
+            )
             undo.pop_all()
         return posteriors
 
@@ -187,13 +201,14 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             step: the step of the model checkpoint that is loaded. Later steps are undone, bit for bit. None undoes
                 nothing.
             take_over: continue a run whose owner is on another machine and known to be dead.
-            sources: where each prompt comes from, for metrics by source.
+            sources: (P,) where each prompt comes from, for metrics by source.
 
         Raises:
             ValueError: the run's estimator is not installed or not imported, or its state is of another version.
             storage.StoreError: the run does not exist, has finished, has an owner, or has not reached ``step``.
         """
         prompts, labels = _columns(prompts, labels)
+        sources = _checked_sources(sources, len(prompts))
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
@@ -472,6 +487,16 @@ def _columns(prompts: Iterable[str], labels: Iterable[str]) -> tuple[list[str], 
     """Return texts and labels of prompts, checked."""
     keys = keys_of(prompts, labels)
     return [prompt for prompt, _ in keys], [label for _, label in keys]
+
+
+def _checked_sources(sources: Sequence[str] | None, prompts: int) -> list[str] | None:
+    """Return the source of each prompt, if they are given; ValueError if one is missing or no text."""
+    if sources is None:
+        return None
+    texts = steps.texts_of("sources", sources)
+    if len(texts) != prompts:
+        raise ValueError(f"there are {prompts} prompts and {len(texts)} sources; pass one for each prompt")
+    return texts
 
 
 def _free_name(store: storage.PosteriorStore, name: str) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core import KEEP, exact_json, rules
+from openrlhf_dbb.core import KEEP, columns, exact_json, rules
 from openrlhf_dbb.core.advantages import check_thin, thinned, whitened
-from openrlhf_dbb.core.host import Host
+from openrlhf_dbb.core.host import Capability, Host
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
 from openrlhf_dbb.core.step import Floats, Key, Scored, StepExtras, whole
 from openrlhf_dbb.core.strategies import STRATEGIES, Drawn, RolloutStrategy, RunFacts, varies
@@ -31,6 +31,8 @@ ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
 
 _log = own_log(__name__)
 own_log(storage.__name__)  # which knows no mask
+
+COLUMNS = {"pass_rate_column": Capability.PASS_RATES, "source_column": Capability.SOURCES}
 
 SAVED = "posteriors.json"  # in a checkpoint; no pickle, which could run code
 
@@ -61,10 +63,13 @@ class Settings:
     take_over: bool = False
     keep_rollouts: int | None = KEEP
     thin: float = 0.0
+    pass_rate_column: str | None = None
+    pass_rate_attempts: int | None = None
+    source_column: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value of another kind, or out of its range."""
-        for name in ("form", "run_name", "warm_start"):
+        for name in ("form", "run_name", "warm_start", "pass_rate_column", "source_column"):
             check_text(name, getattr(self, name))
         for name in ("store", "warm_start_store"):
             _check_store(name, getattr(self, name))
@@ -81,6 +86,12 @@ class Settings:
             whole("keep_rollouts", self.keep_rollouts)
         _check_weight(self.warm_start_weight)
         check_thin(self.thin)
+        if self.pass_rate_attempts is not None and whole("pass_rate_attempts", self.pass_rate_attempts) == 0:
+            raise ValueError("pass_rate_attempts = 0; give 1 or more")
+        if self.pass_rate_column is not None and self.warm_start is not None:
+            raise ValueError(
+                "pass_rate_column and warm_start both say what the posteriors begin with; give one of them"
+            )
 
     @cached_property
     def built(self) -> tuple[RewardEstimator, RolloutStrategy]:
@@ -89,6 +100,18 @@ class Settings:
         strategy = STRATEGIES.build(self.strategy, **self.strategy_parameters)
         FORMS.get(self.form or "group_norm")
         return estimator, strategy
+
+    def known_of(self, rows: Iterable[Mapping[str, Any]], keys: Sequence[Key]) -> columns.Known:
+        """Return what the columns that are named tell of the distinct prompts; arguments and errors as of Steps."""
+        if self.pass_rate_column is None and self.source_column is None:
+            return columns.Known(None, None)
+        return columns.of_prompts(
+            rows,
+            keys,
+            pass_rate_column=self.pass_rate_column,
+            pass_rate_attempts=self.pass_rate_attempts,
+            source_column=self.source_column,
+        )
 
     def check(self, host: Host, names: Mapping[str, str], group: int | None = None) -> None:
         """Raise ValueError for what does not go together, or what the trainer cannot do.
@@ -112,6 +135,10 @@ class Settings:
         line = rules.refusal(plan)
         if line is not None:
             raise ValueError(line)
+        for name, capability in COLUMNS.items():
+            line = host.refusal(name, frozenset({capability}))
+            if line is not None and getattr(self, name) is not None:
+                raise ValueError(f"{line}; leave it out")
 
 
 class Steps:
@@ -125,6 +152,7 @@ class Steps:
         keys: Sequence[Key],
         facts: RunFacts,
         *,
+        rows: Iterable[Mapping[str, Any]] = (),
         passive: bool = False,
         many_labels: bool = False,
         **about: Any,
@@ -133,6 +161,7 @@ class Steps:
 
         Args:
             keys: text and label of each row of the data set.
+            rows: these rows, if the settings name columns of them.
             passive: a name that is taken gets a number; several labels of a prompt, and other data
                 than the run's, are a warning.
             many_labels, about: of :meth:`Posteriors.create`.
@@ -152,8 +181,16 @@ class Steps:
             if bad:
                 place, reason = next(iter(bad.items()))
                 _log.warning("a prompt with two labels has two posteriors; %s: %s", place, reason)
+        known = settings.known_of(rows, keys)
         if resume:
-            self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)
+            self.posteriors = Posteriors.resume(
+                settings.store,
+                name,
+                prompts,
+                labels,
+                take_over=settings.take_over,
+                sources=known.sources,
+            )
             try:
                 self._check_resumed(estimator, prompts, labels, passive=passive)
             except ValueError:
@@ -171,6 +208,8 @@ class Steps:
                 warm_start=settings.warm_start,
                 warm_start_weight=settings.warm_start_weight,
                 warm_start_store=settings.warm_start_store,
+                pass_rates=known.pass_rates,
+                sources=known.sources,
                 many_labels=many_labels,
                 **about,
             )
