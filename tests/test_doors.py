@@ -18,8 +18,9 @@ from test_data import Words, arguments, strategy
 
 from openrlhf_dbb import Posteriors, data
 from openrlhf_dbb.cli.main import main
+from openrlhf_dbb.core.prompt_columns import pass_rate
 from openrlhf_dbb.core.texts import label_text, number_of, prompt_text
-from openrlhf_dbb.data.files import _pass_rate, label_fault
+from openrlhf_dbb.data.files import label_fault
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.evaluation import loading
 from openrlhf_dbb.evaluation.benchmarks import Benchmark
@@ -462,7 +463,7 @@ def test_what_python_alone_reads_as_a_number_is_none(number, tmp_path, capsys):
         (tmp_path / "log.jsonl").write_text(row)
         with pytest.raises(Refused, match=rf"line 1: {column} .*is not a number; write a number in the digits"):
             by_import(tmp_path / "log.jsonl", capsys)
-    assert isinstance(_pass_rate(f"{number}/2000", None), str)
+    assert isinstance(pass_rate(f"{number}/2000", None, ""), str)
 
 
 @pytest.mark.parametrize("number", ["inf", "-Infinity", "1e400", "9" * 400])
@@ -471,7 +472,7 @@ def test_an_infinite_number_is_refused(number, tmp_path, capsys):
     (tmp_path / "log.jsonl").write_text(json.dumps(row))
     with pytest.raises(Refused, match=r"line 1: reward .* is not finite"):
         by_import(tmp_path / "log.jsonl", capsys)
-    assert isinstance(_pass_rate(f"1/{number}", None), str)
+    assert isinstance(pass_rate(f"1/{number}", None, ""), str)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from trainings import EACH, check_questions, in_ones_own_loop
 
 from openrlhf_dbb import estimators, upstream
 from openrlhf_dbb.driver import arguments
@@ -23,7 +24,7 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 )
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 
-from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker, thinned  # noqa: E402
+from openrlhf_dbb.actors.experience_maker import PosteriorExperienceMaker  # noqa: E402
 from openrlhf_dbb.actors.generation import Group, Prompt, RolloutBatch, one_update  # noqa: E402
 from openrlhf_dbb.actors.progress import Progress  # noqa: E402
 from openrlhf_dbb.core.posteriors import Posteriors  # noqa: E402
@@ -207,25 +208,6 @@ def test_dbb_estimates_correctness_not_the_penalised_reward(ours):
     assert column(batch, "advantages")[0, 0].item() == pytest.approx(-math.sqrt(8.5 / 0.5), rel=1e-6)
 
 
-def test_thinning_keeps_the_expectation_of_every_advantage():
-    draws, least = 4_000, 0.75
-    advantages_R = np.array([0.3, 0.3, -0.5, 0.0, 0.75, -2.0, -0.1, 0.6])
-    kept_R = np.array([0.4, 0.4, 2 / 3, 1, 1, 1, 2 / 15, 0.8])  # min(1, |A| / 0.75)
-    found = np.stack([thinned(advantages_R, least, np.random.default_rng(seed)) for seed in range(draws)])
-    # 0, or the advantage divided by the probability with which it is kept
-    assert np.all(np.isclose(found, 0) | np.isclose(found, advantages_R / kept_R))
-    error_R = np.sqrt(kept_R * (1 - kept_R) / draws) * least
-    assert np.all(abs(found.mean(axis=0) - advantages_R) <= 4 * error_R + 1e-9)
-
-
-def test_thinning_keeps_about_the_expected_number_of_each_group():
-    """Eight advantages of 0.4 and eight of -0.3 have 3.2 and 2.4 kept as 1 and -1."""
-    groups_R = np.repeat([0.4, -0.3] * 500, 8)
-    sums_G = thinned(groups_R, 1.0, np.random.default_rng(1)).reshape(1000, 8).sum(axis=1)
-    assert set(sums_G[::2]) == {3.0, 4.0} and set(sums_G[1::2]) == {-2.0, -3.0}
-    assert sums_G.reshape(500, 2).mean(axis=0) == pytest.approx([3.2, -2.4], abs=0.002)
-
-
 def test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages(ours):
     mine, store = ours("dbb", "--train.thin", "1", "--rollouts.keep", "all", discount=1.0)
     batch, _ = advantages(mine, experiences(np.ones((4, 8))))
@@ -235,6 +217,22 @@ def test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages(ours)
     assert stored(mine, store, "SELECT count(*) FROM rollouts WHERE abs(advantage - 1.0 / 3) < 1e-9")[0][0] == 32
     again, _ = ours("dbb", "--train.thin", "1", discount=1.0)  # a step that is done again after a resume
     assert column(advantages(again, experiences(np.ones((4, 8))))[0], "advantages")[:, 0].equal(used)
+
+
+@pytest.mark.parametrize(("estimator", "form"), EACH)
+def test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop(ours, tmp_path, estimator, form):
+    mine, _ = ours(estimator, f"--{FORM}", form)
+    batch, _ = advantages(mine, experiences(RANDOM, lengths=LENGTHS))
+    prompts, labels = np.repeat(PROMPTS, 8).tolist(), np.repeat(LABELS, 8).tolist()
+    expected = in_ones_own_loop(tmp_path, estimator, form, prompts, labels, RANDOM.ravel(), LENGTHS)
+    np.testing.assert_allclose(column(batch, "advantages")[:, 0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_explain_and_the_page_show_a_step(ours, tmp_path, capsys):
+    mine, _ = ours("dbb", "--rollouts.keep", "all")
+    batch, _ = advantages(mine, experiences(RANDOM))
+    mine.posteriors.settle()
+    check_questions(tmp_path, capsys, "run", PROMPTS[0], column(batch, "advantages")[:8, 0].tolist(), "0.db")
 
 
 def test_advantages_beyond_the_reward_clip_are_kept(ours):

@@ -1,7 +1,10 @@
 """One's own loop: what it trains on, what is stored, and a resume. Row i's rollouts score as its pattern says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from trainings import EACH, check_questions, in_ones_own_loop
 
 from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.filling import Answer
@@ -27,7 +30,7 @@ def opened(tmp_path):
     """Function: a loop over a new run, or over the run of this name again."""
     left = []
 
-    def make(name, *, resume=False, estimator="dbb", **options):
+    def make(name, *, resume=False, estimator="dbb", generate=generate, **options):
         url = f"sqlite:///{tmp_path}/{name}.db"
         if resume:
             posteriors = Posteriors.resume(url, name, TEXTS, LABELS)
@@ -130,6 +133,8 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_the_tokens(opened):
         ({"strategy": "other"}, "unknown rollout strategy 'other'"),
         ({"strategy": "dynamic", "rollouts": 1}, "give 2 or more"),
         ({"form": "reinforce_baseline"}, "pass tokens_of"),
+        ({"form": "reinforce_baseline", "thin": 0.5}, "thin=0.5 with form='reinforce_baseline': .* leave one out"),
+        ({"thin": -1}, "thin = -1; give"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(opened, options, problem):
@@ -145,3 +150,55 @@ def test_a_folder_of_another_run_is_refused(opened, tmp_path):
         opened("two").load(tmp_path / "step1")
     with pytest.raises(ValueError, match="was not saved by a loop"):
         loop.load(tmp_path / "nothing")
+
+
+# ---- what every host has
+
+
+@pytest.mark.parametrize(("estimator", "form"), EACH)
+def test_every_estimator_and_form_gives_what_posteriors_give(opened, tmp_path, estimator, form):
+    loop = opened("each", estimator=estimator, form=form, tokens_of=lambda rollout: 1 + rollout[0])
+    step = loop.step()
+    rows_R = [row for row, _ in step.rollouts]
+    scores_R = [score for _, score in step.rollouts]
+    texts = [TEXTS[row] for row in rows_R]
+    labels = [LABELS[row] for row in rows_R]
+    expected = in_ones_own_loop(tmp_path, estimator, form, texts, labels, scores_R, [1 + row for row in rows_R])
+    np.testing.assert_allclose(step.advantages, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_explain_and_the_page_show_a_loop_s_step(opened, tmp_path, capsys):
+    loop = opened("openrlhf_dbb", text_of=str)
+    step = loop.step()
+    loop.posteriors.finish()
+    check_questions(tmp_path, capsys, "openrlhf_dbb", TEXTS[step.rollouts[0][0]], step.advantages[:4])
+
+
+def test_what_the_verifier_read_is_stored(opened):
+    def reads(requests):
+        answers = generate(requests)
+        return [replace(answer, read=[f"read {score}" for _, score in answer.rollouts]) for answer in answers]
+
+    loop = opened("read", generate=reads, text_of=str)
+    loop.step()
+    loop.posteriors.settle()
+    read = loop.posteriors.store.query("SELECT DISTINCT score, read FROM rollouts ORDER BY score")
+    assert read == [(0.0, "read 0.0"), (1.0, "read 1.0")]
+
+
+def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(opened, tmp_path):
+    """In the first step all groups of dbb have advantages of size below 2."""
+    options = {"thin": 2.0, "text_of": str}
+    loop = opened("thin", **options)
+    plain = opened("plain", text_of=str)
+    step = loop.step()
+    assert set(np.abs(step.advantages)) == {0.0, 2.0}
+    stored = "SELECT advantage FROM rollouts ORDER BY prompt_id, sample"
+    plain.step()
+    for each in (loop, plain):
+        each.posteriors.settle()
+    assert loop.posteriors.store.query(stored) == plain.posteriors.store.query(stored)
+    loop.posteriors.roll_back(0)
+    loop.posteriors.close()
+    again = opened("thin", resume=True, **options)
+    np.testing.assert_array_equal(again.step().advantages, step.advantages)

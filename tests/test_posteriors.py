@@ -337,6 +337,8 @@ def test_rewards_whose_sum_is_not_finite_change_nothing(url):
         ({"warm_start": "nobody"}, "there is no run 'nobody'"),
         ({"warm_start": "other"}, "none of the 3 prompts of run 'new'"),
         ({"pass_rates": [[1, 2]]}, "pass_rates "),
+        ({"sources": ["a"]}, "3 prompts and 1 sources; pass one for each prompt"),
+        ({"sources": ["a", "b", None]}, "row 3 of sources is None"),
         ({"pass_rates": [[3, 2], [1, 2], [1, 2]]}, "pass_rates "),
         ({"pass_rates": [[0, 0.5]] * 3}, "pass_rates "),
         ({"pass_rates": [[math.nan] * 2] * 3}, "pass_rates "),
@@ -579,10 +581,13 @@ def test_metrics_by_source_and_of_the_hardest(new_url):
     data = [f"{number} =" for number in range(10)], ["1"] * 10
     rates = [[at, 9.0] for at in range(10)]  # the harder the lower the number
     url = new_url("sqlite")
+    sources = ["low"] * 5 + ["high"] * 5
+    texts = [data[0][at] for at in (0, 0, 3, 3, 9, 9)]
     Posteriors.create(url, "demo", *data, estimator="dbb", pass_rates=rates).close()
-    with Posteriors.resume(url, "demo", *data, sources=["low"] * 5 + ["high"] * 5) as posteriors:
-        texts = [data[0][at] for at in (0, 0, 3, 3, 9, 9)]
+    with Posteriors.resume(url, "demo", *data, sources=sources) as posteriors:
         metrics = posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics
+    with Posteriors.create(url, "told", *data, estimator="dbb", pass_rates=rates, sources=sources) as posteriors:
+        assert posteriors.observe(1, texts, ["1"] * 6, [1, 0, 0, 0, 1, 1]).metrics == metrics
     by_source = {name: value for name, value in metrics.items() if name.startswith(("source/", "hardest/"))}
     assert by_source == {
         "source/low/groups": 2, "source/low/right": 0.25, "source/low/mixed": 0.5, "source/high/groups": 1,

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,9 @@ import ray
 import torch
 import transfer_queue as tq
 from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
 from tensordict import TensorDict
+from trainings import EACH, check_questions, in_ones_own_loop
 from trainings import rows as query
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
@@ -185,6 +188,46 @@ def test_dbb_by_hand_and_each_group_once(queue, tmp_path):
     # 3 + 5 + 2 + 4 and 3 + 5 tokens
     counts = query(tmp_path, "SELECT step, generated, trained, generated_tokens FROM steps")
     assert counts == [(1, 4, 4, 14), (2, 2, 2, 8)]
+
+
+@pytest.mark.parametrize(("estimator", "form"), EACH)
+def test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop(queue, tmp_path, estimator, form):
+    prompts = [text for text, _, rewards in MIXED for _ in rewards]
+    labels = [label for _, label, rewards in MIXED for _ in rewards]
+    rewards_R = [reward for _, _, rewards in MIXED for reward in rewards]
+    tokens = [3, 5, 2, 4, 3, 5, 2, 4, 3, 5, 2]
+    config = posterior_config(tmp_path, f"+algorithm.posterior.form={form}", estimator=estimator)
+    ours = advantages_of(trainer(config), batch_of(MIXED))
+    expected = in_ones_own_loop(tmp_path, estimator, form, prompts, labels, rewards_R, tokens)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_explain_and_the_page_show_a_step(queue, tmp_path, capsys):
+    ours = advantages_of(trainer(posterior_config(tmp_path, estimator="dbb")), batch_of(MIXED))
+    check_questions(tmp_path, capsys, "demo", TEXTS[0], ours[:4])
+
+
+def test_a_warm_start_begins_with_another_run_s_posteriors(queue, tmp_path):
+    config = posterior_config(tmp_path, "+algorithm.posterior.parameters.discount=1", estimator="dbb")
+    advantages_of(trainer(config), batch_of([(TEXTS[0], LABELS[0], [1.0, 1.0, 1.0, 0.0])]))
+    config.trainer.experiment_name = "later"
+    OmegaConf.update(config, "algorithm.posterior.warm_start", "demo", force_add=True)
+    later = trainer(config)
+    assert later.posteriors.warm_start.matched == 1
+    advantages_of(later, batch_of([(TEXTS[0], LABELS[0], [0.0, 0.0])]))
+    # 1 + 3 and 1 + 1 of the first run, and two failures more
+    assert query(tmp_path, "SELECT alpha, beta FROM posterior_history WHERE run_id = 2") == [(4.0, 4.0)]
+
+
+def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(queue, tmp_path):
+    config = posterior_config(tmp_path, "+algorithm.posterior.thin=2", estimator="dbb")
+    ours = advantages_of(trainer(config), batch_of(MIXED))
+    assert set(np.abs(ours)) == {0.0, 2.0}
+    again = tmp_path / "again"
+    again.mkdir()
+    expected = advantages_of(trainer(posterior_config(again, estimator="dbb")), batch_of(MIXED))
+    kept = query(tmp_path, "SELECT advantage FROM rollouts JOIN prompts USING (prompt_id) ORDER BY prompt, sample")
+    assert [value for (value,) in kept] == pytest.approx(expected, abs=1e-6)
 
 
 DRAWS = ["+algorithm.posterior.strategy=posterior", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=4"]
@@ -422,6 +465,66 @@ def test_verls_data_set_and_its_queue_give_the_same_keys(queue, tmp_path):
     fields = [{name: data[row][name] for name in ("raw_prompt", "reward_model")} for row in (0, 1)]
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=list_of_dict_to_tensordict(fields))
     assert integration.Batch.read(batch).keys_S == keys
+
+
+# What columns of the data set tell
+
+
+def rated(text, label, rate, source="sums", depth=1):
+    return row_of(text, label) | {"data_source": source, "extra_info": {"rate": rate, "depth": depth}}
+
+
+BY_RATE = "+algorithm.posterior.pass_rate_column=extra_info.rate"
+RATED = [rated(TEXTS[0], "2", "5/8"), rated(TEXTS[1], "4", 0.25, "more"), rated(TEXTS[2], "6", None, "more", 2)]
+
+
+def test_known_pass_rates_of_a_column_are_what_the_posteriors_begin_with(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "DATA", RATED)
+    attempts = "+algorithm.posterior.pass_rate_attempts=4"
+    discount = "+algorithm.posterior.parameters.discount=1"
+    config = posterior_config(tmp_path, BY_RATE, attempts, discount, estimator="dbb")
+    with started(config).posteriors as posteriors:
+        expected = posteriors.predictive()
+        of = {text: posteriors.prompt_ids[text, label] for text, label in zip(TEXTS, LABELS, strict=True)}
+    known = dict(zip(expected.prompt_ids, zip(expected.alpha, expected.beta, strict=True), strict=True))
+    # 2.5 and 1 of four, beside the prior of 1 and 1
+    assert [known[of[text]] for text in TEXTS] == [(3.5, 2.5), (2, 4), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ([BY_RATE], r"pass_rate_column = 'extra_info.rate': 1 of 3 rows .* row 2: .* give pass_rate_attempts"),
+        (["+algorithm.posterior.pass_rate_column=rate"], "pass_rate_column = 'rate': no row .* name another column"),
+        (["+algorithm.posterior.source_column=origin"], "source_column = 'origin': no row .* name another column"),
+        ([BY_RATE, "+algorithm.posterior.warm_start=other"], "pass_rate_column and warm_start both say"),
+        ([BY_RATE, "+algorithm.posterior.pass_rate_attempts=0"], "pass_rate_attempts = 0; give 1 or more"),
+    ],
+)
+def test_columns_that_cannot_be_read_are_refused(tmp_path, monkeypatch, overrides, problem):
+    monkeypatch.setitem(globals(), "DATA", RATED)
+    with pytest.raises(ValueError, match=problem):
+        started(posterior_config(tmp_path, *overrides, estimator="dbb"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sources"),
+    [
+        ([], {"sums": 1.0, "more": 0.25}),  # verl's data_source
+        (["+algorithm.posterior.source_column=extra_info.depth"], {"1": 0.5, "2": 0.5}),
+    ],
+)
+def test_metrics_are_by_source_also_after_a_resume(queue, tmp_path, monkeypatch, overrides, sources):
+    monkeypatch.setitem(globals(), "DATA", RATED)
+    config = posterior_config(tmp_path, *overrides, estimator="dbb")
+    rewards = [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]]
+    for _ in range(2):
+        metrics = {}
+        batch = batch_of([(row["raw_prompt"][0]["content"], row["reward_model"]["ground_truth"], scores)
+                          for row, scores in zip(RATED, rewards, strict=True)])  # fmt: skip
+        advantages_of(trainer(config), batch, metrics)
+        shares = {name.split("/")[1]: value for name, value in metrics.items() if re.match("source/.*/right", name)}
+        assert shares == sources
 
 
 # What is reached of verl

@@ -10,10 +10,17 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from filler import check
 
+from openrlhf_dbb import Posteriors, estimators
 from openrlhf_dbb.storage import open_store
+
+FORMS = estimators.FORMS
+EACH = [(name, "group_norm") for name in estimators.available()] + [("dbb", form) for form in FORMS.available()]
+"""Every estimator, and every advantage form, once."""
+
 
 # 32 prompts, 16 a step: 2 steps an epoch; 8 rollouts a prompt, 2 optimizer steps a step.
 SMALL = [
@@ -149,3 +156,32 @@ class Lane:
         if self._process is not None:
             _, _ = self._process.communicate(timeout=120)
             assert self._process.returncode == 0, self._log.read_text()[-4000:]
+
+
+def in_ones_own_loop(folder, estimator, form, prompts, labels, rewards, tokens):
+    """The advantages of a first step, whitened by hand where the form is."""
+    url = f"sqlite:///{folder}/loop.db"
+    with Posteriors.create(url, "loop", prompts, labels, estimator=estimator) as posteriors:
+        advantages = posteriors.observe(1, prompts, labels, rewards, form=form).advantages
+    if not FORMS.get(form).whitened:
+        return advantages
+    by_token = np.repeat(advantages, tokens)
+    return (advantages - by_token.mean()) / by_token.std()
+
+
+def check_questions(folder, capsys, run, prompt, advantages, database="openrlhf_dbb.db"):
+    """``explain`` tells the arithmetic of each advantage of a prompt's first visit; the page holds its visits."""
+    from openrlhf_dbb.cli.main import main
+
+    url = f"sqlite:///{folder}/{database}"
+    capsys.readouterr()
+    assert main(["explain", run, "1", prompt, "--json", "--store.url", url]) == 0
+    told = json.loads(capsys.readouterr().out)
+    again = [row["weight"] * (row["reward"] - row["baseline"]) / row["scale"] for row in told["rollouts"]]
+    assert again == pytest.approx(list(advantages), abs=1e-6)
+    page = folder / "page.html"
+    assert main(["report", run, "-o", str(page), "--store.url", url]) == 0
+    held = page.read_text(encoding="utf-8").split('<script id="data" type="application/json">')[1]
+    answers = json.loads(held.split("</script>")[0])["answers"]
+    [shown] = [answer for address, answer in answers.items() if address.endswith(f"prompts/{told['prompt_id']}")]
+    assert (shown["text"], shown["label"], len(shown["visits"]["step"])) == (told["prompt"], told["label"], 1)

@@ -17,10 +17,11 @@ from openrlhf_dbb import chosen
 from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
+from openrlhf_dbb.core.advantages import thinned, whitening
 from openrlhf_dbb.core.columns import Floats
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay import ExtraRow, ReplayMemory, TokenRollout
-from openrlhf_dbb.core.step import Probes, Responses, Scored, whitening
+from openrlhf_dbb.core.step import Probes, Responses, Scored
 from openrlhf_dbb.estimators import FORMS
 
 
@@ -87,10 +88,7 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         prompts, labels = zip(*[group.prompt.key for group, _ in groups_R], strict=True)
         form = self.advantage_estimator
         scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
-        least = self.args.train.thin
-        if least:
-            random = np.random.default_rng([self.args.train.seed, step])
-            scored = replace(scored, advantages=thinned(scored.advantages, least, random))
+        scored = thinned(scored, self.args.train.thin, self.args.train.seed, step)
         self._spread(experiences, scored)
         verified_R = ~np.isnan(rewards_R[: len(places)])
         if FORMS.get(form).whitened:
@@ -172,17 +170,6 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
 def _split(values_R: Floats, sizes: list[int]) -> Sequence[torch.Tensor]:
     """Return the first values of a column in parts of these sizes."""
     return torch.from_numpy(values_R[: sum(sizes)]).float().split(sizes)
-
-
-def thinned(advantages_R: Floats, least: float, random: np.random.Generator) -> Floats:
-    """Make each advantage A below ``least`` (c, > 0) 0, or c with the sign of A with probability |A| / c.
-
-    Its expectation stays A, and that of PPO's gradient too, since the sign stays. Its second moment grows from A^2 to
-    c |A|. The draws are systematic (Madow and Madow 1944): about as many of a group are kept as expected.
-    """
-    kept_R = np.minimum(np.abs(advantages_R) / least, 1.0)
-    drawn_R = np.diff(np.floor(random.random() + np.cumsum(kept_R)), prepend=0.0)
-    return np.where(kept_R < 1, np.copysign(least * drawn_R, advantages_R), advantages_R)
 
 
 def whiten(experiences: Sequence[Experience], verified_R: NDArray[np.bool_], *, divide: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Generic
 import numpy as np
 
 from openrlhf_dbb.core import exact_json
+from openrlhf_dbb.core.advantages import check_thin, thinned, whitened
 from openrlhf_dbb.core.columns import Floats, Key
 from openrlhf_dbb.core.filling import (
     Answer,
@@ -31,7 +32,7 @@ from openrlhf_dbb.core.filling import (
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
 from openrlhf_dbb.core.rules import Plan, refusal
-from openrlhf_dbb.core.step import Responses, StepExtras, whitened
+from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, RunFacts
 from openrlhf_dbb.estimators import FORMS
 
@@ -79,6 +80,7 @@ class Loop(Generic[RolloutT]):
         seed: int = 0,
         max_rollouts: int | None = None,
         replay: Replay | None = None,
+        thin: float = 0.0,
         text_of: Callable[[RolloutT], str] | None = None,
         tokens_of: Callable[[RolloutT], int] | None = None,
     ) -> None:
@@ -95,13 +97,15 @@ class Loop(Generic[RolloutT]):
             seed: of the order of the prompts and the strategy's draws.
             max_rollouts: after which the iteration ends; None: it never does.
             replay: what is replayed; after each step call :meth:`remember`.
+            thin: c in [0, 100]: |A| < c is kept as c with probability |A| / c, else 0. The store keeps A. 0: off.
             text_of, tokens_of: text and length in tokens of a rollout, to be stored. Whitening needs the length.
 
         Raises:
             ValueError: a name is unknown, a parameter is out of range, or they do not fit together.
         """
         chosen = STRATEGIES.build(strategy, **(strategy_parameters or {}))
-        line = refusal(Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts))
+        check_thin(thin)
+        line = refusal(Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts, thin=thin))
         if line is not None:
             raise ValueError(line)
         if FORMS.get(form).whitened and tokens_of is None:
@@ -111,6 +115,8 @@ class Loop(Generic[RolloutT]):
         self._form = form
         self._text_of = text_of
         self._tokens_of = tokens_of
+        self._thin = thin
+        self._seed = seed
         self._replays: ReplayMemory | None = None
         if replay is not None and replay.samples:
             self._replays = replay.memory(form)
@@ -160,6 +166,7 @@ class Loop(Generic[RolloutT]):
             form=self._form,
             extras=extras,
         )
+        scored = thinned(scored, self._thin, self._seed, number)
         if FORMS.get(self._form).whitened:
             scored = whitened(scored, np.asarray(extras.tokens) * np.asarray(extras.trained))
         count = sum(len(group.rollouts) for group in batch.trained)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import SET_ASIDE, beginnings, rules, step_metrics
-from openrlhf_dbb.core.columns import Floats, Key, Positions, keys_of, whole
+from openrlhf_dbb.core.columns import Floats, Key, Positions, keys_of, texts_of, whole
 from openrlhf_dbb.core.groups import Groups
 from openrlhf_dbb.core.kept import kept_rows
 from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError
@@ -109,6 +109,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         warm_start_weight: float = 1.0,
         warm_start_store: storage.PosteriorStore | str | None = None,
         pass_rates: ArrayLike | None = None,
+        sources: Sequence[str] | None = None,
         many_labels: bool = False,
         model: str = "",
         dataset: str = "",
@@ -132,6 +133,8 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             warm_start_store: the store of that run, as ``store``; None: the same store.
             pass_rates: (P, 2) successes and attempts (1 or more) of each prompt, measured before the training; NaN
                 where unknown. The posteriors begin with them as with a visit; not with ``warm_start``.
+            sources: (P,) where each prompt comes from, for metrics by source; not stored: give them to
+                :meth:`resume` again.
             many_labels: whether a prompt may have several labels, by which equal texts with
                 different images are told apart.
             model: name of the trained model, stored with the run for people.
@@ -151,6 +154,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         if not many_labels:
             refuse_contradictions(prompts, labels)
         _refuse_name(run_name, if_exists)
+        sources = _checked_sources(sources, len(prompts))
         rates_P_2 = None
         if pass_rates is not None:
             rates_P_2 = beginnings.checked_pass_rates(pass_rates, len(prompts))
@@ -158,9 +162,9 @@ class Posteriors(AbstractContextManager["Posteriors"]):
                 problem = "pass_rates and warm_start both say what the posteriors begin with"
                 raise ValueError(f"{problem}; give one of them")
         built = as_estimator(estimator, parameters)
-        with ExitStack() as sources, ExitStack() as undo:
+        with ExitStack() as others, ExitStack() as undo:
             opened = _opened(store, undo)
-            source = opened if warm_start_store is None else _opened(warm_start_store, sources)
+            source = opened if warm_start_store is None else _opened(warm_start_store, others)
             source_run = None if warm_start is None else source.find_run(warm_start)
             run = opened.create_run(
                 _free_name(opened, run_name) if if_exists == "new" else run_name,
@@ -183,7 +187,17 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             elif rates_P_2 is not None:
                 run.begin_with(beginnings.of_pass_rates(built.belief, ids, prompts, rates_P_2))
             closes = opened is not store
-            posteriors = cls(built, opened, run, prompts, labels, ids, warm_start=started, close_store=closes)
+            posteriors = cls(
+                built,
+                opened,
+                run,
+                prompts,
+                labels,
+                ids,
+                warm_start=started,
+                sources=sources,
+                close_store=closes,
+            )
             undo.pop_all()
         return posteriors
 
@@ -208,13 +222,14 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             step: the step of the model checkpoint that is loaded. Later steps are undone, bit for bit. None undoes
                 nothing.
             take_over: continue a run whose owner is on another machine and known to be dead.
-            sources: where each prompt comes from, for metrics by source.
+            sources: (P,) where each prompt comes from, for metrics by source.
 
         Raises:
             ValueError: the run's estimator is not installed or not imported, or its state is of another version.
             storage.StoreError: the run does not exist, has finished, has an owner, or has not reached ``step``.
         """
         prompts, labels = _columns(prompts, labels)
+        sources = _checked_sources(sources, len(prompts))
         with ExitStack() as undo:
             opened = _opened(store, undo, create=False)
             record = opened.find_run(run_name)
@@ -527,6 +542,16 @@ def _columns(prompts: Iterable[str], labels: Iterable[str]) -> tuple[list[str], 
     """Return texts and labels of prompts, checked."""
     keys = keys_of(prompts, labels)
     return [prompt for prompt, _ in keys], [label for _, label in keys]
+
+
+def _checked_sources(sources: Sequence[str] | None, prompts: int) -> list[str] | None:
+    """Return the source of each prompt, if they are given; ValueError if one is missing or no text."""
+    if sources is None:
+        return None
+    texts = texts_of("sources", sources)
+    if len(texts) != prompts:
+        raise ValueError(f"there are {prompts} prompts and {len(texts)} sources; pass one for each prompt")
+    return texts
 
 
 def _free_name(store: storage.PosteriorStore, name: str) -> str:

@@ -56,6 +56,7 @@ class Plan:
         form: of the advantages, by name; None: the trainer's own.
         group: rollouts of a prompt in a step; None: not known yet.
         replay: what trains on rollouts of earlier steps, if anything does.
+        thin: c of :func:`openrlhf_dbb.core.advantages.thin`; 0: off.
         names: how the trainer's user writes a setting, with {} for the value.
     """
 
@@ -65,6 +66,7 @@ class Plan:
     group: int | None = None
     host: Host | None = None
     replay: Asking | None = None
+    thin: float = 0.0
     estimator_name: str = ""
     strategy_name: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +113,24 @@ def replay_asks_too_much(plan: Plan) -> Refusal:
         return None
     line = plan.host.refusal("replay", plan.replay.needs)
     return line and f"{line}; leave it out"
+
+
+@RULES.add
+def thinning_asks_too_much(plan: Plan) -> Refusal:
+    """The store keeps the advantages of the form, and the trainer gets others."""
+    if plan.host is None or not plan.thin:
+        return None
+    line = plan.host.refusal(plan.shown("thin", plan.thin), frozenset({Capability.THIN}))
+    return line and f"{line}; leave it out"
+
+
+@RULES.add
+def thinned_and_whitened(plan: Plan) -> Refusal:
+    """Thinning drops advantages near 0, and whitening leaves none there."""
+    if not plan.thin or plan.form is None or not FORMS.get(plan.form).whitened:
+        return None
+    both = f"{plan.shown('thin', plan.thin)} with {plan.shown('form', plan.form)}"
+    return f"{both}: whitening moves every advantage away from 0; leave one out"
 
 
 @RULES.add

@@ -246,22 +246,3 @@ def as_trained(scored: Scored, groups: Groups, rewards_R: Floats, advantages: Co
     informative_P = np.bincount(groups.group_R, advantages_R != 0) > 0
     rescued_R = scored.zero_variance * informative_P[groups.group_R]
     return replace(scored, advantages=advantages_R, rescued=rescued_R, weight=np.ones(size))
-
-
-def whitened(scored: Scored, tokens_R: Floats) -> Scored:
-    """Return a step with advantages of mean 0 and variance 1 over the tokens that are trained on, (R,)."""
-    if not tokens_R.any():
-        return scored
-    mean, scale = whitening(scored.advantages, tokens_R)
-    white_R = (scored.advantages - mean) * scale
-    return replace(scored, advantages=np.where(tokens_R > 0, white_R, scored.advantages))
-
-
-def whitening(advantages: Floats, tokens: Floats) -> tuple[float, float]:
-    """Return the mean to subtract and the factor that gives variance 1; each value counts for its tokens.
-
-    Source: OpenRLHF 0.11.2, the end of ``compute_advantages_and_returns``; its floor of the variance is kept.
-    """
-    mean = float(np.average(advantages, weights=tokens))
-    variance = float(np.average((advantages - mean) ** 2, weights=tokens))
-    return mean, 1 / np.sqrt(max(variance, 1e-8))

@@ -2,7 +2,6 @@
 
 import bz2
 import codecs
-import contextlib
 import csv
 import gzip
 import io
@@ -20,7 +19,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from openrlhf_dbb import tasks, upstream
-from openrlhf_dbb.core.texts import content_text, in_type, is_missing, label_text, number_of, unusable
+from openrlhf_dbb.core.prompt_columns import decoded, pass_rate, value_at
+from openrlhf_dbb.core.texts import content_text, in_type, is_missing, label_text, unusable
 from openrlhf_dbb.errors import UsageError
 
 RATE = "known pass rate"  # columns that are added to the training data
@@ -189,7 +189,7 @@ def _columns(table: _Table, keys: Mapping[str, str], source: str) -> dict[str, l
     """Return the values of the columns by their keys; refuse a column that is not there."""
     columns = {}
     for flag, key in keys.items():
-        values = [_decoded(value_at(record, key)) for record in table.records]
+        values = [decoded(value_at(record, key)) for record in table.records]
         columns[key] = values
         if not table.names or any(value is not None for value in values):
             continue
@@ -219,7 +219,7 @@ def _checked(
     if data.pass_rate_key in columns:
         checked[RATE] = []
         for place, value in zip(table.places, columns[data.pass_rate_key], strict=True):
-            rate = _pass_rate(value, data.pass_rate_attempts)
+            rate = pass_rate(value, data.pass_rate_attempts, "--data.pass_rate_attempts")
             if isinstance(rate, str):
                 bad[place] = rate
             checked[RATE].append(rate)
@@ -294,33 +294,6 @@ def label_fault(label: Any) -> str | None:
     except ValueError as error:
         return str(error)
     return None
-
-
-def _pass_rate(value: Any, attempts: int | None) -> list[float] | str:
-    """Return successes and attempts of a known rate, or why it is no rate.
-
-    The rate is a number or "5/8"; both are NaN if it is missing.
-    """
-    if value is None or value == "" or value != value:
-        return [math.nan, math.nan]
-    counted, slash, total = str(value).partition("/")
-    successes = _number(counted)
-    tried = _number(total) if slash else 1.0
-    if not (1 <= tried < math.inf and 0 <= successes <= tried):
-        return f"its pass rate is {value!r}; write a number in [0, 1], or successes/attempts"
-    if attempts is not None:
-        return [attempts * successes / tried, float(attempts)]
-    if not slash:
-        return "its pass rate has no number of attempts; give --data.pass_rate_attempts"
-    return [successes, tried]
-
-
-def _number(text: str) -> float:
-    """Return a number; NaN if the text is none."""
-    try:
-        return number_of(text)
-    except ValueError:
-        return math.nan
 
 
 def refuse(bad: Mapping[str, str], total: int, source: str) -> None:
@@ -450,23 +423,6 @@ def _json_rows(text: str, most: int | None) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"line {number}: broken JSON: {error}") from error
     return rows
-
-
-def _decoded(value: Any) -> Any:
-    """Return bytes as text: Spark and Impala write texts into binary columns."""
-    if isinstance(value, bytes):
-        with contextlib.suppress(UnicodeDecodeError):  # refused with its row
-            return value.decode("utf-8-sig")
-    return value
-
-
-def value_at(record: Any, key: str) -> Any:
-    """Return the value of a column, at the top or by dots below it; None without one."""
-    if isinstance(record, dict) and key in record:
-        return record[key]
-    for part in key.split("."):
-        record = record.get(part) if isinstance(record, dict) else None
-    return record
 
 
 def listed_names(names: Iterable[str]) -> str:

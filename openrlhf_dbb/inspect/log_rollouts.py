@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from openrlhf_dbb.core import texts
-from openrlhf_dbb.data.files import records, value_at
+from openrlhf_dbb.core.prompt_columns import value_at
+from openrlhf_dbb.data.files import records
 from openrlhf_dbb.errors import UsageError
 from openrlhf_dbb.inspect.log_files import refuse_copies, steps_of_names
 

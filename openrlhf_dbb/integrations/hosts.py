@@ -1,72 +1,117 @@
 """The trainers that the posteriors serve: what each cannot do, and how its user writes a setting.
 
-Refusals, and the table of features in the documentation, are made of these lists.
+Refusals, and the table of features in docs/hosts.md, are made of these lists.
 """
 
 from openrlhf_dbb.core.host import Capability, Host
 
+_OF_STRATEGIES = "test_strategy_contract.py::test_the_command_line_chooses_it"
+_OF_EXPERIENCES = "test_experience_maker.py::test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop"
 OPENRLHF = Host(
     name="OpenRLHF",
     lacks={},
     tested={
-        "every estimator": "test_experience_maker.py::test_dbb_estimates_correctness_not_the_penalised_reward",
-        "strategy posterior": "test_strategy_contract.py::test_the_command_line_chooses_it",
-        "strategy dynamic": "test_strategy_contract.py::test_the_command_line_chooses_it",
-        "strategy greso": "test_strategy_contract.py::test_the_command_line_chooses_it",
+        "every estimator": _OF_EXPERIENCES,
+        "every advantage form": _OF_EXPERIENCES,
+        "strategy posterior": _OF_STRATEGIES,
+        "strategy dynamic": _OF_STRATEGIES,
+        "strategy greso": _OF_STRATEGIES,
+        "strategy two_stage": _OF_STRATEGIES,
+        "replay (RePO)": "test_experience_maker.py::test_rollouts_are_replayed_from_the_third_visit_on",
         "thinning": "test_experience_maker.py::test_a_thinned_step_trains_on_fewer_rollouts_and_stores_all_advantages",
         "probes": "test_training.py::test_the_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing",
+        "warm start": "test_training.py::"
+        "test_a_warm_start_begins_with_the_other_runs_posteriors_and_missing_rewards_are_no_failures",
+        "known pass rates": "test_data.py::test_pass_rates_are_successes_and_attempts",
+        "groups by source": "test_data.py::test_the_columns_of_rates_and_groups_have_to_be_there_and_may_be_one",
         "exact resume": "test_resume.py::test_two_ranks_resume_with_every_zero_stage",
         "held-out evaluation": "test_evaluation_training.py::test_samples_are_sorted_by_data_source",
         "what the verifier read": "test_experience_maker.py::test_what_the_model_wrote_is_kept_trained_on_or_not",
+        "explain": "test_experience_maker.py::test_explain_and_the_page_show_a_step",
+        "page": "test_experience_maker.py::test_explain_and_the_page_show_a_step",
     },
 )
 
+_TRL_STRATEGIES = "test_trl_strategies.py"
 TRL = Host(
     name="TRL",
     lacks={
         Capability.PROBE: "it trains on every rollout of a batch",
-        Capability.THIN: "it trains on the advantages that are stored",
-        Capability.PASS_RATES: "its data set is read for prompts and labels alone",
-        Capability.SOURCES: "its data set is read for prompts and labels alone",
         Capability.READ: "a reward function of it returns numbers alone",
     },
     tested={
+        "every estimator": "test_trl_features.py::test_every_estimator_gives_what_it_gives_in_ones_own_loop",
         "every advantage form": "test_trl.py::test_every_form_gives_what_it_gives_in_ones_own_loop",
         "strategy posterior": "test_trl.py::test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit",
+        "strategy dynamic": f"{_TRL_STRATEGIES}::test_only_groups_of_mixed_rewards_are_trained_on_and_all_are_observed",
+        "strategy greso": f"{_TRL_STRATEGIES}::test_only_groups_of_mixed_rewards_are_trained_on_and_all_are_observed",
+        "strategy two_stage": (
+            f"{_TRL_STRATEGIES}::test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_differ"
+        ),
+        "replay (RePO)": f"{_TRL_STRATEGIES}::test_a_resume_replays_the_same_rows_bit_for_bit",
+        "thinning": "test_trl_features.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
+        "warm start": "test_trl.py::test_remember_changes_the_store_alone",
+        "known pass rates": "test_trl_features.py::test_known_pass_rates_and_sources_are_columns_of_the_data_set",
+        "groups by source": "test_trl_features.py::test_known_pass_rates_and_sources_are_columns_of_the_data_set",
         "exact resume": "test_trl.py::test_a_resume_in_a_later_pass_is_as_the_unbroken_run_bit_for_bit",
         "held-out evaluation": "test_trl.py::test_an_evaluation_changes_no_posterior_and_is_stored",
+        "explain": "test_trl_features.py::test_explain_and_the_page_show_a_step",
+        "page": "test_trl_features.py::test_explain_and_the_page_show_a_step",
     },
 )
 
+_OF_VERL = "test_verl.py::test_every_estimator_and_form_gives_what_it_gives_in_ones_own_loop"
 VERL = Host(
     name="verl",
     lacks={
         Capability.GENERATE_MORE: "it generates batches of a fixed size, apart from its own algorithm.filter_groups",
-        Capability.EXTRA_ROWS: "its step trains on the rollouts that it has generated",
+        Capability.EXTRA_ROWS: "it computes the log-probs of every row anew, with the policy of the step",
         Capability.PROBE: "it trains on every rollout of a batch",
-        Capability.THIN: "it trains on the advantages that are stored",
-        Capability.PASS_RATES: "its data set is read for prompts and labels alone",
-        Capability.SOURCES: "its data set is read for prompts and labels alone",
         Capability.HELD_OUT: "its validation reports means over the data set",
         Capability.READ: "its reward function returns numbers alone",
     },
     tested={
-        "every estimator": "test_verl.py::test_dbb_by_hand_and_each_group_once",
+        "every estimator": _OF_VERL,
+        "every advantage form": _OF_VERL,
         "strategy posterior": "test_verl.py::test_the_strategy_draws_what_verl_generates_for",
+        "thinning": "test_verl.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
+        "warm start": "test_verl.py::test_a_warm_start_begins_with_another_run_s_posteriors",
+        "known pass rates": "test_verl.py::test_known_pass_rates_of_a_column_are_what_the_posteriors_begin_with",
+        "groups by source": "test_verl.py::test_metrics_are_by_source_also_after_a_resume",
         "exact resume": "test_verl.py::test_a_resume_goes_back_to_the_checkpoints_step",
+        "explain": "test_verl.py::test_explain_and_the_page_show_a_step",
+        "page": "test_verl.py::test_explain_and_the_page_show_a_step",
     },
 )
 
+_OF_LOOP = "test_loop.py::test_every_strategy_stores_each_rollout_and_goes_on_from_a_checkpoint"
+_OF_EACH = "test_loop.py::test_every_estimator_and_form_gives_what_posteriors_give"
 OWN_LOOP = Host(
     name="a loop of one's own",
-    lacks={},
+    lacks={
+        Capability.PROBE: "core.loop.Loop trains on every group that it keeps",
+        Capability.HELD_OUT: "core.loop.Loop evaluates nothing",
+    },
     tested={
+        "every estimator": _OF_EACH,
+        "every advantage form": _OF_EACH,
+        "strategy posterior": _OF_LOOP,
+        "strategy dynamic": _OF_LOOP,
+        "strategy greso": _OF_LOOP,
+        "strategy two_stage": _OF_LOOP,
+        "replay (RePO)": "test_loop.py::test_replayed_rows_come_back_with_a_resume",
+        "thinning": "test_loop.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
         "warm start": "test_posteriors.py::test_a_warm_start_begins_with_another_runs_posteriors",
         "known pass rates": "test_posteriors.py::test_known_pass_rates_are_a_visit_before_the_first_step",
         "groups by source": "test_posteriors.py::test_metrics_by_source_and_of_the_hardest",
-        "exact resume": "test_posteriors.py::test_a_run_taken_back_goes_on_as_one_that_is_not_to_the_last_bit",
+        "exact resume": _OF_LOOP,
+        "what the verifier read": "test_loop.py::test_what_the_verifier_read_is_stored",
+        "explain": "test_loop.py::test_explain_and_the_page_show_a_loop_s_step",
+        "page": "test_loop.py::test_explain_and_the_page_show_a_loop_s_step",
     },
 )
+
+HOSTS = (OPENRLHF, TRL, VERL, OWN_LOOP)
 
 OPENRLHF_NAMES = {
     "estimator": "--estimator {}",
@@ -74,6 +119,7 @@ OPENRLHF_NAMES = {
     "form": "--algo.advantage.estimator {}",
     "strategy": "--rollout.strategy {}",
     "group": "--rollout.n_samples_per_prompt {}",
+    "thin": "--train.thin {}",
 }
 _MEMORY = "parameters={{'memory': {!r}}}"
 TRL_NAMES = {"group": "num_generations={}", "memory": _MEMORY}
@@ -83,4 +129,5 @@ VERL_NAMES = {
     "form": "algorithm.posterior.form={}",
     "strategy": "algorithm.posterior.strategy={}",
     "group": "actor_rollout_ref.rollout.n={}",
+    "thin": "algorithm.posterior.thin={}",
 }

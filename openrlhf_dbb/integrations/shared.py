@@ -3,7 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core import KEEP, exact_json, replay, rules
+from openrlhf_dbb.core import KEEP, exact_json, prompt_columns, replay, rules
+from openrlhf_dbb.core.advantages import check_thin, thinned, whitened
 from openrlhf_dbb.core.columns import Floats, Key, whole
 from openrlhf_dbb.core.filling import Answer, AtOnce, Batch, Filler, Group, Request, ShuffledPrompts
-from openrlhf_dbb.core.host import Host, SideState
+from openrlhf_dbb.core.host import Capability, Host, SideState
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
 from openrlhf_dbb.core.replay import Replay, ReplayMemory
-from openrlhf_dbb.core.step import Scored, StepExtras, whitened
+from openrlhf_dbb.core.step import Scored, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts
 from openrlhf_dbb.core.texts import contradictions
 from openrlhf_dbb.core.texts import label_text as label_of
@@ -35,6 +36,8 @@ ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
 
 _log = own_log(__name__)
 own_log(storage.__name__)  # which knows no mask
+
+COLUMNS = {"pass_rate_column": Capability.PASS_RATES, "source_column": Capability.SOURCES}
 
 SAVED = "posteriors.json"  # in a checkpoint; no pickle, which could run code
 DRAWS = "draws.json"  # likewise
@@ -71,10 +74,14 @@ class Settings:
     warm_start_store: storage.PosteriorStore | str | None = None
     take_over: bool = False
     keep_rollouts: int | None = KEEP
+    thin: float = 0.0
+    pass_rate_column: str | None = None
+    pass_rate_attempts: int | None = None
+    source_column: str | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value of another kind, or out of its range."""
-        for name in ("form", "run_name", "warm_start"):
+        for name in ("form", "run_name", "warm_start", "pass_rate_column", "source_column"):
             check_text(name, getattr(self, name))
         for name in ("store", "warm_start_store"):
             _check_store(name, getattr(self, name))
@@ -90,6 +97,13 @@ class Settings:
         if self.keep_rollouts is not None:
             whole("keep_rollouts", self.keep_rollouts)
         _check_weight(self.warm_start_weight)
+        check_thin(self.thin)
+        if self.pass_rate_attempts is not None and whole("pass_rate_attempts", self.pass_rate_attempts) == 0:
+            raise ValueError("pass_rate_attempts = 0; give 1 or more")
+        if self.pass_rate_column is not None and self.warm_start is not None:
+            raise ValueError(
+                "pass_rate_column and warm_start both say what the posteriors begin with; give one of them"
+            )
 
     @cached_property
     def built(self) -> tuple[RewardEstimator, RolloutStrategy]:
@@ -98,6 +112,18 @@ class Settings:
         strategy = STRATEGIES.build(self.strategy, **self.strategy_parameters)
         FORMS.get(self.form or "group_norm")
         return estimator, strategy
+
+    def known_of(self, rows: Iterable[Mapping[str, Any]], keys: Sequence[Key]) -> prompt_columns.Known:
+        """Return what the columns that are named tell of the distinct prompts; arguments and errors as of Steps."""
+        if self.pass_rate_column is None and self.source_column is None:
+            return prompt_columns.Known(None, None)
+        return prompt_columns.of_prompts(
+            rows,
+            keys,
+            pass_rate_column=self.pass_rate_column,
+            pass_rate_attempts=self.pass_rate_attempts,
+            source_column=self.source_column,
+        )
 
     def check(
         self,
@@ -119,6 +145,7 @@ class Settings:
             form=self.form,
             strategy=strategy,
             group=group,
+            thin=self.thin,
             host=host,
             replay=replays,
             estimator_name=self.estimator if isinstance(self.estimator, str) else "",
@@ -128,6 +155,10 @@ class Settings:
         line = rules.refusal(plan)
         if line is not None:
             raise ValueError(line)
+        for name, capability in COLUMNS.items():
+            line = host.refusal(name, frozenset({capability}))
+            if line is not None and getattr(self, name) is not None:
+                raise ValueError(f"{line}; leave it out")
 
 
 class Steps:
@@ -144,6 +175,7 @@ class Steps:
         generate: Generate | None = None,
         max_rollouts: int | None = None,
         new_replays: Callable[[], ReplayMemory] | None = None,
+        rows: Iterable[Mapping[str, Any]] = (),
         passive: bool = False,
         many_labels: bool = False,
         **about: Any,
@@ -155,17 +187,21 @@ class Steps:
             generate: of a trainer that generates more within a step; None: it only draws.
             max_rollouts: most rollouts to generate; None: no limit.
             new_replays: makes an empty replay memory; None: nothing is replayed.
+            rows: these rows, if the settings name columns of them.
             passive: a name that is taken gets a number; several labels of a prompt, and other data
                 than the run's, are a warning.
             many_labels, about: of :meth:`Posteriors.create`.
         """
         estimator, strategy = settings.built
+        if passive and settings.thin:
+            raise ValueError(f"thin = {settings.thin} changes a training, and remembering changes none; leave it out")
         self._strategy = strategy
         self._keys = keys
         self._facts = facts
         self._generate = generate
         self._max_rollouts = max_rollouts
         self._new_replays = new_replays
+        self._thin = settings.thin
         self._state_name = f"the state of strategy {strategy.name!r}"
         # Refused now rather than at a checkpoint.
         exact_json.dumps(strategy.sampler(facts).state(), self._state_name)
@@ -173,8 +209,16 @@ class Steps:
         if passive and not many_labels:
             many_labels = True
             _warn_of_two_labels(prompts, labels)
+        known = settings.known_of(rows, keys)
         if resume:
-            self.posteriors = Posteriors.resume(settings.store, name, prompts, labels, take_over=settings.take_over)
+            self.posteriors = Posteriors.resume(
+                settings.store,
+                name,
+                prompts,
+                labels,
+                take_over=settings.take_over,
+                sources=known.sources,
+            )
             try:
                 self._check_resumed(estimator, prompts, labels, passive=passive)
             except ValueError:
@@ -192,6 +236,8 @@ class Steps:
                 warm_start=settings.warm_start,
                 warm_start_weight=settings.warm_start_weight,
                 warm_start_store=settings.warm_start_store,
+                pass_rates=known.pass_rates,
+                sources=known.sources,
                 many_labels=many_labels,
                 **about,
             )
@@ -276,7 +322,7 @@ class Steps:
         extras: StepExtras,
         advantages_R: Sequence[float] | None = None,
     ) -> Scored:
-        """Do the next step; return it with the advantages that are trained with, weighted and whitened.
+        """Do the next step; return it with the advantages that are trained with: weighted, and thinned or whitened.
 
         Without a ``form`` these are ``advantages_R``, the trainer's own.
         """
@@ -302,8 +348,10 @@ class Steps:
         if self._generate is None:
             self._filler.tell([self._with_scores(group, keys_R, scores_R) for group in self._drawn])
         scored.metrics.update(self._filler.sampler.metrics())
-        if form is None or not FORMS.get(form).whitened:
+        if form is None:
             return scored
+        if not FORMS.get(form).whitened:
+            return thinned(scored, self._thin, self._facts.seed, step)
         return whitened(scored, np.where(np.isnan(rewards_R), 0, extras.tokens) * np.asarray(extras.trained))
 
     def _with_scores(self, group: Group[int, Any], keys_R: Sequence[Key], scores_R: Floats) -> Group[int, Any]:

@@ -222,6 +222,7 @@ class Memory:
             generate=self._generate if self.fills else None,
             max_rollouts=settings.max_rollouts,
             new_replays=None if self.replays is None else self.new_replays,
+            rows=self.trainer.train_dataset,
             passive=self.form is None,
             many_labels=by_label,
             model=self._model_name,

@@ -11,9 +11,9 @@ rollout may have several trajectories. Rows that verl appends as padding belong 
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ from verl.utils.dataset.rl_dataset import collate_fn  # noqa: E402
 
 NAME = "posterior"
 """Value of ``algorithm.adv_estimator``, and the key of our settings beside it."""
+SOURCE = "data_source"
+"""verl's column of what its reward function is chosen by."""
 
 
 def read(config: DictConfig) -> Settings:
@@ -63,6 +65,13 @@ def read(config: DictConfig) -> Settings:
         problem = f"trainer.v1.sampler.custom_sampler.path={custom.path} drops groups"
         raise ValueError(f"{problem} that posteriors cannot observe; use algorithm.filter_groups.enable=False")
     return settings
+
+
+def with_sources(settings: Settings, dataset: Any) -> Settings:
+    """Return settings that tell the prompts apart by verl's own column, if it has several values and none is named."""
+    if settings.source_column is not None or len({row.get(SOURCE) for row in rows_of(dataset)}) < 2:
+        return settings
+    return replace(settings, source_column=SOURCE)
 
 
 @dataclass(frozen=True)
@@ -235,11 +244,12 @@ class WithPosteriors(PPOTrainer):
         labels = [label for _, label in keys]
         repeats = len(contradictions(prompts, labels)) > 0
         self._steps = shared.Steps(
-            settings,
+            with_sources(settings, self.train_dataset),
             name,
             resumes,
             keys,
             RunFacts(data.train_batch_size, rollouts, data.get("seed") or 0),
+            rows=rows_of(self.train_dataset),
             model=str(self.config.actor_rollout_ref.model.path),
             dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
             many_labels=repeats and has_images(self.train_dataset),
@@ -272,15 +282,19 @@ TRAINERS = {  # our subclasses of verl's trainers, by trainer.v1.trainer_mode
 TRAINER_REGISTRY.update(TRAINERS)  # register_trainer refuses a name that is taken
 
 
+def rows_of(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of verl's training data set, in its order."""
+    return map(dataset.__getitem__, range(len(dataset)))
+
+
 def keys_of(dataset: Any) -> list[Key]:
     """Return text and label of the rows of verl's training data set, in its order."""
-    rows = map(dataset.__getitem__, range(len(dataset)))
-    return [_key(row["raw_prompt"], row.get("reward_model")) for row in rows]
+    return [_key(row["raw_prompt"], row.get("reward_model")) for row in rows_of(dataset)]
 
 
 def has_images(dataset: Any) -> bool:
     """Return whether a message has a part that is no text, by which equal texts may differ."""
-    for row in map(dataset.__getitem__, range(len(dataset))):
+    for row in rows_of(dataset):
         messages = [] if isinstance(row["raw_prompt"], str) else row["raw_prompt"]
         if any(isinstance(content_text(message["content"]), list) for message in messages):
             return True

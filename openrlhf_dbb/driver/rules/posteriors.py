@@ -40,6 +40,7 @@ def rules_of_every_trainer(settings: Settings) -> Refusal:
         form=settings.values[_FORM],
         strategy=settings.strategy,
         group=settings.args.rollout.n_samples_per_prompt,
+        thin=settings.args.train.thin,
         host=hosts.OPENRLHF,
         replay=settings.replay if settings.replay.samples else None,
         estimator_name=settings.estimator,
@@ -47,15 +48,6 @@ def rules_of_every_trainer(settings: Settings) -> Refusal:
         names=hosts.OPENRLHF_NAMES,
     )
     return rules.refusal(plan)
-
-
-@POSTERIORS.add
-def thinned_and_whitened(settings: Settings) -> Refusal:
-    """Thinning drops advantages near 0, and whitening leaves none there."""
-    if not settings.args.train.thin or not FORMS.get(settings.values[_FORM]).whitened:
-        return None
-    both = settings.shown("train.thin", _FORM)
-    return f"{both}: whitening moves every advantage away from 0; leave one out"
 
 
 @POSTERIORS.add

@@ -1,0 +1,141 @@
+"""What every trainer's integration promises: its lists, the table made of them, and how another one is added."""
+
+import ast
+import asyncio
+import re
+import sys
+import threading
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openrlhf_dbb import estimators
+from openrlhf_dbb.core import rules
+from openrlhf_dbb.core.host import FEATURES, Capability, Host
+from openrlhf_dbb.core.replay import Replay
+from openrlhf_dbb.core.strategies import STRATEGIES
+from openrlhf_dbb.integrations.hosts import HOSTS
+from openrlhf_dbb.integrations.shared import COLUMNS, Settings
+
+ROOT = Path(__file__).parents[1]
+NAMES = [feature.name for feature in FEATURES]
+NEEDS = {feature.name: feature.needs for feature in FEATURES}
+
+
+@cache
+def _tests_of(file):
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
+def test_every_feature_has_a_test_that_exists_or_a_reason(host):
+    for feature, test in host.tested.items():
+        file, _, name = test.partition("::")
+        assert feature in NAMES and name in _tests_of(file)
+    for feature in NAMES:
+        assert (feature in host.tested) != (NEEDS[feature] in host.lacks), feature
+    for reason in host.lacks.values():
+        assert reason and not reason.endswith(".")
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.name)
+def test_what_a_trainer_lacks_is_refused_with_its_name_and_reason(host):
+    dbb = estimators.build("dbb")
+    for name in STRATEGIES.available():
+        strategy = STRATEGIES.build(name)
+        line = rules.refusal(rules.Plan(dbb, strategy=strategy, group=8, host=host))
+        lacking = strategy.needs & host.lacks.keys()
+        assert bool(line) == bool(lacking)
+        if lacking:
+            [capability] = lacking
+            reason = re.escape(f"{capability.value}; {host.name} does not: {host.lacks[capability]}")
+            assert re.match(rf"strategy='{name}' needs a trainer that {reason}; use strategy=", line)
+    line = rules.refusal(rules.Plan(dbb, host=host, replay=Replay(samples=1)))
+    assert bool(line) == (Capability.EXTRA_ROWS in host.lacks)
+    assert not line or f"{host.name} does not: {host.lacks[Capability.EXTRA_ROWS]}; leave it out" in line
+
+
+@pytest.mark.parametrize("name", ["pass_rate_column", "source_column"])
+def test_a_column_that_a_trainer_does_not_read_is_refused(name):
+    settings = Settings(estimator="dbb", **{name: "rate"})
+    poor = Host("a trainer", {COLUMNS[name]: "it reads no columns"}, {})
+    with pytest.raises(ValueError, match=rf"{name} needs .*a trainer does not: it reads no columns; leave it out"):
+        settings.check(poor, {})
+    settings.check(Host("a trainer", {}, {}), {})
+    Settings(estimator="dbb").check(poor, {})
+
+
+def test_the_page_has_the_table_of_the_lists(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import hosts_table
+
+    page = hosts_table.PAGE.read_text(encoding="utf-8")
+    assert hosts_table.with_table(page) == page
+    rows = [line.split("|")[1:-1] for line in hosts_table.table().splitlines() if line.startswith("|")]
+    assert [row[0].strip() for row in rows[2:]] == NAMES
+    for name, *cells in rows[2:]:
+        assert [cell.strip() for cell in cells] == ["yes" if name.strip() in host.tested else "no" for host in HOSTS]
+
+
+# The sketch of a further host on that page
+
+
+@pytest.fixture
+def sketch():
+    """The names that the code of the page defines."""
+    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "hosts.md").read_text(), flags=re.DOTALL)
+    assert code.count("\n") <= 80
+    module = type(sys)("sketch")
+    exec(compile(code, "docs/hosts.md", "exec"), module.__dict__)
+    return module
+
+
+@pytest.fixture
+def orchestrator():
+    """An event loop in a thread, as the orchestrator's."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+EXAMPLES = [{"prompt": [{"role": "user", "content": f"{row}+1="}], "answer": row + 1} for row in range(6)]
+REWARDS = ["1010", "1111", "0000", "1001", "0110", "0101"]  # of a row's rollouts
+
+
+@pytest.mark.parametrize("strategy", ["plain", "dynamic", "posterior", "two_stage"])
+def test_the_sketch_of_another_host_trains(sketch, orchestrator, tmp_path, strategy):
+    begun = dict.fromkeys(range(6), 0)
+
+    async def generate(row, rollouts):
+        await asyncio.sleep(0.001 * (6 - row))  # the last ones are finished first
+        first = begun[row] % 4
+        begun[row] += rollouts
+        return [{"row": row, "reward": float(reward)} for reward in REWARDS[row][first : first + rollouts]]
+
+    engine = sketch.Rollouts(generate, orchestrator)
+    url = f"sqlite:///{tmp_path}/runs.db"
+    memory = sketch.Memory(url, "sixth", EXAMPLES, engine, strategy, groups=2, rollouts=4)
+    with memory.posteriors as posteriors:
+        for number in (1, 2, 3):
+            rollouts, advantages = memory.step()
+            rewards = np.array([rollout["reward"] for rollout in rollouts]).reshape(2, 4)
+            assert np.isfinite(advantages).all()
+            if strategy in ("dynamic", "two_stage"):
+                assert (rewards.std(axis=1) > 0).all()
+            folder = tmp_path / f"step_{number}"
+            folder.mkdir()
+            memory.save(folder)
+        [(steps, generated)] = posteriors.store.query("SELECT count(*), sum(generated) FROM steps")
+    assert (steps, generated) == (3, sum(begun.values()))
+
+
+def test_the_sketch_refuses_what_it_lacks(sketch):
+    plan = rules.Plan(estimators.build("dbb"), host=sketch.PRIME_RL, replay=Replay(samples=1))
+    assert re.search(r"prime-rl does not: this sketch .*; leave it out", rules.refusal(plan))
