@@ -36,6 +36,7 @@ class Prompt(NamedTuple):
 
 
 Group = filling.Group[Prompt, Experience]
+Batch = filling.Batch[Prompt, Experience]
 
 
 class Snapshot(NamedTuple):
@@ -49,7 +50,7 @@ class Snapshot(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class RolloutBatch(filling.Batch[Prompt, Experience]):
+class RolloutBatch(Batch):
     """The rollouts of one step."""
 
     snapshot: Snapshot | None = None  # None of an empty batch
