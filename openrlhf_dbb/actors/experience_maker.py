@@ -17,7 +17,7 @@ from openrlhf_dbb import chosen
 from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of, scores
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
-from openrlhf_dbb.core.columns import Floats
+from openrlhf_dbb.core.arrays import Floats
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay import ExtraRow, ReplayMemory, TokenRollout
 from openrlhf_dbb.core.step import Probes, Responses, Scored, whitening
@@ -87,10 +87,9 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         prompts, labels = zip(*[group.prompt.key for group, _ in groups_R], strict=True)
         form = self.advantage_estimator
         scored = self.posteriors.observe(step, prompts, labels, rewards_R, scores=scores_R, form=form, extras=extras)
-        least = self.args.train.thin
-        if least:
+        if thin := self.args.train.thin:
             random = np.random.default_rng([self.args.train.seed, step])
-            scored = replace(scored, advantages=thinned(scored.advantages, least, random))
+            scored = replace(scored, advantages=thinned(scored.advantages, thin, random))
         self._spread(experiences, scored)
         verified_R = ~np.isnan(rewards_R[: len(places)])
         if FORMS.get(form).whitened:

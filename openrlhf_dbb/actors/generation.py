@@ -14,7 +14,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from openrlhf_dbb import chosen
 from openrlhf_dbb.core import filling
-from openrlhf_dbb.core.columns import Floats, Key
+from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.filling import Answer, Filler, Request
 from openrlhf_dbb.core.strategies import Predictive, Sampler
 from openrlhf_dbb.platform import vllm_requests

@@ -17,7 +17,7 @@ from typing import Any, Generic
 import numpy as np
 
 from openrlhf_dbb.core import exact_json
-from openrlhf_dbb.core.columns import Floats, Key
+from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.filling import (
     Answer,
     AtOnce,

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import SET_ASIDE, beginnings, rules, step_metrics
-from openrlhf_dbb.core.columns import Floats, Key, Positions, keys_of, whole
+from openrlhf_dbb.core.arrays import Floats, Key, Positions, keys_of, whole
 from openrlhf_dbb.core.groups import Groups
 from openrlhf_dbb.core.kept import kept_rows
 from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError

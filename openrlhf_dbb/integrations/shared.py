@@ -13,7 +13,7 @@ import numpy as np
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP, exact_json, rules
-from openrlhf_dbb.core.columns import Floats, Key, whole
+from openrlhf_dbb.core.arrays import Floats, Key, whole
 from openrlhf_dbb.core.host import Host
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
 from openrlhf_dbb.core.step import Scored, StepExtras, whitened

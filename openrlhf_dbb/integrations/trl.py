@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.columns import Floats, Key
+from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.posteriors import MemorySupportError, Posteriors
 from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
