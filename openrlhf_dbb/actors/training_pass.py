@@ -107,8 +107,7 @@ class ResponseActor(Actor):
         ``sequences`` and ``attention_mask`` are (B, T), the others (B, A).
         """
         head = self.model.get_output_embeddings()
-        has_masks = action_mask is not None and attention_mask is not None
-        if not has_masks or head is None or self._is_special(options):
+        if action_mask is None or attention_mask is None or head is None or self._is_special(options):
             return super().forward(
                 sequences, action_mask, attention_mask, return_output, return_entropy=return_entropy, **options
             )
