@@ -128,7 +128,7 @@ class ResponseActor(Actor):
         places, mask = laid_out(sequences, attention_mask, computed, dtype)
         if self._is_causal and mask.dim() == 2:
             mask = without_padding_behind(mask)
-        # Padding comes to predict the first token of the first row, which nobody reads.
+        # Padding, at place -1, then predicts the first token of the first row, which is never used.
         predicted = places.flatten() + 1
         kept = read_by_head(computed.flatten()[predicted])
         predicted = predicted[kept]

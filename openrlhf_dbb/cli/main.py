@@ -12,8 +12,8 @@ from openrlhf_dbb.secrets import mask_process
 from openrlhf_dbb.terminal import exit_code, prepare_streams, print_error
 
 PROGRAM = "openrlhf-dbb"
-REFUSED, INTERRUPTED = 2, 130
-
+REFUSED = 2
+INTERRUPTED = 130
 
 COMMANDS = {
     "train": (None, "train a model with GRPO and stored posteriors"),
@@ -59,7 +59,11 @@ def _with_error_line(argv: list[str]) -> int:
 
 def _run(argv: list[str]) -> int:
     # The command may stand behind ``--store.url URL`` or ``--store.url=URL``.
-    first = 2 if argv[:1] == ["--store.url"] else int("".join(argv[:1]).startswith("--store.url="))
+    first = 0
+    if argv[:1] == ["--store.url"]:
+        first = 2
+    elif argv and argv[0].startswith("--store.url="):
+        first = 1
     if argv[first : first + 1] == ["train"]:
         from openrlhf_dbb.cli import train_grpo
 
@@ -90,7 +94,9 @@ def build(names: Collection[str]) -> Parser:
     parser.add_argument("--store.url", dest="store_url", metavar="URL", help="the store; also after the command")
     parser.set_defaults(command=None, opens_store=False)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    parsers = {name: commands.add_parser(name, help=text, description=text) for name, (_, text) in COMMANDS.items()}
+    parsers = {}
+    for name, (_, text) in COMMANDS.items():
+        parsers[name] = commands.add_parser(name, help=text, description=text)
 
     def add(name: str, command: Callable[..., int | None], *, opens_store: bool = True) -> argparse.ArgumentParser:
         """Declare the function of a command, and return the command's parser for its arguments."""

@@ -1,8 +1,14 @@
 """One training step without torch, Ray and OpenRLHF.
 
-posteriors   rewards of a step go in, advantages come out, everything is stored; what a run begins with
+posteriors   rewards of a step go in, advantages come out, everything is stored
+beginnings   what the posteriors of a run begin with: another run's, or pass rates
 memory       the refusal of scores that a run's memory does not take
-step         the rollouts of a step: columns, groups, advantages; whose texts are stored, which prompts are probed
+step         the rollouts of a step, and their advantages
+arrays       what comes with a step, checked
+groups       all rollouts of a prompt
+step_metrics what is counted and logged of a step
+kept         the rollouts that are stored with their texts
+probes       extra rollouts that measure the estimates
 strategies/  which prompts are generated for, and which groups are trained on
 exact_json   the state of a strategy in a checkpoint, as JSON
 rules        what does not go together, whatever the trainer; the command, TRL and verl ask them
