@@ -58,12 +58,7 @@ def _with_error_line(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    # The command may stand behind ``--store.url URL`` or ``--store.url=URL``.
-    first = 0
-    if argv[:1] == ["--store.url"]:
-        first = 2
-    elif argv and argv[0].startswith("--store.url="):
-        first = 1
+    first = _place_of_command(argv)
     if argv[first : first + 1] == ["train"]:
         from openrlhf_dbb.cli import train_grpo
 
@@ -81,6 +76,13 @@ def _run(argv: list[str]) -> int:
 
     with open_store(arguments.store_url, create=False) as store, naming_damage(store.location):
         return arguments.command(store, arguments) or 0
+
+
+def _place_of_command(argv: list[str]) -> int:
+    """Return where the command stands: it may follow ``--store.url URL`` or ``--store.url=URL``."""
+    if argv[:1] == ["--store.url"]:
+        return 2
+    return int(bool(argv) and argv[0].startswith("--store.url="))
 
 
 def build(names: Collection[str]) -> Parser:
