@@ -114,8 +114,8 @@ def _candidates(response: str, right: str | None) -> list[str | None]:
     number = values.read(str(right))
     if not isinstance(number, values.Number):
         return [response, line]
-    answer = answers.find(line, number)
-    return [values.inner(answer).text if answer else None]
+    term = answers.find(line, number)
+    return [values.inner(term).text if term else None]
 
 
 def _names() -> list[str]:

@@ -197,8 +197,10 @@ def _problem(kind: str, draw: random.Random) -> tuple[str, str]:
     if kind == "s":
         digits = draw.sample("123456789", draw.randint(3, 7))
         return f"s{''.join(digits)}=", "".join(sorted(digits))
-    left, right = _operand(draw), _operand(draw)
+    first = _operand(draw)
+    second = _operand(draw)
     if kind == "+":
-        return f"{left}+{right}=", str(left + right)[::-1]
-    right, left = sorted((left, right))
-    return f"{left}-{right}=", str(left - right)[::-1]
+        return f"{first}+{second}=", str(first + second)[::-1]
+    larger = max(first, second)
+    smaller = min(first, second)
+    return f"{larger}-{smaller}=", str(larger - smaller)[::-1]

@@ -83,10 +83,8 @@ def build_parser(parser_class: type[argparse.ArgumentParser] = argparse.Argument
 
 def choices(flag: str) -> list[str]:
     """Return the values that OpenRLHF's parser allows for a flag; nothing if it allows any value."""
-    for action in build_parser()._actions:
-        if action.dest == flag:
-            return [str(choice) for choice in action.choices or ()]
-    return []
+    actions = [action for action in build_parser()._actions if action.dest == flag]
+    return [str(choice) for action in actions for choice in action.choices or ()]
 
 
 def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -> SimpleNamespace:

@@ -9,7 +9,8 @@ from typing import ParamSpec, TypeVar
 
 RETRY_LIMIT_S = 120.0  # that a transaction is repeated after its first failure
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
 
 _log = logging.getLogger(__package__)
 _Arguments = ParamSpec("_Arguments")
@@ -32,7 +33,8 @@ def retried(work: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result
 
     @wraps(work)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        began, pause = time.monotonic(), _FIRST_PAUSE_S
+        began = time.monotonic()
+        pause = _FIRST_PAUSE_S
         while True:
             try:
                 return work(*args, **kwargs)

@@ -30,10 +30,8 @@ TRAINING = "training"
 """Name of the evaluations that are made during training."""
 
 # The sum of big integers is a decimal on PostgreSQL.
-SUMS = ", ".join(
-    f"CAST(sum({count}) AS BIGINT) AS {name}"
-    for name, count in {**{name: name for name in TOTALS}, "filtered": "generated - trained"}.items()
-)
+_COUNTS = {**dict(zip(TOTALS, TOTALS, strict=True)), "filtered": "generated - trained"}
+SUMS = ", ".join(f"CAST(sum({count}) AS BIGINT) AS {name}" for name, count in _COUNTS.items())
 """SQL that sums over steps every count of :class:`openrlhf_dbb.storage.Usage`, and "filtered": not trained on."""
 
 
@@ -342,8 +340,8 @@ def kept_group(store: PosteriorStore, run: RunRecord, step: int, prompt_id: int)
         SELECT sample, reward, score, read, baseline, scale, weight, {ADVANTAGE}, text AS response
         FROM rollouts r JOIN dbb_step s USING (run_id, step)
         WHERE run_id = :run AND step = :step AND prompt_id = :prompt ORDER BY sample"""
-    found, kept = (_rows(store, run, query, step=step, prompt=prompt_id) for query in (group, rollouts))
-    return found, kept
+    place = {"step": step, "prompt": prompt_id}
+    return _rows(store, run, group, **place), _rows(store, run, rollouts, **place)
 
 
 def _rows(store: PosteriorStore, run: RunRecord, query: str, **parameters: Any) -> Rows:

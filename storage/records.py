@@ -180,7 +180,8 @@ class StepRows:
 
         Raise StoreError if a value that an estimate needs is not finite: NaN would be stored as NULL.
         """
-        columns, probes = _typed(self, np.argsort(self.prompt_ids)), None
+        columns = _typed(self, np.argsort(self.prompt_ids))
+        probes = None
         _check_finite("", columns, ("successes", "mean", "variance", "state"))
         if self.probes is not None:
             sums = _typed(self.probes, np.argsort(self.probes.prompt_ids))
@@ -287,5 +288,6 @@ def _typed(rows: Any, order: Integers) -> dict[str, Any]:
 def _check_finite(where: str, columns: dict[str, Any], names: Sequence[str]) -> None:
     for name in names:
         for at, *_ in np.argwhere(~np.isfinite(columns[name])):
-            prompt, value = columns["prompt_ids"][at], columns[name][at].tolist()
+            prompt = columns["prompt_ids"][at]
+            value = columns[name][at].tolist()
             raise StoreError(f"{where}{name} of prompt {prompt} is {value}; it must be finite")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -60,16 +61,21 @@ def prompt_hash(prompt: str, label: str) -> bytes:
         'cf41dd1039e7e2bfe8da859a83110c47'
     """
     # JSON files may contain half a surrogate pair, which strict UTF-8 rejects.
-    text, answer = prompt.encode("utf-8", "surrogatepass"), label.encode("utf-8", "surrogatepass")
+    text = prompt.encode("utf-8", "surrogatepass")
+    answer = label.encode("utf-8", "surrogatepass")
+    text_size = len(text).to_bytes(8, "little")
+    answer_size = len(answer).to_bytes(8, "little")
     # By one call, since a data set has a million prompts.
-    sizes = len(text).to_bytes(8, "little"), len(answer).to_bytes(8, "little")
-    data = b"openrlhf-dbb prompt 1" + sizes[0] + text + sizes[1] + answer
+    data = b"openrlhf-dbb prompt 1" + text_size + text + answer_size + answer
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
 # On the driver's connection, since SQLAlchemy takes several times as long for many values.
 def find_prompts(connection: Connection, hashes: list[bytes], total: int) -> dict[bytes, int]:
-    """Return the ids of the stored ones among these hashes, ascending, perhaps with others; ``total``: of all calls."""
+    """Return the ids of the stored prompts among these ascending hashes, perhaps with others.
+
+    ``total`` is the number of hashes of all calls.
+    """
     if connection.dialect.name != "sqlite":
         cursor = driver(connection).cursor(binary=True)
         return dict(cursor.execute(f"{_FIND} = ANY(%b)", (hashes,)).fetchall())
@@ -96,14 +102,21 @@ def step(connection: Connection, run: RunRecord, number: int, rows: StepRows, di
     Raise StoreError if the rows do not start from the stored posteriors.
     """
     of_step: dict[str, Any] = {"run_id": run.run_id, "step": number}
-    totals: dict[str, Any] = {"prompts": len(rows.prompt_ids), "rollouts": int(rows.rollouts.sum())}
-    totals |= {"successes": float(rows.successes.sum()), "shared": records.shared_to_text(rows.shared)}
-    totals |= {"form": rows.form, "digest": digest, "created_at": utc_now()}
+    totals: dict[str, Any] = {
+        "prompts": len(rows.prompt_ids),
+        "rollouts": int(rows.rollouts.sum()),
+        "successes": float(rows.successes.sum()),
+        "shared": records.shared_to_text(rows.shared),
+        "form": rows.form,
+        "digest": digest,
+        "created_at": utc_now(),
+    }
     for name in records.TOTALS:
         count = None if rows.usage is None else getattr(rows.usage, name)
         totals[name] = None if count is None else int(count)
     connection.execute(schema.step.insert(), of_step | totals)
-    layout, previous = StateLayout(run.state_fields), rows.previous_state.copy()
+    layout = StateLayout(run.state_fields)
+    previous = rows.previous_state.copy()
     # A posterior that a step left is in the history; written twice, its text would double the cost of a step.
     for place in layout.others:
         previous[rows.previous_step > 0, place] = np.nan
@@ -170,9 +183,17 @@ def evaluation(
         connection.execute(text("DELETE FROM dbb_evaluation_result WHERE evaluation_id = :id"), {"id": stored})
     for result in rows:
         shape = result.samples.shape
-        repeat, place = (indices.ravel() for indices in np.indices(shape))
-        key = {"evaluation_id": int(stored), "benchmark": result.benchmark, "repeat": repeat, "place": place}
-        numbers = {name: each.ravel() for name, each in vars(result).items() if isinstance(each, np.ndarray)}
+        repeats, places = np.indices(shape)
+        key = {
+            "evaluation_id": int(stored),
+            "benchmark": result.benchmark,
+            "repeat": repeats.ravel(),
+            "place": places.ravel(),
+        }
+        numbers = {}
+        for name, values_R_P in vars(result).items():
+            if isinstance(values_R_P, np.ndarray):
+                numbers[name] = values_R_P.ravel()
         ids = np.broadcast_to(result.prompt_ids, shape).ravel()
         insert(connection, "dbb_evaluation_result", numbers | key | {"prompt_id": ids})
     return int(stored)
@@ -220,7 +241,8 @@ def insert(connection: Connection, table: str, columns: Mapping[str, Any]) -> No
     listed = [_listed(column, size, kinds[name].type.python_type) for name, column in columns.items()]
     rows = list(zip(*listed, strict=True))
     if connection.dialect.name == "sqlite":
-        statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
+        marks = ", ".join(["?"] * len(columns))
+        statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
         connection.exec_driver_sql(statement, rows)
         return
     with (
@@ -235,6 +257,9 @@ def insert(connection: Connection, table: str, columns: Mapping[str, Any]) -> No
 def _listed(column: Any, size: int, kind: type) -> list[Any]:
     if isinstance(column, (int, str)):
         return [column] * size
-    if isinstance(column, np.ndarray) and column.dtype.kind == "f" and (kind is int or np.isnan(column).any()):
-        return [None if value != value else kind(value) for value in column.tolist()]
-    return list(column.tolist() if isinstance(column, np.ndarray) else column)
+    if not isinstance(column, np.ndarray):
+        return list(column)
+    values = column.tolist()
+    if column.dtype.kind == "f" and (kind is int or np.isnan(column).any()):
+        return [None if math.isnan(value) else kind(value) for value in values]
+    return list(values)

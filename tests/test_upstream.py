@@ -63,7 +63,8 @@ def test_the_table_has_all_that_is_replaced_subclassed_or_read_privately():
         own = {getattr(node, "name", None) for node in ast.walk(tree)}
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
-                bases = {name.id for base in node.bases for name in ast.walk(base) if isinstance(name, ast.Name)}
+                plain = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+                bases = {name.id for base in plain for name in ast.walk(base) if isinstance(name, ast.Name)}
                 assert {names[base].rpartition(".")[2] for base in bases & names.keys()} <= subclassed, path
                 found |= bases & names.keys()
             elif isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "replace" and len(node.args) == 3:

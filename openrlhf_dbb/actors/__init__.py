@@ -14,6 +14,6 @@ In Ray's actors:
 
 vllm_actor        OpenRLHF's vLLM actor: whole groups, checked rewards
 policy_actor      OpenRLHF's policy actor: the sending end of the weight sync
-training_pass     the policy's passes without what nobody reads; Dr.GRPO's loss
-micro_batches     which rows are computed together, a prompt once for its rollouts
+training_pass     forward and backward passes without unused positions; Dr.GRPO's loss
+micro_batches     which rows are computed together; a shared prompt is computed once
 """

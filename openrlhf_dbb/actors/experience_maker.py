@@ -18,7 +18,7 @@ from openrlhf_dbb.actors.generation import RolloutBatch, one_update, rollouts_of
 from openrlhf_dbb.actors.progress import LOG_PROBS, Progress
 from openrlhf_dbb.core import ALL
 from openrlhf_dbb.core.advantages import thinned, whitening
-from openrlhf_dbb.core.columns import Floats
+from openrlhf_dbb.core.arrays import Floats
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay import ExtraRow, ReplayMemory, TokenRollout
 from openrlhf_dbb.core.step import Probes, Responses, Scored
@@ -54,16 +54,16 @@ class PosteriorExperienceMaker(RemoteExperienceMaker):
         samples = self.split_rollout_samples(rollouts)
         self._progress.enter(LOG_PROBS)
         takes_vllms = self.args.train.vllm_log_probs
-        needs_no_pass = takes_vllms or one_update(self.args)
-        if samples[0].rewards is None or not needs_no_pass:
+        needs_pass = not takes_vllms and not one_update(self.args)
+        if samples[0].rewards is None or needs_pass:
             samples = self.make_experience(samples)
-            return samples, self.add_advantages(samples, batch, step, probes)
-        for sample in samples:
-            if takes_vllms:
-                sample.action_log_probs = sample.rollout_log_probs
-            sample.kl = torch.zeros(sample.action_mask.shape)
-            sample.info["kl"] = torch.zeros(len(sample.kl))
-            sample.info["logprobs_diff"] = torch.zeros(len(sample.kl))
+        else:
+            for sample in samples:
+                if takes_vllms:
+                    sample.action_log_probs = sample.rollout_log_probs
+                sample.kl = torch.zeros(sample.action_mask.shape)
+                sample.info["kl"] = torch.zeros(len(sample.kl))
+                sample.info["logprobs_diff"] = torch.zeros(len(sample.kl))
         return samples, self.add_advantages(samples, batch, step, probes)
 
     def add_advantages(

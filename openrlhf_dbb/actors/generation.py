@@ -14,7 +14,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from openrlhf_dbb import chosen
 from openrlhf_dbb.core import filling
-from openrlhf_dbb.core.columns import Floats, Key
+from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.filling import Answer, Filler, Request
 from openrlhf_dbb.core.strategies import Predictive, Sampler
 from openrlhf_dbb.platform import vllm_requests
@@ -191,17 +191,18 @@ class RolloutGenerator(SamplesGenerator):
     def begin(self, requests: Sequence[Request[Prompt]]) -> None:
         """Ask the engines for groups."""
         for rollouts in sorted({request.rollouts for request in requests}):
-            asked = [request for request in requests if request.rollouts == rollouts]
+            of_size = [request for request in requests if request.rollouts == rollouts]
             options = self._options | {"n_samples_per_prompt": rollouts}
-            prompts = [request.prompt for request in asked]
+            prompts = [request.prompt for request in of_size]
             for ref, places in self._ask(prompts, self._prompts_a_call, **options):
-                self._calls_pending[ref] = [asked[place].ticket for place in places]
+                self._calls_pending[ref] = [of_size[place].ticket for place in places]
 
     def finished(self) -> list[tuple[int, Answer[Experience]]]:
         """Wait for a call; return the answers of its prompts, by ticket."""
         [ref], _ = ray.wait(list(self._calls_pending), num_returns=1)
         tickets = self._calls_pending.pop(ref)
-        return [(ticket, self._answer(responses)) for ticket, responses in zip(tickets, ray.get(ref), strict=True)]
+        answers = map(self._answer, ray.get(ref))
+        return list(zip(tickets, answers, strict=True))
 
     def _answer(self, responses: Sequence[dict[str, Any]]) -> Answer[Experience]:
         rollouts = [self._rollout(response) for response in responses]
@@ -211,7 +212,8 @@ class RolloutGenerator(SamplesGenerator):
     def _rollout(self, response: dict[str, Any]) -> Experience:
         rollout = self._process_response_into_experience(response, **self._options)
         if rollout.scores is not None:
-            rollout.info["score"] = rollout.scores.nan_to_num()  # only logged: one missing score must not hide the mean
+            # Only logged: one missing score must not hide the mean.
+            rollout.info["score"] = rollout.scores.nan_to_num()
         return rollout
 
     def drop_stale(self, oldest: int) -> None:
@@ -244,22 +246,26 @@ class RolloutGenerator(SamplesGenerator):
 
     def score_more(self, prompts: Sequence[Prompt], samples: int, **generate_kwargs: Any) -> Floats:
         """Return scores (Q, M) of M further responses to Q prompts; NaN where missing."""
-        scores_R = scores(self._sample_groups(prompts, **generate_kwargs | {"n_samples_per_prompt": samples}))
+        options = generate_kwargs | {"n_samples_per_prompt": samples}
+        scores_R = scores(self._sample_groups(prompts, **options))
         if scores_R is None:
-            raise ValueError("a response to a probe has no score; let the agent return one, or leave out the probes")
+            advice = "let the agent return one, or leave out the probes"
+            raise ValueError(f"a response to a probe has no score; {advice}")
         return scores_R.reshape(len(prompts), samples)
 
     def generate_eval_samples(self, **generate_kwargs: Any) -> list[Experience]:
         """Return samples of all evaluation prompts, side by side, in the order of the data."""
         # OpenRLHF waits for each rollout batch of prompts, and returns prompts in the order in which they finish.
         data = self.eval_dataloader.dataset
-        return self._sample_groups(list(map(Prompt, data.prompts, data.labels, data.images)), **generate_kwargs)
+        prompts = list(map(Prompt, data.prompts, data.labels, data.images))
+        return self._sample_groups(prompts, **generate_kwargs)
 
     @torch.no_grad()
     def _sample_groups(self, prompts: Sequence[Prompt], **generate_kwargs: Any) -> list[Experience]:
+        answers: dict[int, Any] = {}
         with self._engines_awake():
-            calls = self._ask(prompts, PROMPTS_A_CALL, **generate_kwargs)
-            answers = {place: each for ref, places in calls for place, each in zip(places, ray.get(ref), strict=True)}
+            for ref, places in self._ask(prompts, PROMPTS_A_CALL, **generate_kwargs):
+                answers.update(zip(places, ray.get(ref), strict=True))
         return [
             self._process_response_into_experience(answer, **generate_kwargs)
             for place in range(len(prompts))
@@ -271,10 +277,10 @@ class RolloutGenerator(SamplesGenerator):
     ) -> Iterator[list[vllm_requests.Finished]]:
         """Yield responses to prompts of token ids, without rewards, in any order."""
         with self._engines_awake():
-            calls = [
-                engine.sample.remote([requests[place] for place in places], sampling)
-                for engine, places in self._calls(len(requests), sampling["n"])
-            ]
+            calls = []
+            for engine, places in self._calls(len(requests), sampling["n"]):
+                part = [requests[place] for place in places]
+                calls.append(engine.sample.remote(part, sampling))
             while calls:
                 [ref], calls = ray.wait(calls, num_returns=1)
                 yield ray.get(ref)
@@ -299,11 +305,12 @@ class RolloutGenerator(SamplesGenerator):
             "skip_special_tokens": generate_kwargs.get("skip_special_tokens", False),
             "logprobs": 1 if generate_kwargs.get("log_probs") else None,
         }
-        asked = sampling, samples, generate_kwargs.get("max_len", 2048)
-        return [
-            (engine.generate_groups.remote([tuple(prompts[place]) for place in places], *asked), places)
-            for engine, places in self._calls(len(prompts), samples, most)
-        ]
+        max_length = generate_kwargs.get("max_len", 2048)
+        calls = []
+        for engine, places in self._calls(len(prompts), samples, most):
+            part = [tuple(prompts[place]) for place in places]
+            calls.append((engine.generate_groups.remote(part, sampling, samples, max_length), places))
+        return calls
 
     def _calls(self, prompts: int, samples: int, most: int = PROMPTS_A_CALL) -> Iterator[tuple[Any, list[int]]]:
         """Yield the engine and the places of the prompts of each call."""

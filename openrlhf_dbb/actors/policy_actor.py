@@ -111,16 +111,16 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         keeps_order = self.strategy.args.ds.packing_samples or "mm_train_inputs_list" in all_data
         if method_name != "forward" or keeps_order:
             return super().execute_batch(method_name, all_data, start_idx, end_idx)
-        given = []
+        batches = []
         for number in range(start_idx, end_idx):
             parts = {name: all_data[name][number] for name in _OF_ROWS}
-            given.append(Experience(**parts))
+            batches.append(Experience(**parts))
         rows = []
-        for batch in given:
+        for batch in batches:
             rows += remove_padding_in_sequences(split_experience_batch(batch))
-        in_order = iter(self._log_probs(rows, len(given)))
+        in_order = iter(self._log_probs(rows, len(batches)))
         results = []
-        for batch in given:
+        for batch in batches:
             result = torch.zeros(batch.action_mask.shape)
             for row in result:
                 values = next(in_order)[: len(row)]

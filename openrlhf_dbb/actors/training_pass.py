@@ -107,8 +107,7 @@ class ResponseActor(Actor):
         ``sequences`` and ``attention_mask`` are (B, T), the others (B, A).
         """
         head = self.model.get_output_embeddings()
-        is_special = head is None or self._is_special(options)
-        if action_mask is None or attention_mask is None or is_special:
+        if action_mask is None or attention_mask is None or head is None or self._is_special(options):
             return super().forward(
                 sequences, action_mask, attention_mask, return_output, return_entropy=return_entropy, **options
             )
@@ -129,7 +128,7 @@ class ResponseActor(Actor):
         places, mask = laid_out(sequences, attention_mask, computed, dtype)
         if self._is_causal and mask.dim() == 2:
             mask = without_padding_behind(mask)
-        # Padding comes to predict the first token of the first row, which nobody reads.
+        # Padding, at place -1, then predicts the first token of the first row, which is never used.
         predicted = places.flatten() + 1
         kept = read_by_head(computed.flatten()[predicted])
         predicted = predicted[kept]

@@ -52,7 +52,7 @@ class StrictRolloutActor(PlatformRolloutActor):
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         worker = "openrlhf_dbb.platform.vllm_worker.WeightWorker"
-        # The policy's log-probs are those of the distribution that was sampled from, so vLLM's must be, too.
+        # The policy's log-probs are of the distribution that was sampled from, so vLLM's must be of it.
         engine = {"logprobs_mode": "processed_logprobs", **kwargs, "worker_extension_cls": worker}
         await super().__init__(*args, **engine)
         self._tokenizer: Any = None
@@ -66,8 +66,12 @@ class StrictRolloutActor(PlatformRolloutActor):
 
     async def sample(self, requests: Sequence[Request], sampling: dict[str, Any]) -> list[Finished]:
         """Return plain responses, as the command ``evaluate`` samples them: no reward function, no agent."""
-        outputs = await asyncio.gather(*(self.generate(r.prompt, sampling_params(sampling, r)) for r in requests))
-        return [answers(request.number, output) for request, output in zip(requests, outputs, strict=True)]
+        pending = []
+        for request in requests:
+            pending.append(self.generate(request.prompt, sampling_params(sampling, request)))
+        outputs = await asyncio.gather(*pending)
+        numbers = [request.number for request in requests]
+        return list(map(answers, numbers, outputs))
 
     async def generate_groups(
         self, prompts: Sequence[_Prompt], sampling: dict[str, Any], samples: int, max_length: int
@@ -104,15 +108,15 @@ class StrictRolloutActor(PlatformRolloutActor):
         form = {"n": samples, "output_kind": RequestOutputKind.FINAL_ONLY, "detokenize": False}
         params = SamplingParams(**sampling | {"max_tokens": new_tokens}, **form)
         answer = await self.generate(tokens, params, {"image": pictures} if pictures else None)
-        asked = []
+        pending = []
         for response in answer.outputs:
             text = self._text(shown, tokens, response.token_ids)
-            asked.append(self._reward(text, prompt, label))
-        rewards = await asyncio.gather(*asked)
-        echoed = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": train_inputs}
+            pending.append(self._reward(text, prompt, label))
+        rewards = await asyncio.gather(*pending)
+        of_prompt = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": train_inputs}
         group = []
         for response, reward in zip(answer.outputs, rewards, strict=True):
-            group.append({**echoed, **_rollout(tokens, response), **reward})
+            group.append({**of_prompt, **_rollout(tokens, response), **reward})
         return group
 
     def _text(self, prompt: str, prompt_tokens: list[int], response_tokens: Sequence[int]) -> str:
@@ -157,8 +161,9 @@ def _rollout(prompt: list[int], response: Any) -> dict[str, Any]:
     generated = list(response.token_ids)
     log_probs = None
     if response.logprobs is not None:
-        chosen = (choices[token].logprob for token, choices in zip(generated, response.logprobs, strict=True))
-        log_probs = [*[0.0] * len(prompt), *chosen]
+        log_probs = [0.0] * len(prompt)
+        for token, choices in zip(generated, response.logprobs, strict=True):
+            log_probs.append(choices[token].logprob)
     return {
         "observation_tokens": prompt + generated,
         "action_ranges": [(len(prompt), len(prompt) + len(generated))],

@@ -12,8 +12,8 @@ from openrlhf_dbb.secrets import mask_process
 from openrlhf_dbb.terminal import exit_code, prepare_streams, print_error
 
 PROGRAM = "openrlhf-dbb"
-REFUSED, INTERRUPTED = 2, 130
-
+REFUSED = 2
+INTERRUPTED = 130
 
 COMMANDS = {
     "train": (None, "train a model with GRPO and stored posteriors"),
@@ -58,8 +58,7 @@ def _with_error_line(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    # The command may stand behind ``--store.url URL`` or ``--store.url=URL``.
-    first = 2 if argv[:1] == ["--store.url"] else int("".join(argv[:1]).startswith("--store.url="))
+    first = _place_of_command(argv)
     if argv[first : first + 1] == ["train"]:
         from openrlhf_dbb.cli import train_grpo
 
@@ -79,6 +78,13 @@ def _run(argv: list[str]) -> int:
         return arguments.command(store, arguments) or 0
 
 
+def _place_of_command(argv: list[str]) -> int:
+    """Return where the command stands: it may follow ``--store.url URL`` or ``--store.url=URL``."""
+    if argv[:1] == ["--store.url"]:
+        return 2
+    return int(bool(argv) and argv[0].startswith("--store.url="))
+
+
 def build(names: Collection[str]) -> Parser:
     """Return the parser with all commands, and with the arguments of the commands in ``names``."""
     parser = Parser(
@@ -90,7 +96,9 @@ def build(names: Collection[str]) -> Parser:
     parser.add_argument("--store.url", dest="store_url", metavar="URL", help="the store; also after the command")
     parser.set_defaults(command=None, opens_store=False)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
-    parsers = {name: commands.add_parser(name, help=text, description=text) for name, (_, text) in COMMANDS.items()}
+    parsers = {}
+    for name, (_, text) in COMMANDS.items():
+        parsers[name] = commands.add_parser(name, help=text, description=text)
 
     def add(name: str, command: Callable[..., int | None], *, opens_store: bool = True) -> argparse.ArgumentParser:
         """Declare the function of a command, and return the command's parser for its arguments."""

@@ -1,14 +1,14 @@
 """One training step without torch, Ray and OpenRLHF.
 
-posteriors   rewards of a step go in, advantages come out, everything is stored; what a run begins with
+posteriors   rewards of a step go in, advantages come out, everything is stored
+beginnings   what the posteriors of a run begin with: another run's, or pass rates
 memory       the refusal of scores that a run's memory does not take
-columns      checks prompts, labels and the values of each rollout
-groups       the groups of a step
-step         advantages of a step's rollouts
-kept         which rollouts are stored with their texts
-probes       which prompts are probed, and what probes measure
-step_metrics what is logged of a step
-beginnings   what a run begins with: another run's posteriors, known pass rates
+step         the rollouts of a step, and their advantages
+arrays       what comes with a step, checked
+groups       all rollouts of a prompt
+step_metrics what is counted and logged of a step
+kept         the rollouts that are stored with their texts
+probes       extra rollouts that measure the estimates
 strategies/  which prompts are generated for, and which groups are trained on
 exact_json   the state of a strategy in a checkpoint, as JSON
 prompt_columns  what columns of a data set tell: pass rates that were measured before, sources

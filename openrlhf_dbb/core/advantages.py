@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from openrlhf_dbb.core.columns import Floats
+from openrlhf_dbb.core.arrays import Floats
 from openrlhf_dbb.core.step import Scored
 
 MOST_THIN = 100.0

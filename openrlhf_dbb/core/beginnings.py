@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.columns import Floats, Positions, numbers
+from openrlhf_dbb.core.arrays import Floats, Positions, numbers
 from openrlhf_dbb.core.memory import MemorySupportError
 from openrlhf_dbb.core.scale import supports_run
 from openrlhf_dbb.estimators import RewardEstimator, State

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.core.columns import Floats
+from openrlhf_dbb.core.arrays import Floats
 from openrlhf_dbb.core.step import StepExtras
 from openrlhf_dbb.core.strategies import Decision, Drawn, Predictive, Sampler, varies
 from openrlhf_dbb.errors import RunError

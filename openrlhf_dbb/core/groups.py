@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openrlhf_dbb.core.columns import Floats, Positions
+from openrlhf_dbb.core.arrays import Floats, Positions
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.columns import Column, Floats, Key, Positions, column, whole
+from openrlhf_dbb.core.arrays import Column, Floats, Key, Positions, column, whole
 from openrlhf_dbb.core.groups import Groups
 from openrlhf_dbb.core.step import Rollouts, Scored
 

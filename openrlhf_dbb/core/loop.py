@@ -18,7 +18,7 @@ import numpy as np
 
 from openrlhf_dbb.core import exact_json
 from openrlhf_dbb.core.advantages import check_thin, thinned, whitened
-from openrlhf_dbb.core.columns import Floats, Key
+from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.filling import (
     Answer,
     AtOnce,

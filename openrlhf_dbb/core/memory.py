@@ -12,7 +12,8 @@ class MemorySupportError(RunError, ValueError):
 
 def refusal(estimator: RewardEstimator, error: RewardSupportError, source: str) -> MemorySupportError:
     """Return the error for a score; ``source`` says in words what it belongs to, such as a prompt."""
-    belief, kind = estimator.belief, "memory"
+    belief = estimator.belief
+    kind = "memory"
     if belief is estimator:
         cure = 'estimator="gaussian" (--estimator gaussian)'
         if 0 < error.value < 1 and getattr(estimator, "partial_credit", None) is False:
@@ -21,7 +22,8 @@ def refusal(estimator: RewardEstimator, error: RewardSupportError, source: str) 
     elif estimator.supports(np.array(error.value)):
         cure = f'parameters={{"memory": "gaussian"}} (--{estimator.name}.memory gaussian)'
     else:
-        belief, kind = estimator, "estimator"
+        belief = estimator
+        kind = "estimator"
         flags = "--estimator point --point.memory gaussian"
         cure = f'estimator="point", parameters={{"memory": "gaussian"}} ({flags})'
     return MemorySupportError(

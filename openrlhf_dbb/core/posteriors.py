@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from openrlhf_dbb import estimators, storage
 from openrlhf_dbb.core import SET_ASIDE, beginnings, rules, step_metrics
-from openrlhf_dbb.core.columns import Floats, Key, Positions, keys_of, texts_of, whole
+from openrlhf_dbb.core.arrays import Floats, Key, Positions, keys_of, texts_of, whole
 from openrlhf_dbb.core.groups import Groups
 from openrlhf_dbb.core.kept import kept_rows
 from openrlhf_dbb.core.memory import MemorySupportError as MemorySupportError
@@ -369,11 +369,12 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         self._visited_at = table.step
         self._unverified = unverified_visits(self.store, self.run.record)
         self.step = self.run.record.last_step
-        self._state = dict(self._features)
+        state = dict(self._features)
         for i, field in enumerate(self._belief.state_fields):
-            self._state[field] = np.where(table.step >= 0, table.state[:, i], initial[field])
+            state[field] = np.where(table.step >= 0, table.state[:, i], initial[field])
         for field in self._belief.shared_fields:
-            self._state[field] = shared[field]
+            state[field] = shared[field]
+        self._state = state
 
     def _next_step(self, step: int) -> int:
         """Return the number of the next step; ValueError for another one."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.columns import Key, Positions, numbers
+from openrlhf_dbb.core.arrays import Key, Positions, numbers
 from openrlhf_dbb.core.groups import Groups
 from openrlhf_dbb.core.step import Probes
 from openrlhf_dbb.estimators.probe_error import squared_errors

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from openrlhf_dbb.core.columns import Key
+from openrlhf_dbb.core.arrays import Key
 from openrlhf_dbb.core.texts import is_missing, number_of, unusable
 
 

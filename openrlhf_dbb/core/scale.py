@@ -24,7 +24,8 @@ def verdicts(store: PosteriorStore, run: RunRecord) -> tuple[float, float] | Non
     """
     kept = read.kept_scores(store, run)
     estimator = own_estimator(run)
-    wrong, right = 0.0, 1.0
+    wrong = 0.0
+    right = 1.0
     if kept.different == 2:
         wrong, right = kept.ends
     elif estimator is None or estimator.belief.support != "binary" or not set(kept.ends) <= {0, 1}:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from openrlhf_dbb.core import KEEP
-from openrlhf_dbb.core.columns import (
+from openrlhf_dbb.core.arrays import (
     Column,
     Floats,
     Key,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import NO_ANSWER
-from openrlhf_dbb.core.columns import Floats, Positions
+from openrlhf_dbb.core.arrays import Floats, Positions
 from openrlhf_dbb.core.groups import Groups
 from openrlhf_dbb.core.step import Rollouts, Scored
 

@@ -33,8 +33,8 @@ def prompt_text(prompt: Any) -> str:
     if isinstance(prompt, (bytes, bytearray)):
         return _decoded(prompt, "prompt")
     if isinstance(prompt, Mapping) or not hasattr(prompt, "__iter__"):
-        found = f"{prompt!r:.80}, a {type(prompt).__name__}"
-        raise ValueError(f"a prompt is {found}; give a text, or a list of messages")
+        value = f"{prompt!r:.80}, a {type(prompt).__name__}"
+        raise ValueError(f"a prompt is {value}; give a text, or a list of messages")
     messages = list(map(_plain_message, prompt))
     content = messages[0].get("content") if len(messages) == 1 else None
     if isinstance(content, str) and messages[0] == {"role": "user", "content": content}:
@@ -68,13 +68,13 @@ def content_text(content: Any) -> Any:
         return content
     texts = []
     for part in content:
-        known = {}
+        entries = {}
         if isinstance(part, Mapping):
-            known = {key: value for key, value in part.items() if value is not None}
-        is_text = known.keys() == {"type", "text"} and known["type"] == "text"
-        if not is_text or not isinstance(known["text"], str):
+            entries = {key: value for key, value in part.items() if value is not None}
+        is_text = entries.keys() == {"type", "text"} and entries["type"] == "text"
+        if not is_text or not isinstance(entries["text"], str):
             return content
-        texts.append(known["text"])
+        texts.append(entries["text"])
     return "".join(texts)
 
 
@@ -122,8 +122,8 @@ def number_of(value: Any) -> float:
     """Return a number of a log or of a data set, which may be written as a decimal.
 
     Raises:
-        ValueError: it is none, such as 1_000, 1,5, 0x10 or digits of another script, which Python
-            reads as numbers or others do.
+        ValueError: it is no decimal, such as 1_000, 1,5, 0x10 or digits of another script, some of
+            which Python reads as numbers.
 
     Example:
         >>> [number_of(value) for value in (2, " 2.5e0\\n", b"-.5", "nan")]
@@ -251,8 +251,12 @@ def as_json(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(map(as_json, value), key=str)
     entries = _entries(value)
-    if entries is not None:
-        return {str(name): as_json(entry) for name, entry in entries.items()}
+    if entries is None:
+        return _object_as_json(value)
+    return {str(name): as_json(entry) for name, entry in entries.items()}
+
+
+def _object_as_json(value: Any) -> Any:
     try:
         if hasattr(value, "tolist") and not isinstance(value, type):  # numpy, torch
             return as_json(value.tolist())

@@ -1,9 +1,12 @@
-"""Fits a run to its model and to this machine: threads, precision, attention, micro-batches, by the memory they take.
+"""Fits a run to its model and to this machine: threads, precision, attention and micro-batches.
 
-OpenRLHF's flag of a choice, and ``OMP_NUM_THREADS`` for the threads, win over it. The estimate for GPUs, without what
-is beside a pass, is a quarter above what an H200 took (Qwen3-1.7B, ZeRO 2, 4 rows of 5,120 tokens, recomputed: 42.2 and
-33.6 GB). A trial at the start finds out where
-it is wrong (``PolicyActor.try_longest_micro_batch``). It leaves out a reference model and an engine that stays awake.
+They are chosen by an estimate of the memory that they take. A flag of OpenRLHF's that somebody has
+given wins over the choice, and so does ``OMP_NUM_THREADS`` for the threads.
+
+The estimate for GPUs, without what is beside a pass, is a quarter above what an H200 took: 42.2 and
+33.6 GB for Qwen3-1.7B, ZeRO 2, 4 rows of 5,120 tokens, recomputed. It leaves out a reference model
+and an engine that stays awake. A trial at the start finds out where it is wrong
+(``PolicyActor.try_longest_micro_batch``).
 """
 
 import os
@@ -23,8 +26,8 @@ ORIGIN = "fits the model and this machine"
 WEIGHT = 2  # bytes a parameter in bfloat16; as many for its gradient
 OPTIMIZER = 12  # bytes a parameter: in 32 bits the weight and Adam's two moments
 
-# Without CUDA. With fewer parameters a second thread mostly waits for the first, and every choice below costs more than
-# it saves.
+# Without CUDA. With fewer parameters a second thread mostly waits for the first, and every choice
+# below costs more than it saves.
 SMALL = 20_000_000
 _PROCESS = 1.2 * GIB  # a process that has imported torch, transformers and DeepSpeed or vLLM
 _SHORT = 256  # tokens; for short sequences torch's fused attention takes longer backward than the plain one
@@ -52,6 +55,8 @@ RECOMPUTES = "actor.gradient_checkpointing_enable"
 
 @dataclass(frozen=True)
 class Shape:
+    """The numbers of a model that decide its memory."""
+
     parameters: int
     layers: int
     hidden: int
@@ -72,12 +77,22 @@ class Shape:
             inner = config.intermediate_size
         except AttributeError:
             return None
-        size = getattr(config, "head_dim", None) or hidden // heads
-        keys = getattr(config, "num_key_value_heads", None) or heads
-        layer = 2 * hidden * size * (heads + keys) + 3 * hidden * inner
-        embeddings = vocabulary * hidden * (1 if config.tie_word_embeddings else 2)
-        adapter = layers * (4 * hidden + 2 * size * (heads + keys) + 3 * (hidden + inner))
-        return cls(embeddings + layers * layer, layers, hidden, vocabulary, 2 * layers * keys * size, adapter)
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_size = getattr(config, "head_dim", None) or hidden // heads
+        attention_width = head_size * (heads + key_heads)
+        layer = 2 * hidden * attention_width + 3 * hidden * inner
+        embeddings = vocabulary * hidden
+        if not config.tie_word_embeddings:
+            embeddings *= 2
+        adapter_of_layer = 4 * hidden + 2 * attention_width + 3 * (hidden + inner)
+        return cls(
+            parameters=embeddings + layers * layer,
+            layers=layers,
+            hidden=hidden,
+            vocabulary=vocabulary,
+            key_values=2 * layers * key_heads * head_size,
+            adapter=layers * adapter_of_layer,
+        )
 
     def trained(self, args: SimpleNamespace) -> int:
         """Return the number of parameters that are trained; these alone have gradients and optimizer states."""
@@ -85,13 +100,18 @@ class Shape:
 
 
 def fitted(settings: Settings, shape: Shape | None) -> Settings:
-    """Return the settings with the flags that fit the model. Raise UsageError where its memory cannot be enough.
+    """Return the settings with the flags that fit the model.
 
-    A small model without CUDA, and a kind of model that is not known, keep theirs.
+    A small model without CUDA, and a model without a known shape, keep theirs.
+
+    Raises:
+        UsageError: the memory of this machine cannot be enough.
     """
     if shape is None:
         return settings
-    return _fitted_to_cpu(settings, shape) if cpu.active() else _fitted_to_gpus(settings, shape)
+    if cpu.active():
+        return _fitted_to_cpu(settings, shape)
+    return _fitted_to_gpus(settings, shape)
 
 
 def describe(settings: Settings, shape: Shape | None) -> list[str]:
@@ -101,8 +121,10 @@ def describe(settings: Settings, shape: Shape | None) -> list[str]:
 
 def with_free(settings: Settings, flag: str, value: Any) -> Settings:
     """Return the settings with this value unless somebody has chosen one."""
-    chosen = settings.origin.get(flag) not in (None, "no CUDA", f"preset {presets.DEFAULT}", ORIGIN)
-    return settings if chosen else settings.with_values({flag: value}, ORIGIN)
+    free_origins = (None, "no CUDA", f"preset {presets.DEFAULT}", ORIGIN)
+    if settings.origin.get(flag) not in free_origins:
+        return settings
+    return settings.with_values({flag: value}, ORIGIN)
 
 
 def _fitted_to_cpu(settings: Settings, shape: Shape) -> Settings:
@@ -141,15 +163,20 @@ def engine_arguments(settings: Settings, shape: Shape | None) -> dict[str, Any]:
 
 
 def engine_limits(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
-    """Return vLLM's limits for an engine's share of a step's rollouts; none for a small model, which keeps ours."""
+    """Return vLLM's limits for an engine's share of a step's rollouts; none for a small model."""
     if shape is None or shape.parameters < SMALL:
         return {}
     prompts = max(args.rollout.batch_size, args.rollout.vllm_generate_batch_size or 0)
-    sequences = -(-prompts * args.rollout.n_samples_per_prompt // args.vllm.num_engines)
-    width = 4 if args.ds.param_dtype == "fp32" else 2
-    needed = _cache_bytes(args, shape, sequences, cpu.BLOCK, width)
+    rollouts = prompts * args.rollout.n_samples_per_prompt
+    sequences = -(-rollouts // args.vllm.num_engines)
+    needed = _cache_bytes(args, shape, sequences, cpu.BLOCK, _width(args))
     cache = min(max(needed, _LEAST_CACHE), _MOST_CACHE)
     return {"max_num_seqs": min(sequences, _SEQUENCES), "kv_cache_memory_bytes": cache}
+
+
+def _width(args: SimpleNamespace) -> int:
+    """Return the bytes of a parameter in the models' precision."""
+    return 4 if args.ds.param_dtype == "fp32" else WEIGHT
 
 
 def _cache_bytes(args: SimpleNamespace, shape: Shape, sequences: int, block: int, width: int) -> int:
@@ -157,8 +184,10 @@ def _cache_bytes(args: SimpleNamespace, shape: Shape, sequences: int, block: int
 
     ``block`` is in tokens, ``width`` in bytes a number.
     """
-    blocks = sequences * -(-args.data.max_len // block) + 1  # one block is vLLM's own
-    return blocks * block * shape.key_values * width
+    blocks_of_sequence = -(-args.data.max_len // block)
+    blocks = sequences * blocks_of_sequence + 1  # one block is vLLM's own
+    bytes_of_token = shape.key_values * width
+    return blocks * block * bytes_of_token
 
 
 def _cache_beside_policy(args: SimpleNamespace, shape: Shape | None) -> dict[str, int]:
@@ -185,7 +214,10 @@ def threads(args: SimpleNamespace, shape: Shape | None) -> int:
         return int(os.environ["OMP_NUM_THREADS"])
     if shape is None or shape.parameters < SMALL:
         return 1
-    at_once = rank_count(args) * (1 if args.train.colocate_all and not args.train.async_enable else 2)
+    at_once = rank_count(args)
+    take_turns = args.train.colocate_all and not args.train.async_enable
+    if not take_turns:
+        at_once *= 2
     return max(1, len(os.sched_getaffinity(0)) // at_once)
 
 
@@ -197,25 +229,29 @@ def cpu_memory(settings: Settings, shape: Shape | None, *, longest: bool = True)
     args = settings.args
     if shape is None or shape.parameters < SMALL:
         return 0
-    width = 4 if args.ds.param_dtype == "fp32" else 2
     ranks = rank_count(args)
-    # Adam's two moments, and beside bfloat16 a weight and a gradient in float32; ranks share them. Then the gradient.
-    states = (8 if width == 4 else 16) + ranks * width
-    policies = shape.trained(args) * states + ranks * (shape.parameters * width + _PROCESS)
-    engines = args.vllm.num_engines * (shape.parameters * width + _PROCESS)
+    engines = args.vllm.num_engines
+    width = _width(args)
+    # All are bytes of all ranks and engines together.
+    weights = (ranks + engines) * width * shape.parameters
+    gradients = ranks * width * shape.trained(args)
+    # Ranks share Adam's two moments, and beside bfloat16 a weight and a gradient in float32.
+    optimizer = (8 if width == 4 else 16) * shape.trained(args)
+    processes = (ranks + engines + 1) * _PROCESS
+    needed = weights + gradients + optimizer + processes
     if not longest:
-        return float(policies + engines + _PROCESS)
-    rows = args.train.micro_batch_size
+        return float(needed)
+    tokens = ranks * args.train.micro_batch_size * args.data.max_len
     layers = 2 if args.actor.gradient_checkpointing_enable else shape.layers
-    saved = rows * args.data.max_len * shape.hidden * _SAVED * layers
-    # Bytes a logit, as measured. OpenRLHF's pass, which packed rows take too, copies the logits.
+    activations = _SAVED * tokens * layers * shape.hidden
+    # As measured. OpenRLHF's pass, which packed rows take too, copies the logits.
     bytes_of_logit = 6
     if settings.estimator == NO_ESTIMATOR or args.ds.packing_samples:
         bytes_of_logit = 16
     response = args.rollout.max_new_tokens or args.data.max_len
-    logits = bytes_of_logit * rows * response * shape.vocabulary
-    cache = args.vllm.num_engines * engine_limits(args, shape)["kv_cache_memory_bytes"]
-    return float(policies + engines + _PROCESS + ranks * (saved + logits) + cache)
+    logits = bytes_of_logit * ranks * args.train.micro_batch_size * response * shape.vocabulary
+    caches = engines * engine_limits(args, shape)["kv_cache_memory_bytes"]
+    return float(needed + activations + logits + caches)
 
 
 def _cpu_in_words(settings: Settings, shape: Shape | None) -> list[str]:
@@ -227,7 +263,8 @@ def _cpu_in_words(settings: Settings, shape: Shape | None) -> list[str]:
         f"machine    CPU: {args.ds.param_dtype}, {args.ds.attn_implementation}, {saved} gradient checkpointing, "
         f"ZeRO {args.ds.zero_stage}, OMP_NUM_THREADS={threads(args, shape)}{at_most}"
     ]
-    if gpus := machine.look().describe():
+    gpus = machine.look().describe()
+    if gpus:
         lines.append(
             f"warning: there is {gpus}, but the installed torch is built without CUDA; "
             "OPENRLHF_DBB_PLATFORM=cuda bash scripts/setup_env.sh installs the stack for it"
@@ -392,8 +429,7 @@ def rank_count(args: SimpleNamespace) -> int:
 def checkpoint_warnings(shape: Shape, args: SimpleNamespace) -> list[str]:
     """Return a warning if the disk has no room for the checkpoints."""
     # Of what is trained: weights, and in 32 bits the weights and Adam's two moments.
-    weight = 4 if args.ds.param_dtype == "fp32" else WEIGHT
-    size = (OPTIMIZER + weight) * shape.trained(args)
+    size = (OPTIMIZER + _width(args)) * shape.trained(args)  # bytes of one checkpoint
     kept = int(max(1, min(args.ckpt.max_num, args.ckpt.max_mem * GIB / size)))
     folder = Path(args.ckpt.path)
     existing = next(parent for parent in [folder, *folder.parents] if parent.exists())

@@ -19,7 +19,8 @@ class LightBackend:
 
     def __init__(self, args: SimpleNamespace, *, loads: str | None = NEWEST, threads: int = 0) -> None:
         # ``loads``: the only checkpoint that model actors load; None: none; NEWEST: OpenRLHF chooses.
-        self.args, self._made_by = args, (backend, (args, loads, threads))
+        self.args = args
+        self._made_by = backend, (args, loads, threads)
 
     def __reduce__(self) -> Any:
         return self._made_by

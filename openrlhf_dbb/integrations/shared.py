@@ -15,7 +15,7 @@ import numpy as np
 from openrlhf_dbb import storage
 from openrlhf_dbb.core import KEEP, exact_json, prompt_columns, replay, rules
 from openrlhf_dbb.core.advantages import check_thin, thinned, whitened
-from openrlhf_dbb.core.columns import Floats, Key, whole
+from openrlhf_dbb.core.arrays import Floats, Key, whole
 from openrlhf_dbb.core.filling import Answer, AtOnce, Batch, Filler, Group, Request, ShuffledPrompts
 from openrlhf_dbb.core.host import Capability, Host, SideState
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest

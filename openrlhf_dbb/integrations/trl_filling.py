@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from accelerate.utils import broadcast_object_list
 
-from openrlhf_dbb.core.columns import Floats
+from openrlhf_dbb.core.arrays import Floats
 from openrlhf_dbb.core.filling import Answer
 from openrlhf_dbb.integrations.shared import RowAnswer, RowRequest
 from openrlhf_dbb.integrations.trl_processes import gathered

@@ -19,7 +19,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.columns import Floats, Key
+from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.filling import Batch, BudgetSpent
 from openrlhf_dbb.core.host import Capability
 from openrlhf_dbb.core.posteriors import Posteriors

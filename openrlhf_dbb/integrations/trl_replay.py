@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from openrlhf_dbb.core.columns import Floats
+from openrlhf_dbb.core.arrays import Floats
 from openrlhf_dbb.core.replay import ExtraRow, ReplayMemory, TokenRollout
 from openrlhf_dbb.integrations.trl_processes import gathered, on_first
 from openrlhf_dbb.integrations.trl_rows import Row, batch_of, cut

@@ -6,7 +6,7 @@ from functools import cached_property
 from types import NoneType
 from typing import Any
 
-from openrlhf_dbb.core.columns import whole
+from openrlhf_dbb.core.arrays import whole
 from openrlhf_dbb.core.host import Capability
 from openrlhf_dbb.core.replay import Replay
 from openrlhf_dbb.errors import did_you_mean

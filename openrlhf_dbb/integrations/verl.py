@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from openrlhf_dbb.core.columns import Floats, Key, Positions
+from openrlhf_dbb.core.arrays import Floats, Key, Positions
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts

@@ -22,9 +22,9 @@ class MergedModel:
     def __init__(self, model: PeftModel, *, keep: bool) -> None:
         self._weights = {}
         for name, weight in merged(model).items():
-            whole = weight.data  # ZeRO 3 gathers it on every rank
+            gathered = weight.data  # by ZeRO 3 on every rank
             if keep:
-                self._weights[name] = whole.cpu()
+                self._weights[name] = gathered.cpu()
         self.base: Any = model.get_base_model()
         self.config = self.base.config
         self.dtype = self.base.dtype
@@ -53,7 +53,8 @@ class Backend(DeepspeedStrategy):
         prepared = super().prepare(*models)
         for entry in prepared if isinstance(prepared, list) else [prepared]:
             engine = getattr(_model_of(entry), "model", None)
-            if isinstance(engine, DeepSpeedEngine) and self.stage == 0 and self.world_size == 1:
+            is_alone = self.stage == 0 and self.world_size == 1
+            if is_alone and isinstance(engine, DeepSpeedEngine):
                 engine.enable_backward_allreduce = False  # it would copy all gradients, twice, and sum nothing
                 engine.clip_fp32_gradients = functools.partial(_clip, engine)
         return prepared
@@ -66,7 +67,8 @@ class Backend(DeepspeedStrategy):
                 return super().save_model(model, tokenizer, output_dir, **kwargs)
             model = policy = MergedModel(policy, keep=self.is_rank_0())
         original, _ = PreTrainedConfig.get_config_dict(self.args.actor.model_name_or_path)
-        dtype = getattr(torch, original.get("dtype") or original.get("torch_dtype") or "", policy.dtype)
+        name_of_dtype = original.get("dtype") or original.get("torch_dtype") or ""
+        dtype = getattr(torch, name_of_dtype, policy.dtype)
         trained = policy.config.dtype
         save = policy.save_pretrained
         tied = getattr(policy, "all_tied_weights_keys", ())
@@ -96,11 +98,13 @@ class Backend(DeepspeedStrategy):
 
     def load_ckpt(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a checkpoint as upstream does. Frozen weights that are not in it stay those of the base model."""
-        found = super().load_ckpt(model, *args, **kwargs, load_module_strict=not isinstance(model.module, PeftModel))
-        for state in model.basic_optimizer.state.values():  # buffers of ZeRO 3's sleep, now on the GPU: no use there
+        is_whole = not isinstance(model.module, PeftModel)
+        loaded = super().load_ckpt(model, *args, **kwargs, load_module_strict=is_whole)
+        for state in model.basic_optimizer.state.values():
+            # Buffers of ZeRO 3's sleep, which are now on the GPU, where they are of no use.
             state.pop("exp_avg_offload_buffer", None)
             state.pop("exp_avg_sq_offload_buffer", None)
-        return found
+        return loaded
 
     def get_ds_train_config(
         self, optim_dict: dict[str, Any] | None = None, *, max_norm: float | None = None
@@ -108,7 +112,8 @@ class Backend(DeepspeedStrategy):
         config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
         if optim_dict is not None and optim_dict["type"] == "AdamW" and not self.adam_offload:
             # DeepSpeed's own Adam is compiled at the start: that takes a minute or more, and nvcc.
-            # Torch's fused one needs no memory beside its states; the other that of the largest weight several times.
+            # Torch's fused Adam needs no memory beside its states. Torch's other Adam needs that of
+            # the largest weight several times.
             config["optimizer"]["params"].update(torch_adam=True, fused=True)
             if self.stage == 3:
                 # To offload its state for --ds.enable_sleep, DeepSpeed asserts this class; the state is the same.
@@ -126,7 +131,7 @@ def _model_of(entry: Any) -> Any:
 
 
 def _fill_mean_and_deviation(model: Any) -> None:
-    # transformers 5 makes a model without memory and then fills in the file's weights; these are in no file.
+    # transformers 5 makes a model without memory, then fills in the file's weights. These are in no file.
     for name, default in (("mean", 0.0), ("std", 1.0)):
         buffer = getattr(model, name, None)
         if isinstance(buffer, torch.Tensor):
@@ -160,7 +165,8 @@ class CpuBackend(Backend):
 
         # OpenRLHF calls these four on every machine.
         torch.cuda.current_device = lambda: _CpuDevice("cpu")
-        torch.cuda.set_device = torch.cuda.synchronize = lambda *_: None
+        torch.cuda.set_device = lambda *_: None
+        torch.cuda.synchronize = lambda *_: None
         torch.cuda.current_stream = lambda: None
         # NCCL's communicator disables itself without a GPU, and every weight broadcast would do nothing in silence.
         upstream.replace(ppo_actor, "stateless_init_process_group", GlooCommunicator)

@@ -35,12 +35,14 @@ APART: Layer = (
 def check_machine() -> None:
     """Raise UsageError if the installed stack cannot run here; a stack for CUDA does not run on the processor."""
     built_for = str(machine.torch_cuda())
-    if why := machine.no_gpus(machine.look(), built_for):
+    why = machine.no_gpus(machine.look(), built_for)
+    if why:
         raise UsageError(
             f"the installed torch is built for CUDA {built_for}, and {why}; to train without a GPU, set up another "
             "environment: OPENRLHF_DBB_PLATFORM=cpu bash scripts/setup_env.sh"
         )
-    if lacking := machine.lacks():
+    lacking = machine.lacks()
+    if lacking:
         raise UsageError("; ".join(lacking))
 
 
@@ -48,7 +50,8 @@ def refusals(args: SimpleNamespace, gpus: Sequence[machine.Gpu]) -> Iterator[str
     """Yield a line for each flag, or GPU, with which a run would fail late or train wrongly."""
     ds = args.ds
     attention = ds.attn_implementation
-    if why_not := unavailable(attention, gpus):
+    why_not = unavailable(attention, gpus)
+    if why_not:
         usable, _ = choose_attention(gpus)
         yield f"--{_ATTENTION} {attention}: {why_not}; use {usable}, or leave it out"
     old = [gpu.name for gpu in gpus if gpu.capability < (8, 0)]
@@ -79,16 +82,17 @@ def _not_installed(args: SimpleNamespace) -> Iterator[str]:
         "ds.deepcompile": ds.deepcompile,
         "actor.optim muon": args.actor.optim == "muon",
     }
-    for flag, given in compiled.items():
-        if given and not machine.nvcc():
+    for flag, is_on in compiled.items():
+        if is_on and not machine.nvcc():
             why = "DeepSpeed compiles this with nvcc, which is missing"
             yield f"--{flag}: {why}; install it, or leave it out"
 
 
 def worker_environment() -> dict[str, str]:
     """Return the environment variables of every Ray worker, and so of the vLLM engines."""
-    # vLLM would compile it at the first top-p, which only evaluations have.
-    variables = {"VLLM_USE_FLASHINFER_SAMPLER": os.environ.get("VLLM_USE_FLASHINFER_SAMPLER", "0")}
+    # vLLM would compile this sampler at the first top-p, which only evaluations have.
+    sampler = "VLLM_USE_FLASHINFER_SAMPLER"
+    variables = {sampler: os.environ.get(sampler, "0")}
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         if name in os.environ:
             variables[name] = without_expandable_segments(os.environ[name])
@@ -108,7 +112,9 @@ def without_expandable_segments(settings: str) -> str:
 def choose_attention(gpus: Sequence[machine.Gpu]) -> tuple[str, str]:
     """Return the attention that the policy trains with on these GPUs, and the reason."""
     why_not = unavailable(FLASH, gpus)
-    return (TORCH, f"CUDA, {why_not}") if why_not else (FLASH, f"CUDA, {FLASH} is installed")
+    if why_not:
+        return TORCH, f"CUDA, {why_not}"
+    return FLASH, f"CUDA, {FLASH} is installed"
 
 
 def unavailable(attention: str, gpus: Sequence[machine.Gpu]) -> str | None:
@@ -119,7 +125,8 @@ def unavailable(attention: str, gpus: Sequence[machine.Gpu]) -> str | None:
         return "no compiled flash-attn is installed"
     for gpu in gpus:
         if gpu.capability[0] not in _KERNELS:
-            return f"{FLASH} has no kernels for {gpu.name} (compute capability {'.'.join(map(str, gpu.capability))})"
+            capability = ".".join(map(str, gpu.capability))
+            return f"{FLASH} has no kernels for {gpu.name} (compute capability {capability})"
     return None
 
 
@@ -133,23 +140,26 @@ def layers(gpus: Sequence[machine.Gpu], *, with_preset: bool) -> Iterator[Layer]
 
 def derived(flags: Mapping[str, Any], origin: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     """Yield flags, values and reasons of placement and token limits; the caller sets each at once."""
-    if flags["train.colocate_all"]:
-        for model, used in (
-            ("ref", flags["algo.kl.init_coef"] > 0),
-            ("critic", flags["algo.advantage.estimator"] == "gae"),
-            ("reward", not flags["reward.remote_url"]),
-        ):
-            for places in ("num_nodes", "num_gpus_per_node"):
-                if used and f"{model}.{places}" not in origin:
-                    yield f"{model}.{places}", flags[f"actor.{places}"], "--train.colocate_all: on the policy's GPUs"
-    if flags["train.dynamic_batch_enable"]:
-        for part in ("train", "rollout"):  # padded micro-batches take at most this memory
-            if f"{part}.max_tokens_per_gpu" not in origin:
-                yield f"{part}.max_tokens_per_gpu", flags[f"{part}.micro_batch_size"] * flags["data.max_len"], PADDED
+    beside_policy = {
+        "ref": flags["algo.kl.init_coef"] > 0,
+        "critic": flags["algo.advantage.estimator"] == "gae",
+        "reward": not flags["reward.remote_url"],
+    }
+    for model, is_used in beside_policy.items():
+        for places in ("num_nodes", "num_gpus_per_node"):
+            flag = f"{model}.{places}"
+            if flags["train.colocate_all"] and is_used and flag not in origin:
+                why = "--train.colocate_all: on the policy's GPUs"
+                yield flag, flags[f"actor.{places}"], why
+    for part in ("train", "rollout"):
+        flag = f"{part}.max_tokens_per_gpu"
+        if flags["train.dynamic_batch_enable"] and flag not in origin:
+            # Padded micro-batches take at most this memory.
+            yield flag, flags[f"{part}.micro_batch_size"] * flags["data.max_len"], PADDED
 
 
 def smaller(args: SimpleNamespace) -> str:
-    """Return the flags, of those that are not given, by which weights and Adam's states take less memory of a GPU."""
+    """Return the flags by which weights and Adam's states take less memory of a GPU, without those in use."""
     ways = []
     if args.ds.zero_stage < 3:
         ways.append("--ds.zero_stage 3 (on several GPUs)")
@@ -170,9 +180,10 @@ def less_memory(args: SimpleNamespace) -> str:
 
 def rows(args: SimpleNamespace, part: str) -> int:
     """Return the most rows of ``--data.max_len`` tokens in a micro-batch; ``part`` is "train" or "rollout"."""
+    sizes = getattr(args, part)
     if args.train.dynamic_batch_enable:
-        return max(1, int(getattr(args, part).max_tokens_per_gpu // args.data.max_len))
-    size = getattr(args, part).micro_batch_size
+        return max(1, int(sizes.max_tokens_per_gpu // args.data.max_len))
+    size = sizes.micro_batch_size
     if part == "train":  # at most so many rows are replayed beside the fresh ones
         size += math.ceil(size * args.replay.samples / args.rollout.n_samples_per_prompt)
     return int(size)
@@ -181,6 +192,7 @@ def rows(args: SimpleNamespace, part: str) -> int:
 def engine_limits(args: SimpleNamespace) -> dict[str, int]:
     """Return vLLM's limits for an engine that runs its share of a step's rollouts at a time."""
     rollouts = chosen.rollouts_of_a_step(args)
-    # vLLM's defaults are 128 sequences at a time and 2,048 tokens a step. It keeps 4 bytes a sequence and word.
-    sequences = min(max(-(-rollouts // args.vllm.num_engines), 128), 512)
-    return {"max_num_seqs": sequences, "max_num_batched_tokens": 8192}
+    share = -(-rollouts // args.vllm.num_engines)
+    # vLLM's defaults are 128 sequences at a time and 2,048 tokens a step. It keeps 4 bytes for each
+    # sequence and word of the vocabulary.
+    return {"max_num_seqs": min(max(share, 128), 512), "max_num_batched_tokens": 8192}

@@ -169,8 +169,10 @@ def _small_node(rays_node: Any, *, logs: bool) -> Any:
 
         def start_raylet(self, *args: Any, **options: Any) -> None:
             with contextlib.ExitStack() as stack:
-                sockets = {name: stack.enter_context(socket.create_server(("", 0))) for name in _PORTS}
-                ports = {name: each.getsockname()[1] for name, each in sockets.items()}
+                # All are open at once, so that no two get the same port.
+                sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in _PORTS]
+                numbers = [server.getsockname()[1] for server in sockets]
+            ports = dict(zip(_PORTS, numbers, strict=True))
             self._ray_params.update(**ports)
             # The raylet knows the other ports from its arguments, and this one from a file alone.
             port = ports["dashboard_agent_listen_port"]

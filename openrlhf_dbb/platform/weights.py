@@ -30,7 +30,8 @@ class Weight:
         self.requires_grad = any(part.requires_grad for part in self.parts)
         self.dtype = weight.dtype
         self.device = weight.device
-        self.shape = self.ds_shape = tuple(getattr(weight, "ds_shape", weight.shape))
+        self.shape = tuple(getattr(weight, "ds_shape", weight.shape))
+        self.ds_shape = self.shape
         self._weight = weight
         self._layer = layer
 
@@ -57,11 +58,11 @@ def merged(model: torch.nn.Module) -> dict[str, Weight]:
     from peft import PeftModel
     from peft.tuners.lora import LoraLayer
 
-    named = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     if not isinstance(model, PeftModel):
-        return {name: Weight(weight) for name, weight in named.items()}
+        return {name: Weight(weight) for name, weight in parameters.items()}
     weights = {}
-    for name, weight in named.items():
+    for name, weight in parameters.items():
         if ".lora_" not in name:
             weights[_plain(name)] = Weight(weight)
     for name, layer in model.named_modules():
@@ -168,8 +169,8 @@ class Receiver:
         if names <= self._known:
             model.load_weights(weights=weights)
             return
-        # The first time one by one: vLLM returns the names of its own parameters, which merge several of the policy's,
-        # so that only an empty answer to a single weight tells that vLLM ignored it.
+        # load_weights returns names of vLLM's own parameters, which merge several of the policy's. So
+        # the first time each weight goes alone: an empty answer then says that vLLM ignored it.
         for name, weight in weights:
             if not model.load_weights(weights=[(name, weight)]):
                 raise RuntimeError(f"weight sync: vLLM's model loaded nothing from {name!r} {tuple(weight.shape)}")

@@ -170,7 +170,9 @@ class RolloutStrategy:
 STRATEGIES: Registry[RolloutStrategy] = Registry(
     "rollout strategy", RolloutStrategy, __name__, "openrlhf_dbb.strategies"
 )
-register, available, get = STRATEGIES.register, STRATEGIES.available, STRATEGIES.get
+register = STRATEGIES.register
+available = STRATEGIES.available
+get = STRATEGIES.get
 
 
 @register
@@ -185,6 +187,6 @@ class Plain(RolloutStrategy):
 
 
 def varies(scores_N: NDArray[np.float64]) -> bool:
-    """Return whether the known scores of a group differ; False if fewer than two are known."""
-    known = scores_N[~np.isnan(scores_N)]
-    return bool(len(known) and known.min() < known.max())
+    """Return whether the scores of a group differ, apart from missing ones; False for fewer than two."""
+    verified = scores_N[~np.isnan(scores_N)]
+    return bool(len(verified) and verified.min() < verified.max())

@@ -38,4 +38,6 @@ class DynamicSampling(RolloutStrategy):
 class DynamicSampler(Sampler):
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
         low, high = self.facts.score_range or (-np.inf, np.inf)
-        return Decision.TRAIN if varies(scores_N) and low < np.nanmean(scores_N) < high else Decision.REPLACE
+        if varies(scores_N) and low < np.nanmean(scores_N) < high:
+            return Decision.TRAIN
+        return Decision.REPLACE

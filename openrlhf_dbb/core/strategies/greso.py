@@ -16,7 +16,9 @@ from openrlhf_dbb.core.strategies import Decision, RolloutStrategy, RunFacts, Sa
 from openrlhf_dbb.errors import RunError
 
 # GRESO's published settings.
-LOWEST_P, HIGHEST_P, STEP = 0.05, 0.95, 0.01  # of p_easy and p_hard; their change after a training step
+LOWEST_P = 0.05  # of p_easy and p_hard
+HIGHEST_P = 0.95  # likewise
+STEP = 0.01  # their change after a training step
 MOST_IDLE_PASSES = 200  # in which every prompt was skipped, before the run is given up
 
 
@@ -50,12 +52,15 @@ class GresoSampler(Sampler):
         super().__init__(facts)
         self._floor = strategy.floor
         self._targets = (strategy.target / 3, strategy.target * 2 / 3)
-        self._most, self._fewest = facts.groups * 3 // 2, -(-facts.groups // 2)  # published: 192 and 64 for 128
-        self.p_easy = self.p_hard = 0.5  # as published
+        self._most = facts.groups * 3 // 2  # published: 192 for 128
+        self._fewest = -(-facts.groups // 2)  # published: 64 for 128
+        self.p_easy = 0.5  # as published
+        self.p_hard = 0.5  # likewise
         # Groups in a row of zero variance: z if they succeeded, -z if they failed. Other prompts are not in it.
         self._streak: dict[int, int] = {}
         self._unverified: dict[int, int] = {}  # groups in a row without any score
-        self._passes = self._idle_passes = 0
+        self._passes = 0
+        self._idle_passes = 0
         self._random = np.random.default_rng(facts.seed)
         # Groups generated in each round of the step, and the easy and hard ones among them.
         self._rounds: list[Counter[str]] = [Counter()]
@@ -73,13 +78,17 @@ class GresoSampler(Sampler):
         return self._random.random() >= self.probability(prompt_id)
 
     def round_size(self, missing: int) -> int:
-        last = next(filter(None, reversed(self._rounds)), None)  # a round of skipped prompts tells nothing
+        # A round of skipped prompts tells nothing.
+        rounds = [counts for counts in self._rounds if counts]
         self._rounds.append(Counter())
-        # The published code divides by zero if all groups of a round have zero variance.
-        if last is None or last["easy"] + last["hard"] == last["groups"]:
+        if not rounds:
             return self._most
-        # Not by z, whose rounding the floor would show: 1.25 * 12 / (1 - 0.7) is 49.999... (1.25 as published)
-        needed = 1.25 * missing * last["groups"] / (last["groups"] - last["easy"] - last["hard"])
+        last = rounds[-1]
+        mixed = last["groups"] - last["easy"] - last["hard"]
+        if not mixed:  # the published code divides by zero here
+            return self._most
+        # 1.25 as published. Whole numbers are divided: 1.25 * 12 / (1 - 0.7) would be 49.999...
+        needed = 1.25 * missing * last["groups"] / mixed
         return int(max(min(needed, self._most), self._fewest))
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
@@ -92,10 +101,14 @@ class GresoSampler(Sampler):
             self._rounds[-1]["groups"] += 1
             self._streak.pop(prompt_id, None)
             return Decision.TRAIN
-        easy = float(np.nanmean(scores_N)) > 0.5
-        self._rounds[-1].update(("groups", "easy" if easy else "hard"))
         before = self._streak.get(prompt_id, 0)
-        self._streak[prompt_id] = max(before, 0) + 1 if easy else min(before, 0) - 1
+        self._rounds[-1]["groups"] += 1
+        if np.nanmean(scores_N) > 0.5:
+            self._rounds[-1]["easy"] += 1
+            self._streak[prompt_id] = max(before, 0) + 1
+        else:
+            self._rounds[-1]["hard"] += 1
+            self._streak[prompt_id] = min(before, 0) - 1
         return Decision.DISCARD
 
     def end_step(self) -> None:
@@ -107,7 +120,8 @@ class GresoSampler(Sampler):
         self._rounds = [Counter()]
 
     def end_pass(self) -> None:
-        self._passes, self._idle_passes = self._passes + 1, self._idle_passes + 1
+        self._passes += 1
+        self._idle_passes += 1
         if self._idle_passes > MOST_IDLE_PASSES:
             raise RunError(
                 f"GRESO skipped every prompt in {MOST_IDLE_PASSES} passes over the data; raise greso.floor, "
@@ -116,9 +130,14 @@ class GresoSampler(Sampler):
 
     def metrics(self) -> dict[str, float]:
         easy, hard = self._shares
-        probabilities = {"greso/p_easy": self.p_easy, "greso/p_hard": self.p_hard}
-        return probabilities | {"greso/easy_share": easy, "greso/hard_share": hard}
+        return {
+            "greso/p_easy": self.p_easy,
+            "greso/p_hard": self.p_hard,
+            "greso/easy_share": easy,
+            "greso/hard_share": hard,
+        }
 
 
 def _moved(p: float, share: float, target: float) -> float:
-    return min(max(p - STEP if share >= target else p + STEP, LOWEST_P), HIGHEST_P)
+    moved = p - STEP if share >= target else p + STEP
+    return min(max(moved, LOWEST_P), HIGHEST_P)

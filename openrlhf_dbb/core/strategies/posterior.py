@@ -60,8 +60,10 @@ class PosteriorSampler(Sampler):
         self._random = np.random.default_rng(facts.seed)
         self._batch: list[Drawn] = []
         self._metrics: dict[str, float] = {}
-        self._evenly, self._passes = False, 0
-        self._outcomes: list[tuple[float, float, float]] = []  # of the pass: mixed, times as_even, times as_forecast
+        self._evenly = False
+        self._passes = 0
+        # Of each group of the pass: 1 if it is mixed, that times as_even, and that times as_forecast.
+        self._outcomes: list[tuple[float, float, float]] = []
         self._of_step: list[tuple[float, float, float]] = []  # likewise; empty between steps
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
@@ -70,24 +72,38 @@ class PosteriorSampler(Sampler):
         return Drawn(*self._batch.pop(0))  # a list after a resume from JSON
 
     def _draw(self, predictive: Predictive) -> list[Drawn]:
-        prompts, batch, strategy = len(predictive.prompt_ids), self.facts.groups, self._strategy
+        strategy = self._strategy
+        prompts = len(predictive.prompt_ids)
+        batch = self.facts.groups
         if batch > prompts:
-            raise RunError(f"a batch of {batch} prompts, but only {prompts} prompts differ; lower the batch size")
-        value = expected_variance(predictive.alpha, predictive.beta) ** strategy.power
-        even = pi_even = np.full(prompts, batch / prompts)
+            problem = f"a batch of {batch} prompts, but only {prompts} prompts differ"
+            raise RunError(f"{problem}; lower the batch size")
+        value_P = expected_variance(predictive.alpha, predictive.beta) ** strategy.power
+        even_P = np.full(prompts, batch / prompts)
+        drawn_evenly_P = even_P
         if predictive.unverified is not None and predictive.unverified.any():
             # Nothing is learned from a prompt without scores: it keeps its share of the floor.
-            value[predictive.unverified] = 0
-            pi_even = inclusion((~predictive.unverified).astype(np.float64), batch, strategy.floor)
-        forecast = inclusion(value, batch, strategy.floor)
-        pi = pi_even if self._evenly else forecast
-        drawn = systematic(pi, self._random)
-        as_even, as_forecast = even[drawn] / pi[drawn], forecast[drawn] / pi[drawn]
-        weights = as_even**strategy.weight_power
-        effective = float(weights.sum() ** 2 / (batch * (weights @ weights)))  # 1 for equal weights
-        self._metrics |= {"posterior/even": float(self._evenly), "posterior/effective": effective}
-        columns = (predictive.prompt_ids[drawn], pi[drawn], weights, as_even, as_forecast)
-        return [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+            value_P[predictive.unverified] = 0
+            is_verified_P = (~predictive.unverified).astype(np.float64)
+            drawn_evenly_P = inclusion(is_verified_P, batch, strategy.floor)
+        forecast_P = inclusion(value_P, batch, strategy.floor)
+        pi_P = drawn_evenly_P if self._evenly else forecast_P
+        drawn_B = systematic(pi_P, self._random)
+        pi_B = pi_P[drawn_B]
+        as_even_B = even_P[drawn_B] / pi_B
+        weights_B = as_even_B**strategy.weight_power
+        effective = weights_B.sum() ** 2 / (batch * (weights_B @ weights_B))  # 1 for equal weights
+        self._metrics["posterior/even"] = float(self._evenly)
+        self._metrics["posterior/effective"] = float(effective)
+        columns = (
+            predictive.prompt_ids[drawn_B],
+            pi_B,
+            weights_B,
+            as_even_B,
+            forecast_P[drawn_B] / pi_B,
+        )
+        rows = zip(*[column.tolist() for column in columns], strict=True)
+        return [Drawn(*row) for row in rows]
 
     def observe(self, drawn: Drawn, mixed: bool) -> None:
         outcome = (float(mixed), mixed * drawn.as_even, mixed * drawn.as_forecast)
@@ -97,7 +113,8 @@ class PosteriorSampler(Sampler):
     def end_step(self) -> None:
         if self._of_step:  # a reward model's scores come later and are not observed
             mixed, mixed_even, _ = np.mean(self._of_step, axis=0).tolist()
-            self._metrics |= {"posterior/mixed": mixed, "posterior/mixed_even": mixed_even}
+            self._metrics["posterior/mixed"] = mixed
+            self._metrics["posterior/mixed_even"] = mixed_even
             self._of_step = []
 
     def end_pass(self) -> None:
@@ -153,9 +170,11 @@ def inclusion(value_P: Floats, batch: int, floor: float) -> Floats:
 
     The draws are in proportion to ``value_P`` >= 0, apart from the floor in (0, 1] and the limit of 1.
     """
-    prompts, total = len(value_P), value_P.sum()
+    prompts = len(value_P)
     even_P = np.full(prompts, 1 / prompts)
-    share_P = floor * even_P + (1 - floor) * (value_P / total if total > 0 else even_P)
+    total = value_P.sum()
+    own_P = value_P / total if total > 0 else even_P
+    share_P = floor * even_P + (1 - floor) * own_P
     order = np.argsort(-share_P, kind="stable")
     sorted_P = share_P[order]
     rest_P = np.cumsum(sorted_P[::-1])[::-1]  # sum of this share and all smaller ones

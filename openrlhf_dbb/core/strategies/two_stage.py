@@ -25,7 +25,8 @@ from openrlhf_dbb.core.strategies import (
 from openrlhf_dbb.core.strategies.posterior import PosteriorSampling
 from openrlhf_dbb.errors import RunError
 
-EVEN, POSTERIOR = "even", "posterior"
+EVEN = "even"
+POSTERIOR = "posterior"
 MOST_IDLE_PASSES = 20  # in which no prompt's first rollouts differed, before the run is given up
 
 

@@ -1,4 +1,4 @@
-"""Checks the columns of a step: prompts, labels, and one value for each rollout.
+"""Checks what comes with a step, and makes arrays of it: prompts, labels, and a value for each rollout.
 
 Axes: R rollouts (rows) of the step.
 """
