@@ -13,6 +13,7 @@ const GROUP_KINDS = {
   alike: { word: "all alike", meaning: "all its rewards are equal, and partly right" },
   unverified: { word: "unverified", meaning: "none of its rollouts could be verified" },
   filtered: { word: "filtered out", meaning: "it was not trained on" },
+  unknown: { word: "not known", meaning: "no verified rollout of it was kept" },
 };
 const MOST_GROUPS = 100; // drawn of one step
 const MOST_BARS = 10; // of the histogram, unless there are few rewards
@@ -29,7 +30,7 @@ const isOf = (rollout, kind) => !kind || (kind === "truncated" ? Boolean(rollout
 // Returns the kind of a group of kept rollouts. group: the rewards seen of it, null if they are not known.
 function groupKindOf(rollouts, group, form) {
   const verified = rollouts.filter((rollout) => kindOf(rollout) !== "missing" && isNumber(rollout.reward));
-  if (!verified.length) return "unverified";
+  if (!verified.length) return group?.rollouts ? "unknown" : "unverified";
   if (form !== null && verified.every((rollout) => isNumber(rollout.advantage) && !isNumber(rollout.baseline))) return "filtered";
   const [first] = verified, reward = first.reward;
   const others = isNumber(group?.successes) && Math.abs(group.rollouts * reward - group.successes) > 1e-4 * group.rollouts * Math.max(1, Math.abs(reward)); // rollouts that were not kept
@@ -43,7 +44,7 @@ function tally(rollouts) {
   return [...counts, ...(cut ? [["truncated", cut]] : [])].map(([word, count]) => `${whole(count)} ${word}`).join(", ");
 }
 
-const exact = (value) => String(Number(value.toPrecision(6)));
+const exact = or((value) => String(Number(value.toPrecision(6))));
 
 // Returns how an advantage came about, as the command explain does.
 function arithmetic({ reward, missing, advantage, baseline, scale, weight }, form) {
@@ -189,9 +190,10 @@ VIEWS.rollouts = {
     const step = wanted === null ? there?.at(-1) ?? "latest" : there?.length ? there[nearest(there, wanted)] : wanted;
     return `runs/${run.id}/rollouts/${step}`;
   },
-  // The rollouts of a step stay the same; the latest step changes.
+  // The rollouts of a step stay the same; the latest step changes, and one that is not written yet.
   needs() {
-    const path = this.path(), version = path.endsWith("latest") ? theRun().version : "kept";
+    const path = this.path(), changes = path.endsWith("latest") || numberIn("step") > theRun().step;
+    const version = changes ? theRun().version : "kept";
     return theRun().keeps_rollouts ? [need(path, version)].filter(Boolean) : [];
   },
   draw() {
