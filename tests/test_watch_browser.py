@@ -554,7 +554,13 @@ def test_from_a_point_of_a_curve_to_the_rollouts_of_its_step(browser, sixty, wri
     box = browser.page.locator(chart).bounding_box()
     browser.page.mouse.click(box["x"] + box["width"] - 12, box["y"] + 60)
     until_text(browser, "#rollouts-note", "Step 3: 120 kept rollouts")
-    browser.page.go_back()
+    assert browser("document.querySelector('#later-step').disabled")
+    browser.page.click("#earlier-step")
+    until_text(browser, "#rollouts-note", "Step 2: 120 kept rollouts")
+    browser.page.click("#later-step")
+    until_text(browser, "#rollouts-note", "Step 3: 120 kept rollouts")
+    for _ in range(3):
+        browser.page.go_back()
     browser.until("!document.querySelector('#view-curves').hidden")
     mouse = browser.page.mouse
     mouse.move(box["x"] + 100, box["y"] + 60)

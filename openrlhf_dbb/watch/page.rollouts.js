@@ -161,15 +161,15 @@ function drawGroupKinds(groups) {
   setValue(byId("group"), at.group ?? "");
 }
 
-function drawGroup({ id, prompt, rollouts, hits, kind }, step, run, form) {
-  const unseen = (prompt.group?.rollouts ?? 0) - rollouts.length;
+function drawGroup({ id, prompt, rollouts, hits, kind }, step, run, answer) {
+  const unseen = (prompt.group?.rollouts ?? 0) - rollouts.length, isCut = answer.kept > answer.rollouts.length;
   return element("section", { class: "group", "data-group": kind },
     element("h2", {}, element("a", { href: addressWith({ prompt: id, visit: step, step }) }, `Prompt ${id}`), " ", badge(kind),
-      element("span", { class: "note" }, ` ${tally(rollouts)}${unseen > 0 ? `; ${whole(unseen)} more not kept` : ""}`)),
+      element("span", { class: "note" }, ` ${tally(rollouts)}${unseen > 0 ? `; ${whole(unseen)} more not ${isCut ? "shown" : "kept"}` : ""}`)),
     element("p", { class: "text question", dir: "auto" }, brief(prompt.text, run)),
     element("p", { class: "note label" }, ...(prompt.label ? ["Label: ", element("bdi", {}, prompt.label.slice(0, 300)), " \u00b7 "] : []),
       ...(prompt.group ? [expectation(prompt.group)] : [])),
-    sides(hits, form));
+    sides(hits, answer.form ?? null));
 }
 
 // Says what became of the other rollouts of a step.
@@ -224,7 +224,7 @@ VIEWS.rollouts = {
     setText(byId("rollout-hits"), hits < found.length || rest
       ? `${whole(shown.length)} of ${plural(groups.length, "group")}, ${whole(hits)} of ${plural(found.length, "rollout")}${rest}` : "");
     drawOnce(byId("groups"), JSON.stringify([run.id, step, found.length, ...FILTERS.map((name) => at[name])]), () =>
-      byId("groups").replaceChildren(...drawn.map((group) => drawGroup(group, step, run, answer.form ?? null))));
+      byId("groups").replaceChildren(...drawn.map((group) => drawGroup(group, step, run, answer))));
     return step ?? 0;
   },
 };
