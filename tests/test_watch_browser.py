@@ -544,16 +544,23 @@ def test_from_a_point_of_a_curve_to_the_rollouts_of_its_step(browser, sixty, wri
     address = written(sixty)
     browser.open(f"{address}#view=curves", height=1500)
     chart = "[data-chart=reward] > svg"
-    browser.page.focus(chart)
-    for key in ("Home", "ArrowRight", "Enter"):
-        browser.page.keyboard.press(key)
-    until_text(browser, "#rollouts-note", "Step 2: 120 kept rollouts")
-    browser.page.go_back()
-    browser.until("!document.querySelector('#view-curves').hidden")
+    for keys, step in ((["Enter"], 3), (["Home", "ArrowRight", "Enter"], 2)):
+        browser.page.focus(chart)
+        for key in keys:
+            browser.page.keyboard.press(key)
+        until_text(browser, "#rollouts-note", f"Step {step}: 120 kept rollouts")
+        browser.page.go_back()
+        browser.until("!document.querySelector('#view-curves').hidden")
     box = browser.page.locator(chart).bounding_box()
     browser.page.mouse.click(box["x"] + box["width"] - 12, box["y"] + 60)
     until_text(browser, "#rollouts-note", "Step 3: 120 kept rollouts")
-    browser.page.go_back()
+    assert browser("document.querySelector('#later-step').disabled")
+    browser.page.click("#earlier-step")
+    until_text(browser, "#rollouts-note", "Step 2: 120 kept rollouts")
+    browser.page.click("#later-step")
+    until_text(browser, "#rollouts-note", "Step 3: 120 kept rollouts")
+    for _ in range(3):
+        browser.page.go_back()
     browser.until("!document.querySelector('#view-curves').hidden")
     mouse = browser.page.mouse
     mouse.move(box["x"] + 100, box["y"] + 60)
@@ -669,3 +676,30 @@ def test_ten_ask_and_one_looks_while_a_training_writes(browser, store, fill, wri
     until_text(browser, "#rollouts-note", "Step 40: 16 kept rollouts")
     assert browser("document.querySelector('#problem').hidden")
     assert server.end()[:2] == (0, "")
+
+
+def test_a_group_of_which_no_verified_rollout_is_kept_and_numbers_edited_by_hand(browser, store, fill, written):
+    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
+    rows = fill.rollouts(ids, [1, 1])
+    missing = np.array([np.nan, np.nan, 1, 0])
+    fill.step(run, 1, ids, [2, 2], kept=replace(rows, reward=missing, score=missing), form="plain")
+    with store.database.transaction(write=True) as connection:
+        connection.exec_driver_sql("UPDATE dbb_rollout SET weight = 'x', scale = '<b>', length = 'y' WHERE sample = 1")
+    browser.open(f"{written(store)}#view=rollouts")
+    assert shown_groups(browser) == ["not known", "mixed"]
+    assert texts(browser, "#groups .group:last-child .sum") == [
+        "Advantage: (1 - 0.5) / 1 = 0.5", "Advantage: - * (0 - 0.5) / - = -0.5",
+    ]  # fmt: skip
+
+
+def test_what_is_shown_of_a_step_that_was_rolled_back_is_replaced(browser, store, fill, serve):
+    run, ids = fill.run(store), fill.prompts(store, 1)
+    rows = fill.rollouts(ids, [1])
+    for step in (1, 2, 3):
+        fill.step(run, step, ids, [1], kept=replace(rows, text=[f"old {step}", "old"]))
+    browser.open(f"{serve(store.url).url}#view=rollouts&step=2")
+    assert texts(browser, "#groups pre") == ["old 2", "old"]
+    run.roll_back(1)
+    browser.until(f"{STEP} >= 0 && document.querySelector('#run-line').textContent.includes('step 1')")
+    fill.step(run, 2, ids, [1], kept=replace(rows, text=["new 2", "new"]))
+    browser.until("document.querySelector('#groups pre')?.textContent == 'new 2'")

@@ -139,11 +139,7 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null, onOpen 
   drawing.addEventListener("keydown", (event) => {
     if (!spec || event.ctrlKey || event.metaKey || event.altKey) return;
     const x = inside(mainX()), here = x.length ? nearest(x, cursorAt ?? spec.marked ?? x[x.length - 1]) : 0;
-    if (onOpen && cursorAt !== null && ["ArrowUp", "ArrowDown", "Enter"].includes(event.key)) {
-      openByKey(event.key);
-      event.preventDefault();
-      return;
-    }
+    if (onOpen && x.length && openByKey(event.key, x[here])) return event.preventDefault();
     const to = { ArrowLeft: here - 1, ArrowRight: here + 1, PageUp: here - 10, PageDown: here + 10, Home: 0, End: x.length - 1 }[event.key];
     if (to === undefined) return;
     setAttributes(readout, { "aria-live": "polite" });
@@ -152,15 +148,19 @@ function makeChart(figure, { height = 230, onZoom = null, onPick = null, onOpen 
     showCursor(next, true);
     event.preventDefault();
   });
-  // Enter opens a point at the cursor; arrows up and down choose the run.
-  function openByKey(key) {
-    const points = pointsAt(cursorAt);
-    if (!points.length) return;
-    if (key !== "Enter") chosenRun += key === "ArrowUp" ? points.length - 1 : 1;
-    chosenRun %= points.length;
-    const point = points[chosenRun];
-    if (key === "Enter") onOpen(...point);
-    else if (points.length > 1) setText(readout, `${describe(cursorAt)}; Enter opens ${point[0].run}`);
+  // Enter opens a point at x; arrows up and down choose the run, if there are several. Returns whether the key was one of these.
+  function openByKey(key, x) {
+    const points = pointsAt(x), turn = { ArrowUp: points.length - 1, ArrowDown: 1, Enter: 0 }[key];
+    if (!points.length || turn === undefined || (turn && points.length === 1)) return false;
+    chosenRun = (chosenRun + turn) % points.length;
+    const [line, i] = points[chosenRun];
+    if (key === "Enter") onOpen(line, i);
+    else {
+      setAttributes(readout, { "aria-live": "polite" });
+      showCursor(x, true);
+      setText(readout, `${describe(x)}; Enter opens ${line.run}`);
+    }
+    return true;
   }
   drawing.addEventListener("pointerleave", () => {
     if (!spec || !across || drawing === document.activeElement) return;

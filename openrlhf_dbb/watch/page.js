@@ -143,6 +143,7 @@ function render() {
 // After a roll back, steps of the same numbers hold something else.
 function forget(id) {
   for (const path of answers.keys()) if (path.startsWith(`runs/${id}/`)) answers.delete(path);
+  for (const node of ["groups", "responses"]) drawnKeys.delete(byId(node));
 }
 
 async function poll() {

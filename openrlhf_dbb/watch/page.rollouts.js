@@ -13,6 +13,7 @@ const GROUP_KINDS = {
   alike: { word: "all alike", meaning: "all its rewards are equal, and partly right" },
   unverified: { word: "unverified", meaning: "none of its rollouts could be verified" },
   filtered: { word: "filtered out", meaning: "it was not trained on" },
+  unknown: { word: "not known", meaning: "no verified rollout of it was kept" },
 };
 const MOST_GROUPS = 100; // drawn of one step
 const MOST_BARS = 10; // of the histogram, unless there are few rewards
@@ -29,7 +30,7 @@ const isOf = (rollout, kind) => !kind || (kind === "truncated" ? Boolean(rollout
 // Returns the kind of a group of kept rollouts. group: the rewards seen of it, null if they are not known.
 function groupKindOf(rollouts, group, form) {
   const verified = rollouts.filter((rollout) => kindOf(rollout) !== "missing" && isNumber(rollout.reward));
-  if (!verified.length) return "unverified";
+  if (!verified.length) return group?.rollouts ? "unknown" : "unverified";
   if (form !== null && verified.every((rollout) => isNumber(rollout.advantage) && !isNumber(rollout.baseline))) return "filtered";
   const [first] = verified, reward = first.reward;
   const others = isNumber(group?.successes) && Math.abs(group.rollouts * reward - group.successes) > 1e-4 * group.rollouts * Math.max(1, Math.abs(reward)); // rollouts that were not kept
@@ -43,7 +44,7 @@ function tally(rollouts) {
   return [...counts, ...(cut ? [["truncated", cut]] : [])].map(([word, count]) => `${whole(count)} ${word}`).join(", ");
 }
 
-const exact = (value) => String(Number(value.toPrecision(6)));
+const exact = or((value) => String(Number(value.toPrecision(6))));
 
 // Returns how an advantage came about, as the command explain does.
 function arithmetic({ reward, missing, advantage, baseline, scale, weight }, form) {
@@ -160,15 +161,15 @@ function drawGroupKinds(groups) {
   setValue(byId("group"), at.group ?? "");
 }
 
-function drawGroup({ id, prompt, rollouts, hits, kind }, step, run, form) {
-  const unseen = (prompt.group?.rollouts ?? 0) - rollouts.length;
+function drawGroup({ id, prompt, rollouts, hits, kind }, step, run, answer) {
+  const unseen = (prompt.group?.rollouts ?? 0) - rollouts.length, isCut = answer.kept > answer.rollouts.length;
   return element("section", { class: "group", "data-group": kind },
     element("h2", {}, element("a", { href: addressWith({ prompt: id, visit: step, step }) }, `Prompt ${id}`), " ", badge(kind),
-      element("span", { class: "note" }, ` ${tally(rollouts)}${unseen > 0 ? `; ${whole(unseen)} more not kept` : ""}`)),
+      element("span", { class: "note" }, ` ${tally(rollouts)}${unseen > 0 ? `; ${whole(unseen)} more not ${isCut ? "shown" : "kept"}` : ""}`)),
     element("p", { class: "text question", dir: "auto" }, brief(prompt.text, run)),
     element("p", { class: "note label" }, ...(prompt.label ? ["Label: ", element("bdi", {}, prompt.label.slice(0, 300)), " \u00b7 "] : []),
       ...(prompt.group ? [expectation(prompt.group)] : [])),
-    sides(hits, form));
+    sides(hits, answer.form ?? null));
 }
 
 // Says what became of the other rollouts of a step.
@@ -189,9 +190,10 @@ VIEWS.rollouts = {
     const step = wanted === null ? there?.at(-1) ?? "latest" : there?.length ? there[nearest(there, wanted)] : wanted;
     return `runs/${run.id}/rollouts/${step}`;
   },
-  // The rollouts of a step stay the same; the latest step changes.
+  // The rollouts of a step stay the same; the latest step changes, and one that is not written yet.
   needs() {
-    const path = this.path(), version = path.endsWith("latest") ? theRun().version : "kept";
+    const path = this.path(), changes = path.endsWith("latest") || numberIn("step") > theRun().step;
+    const version = changes ? theRun().version : "kept";
     return theRun().keeps_rollouts ? [need(path, version)].filter(Boolean) : [];
   },
   draw() {
@@ -222,7 +224,7 @@ VIEWS.rollouts = {
     setText(byId("rollout-hits"), hits < found.length || rest
       ? `${whole(shown.length)} of ${plural(groups.length, "group")}, ${whole(hits)} of ${plural(found.length, "rollout")}${rest}` : "");
     drawOnce(byId("groups"), JSON.stringify([run.id, step, found.length, ...FILTERS.map((name) => at[name])]), () =>
-      byId("groups").replaceChildren(...drawn.map((group) => drawGroup(group, step, run, answer.form ?? null))));
+      byId("groups").replaceChildren(...drawn.map((group) => drawGroup(group, step, run, answer))));
     return step ?? 0;
   },
 };

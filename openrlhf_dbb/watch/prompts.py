@@ -46,14 +46,33 @@ _ROLLOUTS = f"""
         FROM rollouts r JOIN dbb_step s USING (run_id, step)
         WHERE run_id = :run AND {{of_steps}} AND prompt_id = coalesce(:prompt, prompt_id)) placed
     WHERE place <= :most ORDER BY prompt_id, sample"""
-_GROUP = ("rollouts", "successes", "alpha", "beta", "mean", "variance", "before")
+_GROUP = (
+    "step",
+    "prompt_id",
+    "rollouts",
+    "successes",
+    "alpha",
+    "beta",
+    "mean",
+    "variance",
+    "before",
+)
+_SHOWN_OF_GROUP = (
+    "rollouts",
+    "successes",
+    "before",
+    "mean",
+    "low",
+    "high",
+)
 _GROUPS = """
     SELECT step, prompt_id, rollouts, successes, alpha, beta,
            coalesce(alpha / nullif(alpha + beta, 0), mean) AS mean,
            coalesce((alpha / nullif(alpha + beta, 0)) * (beta / nullif(alpha + beta, 0)),
                     variance) AS variance,
            prev_alpha / nullif(prev_alpha + prev_beta, 0) AS before
-    FROM dbb_history WHERE run_id = :run AND {of_steps} AND prompt_id = coalesce(:prompt, prompt_id)"""
+    FROM dbb_history
+    WHERE run_id = :run AND {of_steps} AND prompt_id = coalesce(:prompt, prompt_id)"""
 _COUNTED = """
     SELECT step, form, generated, generated - trained AS filtered, skipped
     FROM dbb_step WHERE run_id = :run AND {of_steps}"""
@@ -204,54 +223,67 @@ def rollouts_of_steps(
     for start in range(0, len(steps), _STEPS):
         part = steps[start : start + _STEPS]
         rows_of = defaultdict(list)
+        ids = set()
         for row in _of_steps(store, run, _ROLLOUTS, part, prompt=prompt_id, most=_MOST):
             rows_of[row.step].append(row._asdict())
-        counted = {row.step: row for row in _of_steps(store, run, _COUNTED, part)}
-        ids = {row["prompt_id"] for rows in rows_of.values() for row in rows}
+            ids.add(row.prompt_id)
+        counted = {row.step: row._asdict() for row in _of_steps(store, run, _COUNTED, part)}
         numbers = np.array(sorted(ids), dtype=np.int64)
         texts = dict(zip(numbers.tolist(), whole_prompts(store, numbers), strict=True))
         groups = _groups(store, run, part, prompt_id)
         for step in part:
-            answer = _of_step(rows_of[step], texts, groups.get(step, {}))
-            if step in counted:
-                answer |= counted[step]._asdict()
-                answer["form"] = answer["form"] and readable(answer["form"])
-            yield step, {"step": step, **answer}
+            answer = {"step": step, **counted.get(step, {})}
+            if answer.get("form"):
+                answer["form"] = readable(answer["form"])
+            yield step, answer | _of_step(rows_of[step], texts, groups)
 
 
-def _of_steps(store: PosteriorStore, run: RunRecord, query: str, steps: list[int], **values: Any) -> list[Any]:
+def _of_steps(
+    store: PosteriorStore,
+    run: RunRecord,
+    query: str,
+    steps: list[int],
+    **values: Any,
+) -> list[Any]:
     query = query.format(of_steps=store.database.one_of("step"))
     return store.query(query, run=run.run_id, ids=store.database.ids(np.array(steps)), **values)
 
 
 def _groups(
     store: PosteriorStore, run: RunRecord, steps: list[int], prompt_id: int | None
-) -> dict[int, dict[int, Answer]]:
-    """Return by step and prompt what the store knows of a group: its rewards seen and its posterior."""
-    kind = [(name, "<f8") for name in ("step", "prompt_id", *_GROUP)]
+) -> dict[tuple[int, int], Answer]:
+    """Return by step and prompt the rewards seen of a group, and the posterior around it."""
+    kind = [(name, "<f8") for name in _GROUP]
     query = _GROUPS.format(of_steps=store.database.one_of("step"))
     ids = store.database.ids(np.array(steps))
     with store.database.transaction() as connection:
         rows = table(connection, kind, query, {"run": run.run_id, "ids": ids, "prompt": prompt_id})
-    log = {name: np.ascontiguousarray(rows[name]) for name, _ in kind}
+    log = {name: np.ascontiguousarray(rows[name]) for name in _GROUP}
     log |= _interval(log)
-    groups: dict[int, dict[int, Answer]] = defaultdict(dict)
+    groups = {}
     for at in range(len(rows)):
-        group = {name: log[name][at] for name in ("rollouts", "successes", "before", "mean", "low", "high")}
-        groups[int(log["step"][at])][int(log["prompt_id"][at])] = group
+        group = {name: log[name][at] for name in _SHOWN_OF_GROUP}
+        groups[int(log["step"][at]), int(log["prompt_id"][at])] = group
     return groups
 
 
-def _of_step(rows: list[Answer], texts: dict[int, tuple[str, str]], groups: dict[int, Answer]) -> Answer:
+def _of_step(
+    rows: list[Answer],
+    texts: dict[int, tuple[str, str]],
+    groups: dict[tuple[int, int], Answer],
+) -> Answer:
     prompts = {}
     kept = 0
     for row in rows:
         kept = row.pop("kept")
-        del row["step"]
         del row["place"]
         row["text"] = readable(row["text"])
         row["read"] = readable(row["read"] or "")
         number = row["prompt_id"]
         text, label = texts[number]
-        prompts[number] = {"text": readable(text), "label": readable(label), "group": groups.get(number)}
+        prompts[number] = {
+            "text": readable(text),
+            "label": readable(label),
+            "group": groups.get((row.pop("step"), number)),
+        }
     return {"kept": kept, "rollouts": rows, "prompts": prompts}
