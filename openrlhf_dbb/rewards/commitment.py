@@ -35,7 +35,7 @@ def _any(*parts: str) -> re.Pattern[str]:
 
 
 _END = re.compile(
-    r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=[)\"\u201d]?(?:\s|\Z))"
+    r"(?<!\bDr)(?<!\bMr)(?<!\bMs)(?<!\bMrs)(?<!\b[Ee]\.g)(?<!\b[Ii]\.e)[.!?](?=[)\"\u201d]?(?:\s|\Z|\())"
     r"|[\u3002\uff01\uff1f\u0964\u061f\n]|<answer>|</answer>"
 )
 _CLAUSE = re.compile(r"[,;.!?](?=[\"\u201d]?(?:\s|\Z))|[\n\uff0c\u3002\uff1b\uff01\uff1f\u3001]")
@@ -104,7 +104,7 @@ _REST = _any(
     _OF_THE_ANSWER,
 )
 _NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^.!?\n]{0,80}"
-_RESPONSE = r"\b(?:i|me|my|you|please|answer|box|boxed|number|result|solution|grade|guess|final|trust|believe|use)\b"
+_RESPONSE = r"\b(?:i|me|my|you|please|answer|grade|guess|believe)\b"
 _LATER = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}",
     rf"(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
@@ -117,6 +117,9 @@ _GOVERNED = _any(_words("denial", "wrong", "doubt", "report", "exception"))
 _CLOSING = _any(
     r"(?:\A|(?<=[.!?\n]))\s*(?:please\s+)?(?:let\s+me\s+know|feel\s+free|i\s+hope|hope|would\s+you|do\s+you"
     r"|if\s+you|this\s+(?:completes|concludes))\b[^.!?\n]*(?:[.!?\n]|\Z)"
+)
+_DISPLAY = re.compile(
+    r"\s*(?:\$\$.*?\$\$|\\\[.*?\\\]|\\begin\{(?P<kind>\w+\*?)\}.*?\\end\{(?P=kind)\})", re.DOTALL
 )
 _UNFINISHED = _any(
     r"\b(?:plus|minus|and|or|the|an?|to|of|then|we|because|so|but|which|that|if|by|with|for|from|is|are"
@@ -274,7 +277,7 @@ def is_taken_back(text: str, end: int) -> bool:
     stop = _END.search(text, end)
     if stop is None:
         return False
-    later = _CLOSING.sub(" ", text[stop.end() :])
+    later = _CLOSING.sub(" ", _DISPLAY.sub(r" \\formula. ", text[stop.end() :]))
     if _LATER.search(_MARKUP.sub("", without_formulas(later))):
         return True
     return not all(map(is_read_later, _END.split(later)))

@@ -15,12 +15,12 @@ _ALONE = set(TABLES["alone"].split())
 _ADVERBS = set(TABLES["adverbs"].split())
 _BEFORE_ANSWER = set(TABLES["before_answer"].split())
 _BEHIND_ANSWER = set(TABLES["behind_answer"].split())
-_FEWEST_WORDS = 7  # of a sentence behind an answer that has no number
+_FEWEST_WORDS = 6  # of a sentence behind an answer that has no number
 _MOST_UNITS = 6  # words behind an answer that need no verb: "eggs per day"
 _MOST_NAMES = 3  # words before ":" in a language that is not known
 _MOST_IDEOGRAPHS = 12  # in a sentence behind an answer
 
-_FORMULA = re.compile(r"\$[^$\n]*\$|\\(?:begin|end)\{[^}]*\}|\\[A-Za-z]+")
+_FORMULA = re.compile(r"\$\$[^$]*\$\$|\$[^$\n]*\$|\\(?:begin|end)\{[^}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}(?:'[a-z]+)?")
 _LETTER = re.compile(r"[^\W\d_]")
 _NAME_AND_VERB = re.compile(r"\W*[A-Z][a-z]+ [a-z]{3,}s\b")  # "John collects"
