@@ -1,5 +1,6 @@
 """One's own loop: what it trains on, what is stored, and a resume. Row i's rollouts score as its pattern says."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,8 @@ from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.filling import Answer
 from openrlhf_dbb.core.loop import Loop
 from openrlhf_dbb.core.replay import Replay, TokenRollout
+from openrlhf_dbb.evaluation import held_out
+from openrlhf_dbb.evaluation.held_out import Sample
 
 TEXTS = ["a", "b", "c", "d", "e", "f"]
 LABELS = ["1", "2", "3", "4", "5", "6"]
@@ -202,3 +205,17 @@ def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(open
     loop.posteriors.close()
     again = opened("thin", resume=True, **options)
     np.testing.assert_array_equal(again.step().advantages, step.advantages)
+
+
+def test_held_out_samples_are_stored_by_prompt(opened):
+    loop = opened("held")
+    loop.step()
+    of_a = [Sample(1.0, 3), Sample(0.0, 5, truncated=True)]
+    held_out.record(loop.posteriors, {"sums": {("x", "1"): of_a, ("y", "2"): [Sample(math.nan, 2)]}}, model="step 1")
+    found = """SELECT step, benchmark, prompt, samples, verified, successes, tokens, truncated
+               FROM evaluation_results JOIN prompts USING (prompt_id) ORDER BY prompt"""
+    stored = loop.posteriors.store.query(found)
+    assert stored == [(1, "sums", "x", 2, 2, 1.0, 8, 1), (1, "sums", "y", 2, 0, 0.0, 2, 0)]
+    for nothing in ({}, {"sums": {}}, {"sums": {("x", "1"): []}}):
+        with pytest.raises(ValueError, match=r"no.* samples; (pass|leave)"):
+            held_out.record(loop.posteriors, nothing)

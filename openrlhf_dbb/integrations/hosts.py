@@ -62,7 +62,6 @@ VERL = Host(
         Capability.GENERATE_MORE: "it generates batches of a fixed size, apart from its own algorithm.filter_groups",
         Capability.EXTRA_ROWS: "it computes the log-probs of every row anew, with the policy of the step",
         Capability.PROBE: "it trains on every rollout of a batch",
-        Capability.HELD_OUT: "its validation reports means over the data set",
         Capability.READ: "its reward function returns numbers alone",
     },
     tested={
@@ -74,6 +73,7 @@ VERL = Host(
         "known pass rates": "test_verl.py::test_known_pass_rates_of_a_column_are_what_the_posteriors_begin_with",
         "groups by source": "test_verl.py::test_metrics_are_by_source_also_after_a_resume",
         "exact resume": "test_verl.py::test_a_resume_goes_back_to_the_checkpoints_step",
+        "held-out evaluation": "test_verl.py::test_a_validation_is_stored_by_prompt",
         "explain": "test_verl.py::test_explain_and_the_page_show_a_step",
         "page": "test_verl.py::test_explain_and_the_page_show_a_step",
     },
@@ -85,7 +85,6 @@ OWN_LOOP = Host(
     name="a loop of one's own",
     lacks={
         Capability.PROBE: "core.loop.Loop trains on every group that it keeps",
-        Capability.HELD_OUT: "core.loop.Loop evaluates nothing",
     },
     tested={
         "every estimator": _OF_EACH,
@@ -100,6 +99,7 @@ OWN_LOOP = Host(
         "known pass rates": "test_posteriors.py::test_known_pass_rates_are_a_visit_before_the_first_step",
         "groups by source": "test_posteriors.py::test_metrics_by_source_and_of_the_hardest",
         "exact resume": _OF_LOOP,
+        "held-out evaluation": "test_loop.py::test_held_out_samples_are_stored_by_prompt",
         "what the verifier read": "test_loop.py::test_what_the_verifier_read_is_stored",
         "explain": "test_loop.py::test_explain_and_the_page_show_a_loop_s_step",
         "page": "test_loop.py::test_explain_and_the_page_show_a_loop_s_step",
