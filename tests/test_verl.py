@@ -34,6 +34,7 @@ from openrlhf_dbb import storage
 from openrlhf_dbb.integrations import verl as integration
 from openrlhf_dbb.integrations.shared import Settings
 from openrlhf_dbb.integrations.verl import TRAINERS, keys_of, read
+from openrlhf_dbb.rewards import for_verl
 from openrlhf_dbb.tiny import build_tokenizer
 
 EPSILON = 1e-6  # what verl adds to a standard deviation: core_algos.compute_grpo_outcome_advantage
@@ -95,11 +96,23 @@ def trainer(config, *, cls=TRAINERS["sync"]):
     return made
 
 
-def batch_of(groups, *, lengths=(3, 5, 2, 4), trajectories=1, masked=(), uid=None, partition="train", source="test"):
+def batch_of(
+    groups,
+    *,
+    lengths=(3, 5, 2, 4),
+    trajectories=1,
+    masked=(),
+    uid=None,
+    partition="train",
+    source="test",
+    judge=None,
+):
     """What the agent loop leaves in TransferQueue: rollouts of (prompt, label, rewards), each group with a uid.
 
     Args:
         trajectories: of each rollout; all carry its reward, as verl has it, and only the last one counts.
+        uid: of the group of a validation, whose partition is "val".
+        judge: the reward function; None: it returned the rewards alone.
         masked: rollouts, counted over all groups, without a token that the model generated.
     """
     keys, fields, tags, rollout = [], [], [], 0
@@ -113,7 +126,8 @@ def batch_of(groups, *, lengths=(3, 5, 2, 4), trajectories=1, masked=(), uid=Non
                     response_ids=[rollout % 10] * length,  # digits
                     response_mask=[0 if rollout in masked else 1] * length,
                     response_logprobs=[-1.0] * length,
-                    reward_score=reward,
+                    reward_score=judge(reward)["score"] if judge else reward,
+                    extra_fields={"reward_extra_info": judge(reward)} if judge else {},
                     num_turns=2,
                     metrics=AgentLoopMetrics(),
                 )
@@ -324,6 +338,26 @@ def test_without_our_trainer_the_estimator_refuses():
         match=r"algorithm.adv_estimator=posterior .*use trainer.use_v1=True and trainer.v1.trainer_mode sync",
     ):
         integration.advantages(torch.zeros(2, 3), torch.ones(2, 3))
+
+
+def test_what_the_verifier_read_is_stored(queue, tmp_path):
+    """By our own verifier, and by one that tells nothing of some."""
+    said = {1.0: "The answer is 2.", 0.0: "What do I know?", 0.5: "The answer is 3."}
+    judge = lambda reward: for_verl.math_answer("sums", said[reward], "2")  # noqa: E731
+    metrics = {}
+    advantages_of(trainer(posterior_config(tmp_path)), batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0, 0.5])], judge=judge),
+                  metrics)  # fmt: skip
+    read = query(tmp_path, "SELECT score, read FROM rollouts ORDER BY sample")
+    assert [score for score, _ in read] == [1.0, 0.0, 0.0]
+    assert read[0][1] == "2" and read[1][1].startswith("no answer") and read[2][1] == "3"
+    assert metrics["rollout/unreadable"] == pytest.approx(1 / 3)
+
+
+def test_what_our_verifiers_return_to_verl():
+    assert for_verl.math_answer("x", "7", "7", {"question": "3+4="}) == {"score": 1.0, "acc": 1.0, "read": "7"}
+    unread = lambda *_: {"rewards": [None], "scores": [None], "read": [None]}  # noqa: E731
+    found = for_verl._scored(unread, "7", "7", None)
+    assert math.isnan(found["score"]) and math.isnan(found["acc"]) and found["read"] == ""
 
 
 # Checkpoints

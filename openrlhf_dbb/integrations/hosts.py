@@ -62,7 +62,6 @@ VERL = Host(
         Capability.GENERATE_MORE: "it generates batches of a fixed size, apart from its own algorithm.filter_groups",
         Capability.EXTRA_ROWS: "it computes the log-probs of every row anew, with the policy of the step",
         Capability.PROBE: "it trains on every rollout of a batch",
-        Capability.READ: "its reward function returns numbers alone",
     },
     tested={
         "every estimator": _OF_VERL,
@@ -73,6 +72,7 @@ VERL = Host(
         "known pass rates": "test_verl.py::test_known_pass_rates_of_a_column_are_what_the_posteriors_begin_with",
         "groups by source": "test_verl.py::test_metrics_are_by_source_also_after_a_resume",
         "exact resume": "test_verl.py::test_a_resume_goes_back_to_the_checkpoints_step",
+        "what the verifier read": "test_verl.py::test_what_the_verifier_read_is_stored",
         "held-out evaluation": "test_verl.py::test_a_validation_is_stored_by_prompt",
         "explain": "test_verl.py::test_explain_and_the_page_show_a_step",
         "page": "test_verl.py::test_explain_and_the_page_show_a_step",

@@ -84,6 +84,7 @@ class Batch:
     keys_S: list[Key]  # prompt and label of each rollout, as in the data set
     scores_S: Floats  # values of the reward function without any KL penalty; NaN where missing
     tokens_S: Positions  # generated tokens of all trajectories
+    reads_S: list[str | None]  # what the verifier read, where the reward function returns it as "read"
     responses: list[torch.Tensor]  # token ids of each rollout's last trajectory
 
     @classmethod
@@ -102,7 +103,7 @@ class Batch:
             rollout_R[row] = place.setdefault(rollout, len(place))
             last[rollout] = max(last.get(rollout, (-1, -1)), (int(number), row))
         last_S = np.array([row for _, row in last.values()])
-        names = ["raw_prompt", "reward_model", "response_mask", "responses"]
+        names = ["raw_prompt", "reward_model", "response_mask", "responses", "extra_fields"]
         if scored:
             names.append("rm_scores")
         data = tq.kv_batch_get(keys=list(batch.keys), partition_id=batch.partition_id, select_fields=names)
@@ -110,6 +111,7 @@ class Batch:
         is_rollout_R = rollout_R >= 0
         messages = _objects(data, "raw_prompt")
         rewarding = _objects(data, "reward_model") if "reward_model" in data.keys() else [None] * len(batch)  # noqa: SIM118
+        told = _objects(data, "extra_fields") if "extra_fields" in data.keys() else [None] * len(batch)  # noqa: SIM118
         scores_S = _row_sums(data["rm_scores"])[last_S] if scored else np.full(len(last_S), np.nan)
         return cls(
             rollout_R=rollout_R,
@@ -118,6 +120,7 @@ class Batch:
             keys_S=[_key(messages[row], rewarding[row]) for row in last_S],
             scores_S=scores_S,
             tokens_S=np.bincount(rollout_R[is_rollout_R], weights=tokens_R[is_rollout_R]).astype(np.int64),
+            reads_S=[_read(told[row]) for row in last_S],
             responses=[data["responses"][int(row)] for row in last_S],
         )
 
@@ -244,6 +247,7 @@ class WithPosteriors(PPOTrainer):
         extras = StepExtras(
             tokens=tokens,
             trained=np.pad(trained_S, (0, len(tokens) - count)),
+            read=[read for each in batches for read in each.reads_S],
             responses=Responses(lambda row: decode(texts[row]), keep=self._settings.keep_rollouts),
         )
         rewards = np.concatenate([_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)])
@@ -373,6 +377,14 @@ def has_images(dataset: Any) -> bool:
 
 def _key(raw_prompt: Any, reward_model: Mapping[str, Any] | None) -> Key:
     return prompt_text(raw_prompt), label_text((reward_model or {}).get("ground_truth"))
+
+
+def _read(extra_fields: Any) -> str | None:
+    """Return the text that a reward function has returned as "read" beside its score; None without one."""
+    if not isinstance(extra_fields, Mapping):
+        return None
+    read = (extra_fields.get("reward_extra_info") or {}).get("read")
+    return str(read) if read else None
 
 
 def _objects(data: Any, name: str) -> list[Any]:
