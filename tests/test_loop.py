@@ -138,6 +138,9 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_the_tokens(opened):
         ({"form": "reinforce_baseline"}, "pass tokens_of"),
         ({"form": "reinforce_baseline", "thin": 0.5}, "thin=0.5 with form='reinforce_baseline': .* leave one out"),
         ({"thin": -1}, "thin = -1; give"),
+        ({"probe_fraction": 1.5}, "probe_fraction = 1.5; give"),
+        ({"probe_fraction": "all"}, "probe_fraction = 'all'; give"),
+        ({"probe_fraction": 0.5, "probe_samples": 1}, "probe_samples = 1; give 2 or more"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(opened, options, problem):
@@ -219,3 +222,27 @@ def test_held_out_samples_are_stored_by_prompt(opened):
     for nothing in ({}, {"sums": {}}, {"sums": {("x", "1"): []}}):
         with pytest.raises(ValueError, match=r"no.* samples; (pass|leave)"):
             held_out.record(loop.posteriors, nothing)
+
+
+def test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(opened):
+    asked = []
+
+    def with_probes(requests):
+        for request in requests:
+            asked.append((request.prompt, request.rollouts))
+        return generate(requests)
+
+    plain = opened("plain")
+    loop = opened("probed", generate=with_probes, probe_fraction=0.5, probe_samples=3)
+    for _ in range(6):  # each prompt twice
+        np.testing.assert_array_equal(loop.step().advantages, plain.step().advantages)
+    for each in (loop, plain):
+        each.posteriors.settle()
+    found = "SELECT step, prompt_id, rollouts, successes, mean FROM posterior_history ORDER BY step, prompt_id"
+    assert loop.posteriors.store.query(found) == plain.posteriors.store.query(found)
+    probed = {row for row, rollouts in asked if rollouts == 3}
+    assert 0 < len(probed) < 6
+    of = {loop.posteriors.prompt_ids[TEXTS[row], LABELS[row]]: SCORES[row][:3].count("1") for row in probed}
+    stored = loop.posteriors.store.query("SELECT prompt_id, samples, successes FROM probes ORDER BY step")
+    assert sorted(stored) == sorted([(prompt_id, 3, float(right)) for prompt_id, right in of.items()] * 2)
+    assert loop.generated == plain.generated == 48
