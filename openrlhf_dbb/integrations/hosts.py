@@ -59,9 +59,11 @@ _OF_VERL = "test_verl.py::test_every_estimator_and_form_gives_what_it_gives_in_o
 VERL = Host(
     name="verl",
     lacks={
-        Capability.GENERATE_MORE: "it generates batches of a fixed size, apart from its own algorithm.filter_groups",
-        Capability.EXTRA_ROWS: "it computes the log-probs of every row anew, with the policy of the step",
-        Capability.PROBE: "it trains on every rollout of a batch",
+        Capability.GENERATE_MORE: "its own sampler fills each batch, and its algorithm.filter_groups replaces groups; "
+        "a second stage by __rollout_n__, which its agent loops take in mode sync, is not built",
+        Capability.EXTRA_ROWS: "its _compute_old_log_prob replaces the log-probs of every row of a batch",
+        Capability.PROBE: "what its sampler hands out is a training batch; "
+        "further requests to its agent loops, in mode sync, are not built",
     },
     tested={
         "every estimator": _OF_VERL,
