@@ -5,6 +5,7 @@ python scripts/hosts_table.py --write    puts it between the markers of docs/hos
 """
 
 import argparse
+import re
 from pathlib import Path
 
 from openrlhf_dbb.core.host import FEATURES, Host
@@ -27,7 +28,8 @@ def table() -> str:
     reasons = []
     for host in HOSTS:
         for reason, names in _without(host).items():
-            reasons.append(f"- {host.name}: {', '.join(names)}, since {reason}")
+            shown = re.sub(r"[\w.]*_[\w.]*", r"`\g<0>`", reason)  # names of code
+            reasons.append(f"- {host.name}: {', '.join(names)}, since {shown}")
     if reasons:
         lines += ["", "Where it says no:", "", *reasons]
     return "\n".join(lines) + "\n"

@@ -1,5 +1,6 @@
 """One's own loop: what it trains on, what is stored, and a resume. Row i's rollouts score as its pattern says."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,8 @@ from openrlhf_dbb import Posteriors
 from openrlhf_dbb.core.filling import Answer
 from openrlhf_dbb.core.loop import Loop
 from openrlhf_dbb.core.replay import Replay, TokenRollout
+from openrlhf_dbb.evaluation import held_out
+from openrlhf_dbb.evaluation.held_out import Sample
 
 TEXTS = ["a", "b", "c", "d", "e", "f"]
 LABELS = ["1", "2", "3", "4", "5", "6"]
@@ -135,6 +138,9 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_the_tokens(opened):
         ({"form": "reinforce_baseline"}, "pass tokens_of"),
         ({"form": "reinforce_baseline", "thin": 0.5}, "thin=0.5 with form='reinforce_baseline': .* leave one out"),
         ({"thin": -1}, "thin = -1; give"),
+        ({"probe_fraction": 1.5}, "probe_fraction = 1.5; give"),
+        ({"probe_fraction": "all"}, "probe_fraction = 'all'; give"),
+        ({"probe_fraction": 0.5, "probe_samples": 1}, "probe_samples = 1; give 2 or more"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(opened, options, problem):
@@ -202,3 +208,41 @@ def test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored(open
     loop.posteriors.close()
     again = opened("thin", resume=True, **options)
     np.testing.assert_array_equal(again.step().advantages, step.advantages)
+
+
+def test_held_out_samples_are_stored_by_prompt(opened):
+    loop = opened("held")
+    loop.step()
+    of_a = [Sample(1.0, 3), Sample(0.0, 5, truncated=True)]
+    held_out.record(loop.posteriors, {"sums": {("x", "1"): of_a, ("y", "2"): [Sample(math.nan, 2)]}}, model="step 1")
+    found = """SELECT step, benchmark, prompt, samples, verified, successes, tokens, truncated
+               FROM evaluation_results JOIN prompts USING (prompt_id) ORDER BY prompt"""
+    stored = loop.posteriors.store.query(found)
+    assert stored == [(1, "sums", "x", 2, 2, 1.0, 8, 1), (1, "sums", "y", 2, 0, 0.0, 2, 0)]
+    for nothing in ({}, {"sums": {}}, {"sums": {("x", "1"): []}}):
+        with pytest.raises(ValueError, match=r"no.* samples; (pass|leave)"):
+            held_out.record(loop.posteriors, nothing)
+
+
+def test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing(opened):
+    asked = []
+
+    def with_probes(requests):
+        for request in requests:
+            asked.append((request.prompt, request.rollouts))
+        return generate(requests)
+
+    plain = opened("plain")
+    loop = opened("probed", generate=with_probes, probe_fraction=0.5, probe_samples=3)
+    for _ in range(6):  # each prompt twice
+        np.testing.assert_array_equal(loop.step().advantages, plain.step().advantages)
+    for each in (loop, plain):
+        each.posteriors.settle()
+    found = "SELECT step, prompt_id, rollouts, successes, mean FROM posterior_history ORDER BY step, prompt_id"
+    assert loop.posteriors.store.query(found) == plain.posteriors.store.query(found)
+    probed = {row for row, rollouts in asked if rollouts == 3}
+    assert 0 < len(probed) < 6
+    of = {loop.posteriors.prompt_ids[TEXTS[row], LABELS[row]]: SCORES[row][:3].count("1") for row in probed}
+    stored = loop.posteriors.store.query("SELECT prompt_id, samples, successes FROM probes ORDER BY step")
+    assert sorted(stored) == sorted([(prompt_id, 3, float(right)) for prompt_id, right in of.items()] * 2)
+    assert loop.generated == plain.generated == 48

@@ -34,6 +34,7 @@ from openrlhf_dbb import storage
 from openrlhf_dbb.integrations import verl as integration
 from openrlhf_dbb.integrations.shared import Settings
 from openrlhf_dbb.integrations.verl import TRAINERS, keys_of, read
+from openrlhf_dbb.rewards import for_verl
 from openrlhf_dbb.tiny import build_tokenizer
 
 EPSILON = 1e-6  # what verl adds to a standard deviation: core_algos.compute_grpo_outcome_advantage
@@ -90,21 +91,33 @@ def trainer(config, *, cls=TRAINERS["sync"]):
     made.config, made.train_dataset, made.global_steps = config, DATA, 0
     made.tokenizer = build_tokenizer()
     if cls is not PPOTrainerSync:
-        made.posteriors, made._settings, made._dropped = None, read(config), []
+        made.posteriors, made._settings, made._dropped, made._validated = None, read(config), [], []
         made.posteriors = made._open(made._settings)
     return made
 
 
-def batch_of(groups, *, lengths=(3, 5, 2, 4), trajectories=1, masked=()):
+def batch_of(
+    groups,
+    *,
+    lengths=(3, 5, 2, 4),
+    trajectories=1,
+    masked=(),
+    uid=None,
+    partition="train",
+    source="test",
+    judge=None,
+):
     """What the agent loop leaves in TransferQueue: rollouts of (prompt, label, rewards), each group with a uid.
 
     Args:
         trajectories: of each rollout; all carry its reward, as verl has it, and only the last one counts.
+        uid: of the group of a validation, whose partition is "val".
+        judge: the reward function; None: it returned the rewards alone.
         masked: rollouts, counted over all groups, without a token that the model generated.
     """
     keys, fields, tags, rollout = [], [], [], 0
     for text, label, rewards in groups:
-        uid = str(uuid.uuid4())
+        uid = uid if partition == "val" else str(uuid.uuid4())
         for session, reward in enumerate(rewards):
             length = lengths[rollout % len(lengths)]
             for index in range(trajectories):
@@ -113,11 +126,12 @@ def batch_of(groups, *, lengths=(3, 5, 2, 4), trajectories=1, masked=()):
                     response_ids=[rollout % 10] * length,  # digits
                     response_mask=[0 if rollout in masked else 1] * length,
                     response_logprobs=[-1.0] * length,
-                    reward_score=reward,
+                    reward_score=judge(reward)["score"] if judge else reward,
+                    extra_fields={"reward_extra_info": judge(reward)} if judge else {},
                     num_turns=2,
                     metrics=AgentLoopMetrics(),
                 )
-                about = {"uid": uid, "session_id": session, "data_source": "test"}
+                about = {"uid": uid, "session_id": session, "data_source": source}
                 field = output.as_dict() | row_of(text, label) | about
                 field["input_ids"] = torch.cat([field["prompts"], field["responses"]])
                 field["position_ids"] = torch.arange(4 + length)
@@ -127,7 +141,7 @@ def batch_of(groups, *, lengths=(3, 5, 2, 4), trajectories=1, masked=()):
                 fields.append(field)
                 tags.append({"status": "success", "prompt_len": 4, "response_len": length, "seq_len": 4 + length})
             rollout += 1
-    return tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags)
+    return tq.kv_batch_put(keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags)
 
 
 def firsts(batch):
@@ -326,6 +340,26 @@ def test_without_our_trainer_the_estimator_refuses():
         integration.advantages(torch.zeros(2, 3), torch.ones(2, 3))
 
 
+def test_what_the_verifier_read_is_stored(queue, tmp_path):
+    """By our own verifier, and by one that tells nothing of some."""
+    said = {1.0: "The answer is 2.", 0.0: "What do I know?", 0.5: "The answer is 3."}
+    judge = lambda reward: for_verl.math_answer("sums", said[reward], "2")  # noqa: E731
+    metrics = {}
+    advantages_of(trainer(posterior_config(tmp_path)), batch_of([(TEXTS[0], LABELS[0], [1.0, 0.0, 0.5])], judge=judge),
+                  metrics)  # fmt: skip
+    read = query(tmp_path, "SELECT score, read FROM rollouts ORDER BY sample")
+    assert [score for score, _ in read] == [1.0, 0.0, 0.0]
+    assert read[0][1] == "2" and read[1][1].startswith("no answer") and read[2][1] == "3"
+    assert metrics["rollout/unreadable"] == pytest.approx(1 / 3)
+
+
+def test_what_our_verifiers_return_to_verl():
+    assert for_verl.math_answer("x", "7", "7", {"question": "3+4="}) == {"score": 1.0, "acc": 1.0, "read": "7"}
+    unread = lambda *_: {"rewards": [None], "scores": [None], "read": [None]}  # noqa: E731
+    found = for_verl._scored(unread, "7", "7", None)
+    assert math.isnan(found["score"]) and math.isnan(found["acc"]) and found["read"] == ""
+
+
 # Checkpoints
 
 
@@ -411,6 +445,50 @@ def test_the_end_of_fit_finishes_the_run(tmp_path, monkeypatch, error, status):
 def test_validation_alone_opens_no_run(tmp_path):
     assert started(posterior_config(tmp_path, "trainer.val_only=True")).posteriors is None
     assert not (tmp_path / "openrlhf_dbb.db").exists()
+
+
+class Validating:
+    """An agent loop that answers each prompt of a validation at once, with the rewards that come next."""
+
+    def __init__(self, rewards):
+        self.rewards = iter(rewards)
+
+    def generate_sequences(self, batch):
+        columns = [integration._objects(batch, name) for name in ("uid", "raw_prompt", "reward_model", "data_source")]
+        for uid, shown, rewarding, source in zip(*columns, strict=True):
+            group = (shown[0]["content"], rewarding["ground_truth"], next(self.rewards))
+            batch_of([group], uid=uid, partition="val", source=source)
+            tq.kv_batch_put(keys=[uid], partition_id="val", fields=None, tags=[{"status": "finished"}])
+
+
+def test_a_validation_is_stored_by_prompt(queue, tmp_path):
+    config = posterior_config(tmp_path, "actor_rollout_ref.rollout.val_kwargs.n=2", "data.max_response_length=5",
+                              estimator="dbb")  # fmt: skip
+    ours = trainer(config)
+    ours.trainer_mode = "sync"
+    ours.replay_buffer = ours._build_replay_buffer()
+    ours.replay_buffer.poll_interval = 0
+    ours.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
+    rows = [*DATA, row_of("1+1=", "2")]  # one prompt twice
+    sources = ["a", "b", "a", "a"]
+    rows = [row | {"data_source": source} for row, source in zip(rows, sources, strict=True)]
+    ours.val_dataloader = [integration.collate_fn(rows)]
+    for scores in ([1.0, 0.0], [0.0, 0.0], [1.0], [1.0, 1.0]), ([1.0, 1.0],) * 4:
+        ours.agent_loop_manager = Validating(scores)
+        with_means = ours._validate()
+        if ours.posteriors.step == 0:
+            advantages = ours._compute_advantage(batch_of(MIXED), {})
+    assert advantages is not None
+    assert with_means["val-core/b/reward/mean@2"] == 1
+    ours.posteriors.close()
+    found = """SELECT step, benchmark, prompt, samples, verified, successes, tokens, truncated
+               FROM evaluation_results JOIN prompts USING (prompt_id) ORDER BY step, benchmark, prompt"""
+    # responses of 3 and 5 tokens; the second is cut
+    assert query(tmp_path, found) == [
+        (0, "a", "1+1=", 2, 2, 1.0, 8, 1), (0, "a", "3+3=", 2, 1, 1.0, 3, 0), (0, "b", "2+2=", 2, 2, 0.0, 8, 1),
+        (1, "a", "1+1=", 2, 2, 2.0, 8, 1), (1, "a", "3+3=", 2, 2, 2.0, 8, 1), (1, "b", "2+2=", 2, 2, 2.0, 8, 1),
+    ]  # fmt: skip
+    assert query(tmp_path, "SELECT count(*) FROM posterior_history") == [(3,)]
 
 
 # Settings, prompts and labels
@@ -532,6 +610,7 @@ def test_metrics_are_by_source_also_after_a_resume(queue, tmp_path, monkeypatch,
 
 def test_verl_has_what_is_overridden_and_none_of_its_trainers_overrides_it_too():
     overridden = {
+        "_val_metrics_update",
         "_load_checkpoint", "_compute_advantage", "_save_checkpoint", "_compute_metrics", "fit", "_build_replay_buffer"
     }  # fmt: skip
     assert overridden <= vars(PPOTrainer).keys() & vars(integration.WithPosteriors).keys()

@@ -18,7 +18,7 @@ import numpy as np
 
 from openrlhf_dbb.core import exact_json
 from openrlhf_dbb.core.advantages import check_thin, thinned, whitened
-from openrlhf_dbb.core.arrays import Floats, Key
+from openrlhf_dbb.core.arrays import Floats, Key, whole
 from openrlhf_dbb.core.filling import (
     Answer,
     AtOnce,
@@ -30,9 +30,10 @@ from openrlhf_dbb.core.filling import (
     ShuffledPrompts,
 )
 from openrlhf_dbb.core.posteriors import Posteriors
+from openrlhf_dbb.core.probes import probed_prompts
 from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
 from openrlhf_dbb.core.rules import Plan, refusal
-from openrlhf_dbb.core.step import Responses, StepExtras
+from openrlhf_dbb.core.step import Probes, Responses, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, RunFacts
 from openrlhf_dbb.estimators import FORMS
 
@@ -81,6 +82,8 @@ class Loop(Generic[RolloutT]):
         max_rollouts: int | None = None,
         replay: Replay | None = None,
         thin: float = 0.0,
+        probe_fraction: float = 0.0,
+        probe_samples: int = 128,
         text_of: Callable[[RolloutT], str] | None = None,
         tokens_of: Callable[[RolloutT], int] | None = None,
     ) -> None:
@@ -98,6 +101,9 @@ class Loop(Generic[RolloutT]):
             max_rollouts: after which the iteration ends; None: it never does.
             replay: what is replayed; after each step call :meth:`remember`.
             thin: c in [0, 100]: |A| < c is kept as c with probability |A| / c, else 0. The store keeps A. 0: off.
+            probe_fraction: share of the prompts that get further rollouts whenever they are in a step, which are
+                stored as probes and not trained on, nor counted in ``max_rollouts``.
+            probe_samples: how many, >= 2.
             text_of, tokens_of: text and length in tokens of a rollout, to be stored. Whitening needs the length.
 
         Raises:
@@ -105,6 +111,7 @@ class Loop(Generic[RolloutT]):
         """
         chosen = STRATEGIES.build(strategy, **(strategy_parameters or {}))
         check_thin(thin)
+        _check_probes(probe_fraction, probe_samples)
         line = refusal(Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts, thin=thin))
         if line is not None:
             raise ValueError(line)
@@ -112,6 +119,9 @@ class Loop(Generic[RolloutT]):
             raise ValueError(f"form {form!r} is whitened over the tokens of a step; pass tokens_of")
         self.posteriors = posteriors
         self._keys: list[Key] = list(zip(prompts, labels, strict=True))
+        self._generate = generate
+        self._probed = probed_prompts(self._keys, probe_fraction, seed)
+        self._probe_samples = probe_samples
         self._form = form
         self._text_of = text_of
         self._tokens_of = tokens_of
@@ -155,8 +165,9 @@ class Loop(Generic[RolloutT]):
         rows = batch.groups_of_each()
         rollouts = [rollout for group in batch.trained + batch.filtered for rollout in group.rollouts]
         keys = [self._keys[group.prompt] for group, _ in rows]
-        scores = [_scores(group) for group in batch.trained + batch.filtered]
+        scores = [_checked(group.scores) for group in batch.trained + batch.filtered]
         extras = self._described(batch.extras(rows), rollouts)
+        extras = replace(extras, probes=self._probes({group.prompt for group, _ in rows}))
         number = self.posteriors.step + 1
         scored = self.posteriors.observe(
             number,
@@ -185,6 +196,18 @@ class Loop(Generic[RolloutT]):
             prompt_ids,
             metrics,
         )
+
+    def _probes(self, prompts: set[int]) -> Probes | None:
+        """Generate further rollouts of the chosen prompts among those of a step; None if there are none."""
+        row_of: dict[Key, int] = {}
+        for row in sorted(prompts):
+            if self._keys[row] in self._probed:
+                row_of.setdefault(self._keys[row], row)
+        if not row_of:
+            return None
+        requests = [Request(ticket, row, self._probe_samples) for ticket, row in enumerate(row_of.values())]
+        scores = [_checked(answer.scores) for answer in self._generate(requests)]
+        return Probes(list(row_of), np.array(scores))
 
     def _described(self, extras: StepExtras, rollouts: Sequence[RolloutT]) -> StepExtras:
         """Add texts and lengths."""
@@ -240,8 +263,17 @@ class Loop(Generic[RolloutT]):
             self._replays.load(folder)
 
 
-def _scores(group: Group[int, Any]) -> Floats:
-    """Return the scores of a group (N,)."""
-    if group.scores is None:
+def _check_probes(fraction: Any, samples: Any) -> None:
+    """Raise ValueError for what is no share, or no number of rollouts that tells its own noise."""
+    is_number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
+    if not is_number or not 0 <= fraction <= 1:
+        raise ValueError(f"probe_fraction = {fraction!r:.80}; give a share from 0, which is off, to 1")
+    if whole("probe_samples", samples) < 2:
+        raise ValueError(f"probe_samples = {samples}; give 2 or more, or probe_fraction=0 for no probes")
+
+
+def _checked(scores: Floats | None) -> Floats:
+    """Return the scores of an answer (N,); ValueError without any."""
+    if scores is None:
         raise ValueError("generate returned an answer without scores; pass one for each rollout, NaN where missing")
-    return group.scores
+    return scores

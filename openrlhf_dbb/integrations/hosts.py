@@ -64,11 +64,11 @@ _OF_VERL = "test_verl.py::test_every_estimator_and_form_gives_what_it_gives_in_o
 VERL = Host(
     name="verl",
     lacks={
-        Capability.GENERATE_MORE: "it generates batches of a fixed size, apart from its own algorithm.filter_groups",
-        Capability.EXTRA_ROWS: "it computes the log-probs of every row anew, with the policy of the step",
-        Capability.PROBE: "it trains on every rollout of a batch",
-        Capability.HELD_OUT: "its validation reports means over the data set",
-        Capability.READ: "its reward function returns numbers alone",
+        Capability.GENERATE_MORE: "its own sampler fills each batch, and its algorithm.filter_groups replaces groups; "
+        "a second stage by __rollout_n__, which its agent loops take in mode sync, is not built",
+        Capability.EXTRA_ROWS: "its _compute_old_log_prob replaces the log-probs of every row of a batch",
+        Capability.PROBE: "what its sampler hands out is a training batch; "
+        "further requests to its agent loops, in mode sync, are not built",
     },
     tested={
         "every estimator": _OF_VERL,
@@ -79,6 +79,8 @@ VERL = Host(
         "known pass rates": "test_verl.py::test_known_pass_rates_of_a_column_are_what_the_posteriors_begin_with",
         "groups by source": "test_verl.py::test_metrics_are_by_source_also_after_a_resume",
         "exact resume": "test_verl.py::test_a_resume_goes_back_to_the_checkpoints_step",
+        "what the verifier read": "test_verl.py::test_what_the_verifier_read_is_stored",
+        "held-out evaluation": "test_verl.py::test_a_validation_is_stored_by_prompt",
         "explain": "test_verl.py::test_explain_and_the_page_show_a_step",
         "page": "test_verl.py::test_explain_and_the_page_show_a_step",
     },
@@ -88,10 +90,7 @@ _OF_LOOP = "test_loop.py::test_every_strategy_stores_each_rollout_and_goes_on_fr
 _OF_EACH = "test_loop.py::test_every_estimator_and_form_gives_what_posteriors_give"
 OWN_LOOP = Host(
     name="a loop of one's own",
-    lacks={
-        Capability.PROBE: "core.loop.Loop trains on every group that it keeps",
-        Capability.HELD_OUT: "core.loop.Loop evaluates nothing",
-    },
+    lacks={},
     tested={
         "every estimator": _OF_EACH,
         "every advantage form": _OF_EACH,
@@ -101,10 +100,12 @@ OWN_LOOP = Host(
         "strategy two_stage": _OF_LOOP,
         "replay (RePO)": "test_loop.py::test_replayed_rows_come_back_with_a_resume",
         "thinning": "test_loop.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
+        "probes": "test_loop.py::test_chosen_prompts_are_probed_at_every_visit_and_probes_train_nothing",
         "warm start": "test_posteriors.py::test_a_warm_start_begins_with_another_runs_posteriors",
         "known pass rates": "test_posteriors.py::test_known_pass_rates_are_a_visit_before_the_first_step",
         "groups by source": "test_posteriors.py::test_metrics_by_source_and_of_the_hardest",
         "exact resume": _OF_LOOP,
+        "held-out evaluation": "test_loop.py::test_held_out_samples_are_stored_by_prompt",
         "what the verifier read": "test_loop.py::test_what_the_verifier_read_is_stored",
         "explain": "test_loop.py::test_explain_and_the_page_show_a_loop_s_step",
         "page": "test_loop.py::test_explain_and_the_page_show_a_loop_s_step",

@@ -11,7 +11,7 @@ rollout may have several trajectories. Rows that verl appends as padding belong 
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.step import Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.core.texts import content_text, contradictions, label_text, prompt_text
+from openrlhf_dbb.evaluation import held_out
 from openrlhf_dbb.integrations import shared
 from openrlhf_dbb.integrations.hosts import VERL, VERL_NAMES
 from openrlhf_dbb.integrations.shared import Settings
@@ -79,15 +80,20 @@ class Batch:
     """The S rollouts of a batch."""
 
     rollout_R: Positions  # each row's rollout; -1 for padding
+    uids_S: list[str]  # verl's id of each rollout's group
     last_S: Positions  # row of each rollout's last trajectory, which carries its reward
     keys_S: list[Key]  # prompt and label of each rollout, as in the data set
     scores_S: Floats  # values of the reward function without any KL penalty; NaN where missing
     tokens_S: Positions  # generated tokens of all trajectories
+    reads_S: list[str | None]  # what the verifier read, where the reward function returns it as "read"
     responses: list[torch.Tensor]  # token ids of each rollout's last trajectory
 
     @classmethod
-    def read(cls, batch: KVBatchMeta) -> "Batch":
-        """Read the rollouts from TransferQueue, where verl keeps the contents of a batch."""
+    def read(cls, batch: KVBatchMeta, *, scored: bool = True) -> "Batch":
+        """Read the rollouts from TransferQueue, where verl keeps the contents of a batch.
+
+        ``scored``: whether a batch has rewards yet; without, all scores are missing.
+        """
         rollout_R = np.full(len(batch), -1)
         last: dict[str, tuple[int, int]] = {}  # by rollout: number and row of its last trajectory
         place: dict[str, int] = {}
@@ -98,20 +104,51 @@ class Batch:
             rollout_R[row] = place.setdefault(rollout, len(place))
             last[rollout] = max(last.get(rollout, (-1, -1)), (int(number), row))
         last_S = np.array([row for _, row in last.values()])
-        names = ["raw_prompt", "reward_model", "rm_scores", "response_mask", "responses"]
+        names = ["raw_prompt", "reward_model", "response_mask", "responses", "extra_fields"]
+        if scored:
+            names.append("rm_scores")
         data = tq.kv_batch_get(keys=list(batch.keys), partition_id=batch.partition_id, select_fields=names)
         tokens_R = _row_sums(data["response_mask"]).astype(np.int64)
         is_rollout_R = rollout_R >= 0
         messages = _objects(data, "raw_prompt")
         rewarding = _objects(data, "reward_model") if "reward_model" in data.keys() else [None] * len(batch)  # noqa: SIM118
+        told = _objects(data, "extra_fields") if "extra_fields" in data.keys() else [None] * len(batch)  # noqa: SIM118
+        scores_S = _row_sums(data["rm_scores"])[last_S] if scored else np.full(len(last_S), np.nan)
         return cls(
             rollout_R=rollout_R,
+            uids_S=[rollout.rsplit("_", 1)[0] for rollout in last],
             last_S=last_S,
             keys_S=[_key(messages[row], rewarding[row]) for row in last_S],
-            scores_S=_row_sums(data["rm_scores"])[last_S],
+            scores_S=scores_S,
             tokens_S=np.bincount(rollout_R[is_rollout_R], weights=tokens_R[is_rollout_R]).astype(np.int64),
+            reads_S=[_read(told[row]) for row in last_S],
             responses=[data["responses"][int(row)] for row in last_S],
         )
+
+
+def held_out_samples(
+    batches: Sequence[Batch], sources: Sequence[Any], uids: Sequence[str], scores: Sequence[Any], longest: int
+) -> dict[str, dict[Key, list[held_out.Sample]]]:
+    """Return the samples of a validation by data source and prompt; of a prompt that is there twice, the first ones.
+
+    ``sources``, ``uids`` and ``scores`` are of verl's samples; a response of ``longest`` tokens was cut.
+    """
+    key_of: dict[str, Key] = {}
+    lengths: dict[str, list[tuple[int, bool]]] = {}
+    for batch in batches:
+        rollouts = zip(batch.uids_S, batch.keys_S, batch.tokens_S.tolist(), batch.responses, strict=True)
+        for uid, key, tokens, response in rollouts:
+            key_of[uid] = key
+            lengths.setdefault(uid, []).append((tokens, len(response) >= longest))
+    samples: dict[str, dict[Key, list[held_out.Sample]]] = {}
+    first_uid: dict[tuple[str, Key], str] = {}
+    for source, uid, score in zip(map(str, sources), uids, scores, strict=True):
+        key = key_of[uid]
+        if first_uid.setdefault((source, key), uid) == uid:
+            tokens, is_cut = lengths[uid].pop(0)
+            value = float("nan") if score is None else float(score)
+            samples.setdefault(source, {}).setdefault(key, []).append(held_out.Sample(value, tokens, is_cut))
+    return samples
 
 
 # verl calls the advantage estimator as a plain function, so the trainer leaves its method here during a step.
@@ -147,12 +184,24 @@ class WithPosteriors(PPOTrainer):
         self.posteriors: Posteriors | None = None
         self._settings = read(config) if config.algorithm.adv_estimator == NAME else None
         self._dropped: list[Batch] = []  # groups that verl has filtered since the last step
+        self._validated: list[Batch] = []  # of the validation that is going on
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Any:
-        """With ``algorithm.filter_groups`` keep what verl's sampler drops, to be observed with the batch."""
+        """Keep the batches of a validation, and with ``algorithm.filter_groups`` the groups that are dropped."""
         buffer: Any = super()._build_replay_buffer()
-        if self._settings is None or getattr(buffer, "filter_groups_metric", None) is None:
+        if self._settings is None:
+            return buffer
+        sample = buffer.sample
+
+        def sample_and_keep(*args: Any, **options: Any) -> Any:
+            batch, metrics = sample(*args, **options)
+            if batch.partition_id == "val" and self.posteriors is not None:
+                self._validated.append(Batch.read(batch, scored=False))  # a reward model may score it later
+            return batch, metrics
+
+        buffer.sample = sample_and_keep
+        if getattr(buffer, "filter_groups_metric", None) is None:
             return buffer
         clear = buffer._clear_groups
 
@@ -199,6 +248,7 @@ class WithPosteriors(PPOTrainer):
         extras = StepExtras(
             tokens=tokens,
             trained=np.pad(trained_S, (0, len(tokens) - count)),
+            read=[read for each in batches for read in each.reads_S],
             responses=Responses(lambda row: decode(texts[row]), keep=self._settings.keep_rollouts),
         )
         rewards = np.concatenate([_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)])
@@ -213,6 +263,31 @@ class WithPosteriors(PPOTrainer):
         if self.posteriors is not None and self.posteriors.step:
             planned = self.total_training_steps * self.posteriors.step / max(self.global_steps, 1)
             self.posteriors.record_metrics(self.posteriors.step, {**metrics, "plan/steps": round(planned)})
+
+    def _val_metrics_update(
+        self,
+        data_sources: list[Any],
+        sample_uids: list[str],
+        reward_extra_infos_dict: dict[str, list[Any]],
+        *args: Any,
+        **options: Any,
+    ) -> dict[str, float]:
+        """Return verl's means of a validation, and store its samples by prompt, scored by ``acc``, else by reward."""
+        validated = self._validated
+        self._validated = []
+        if self.posteriors is not None:
+            scores = reward_extra_infos_dict.get("acc") or reward_extra_infos_dict["reward"]
+            samples = held_out_samples(
+                validated, data_sources, sample_uids, scores, self.config.data.max_response_length
+            )
+            model = str(self.config.actor_rollout_ref.model.path)
+            how = OmegaConf.to_container(self.config.actor_rollout_ref.rollout.val_kwargs, resolve=True)
+            if samples:
+                held_out.record(self.posteriors, samples, model=model, config={"val_kwargs": how})
+        means: dict[str, float] = super()._val_metrics_update(
+            data_sources, sample_uids, reward_extra_infos_dict, *args, **options
+        )
+        return means
 
     def _save_checkpoint(self) -> None:
         if self.posteriors is not None:
@@ -303,6 +378,14 @@ def has_images(dataset: Any) -> bool:
 
 def _key(raw_prompt: Any, reward_model: Mapping[str, Any] | None) -> Key:
     return prompt_text(raw_prompt), label_text((reward_model or {}).get("ground_truth"))
+
+
+def _read(extra_fields: Any) -> str | None:
+    """Return the text that a reward function has returned as "read" beside its score; None without one."""
+    if not isinstance(extra_fields, Mapping):
+        return None
+    read = (extra_fields.get("reward_extra_info") or {}).get("read")
+    return str(read) if read else None
 
 
 def _objects(data: Any, name: str) -> list[Any]:
