@@ -292,7 +292,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(f"{problem}; pass form=None with these")
         # The trainer's own advantages are of whatever size of groups.
         advantage_form = Form() if form is None else self._form_for(form, groups)
-        update = self._update(step, rollouts, groups, advantage_form)
+        update = self._update(rollouts, groups, advantage_form)
         scored = score(rollouts, groups, update.estimate, advantage_form)
         if form is None:
             scored = as_trained(scored, groups, rollouts.rewards, advantages)
@@ -471,7 +471,7 @@ class Posteriors(AbstractContextManager["Posteriors"]):
             raise ValueError(line)
         return form
 
-    def _update(self, step: int, rollouts: Rollouts, groups: Groups, form: Form) -> _Update:
+    def _update(self, rollouts: Rollouts, groups: Groups, form: Form) -> _Update:
         """Return what the rollouts of a step change."""
         at_V = groups.prompts_V
         belief = self._belief
