@@ -31,7 +31,7 @@ from openrlhf_dbb.core.filling import (
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
 from openrlhf_dbb.core.rules import Plan, refusal
-from openrlhf_dbb.core.step import Floats, Key, Probes, Responses, StepExtras, probed_prompts, whole
+from openrlhf_dbb.core.step import Floats, Key, Probes, Responses, StepExtras, check_probes, probed_prompts
 from openrlhf_dbb.core.strategies import STRATEGIES, RunFacts
 from openrlhf_dbb.estimators import FORMS
 
@@ -109,7 +109,7 @@ class Loop(Generic[RolloutT]):
         """
         chosen = STRATEGIES.build(strategy, **(strategy_parameters or {}))
         check_thin(thin)
-        _check_probes(probe_fraction, probe_samples)
+        check_probes(probe_fraction, probe_samples)
         line = refusal(Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts, thin=thin))
         if line is not None:
             raise ValueError(line)
@@ -259,15 +259,6 @@ class Loop(Generic[RolloutT]):
         self._filler.load(state)
         if self._replays is not None:
             self._replays.load(folder)
-
-
-def _check_probes(fraction: Any, samples: Any) -> None:
-    """Raise ValueError for what is no share, or no number of rollouts that tells its own noise."""
-    is_number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
-    if not is_number or not 0 <= fraction <= 1:
-        raise ValueError(f"probe_fraction = {fraction!r:.80}; give a share from 0, which is off, to 1")
-    if whole("probe_samples", samples) < 2:
-        raise ValueError(f"probe_samples = {samples}; give 2 or more, or probe_fraction=0 for no probes")
 
 
 def _checked(scores: Floats | None) -> Floats:

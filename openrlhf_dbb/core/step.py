@@ -523,6 +523,15 @@ def kept_rows(
     )
 
 
+def check_probes(fraction: Any, samples: Any) -> None:
+    """Raise ValueError for what is no share, or no number of rollouts that tells its own noise."""
+    is_number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
+    if not is_number or not 0 <= fraction <= 1:
+        raise ValueError(f"probe_fraction = {fraction!r:.80}; give a share from 0, which is off, to 1")
+    if whole("probe_samples", samples) < 2:
+        raise ValueError(f"probe_samples = {samples}; give 2 or more, or probe_fraction=0 for no probes")
+
+
 def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Key]:
     """Choose about ``fraction`` of the prompts to be probed. A larger fraction chooses the same prompts and more.
 
