@@ -17,7 +17,7 @@ from openrlhf_dbb.core.host import FEATURES, Capability, Host
 from openrlhf_dbb.core.replay import Replay
 from openrlhf_dbb.core.strategies import STRATEGIES
 from openrlhf_dbb.integrations.hosts import HOSTS
-from openrlhf_dbb.integrations.shared import COLUMNS, Settings
+from openrlhf_dbb.integrations.shared import ASKING, Settings
 
 ROOT = Path(__file__).parents[1]
 NAMES = [feature.name for feature in FEATURES]
@@ -58,11 +58,11 @@ def test_what_a_trainer_lacks_is_refused_with_its_name_and_reason(host):
     assert not line or f"{host.name} does not: {host.lacks[Capability.EXTRA_ROWS]}; leave it out" in line
 
 
-@pytest.mark.parametrize("name", ["pass_rate_column", "source_column"])
-def test_a_column_that_a_trainer_does_not_read_is_refused(name):
-    settings = Settings(estimator="dbb", **{name: "rate"})
-    poor = Host("a trainer", {COLUMNS[name]: "it reads no columns"}, {})
-    with pytest.raises(ValueError, match=rf"{name} needs .*a trainer does not: it reads no columns; leave it out"):
+@pytest.mark.parametrize(("name", "value"), [("pass_rate_column", "a"), ("source_column", "a"), ("probe_fraction", 1)])
+def test_a_setting_that_asks_a_trainer_for_what_it_lacks_is_refused(name, value):
+    settings = Settings(estimator="dbb", **{name: value})
+    poor = Host("a trainer", {ASKING[name]: "it is fixed"}, {})
+    with pytest.raises(ValueError, match=rf"{name} needs .*a trainer does not: it is fixed; leave it out"):
         settings.check(poor, {})
     settings.check(Host("a trainer", {}, {}), {})
     Settings(estimator="dbb").check(poor, {})

@@ -92,6 +92,7 @@ def trainer(config, *, cls=TRAINERS["sync"]):
     made.tokenizer = build_tokenizer()
     if cls is not PPOTrainerSync:
         made.posteriors, made._settings, made._dropped, made._validated = None, read(config), [], []
+        made._probes = None
         made.posteriors = made._open(made._settings)
     return made
 
@@ -111,13 +112,14 @@ def batch_of(
 
     Args:
         trajectories: of each rollout; all carry its reward, as verl has it, and only the last one counts.
-        uid: of the group of a validation, whose partition is "val".
+        uid: of a single group; None: new ones.
         judge: the reward function; None: it returned the rewards alone.
         masked: rollouts, counted over all groups, without a token that the model generated.
     """
     keys, fields, tags, rollout = [], [], [], 0
+    of_group = uid
     for text, label, rewards in groups:
-        uid = uid if partition == "val" else str(uuid.uuid4())
+        uid = of_group or str(uuid.uuid4())
         for session, reward in enumerate(rewards):
             length = lengths[rollout % len(lengths)]
             for index in range(trajectories):
@@ -447,18 +449,22 @@ def test_validation_alone_opens_no_run(tmp_path):
     assert not (tmp_path / "openrlhf_dbb.db").exists()
 
 
-class Validating:
-    """An agent loop that answers each prompt of a validation at once, with the rewards that come next."""
+class Answering:
+    """An agent loop that answers each prompt at once, with the rewards that come next."""
 
-    def __init__(self, rewards):
-        self.rewards = iter(rewards)
+    def __init__(self, rewards, partition):
+        self.rewards, self.partition, self.asked, self.uids = iter(rewards), partition, [], []
 
     def generate_sequences(self, batch):
         columns = [integration._objects(batch, name) for name in ("uid", "raw_prompt", "reward_model", "data_source")]
         for uid, shown, rewarding, source in zip(*columns, strict=True):
             group = (shown[0]["content"], rewarding["ground_truth"], next(self.rewards))
-            batch_of([group], uid=uid, partition="val", source=source)
-            tq.kv_batch_put(keys=[uid], partition_id="val", fields=None, tags=[{"status": "finished"}])
+            self.asked.append(group[0])
+            self.uids.append(uid)
+            batch_of([group], uid=uid, partition=self.partition, source=source)
+            tq.kv_batch_put(keys=[uid], partition_id=self.partition, fields=None, tags=[{"status": "finished"}])
+        if "__rollout_n__" in batch.keys():  # noqa: SIM118
+            assert integration._objects(batch, "__rollout_n__") == [2] * len(columns[0])
 
 
 def test_a_validation_is_stored_by_prompt(queue, tmp_path):
@@ -474,7 +480,7 @@ def test_a_validation_is_stored_by_prompt(queue, tmp_path):
     rows = [row | {"data_source": source} for row, source in zip(rows, sources, strict=True)]
     ours.val_dataloader = [integration.collate_fn(rows)]
     for scores in ([1.0, 0.0], [0.0, 0.0], [1.0], [1.0, 1.0]), ([1.0, 1.0],) * 4:
-        ours.agent_loop_manager = Validating(scores)
+        ours.agent_loop_manager = Answering(scores, "val")
         with_means = ours._validate()
         if ours.posteriors.step == 0:
             advantages = ours._compute_advantage(batch_of(MIXED), {})
@@ -489,6 +495,42 @@ def test_a_validation_is_stored_by_prompt(queue, tmp_path):
         (1, "a", "1+1=", 2, 2, 2.0, 8, 1), (1, "a", "3+3=", 2, 2, 2.0, 8, 1), (1, "b", "2+2=", 2, 2, 2.0, 8, 1),
     ]  # fmt: skip
     assert query(tmp_path, "SELECT count(*) FROM posterior_history") == [(3,)]
+
+
+def test_chosen_prompts_are_probed_and_probes_train_nothing(queue, tmp_path):
+    probing = ["+algorithm.posterior.probe_fraction=0.5", "+algorithm.posterior.probe_samples=2"]
+    config = posterior_config(tmp_path, *probing, "data.train_batch_size=3", estimator="dbb")
+    ours = trainer(config)
+    ours.trainer_mode = "sync"
+    ours.replay_buffer = ours._build_replay_buffer()
+    ours.replay_buffer.poll_interval = 0
+    rows = [row | {"data_source": "test"} for row in DATA]
+    ours.train_dataset = rows
+    ours.train_dataloader_it = iter([integration.collate_fn(rows)])
+    probed = sorted(text for text, _ in ours._probed)
+    assert 0 < len(probed) < 3
+    rewards = [group[2][:3] for group in MIXED] + [[1.0, 0.0]] * len(probed)
+    ours.agent_loop_manager = Answering(rewards, "train")
+    ours._submit_batch_to_rollout(ours._next_train_batch())
+    batch, _ = ours.replay_buffer.sample(global_steps=0, partition_id="train", batch_size=3)
+    metrics = {}
+    assert len(advantages_of(ours, batch, metrics)) == 9
+    assert sorted(ours.agent_loop_manager.asked[3:]) == probed
+    assert metrics["probe/groups"] == len(probed)
+    found = "SELECT prompt, samples, successes FROM probes JOIN prompts USING (prompt_id) ORDER BY prompt"
+    assert query(tmp_path, found) == [(text, 2, 1.0) for text in probed]
+    assert query(tmp_path, "SELECT sum(rollouts) FROM posterior_history") == [(9,)]
+    probes = ours.agent_loop_manager.uids[3:]
+    assert not [key for key in tq.kv_list()["train"] if key.split("_")[0] in probes]
+
+
+def test_probes_of_batches_that_verl_changes_are_refused():
+    probing = ["algorithm.adv_estimator=posterior", "actor_rollout_ref.rollout.n=4",
+               "+algorithm.posterior.probe_fraction=0.1"]  # fmt: skip
+    assert read(compose_config(*probing)).probe_fraction == 0.1
+    for other in ("trainer.v1.trainer_mode=colocate_async", "algorithm.filter_groups.enable=True"):
+        with pytest.raises(ValueError, match=r"probe_fraction needs whole batches .*trainer_mode=sync without"):
+            read(compose_config(*probing, other))
 
 
 # Settings, prompts and labels

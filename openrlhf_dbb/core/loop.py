@@ -18,7 +18,7 @@ import numpy as np
 
 from openrlhf_dbb.core import exact_json
 from openrlhf_dbb.core.advantages import check_thin, thinned, whitened
-from openrlhf_dbb.core.arrays import Floats, Key, whole
+from openrlhf_dbb.core.arrays import Floats, Key
 from openrlhf_dbb.core.filling import (
     Answer,
     AtOnce,
@@ -30,7 +30,7 @@ from openrlhf_dbb.core.filling import (
     ShuffledPrompts,
 )
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.probes import probed_prompts
+from openrlhf_dbb.core.probes import check_probes, probed_prompts
 from openrlhf_dbb.core.replay import ExtraRow, Replay, ReplayMemory, TokenRollout
 from openrlhf_dbb.core.rules import Plan, refusal
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
@@ -111,7 +111,7 @@ class Loop(Generic[RolloutT]):
         """
         chosen = STRATEGIES.build(strategy, **(strategy_parameters or {}))
         check_thin(thin)
-        _check_probes(probe_fraction, probe_samples)
+        check_probes(probe_fraction, probe_samples)
         line = refusal(Plan(posteriors.estimator, form=form, strategy=chosen, group=rollouts, thin=thin))
         if line is not None:
             raise ValueError(line)
@@ -261,15 +261,6 @@ class Loop(Generic[RolloutT]):
         self._filler.load(state)
         if self._replays is not None:
             self._replays.load(folder)
-
-
-def _check_probes(fraction: Any, samples: Any) -> None:
-    """Raise ValueError for what is no share, or no number of rollouts that tells its own noise."""
-    is_number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
-    if not is_number or not 0 <= fraction <= 1:
-        raise ValueError(f"probe_fraction = {fraction!r:.80}; give a share from 0, which is off, to 1")
-    if whole("probe_samples", samples) < 2:
-        raise ValueError(f"probe_samples = {samples}; give 2 or more, or probe_fraction=0 for no probes")
 
 
 def _checked(scores: Floats | None) -> Floats:

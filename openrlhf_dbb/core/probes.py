@@ -7,14 +7,24 @@ Axes: V prompts of a step that have a verified rollout; Q probed prompts with M 
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from openrlhf_dbb import storage
-from openrlhf_dbb.core.arrays import Key, Positions, numbers
+from openrlhf_dbb.core.arrays import Key, Positions, numbers, whole
 from openrlhf_dbb.core.groups import Groups
 from openrlhf_dbb.core.step import Probes
 from openrlhf_dbb.estimators.probe_error import squared_errors
+
+
+def check_probes(fraction: Any, samples: Any) -> None:
+    """Raise ValueError for what is no share, or no number of rollouts that tells its own noise."""
+    is_number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
+    if not is_number or not 0 <= fraction <= 1:
+        raise ValueError(f"probe_fraction = {fraction!r:.80}; give a share from 0, which is off, to 1")
+    if whole("probe_samples", samples) < 2:
+        raise ValueError(f"probe_samples = {samples}; give 2 or more, or probe_fraction=0 for no probes")
 
 
 def probed_prompts(prompts: Iterable[Key], fraction: float, seed: int) -> set[Key]:

@@ -67,14 +67,13 @@ VERL = Host(
         Capability.GENERATE_MORE: "its own sampler fills each batch, and its algorithm.filter_groups replaces groups; "
         "a second stage by __rollout_n__, which its agent loops take in mode sync, is not built",
         Capability.EXTRA_ROWS: "its _compute_old_log_prob replaces the log-probs of every row of a batch",
-        Capability.PROBE: "what its sampler hands out is a training batch; "
-        "further requests to its agent loops, in mode sync, are not built",
     },
     tested={
         "every estimator": _OF_VERL,
         "every advantage form": _OF_VERL,
         "strategy posterior": "test_verl.py::test_the_strategy_draws_what_verl_generates_for",
         "thinning": "test_verl.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
+        "probes": "test_verl.py::test_chosen_prompts_are_probed_and_probes_train_nothing",
         "warm start": "test_verl.py::test_a_warm_start_begins_with_another_run_s_posteriors",
         "known pass rates": "test_verl.py::test_known_pass_rates_of_a_column_are_what_the_posteriors_begin_with",
         "groups by source": "test_verl.py::test_metrics_are_by_source_also_after_a_resume",

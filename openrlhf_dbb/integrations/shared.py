@@ -19,6 +19,7 @@ from openrlhf_dbb.core.arrays import Floats, Key, whole
 from openrlhf_dbb.core.filling import Answer, AtOnce, Batch, Filler, Group, Request, ShuffledPrompts
 from openrlhf_dbb.core.host import Capability, Host, SideState
 from openrlhf_dbb.core.posteriors import Posteriors, as_estimator, dataset_digest
+from openrlhf_dbb.core.probes import check_probes
 from openrlhf_dbb.core.replay import Replay, ReplayMemory
 from openrlhf_dbb.core.step import Scored, StepExtras
 from openrlhf_dbb.core.strategies import STRATEGIES, RolloutStrategy, RunFacts
@@ -37,7 +38,11 @@ ALLOWED = {"trl": ">=1.16,<1.17", "verl": ">=0.9.1,<0.10"}
 _log = own_log(__name__)
 own_log(storage.__name__)  # which knows no mask
 
-COLUMNS = {"pass_rate_column": Capability.PASS_RATES, "source_column": Capability.SOURCES}
+ASKING = {  # settings that ask a trainer for more, where they are given
+    "pass_rate_column": Capability.PASS_RATES,
+    "source_column": Capability.SOURCES,
+    "probe_fraction": Capability.PROBE,
+}
 
 SAVED = "posteriors.json"  # in a checkpoint; no pickle, which could run code
 DRAWS = "draws.json"  # likewise
@@ -78,6 +83,8 @@ class Settings:
     pass_rate_column: str | None = None
     pass_rate_attempts: int | None = None
     source_column: str | None = None
+    probe_fraction: float = 0.0
+    probe_samples: int = 128
 
     def __post_init__(self) -> None:
         """Raise ValueError for a value of another kind, or out of its range."""
@@ -98,6 +105,7 @@ class Settings:
             whole("keep_rollouts", self.keep_rollouts)
         _check_weight(self.warm_start_weight)
         check_thin(self.thin)
+        check_probes(self.probe_fraction, self.probe_samples)
         if self.pass_rate_attempts is not None and whole("pass_rate_attempts", self.pass_rate_attempts) == 0:
             raise ValueError("pass_rate_attempts = 0; give 1 or more")
         if self.pass_rate_column is not None and self.warm_start is not None:
@@ -155,9 +163,9 @@ class Settings:
         line = rules.refusal(plan)
         if line is not None:
             raise ValueError(line)
-        for name, capability in COLUMNS.items():
+        for name, capability in ASKING.items():
             line = host.refusal(name, frozenset({capability}))
-            if line is not None and getattr(self, name) is not None:
+            if line is not None and getattr(self, name):
                 raise ValueError(f"{line}; leave it out")
 
 

@@ -11,6 +11,7 @@ rollout may have several trajectories. Rows that verl appends as padding belong 
 """
 
 import functools
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -22,7 +23,8 @@ import torch
 
 from openrlhf_dbb.core.arrays import Floats, Key, Positions
 from openrlhf_dbb.core.posteriors import Posteriors
-from openrlhf_dbb.core.step import Responses, StepExtras
+from openrlhf_dbb.core.probes import probed_prompts
+from openrlhf_dbb.core.step import Probes, Responses, StepExtras
 from openrlhf_dbb.core.strategies import RunFacts
 from openrlhf_dbb.core.texts import content_text, contradictions, label_text, prompt_text
 from openrlhf_dbb.evaluation import held_out
@@ -37,6 +39,7 @@ from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.trainer.ppo.core_algos import register_adv_est  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.utils.dataset.rl_dataset import collate_fn  # noqa: E402
 
 NAME = "posterior"
@@ -60,6 +63,12 @@ def read(config: DictConfig) -> Settings:
         raise ValueError(
             f"strategy {settings.strategy!r} draws whole batches: use trainer.v1.trainer_mode=sync without "
             "algorithm.filter_groups, sync_refill_failed_groups and data.gen_batch_size"
+        )
+    model = config.reward.reward_model
+    if settings.probe_fraction and (replaces or (model.enable and not model.enable_resource_pool)):
+        raise ValueError(
+            "probe_fraction needs whole batches whose rewards come with them: use trainer.v1.trainer_mode=sync without "
+            "algorithm.filter_groups, sync_refill_failed_groups and a reward model in the trainer's own resource pool"
         )
     custom = sampler.get("custom_sampler")
     if filters and custom is not None and custom.get("path"):
@@ -185,10 +194,12 @@ class WithPosteriors(PPOTrainer):
         self._settings = read(config) if config.algorithm.adv_estimator == NAME else None
         self._dropped: list[Batch] = []  # groups that verl has filtered since the last step
         self._validated: list[Batch] = []  # of the validation that is going on
+        self._probed: dict[Key, int] = {}  # the prompts that are probed, with their rows
+        self._probes: Probes | None = None  # of the step
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Any:
-        """Keep the batches of a validation, and with ``algorithm.filter_groups`` the groups that are dropped."""
+        """Keep the batches of a validation and, with ``algorithm.filter_groups``, dropped groups; probe a batch."""
         buffer: Any = super()._build_replay_buffer()
         if self._settings is None:
             return buffer
@@ -198,6 +209,8 @@ class WithPosteriors(PPOTrainer):
             batch, metrics = sample(*args, **options)
             if batch.partition_id == "val" and self.posteriors is not None:
                 self._validated.append(Batch.read(batch, scored=False))  # a reward model may score it later
+            elif self._probed:
+                self._probes = self._probe(batch, sample)
             return batch, metrics
 
         buffer.sample = sample_and_keep
@@ -214,6 +227,28 @@ class WithPosteriors(PPOTrainer):
 
         buffer._clear_groups = keep_and_clear
         return buffer
+
+    def _probe(self, batch: KVBatchMeta, sample: Callable[..., Any]) -> Probes | None:
+        """Generate further rollouts of the chosen prompts of a batch, by ``sample``; they leave no trace in verl."""
+        asked = [key for key in dict.fromkeys(Batch.read(batch, scored=False).keys_S) if key in self._probed]
+        if not asked:
+            return None
+        assert self._settings is not None
+        samples = self._settings.probe_samples
+        rows = [{**self.train_dataset[self._probed[key]], "__rollout_n__": samples} for key in asked]
+        for row in rows:
+            row["uid"] = str(uuid.uuid4())
+        request = tu.get_tensordict(collate_fn(rows))
+        tu.assign_non_tensor_data(request, "global_steps", self.global_steps)
+        self._submit_batch_to_rollout(request)
+        generated, _ = sample(global_steps=self.global_steps, partition_id="train", batch_size=len(rows))
+        read = Batch.read(generated)
+        scores_Q_M = np.full((len(asked), samples), np.nan)
+        for place, key in enumerate(asked):
+            scores = [score for of, score in zip(read.keys_S, read.scores_S, strict=True) if of == key]
+            scores_Q_M[place, : len(scores)] = scores
+        tq.kv_clear(keys=generated.keys, partition_id=generated.partition_id)
+        return Probes(asked, scores_Q_M)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -249,11 +284,13 @@ class WithPosteriors(PPOTrainer):
             tokens=tokens,
             trained=np.pad(trained_S, (0, len(tokens) - count)),
             read=[read for each in batches for read in each.reads_S],
+            probes=self._probes,
             responses=Responses(lambda row: decode(texts[row]), keep=self._settings.keep_rollouts),
         )
         rewards = np.concatenate([_row_sums(rewards_R_T)[rollouts.last_S], *(each.scores_S for each in dropped)])
         scores = np.concatenate([each.scores_S for each in batches])
         keys = [key for each in batches for key in each.keys_S]
+        self._probes = None
         scored = self._steps.observe(keys, rewards, scores, form, extras)
         metrics.update(scored.metrics)
         return np.where(rollouts.rollout_R >= 0, scored.advantages[:count][rollouts.rollout_R], 0.0)
@@ -331,6 +368,8 @@ class WithPosteriors(PPOTrainer):
             method=f"verl {trainer.v1.trainer_mode}",
             config=OmegaConf.to_container(self.config, resolve=True),
         )
+        chosen = probed_prompts(dict.fromkeys(keys), settings.probe_fraction, data.get("seed") or 0)
+        self._probed = {key: keys.index(key) for key in chosen}
         _, strategy = settings.built
         if strategy.draws:  # in place of verl's data loader, when verl asks for the next batch
             rows, batches = self.train_dataset, iter(self._steps.draw, None)
