@@ -147,12 +147,12 @@ OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}")
 CONCLUSION = _any(r"\s*(?:so|thus|hence|therefore|[^.!?\n]*\b(?:total|in\s+all|altogether|final(?:ly)?|result))\b")
 ASSERTION = _any(
     # "It is 6."
-    r"(?:\b(?:is|are|was|be|as|get|got|equals?|gives?|becomes?|that)|'s|[:,]|\A[^A-Za-z]*=)"
+    r"(?:\b(?:is|are|was|be|as|get|got|equals?|gives?|becomes?|that)|'s|:|,(?=\s)|\A[^A-Za-z]*=)"
     r"[\s$*\\(]*-?\d[\d.,]*[\s$*)!.\\]*\Z",
     r"(?:\A|:)[\s$*]*-?\d[\d.,]*[\s$*]+(?:is|was)\s+(?:the|my|right|correct)\b",  # "6 is the right one."
 )
-NUMBER_WORD = _any(
-    r"\b(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty|hundred|thousand)\b"
+NUMBER_WORD = _any(  # "there are six"
+    r"\b(?:is|are|was|be|equals?|gives?|makes?|get|got|have|has|leaves?|total|:)\s+(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty|hundred|thousand)\b"
 )
 _HIDDEN = re.compile(
     "|".join(
