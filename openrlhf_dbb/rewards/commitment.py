@@ -103,12 +103,12 @@ _REST = _any(
     _CALLED_WRONG,
     _OF_THE_ANSWER,
 )
-_NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^.!?\n]{0,80}"
+_NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^,.!?\n]{0,80}"
 _RESPONSE = r"\b(?:i|me|my|you|please|answer|grade|guess|believe)\b"
 _LATER = _any(
-    rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}",
+    rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report')}",
     rf"(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
-    rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^.!?\n]{{0,80}}{_NEGATION}",
+    rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^,.!?\n]{{0,80}}{_NEGATION}",
     r"\b(?:fails|failed|contradicts?|disagrees?|suspicious|aborted)\b",
     _CALLED_WRONG,
 )
@@ -271,10 +271,9 @@ def _is_denied_behind(behind: str) -> bool:
 
 def is_taken_back(text: str, end: int) -> bool:
     """Return whether what stands behind an answer takes it back, or is not read."""
-    paragraph = text[end:].partition("\n\n")[0]
-    if text.endswith("}", 0, end) and _WRONG.search(_MARKUP.sub("", paragraph)):
-        return True
     stop = _END.search(text, end)
+    if text.endswith("}", 0, end) and _WRONG.search(text, end, stop.start() if stop else len(text)):
+        return True
     if stop is None:
         return False
     later = _CLOSING.sub(" ", _DISPLAY.sub(r" \\formula. ", text[stop.end() :]))
