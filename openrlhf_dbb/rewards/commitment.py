@@ -104,7 +104,7 @@ _REST = _any(
     _OF_THE_ANSWER,
 )
 _NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^,.!?\n]{0,80}"
-_RESPONSE = r"\b(?:i|me|my|you|please|answer|grade|guess|believe)\b"
+_RESPONSE = r"\b(?:i|me|my|you|please|(?<!to )answer|grade|guess|believe)\b"
 _LATER = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report')}",
     rf"(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
@@ -143,7 +143,7 @@ _AFTER_BOX = re.compile(
 CORRECTION = _any(_words("correction", "wrong", "denial"), r"actually|\bno\b")
 RESTART = _any(_words("correction"), r"\bno[,.!]")
 OR_BEFORE = _any(rf"[\s$]*{_words('alternative')}[\s$\\(\[{{*]*\Z")
-OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}")
+OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}(?!\s+else\b)")
 CONCLUSION = _any(r"\s*(?:so|thus|hence|therefore|[^.!?\n]*\b(?:total|in\s+all|altogether|final(?:ly)?|result))\b")
 ASSERTION = _any(
     # "It is 6."

@@ -140,6 +140,6 @@ def is_read_later(sentence: str) -> bool:
         return False
     if _OTHER_SCRIPT.search(prose) or is_strange_deed(sentence):
         return False
-    if _may_stand_alone(sentence):
+    if _may_stand_alone(sentence) or sentence.strip() == "OR":  # another way follows
         return True
     return _is_english(sentence) and not is_remark
