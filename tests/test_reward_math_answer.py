@@ -276,6 +276,94 @@ def test_a_response_that_affirms_the_answer_earns_it(reward, response):
     assert reward(response, "5", SUM) == 1.0
 
 
+# Right answers of three kinds in each language; then a denial, a doubt, a choice and a question.
+LANGUAGES = {
+    "spanish": (
+        (r"Por lo tanto, la respuesta es \boxed{5}.", r"Quedan \boxed{5} huevos.", "**Respuesta: 5**"),
+        (r"La respuesta no es \boxed{5}.", r"Quizás quedan \boxed{5} huevos.", r"La respuesta es 4 o \boxed{5}.",
+         r"¿Son \boxed{5} huevos?", r"La respuesta es 4. La respuesta es \boxed{5}."),
+    ),
+    "french": (
+        (r"La réponse est donc \boxed{5}.", r"Donc il reste \boxed{5} oeufs.", "Réponse : 5"),
+        (r"La réponse n'est pas \boxed{5}.", r"Il reste peut-être \boxed{5} oeufs.", r"Il reste 4 ou \boxed{5} oeufs.",
+         r"Est-ce que c'est \boxed{5}", r"Il reste au moins \boxed{5} oeufs."),
+    ),
+    "german": (
+        (r"Also bleiben \boxed{5} Eier übrig.", "Die Antwort ist 5.", r"Die Lösung lautet: \boxed{5}"),
+        (r"Ich glaube nicht, dass die Antwort \boxed{5} ist.", r"Vielleicht sind es \boxed{5}.",
+         r"Es bleiben 4 oder \boxed{5} Eier.", r"Sind es \boxed{5}?", r"Wenn alle ganz sind, bleiben \boxed{5}."),
+    ),
+    "russian": (
+        (r"Значит, осталось \boxed{5} яиц.", r"Ответ: \boxed{5}.", "Таким образом, сумма равна 5."),
+        (r"Ответ не \boxed{5}.", r"Возможно, осталось \boxed{5} яиц.", r"Осталось 4 или \boxed{5} яиц.",
+         r"Осталось ли \boxed{5} яиц?", r"Больше \boxed{5}."),
+    ),
+    "portuguese": (
+        (r"Portanto, a resposta é \boxed{5}.", r"Restam \boxed{5} ovos.", "Resposta: 5"),
+        (r"A resposta não é \boxed{5}.", r"Talvez restem \boxed{5} ovos.", r"Restam 4 ou \boxed{5} ovos.",
+         r"A resposta é \boxed{5}?"),
+    ),
+    "italian": (
+        (r"Quindi la risposta è \boxed{5}.", r"Ne restano \boxed{5}.", "Rimangono 5 uova."),
+        (r"La risposta non è \boxed{5}.", r"Forse la risposta è \boxed{5}.", r"Rimangono 4 oppure \boxed{5} uova.",
+         r"La risposta è \boxed{5}?"),
+    ),
+    "japanese": (
+        ("答えは5です。", r"したがって、残りの卵は\boxed{5}個です。", r"以上より、求める値は\boxed{5}です。"),
+        ("答えは5ではない。", r"答えは\boxed{5}かもしれない。", r"答えは4または\boxed{5}です。",
+         r"答えは\boxed{5}ですか。"),
+    ),
+    "korean": (
+        (r"따라서 정답은 \boxed{5}입니다.", "남은 달걀은 5개입니다.", "답: 5"),
+        (r"정답은 \boxed{5}가 아닙니다.", r"아마 정답은 \boxed{5}입니다.", r"정답은 4 또는 \boxed{5}입니다.",
+         r"정답은 \boxed{5}일까요"),
+    ),
+    "vietnamese": (
+        (r"Vậy đáp án là \boxed{5}.", "Vậy còn lại 5 quả trứng.", r"Kết quả là $\boxed{5}$."),
+        (r"Đáp án không phải là \boxed{5}.", r"Có lẽ đáp án là \boxed{5}.", r"Đáp án là 4 hoặc \boxed{5}.",
+         r"Đáp án có phải là \boxed{5} không?"),
+    ),
+    "arabic": (
+        (r"إذن، الجواب هو \boxed{5}.", "الإجابة: 5", r"بقيت \boxed{5} بيضات."),
+        (r"الجواب ليس \boxed{5}.", r"ربما الجواب هو \boxed{5}.",
+         r"الجواب هو 4 أو \boxed{5}.", "هل الجواب هو \\boxed{5}\u061f"),
+    ),
+    "hindi": (
+        (r"अतः उत्तर \boxed{5} है।", "इसलिए, 5 अंडे बचे हैं।", r"x का मान \boxed{5} है।"),
+        (r"उत्तर \boxed{5} नहीं है।", r"शायद उत्तर \boxed{5} है।", r"उत्तर 4 या \boxed{5} है।", r"क्या उत्तर \boxed{5} है?"),
+    ),
+    "chinese": (
+        ("因此答案是\\boxed{5}。", "一共有5个。", "所以剩下\\boxed{5}个鸡蛋。"),
+        ("答案不是\\boxed{5}。", "也许是\\boxed{5}。", "答案是4或\\boxed{5}。", "答案是\\boxed{5}吗?"),
+    ),
+    "unknown": (
+        (r"Vastaus: \boxed{5}", r"Απάντηση: \boxed{5}", "Svar: 5"),
+        (r"Vastaus ei ole \boxed{5}.", r"Δεν είναι \boxed{5}", r"Svaret är kanske \boxed{5}.",
+         r"Ef ég veit rétt er það \boxed{5}."),
+    ),
+}  # fmt: skip
+EXPLAINED = (  # an explanation behind the box that takes nothing back
+    "\\boxed{5}.\n\nAlternatively, we have\n\\[7 - 2 = 5.\\]",
+
+    r"\boxed{5}. Thus our solution works.",
+    r"\boxed{5}. Note that the conditions hold when $(a,b,c,d)=(1,3,3,9)$.", r"$$\boxed{5}$$" "\n\nfeet.",
+    r"\boxed{5}. Will this always happen?",
+    r"$\boxed{5}$ (or else $J$ would have more factors).", r"\boxed{5}. We see that it works, so it is not an extraneous solution.",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_sentence_of_another_language_commits_unless_it_denies_doubts_or_asks(reward, language):
+    right, wrong = LANGUAGES[language]
+    assert [response for response in right if reward(response, "5", SUM) != 1.0] == []
+    assert [response for response in wrong if reward(response, "5", SUM) != 0.0] == []
+
+
+@pytest.mark.parametrize("response", EXPLAINED)
+def test_an_explanation_behind_the_answer_takes_nothing_back(reward, response):
+    assert reward(response, "5", SUM) == 1.0
+
+
 @pytest.mark.parametrize(
     ("response", "right"),
     [("The answer is B. The answer is D.", False), (r"\boxed{B} is wrong.", False), ("Maybe B", False), ("B?", False),

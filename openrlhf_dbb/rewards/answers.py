@@ -309,6 +309,8 @@ def _has_alternative(text: str, start: int, end: int, value: Value, label: Value
 def _says_another(text: str, place: int, start: int, value: Value, label: Value) -> bool:
     """Return whether "The answer is" before a place states another value than the answer, and nothing corrects it."""
     said = _SAID.match(text, place)
+    if said and said.start() <= start < said.end() and text[start] == "\\":  # it states the box
+        return False
     offered = read(said[1], label) if said else None
     kinds = (Number, Formula) if isinstance(inner(label), Formula) else type(inner(label))
     if offered is None or not isinstance(inner(offered), kinds) or _is_same(offered, value):

@@ -103,12 +103,12 @@ _REST = _any(
     _CALLED_WRONG,
     _OF_THE_ANSWER,
 )
-_NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^.!?\n]{0,80}"
-_RESPONSE = r"\b(?:i|me|my|you|please|answer|grade|guess|believe)\b"
+_NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^,.!?\n]{0,80}"
+_RESPONSE = r"\b(?:i|me|my|you|please|(?<!to )answer|grade|guess|believe)\b"
 _LATER = _any(
-    rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report', 'contrast')}",
+    rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report')}",
     rf"(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
-    rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^.!?\n]{{0,80}}{_NEGATION}",
+    rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^,.!?\n]{{0,80}}{_NEGATION}",
     r"\b(?:fails|failed|contradicts?|disagrees?|suspicious|aborted)\b",
     _CALLED_WRONG,
 )
@@ -141,16 +141,16 @@ _AFTER_BOX = re.compile(
 CORRECTION = _any(_words("correction", "wrong", "denial"), r"actually|\bno\b")
 RESTART = _any(_words("correction"), r"\bno[,.!]")
 OR_BEFORE = _any(rf"[\s$]*{_words('alternative')}[\s$\\(\[{{*]*\Z")
-OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}")
+OR_AFTER = _any(rf"[\s$\\)\]}}*,(]*{_words('alternative')}(?!\s+else\b)")
 CONCLUSION = _any(r"\s*(?:so|thus|hence|therefore|[^.!?\n]*\b(?:total|in\s+all|altogether|final(?:ly)?|result))\b")
 ASSERTION = _any(
     # "It is 6."
-    r"(?:\b(?:is|are|was|be|as|get|got|equals?|gives?|becomes?|that)|'s|[:,]|\A[^A-Za-z]*=)"
+    r"(?:\b(?:is|are|was|be|as|get|got|equals?|gives?|becomes?|that)|'s|:|,(?=\s)|\A[^A-Za-z]*=)"
     r"[\s$*\\(]*-?\d[\d.,]*[\s$*)!.\\]*\Z",
     r"(?:\A|:)[\s$*]*-?\d[\d.,]*[\s$*]+(?:is|was)\s+(?:the|my|right|correct)\b",  # "6 is the right one."
 )
-NUMBER_WORD = _any(
-    r"\b(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty|hundred|thousand)\b"
+NUMBER_WORD = _any(  # "there are six"
+    r"\b(?:is|are|was|be|equals?|gives?|makes?|get|got|have|has|leaves?|total|:)\s+(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|\w+ty|hundred|thousand)\b"
 )
 _HIDDEN = re.compile(
     "|".join(
@@ -269,10 +269,9 @@ def _is_denied_behind(behind: str) -> bool:
 
 def is_taken_back(text: str, end: int) -> bool:
     """Return whether what stands behind an answer takes it back, or is not read."""
-    paragraph = text[end:].partition("\n\n")[0]
-    if text.endswith("}", 0, end) and _WRONG.search(_MARKUP.sub("", paragraph)):
-        return True
     stop = _END.search(text, end)
+    if text.endswith("}", 0, end) and _WRONG.search(text, end, stop.start() if stop else len(text)):
+        return True
     if stop is None:
         return False
     later = _CLOSING.sub(" ", _DISPLAY.sub(r" \\formula. ", text[stop.end() :]))

@@ -14,7 +14,7 @@ _NO_WORD = re.compile(
     r"\u3001-\u3011\uff01\uff08\uff09\uff0c\uff1a\uff1f]+"
 )
 _VARIABLE = re.compile(r"(?<![^\W\d_])[a-z](?=\s?[(=^_+])")
-_FEWEST_COMMON = 0.4  # of the words of a sentence in a language that has no letters of its own
+_FEWEST_COMMON = 0.4  # of the words of a sentence, but for names, in a language that has no letters of its own
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ ANSWER_NOUNS = "|".join(table["answer"].replace(", ", "|") for table in TABLES["
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text in lower case; "l'eau" is two."""
-    words = _VARIABLE.sub(" ", unicodedata.normalize("NFC", text).lower())
+    """Return the words of a text; "l'eau" is two."""
+    words = _VARIABLE.sub(" ", unicodedata.normalize("NFC", text))
     return _NO_WORD.sub(" ", words.replace("'", "' ")).split()
 
 
@@ -55,21 +55,22 @@ def count_english(words: list[str]) -> int:
 
 def languages(text: str) -> list[Language]:
     """Return the languages that a text without formulas is likelier in than in English; none for Chinese."""
-    words = _words(text)
+    words = _words(text.lower())
     english = count_english(words)
     for language in _LANGUAGES:
         if language.letters and re.search(f"[{language.letters}]", text):
             return [] if english else [language]
     counts = [len(language.common.intersection(words)) for language in _LANGUAGES]
     most = max(counts)
-    if most <= english or most < _FEWEST_COMMON * len(words):
+    without_names = [word for word in _words(text) if word[0].islower()]
+    if most <= english or most < _FEWEST_COMMON * len(without_names):
         return []
     return [language for language, count in zip(_LANGUAGES, counts, strict=True) if count == most]
 
 
 def is_doubted(text: str) -> bool:
     """Return whether a text without formulas denies or doubts in its language; if none is known, in any."""
-    words = _words(text)
+    words = _words(text.lower())
     likely = languages(text)
     if not likely and not count_english(words):
         likely = _LANGUAGES

@@ -15,7 +15,9 @@ _ALONE = set(TABLES["alone"].split())
 _ADVERBS = set(TABLES["adverbs"].split())
 _BEFORE_ANSWER = set(TABLES["before_answer"].split())
 _BEHIND_ANSWER = set(TABLES["behind_answer"].split())
-_FEWEST_WORDS = 6  # of a sentence behind an answer that has no number
+_FEWEST_WORDS = 4  # of a sentence behind an answer that has no number
+_FEWEST_SPOKEN = 6  # of one that speaks to somebody
+_SPOKEN = re.compile(r"\b(?:let|i|me|my|you|your|it|something|hold|no|well)\b", re.IGNORECASE)
 _MOST_UNITS = 6  # words behind an answer that need no verb: "eggs per day"
 _MOST_NAMES = 3  # words before ":" in a language that is not known
 _MOST_IDEOGRAPHS = 12  # in a sentence behind an answer
@@ -93,7 +95,7 @@ def is_plain_statement(clause: str) -> bool:
     said = list(re.finditer(r"\banswers?\b", clause.lower()))
     if not said:
         return True
-    before = _WORD.findall(clause[: said[-1].start()].lower())
+    before = _WORD.findall(clause[: said[-1].start()].lower().rpartition(" and ")[2])
     return set(before[-3:]) <= _BEFORE_ANSWER and _words(clause[said[-1].end() :]) <= _BEHIND_ANSWER
 
 
@@ -120,10 +122,16 @@ def is_read(before: str, answer: str, behind: str) -> bool:
     return is_named or _may_stand_alone(before) or "=" in answer or _FORMULA_SIGN.search(before) is not None
 
 
+def _is_remark(sentence: str) -> bool:
+    """Return whether a sentence without numbers is too short, or speaks to somebody, as "Let us start over"."""
+    words = len(sentence.split())
+    return words < _FEWEST_WORDS or (words < _FEWEST_SPOKEN and _SPOKEN.search(sentence) is not None)
+
+
 def is_read_later(sentence: str) -> bool:
     """Return whether a sentence behind that of the answer is understood, and says nothing odd."""
     prose = without_formulas(sentence)
-    is_remark = re.search(r"[\d$\\]", sentence) is None and len(sentence.split()) < _FEWEST_WORDS
+    is_remark = re.search(r"[\d$\\]", sentence) is None and _is_remark(sentence)
     if _is_denied(prose):
         return False
     if languages(prose):
@@ -132,6 +140,6 @@ def is_read_later(sentence: str) -> bool:
         return False
     if _OTHER_SCRIPT.search(prose) or is_strange_deed(sentence):
         return False
-    if _may_stand_alone(sentence):
+    if _may_stand_alone(sentence) or sentence.strip() == "OR":  # another way follows
         return True
     return _is_english(sentence) and not is_remark
