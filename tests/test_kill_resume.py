@@ -79,6 +79,7 @@ class Case:
         filters: whether only groups with different rewards are trained on, so that a pass may be a single step.
         budget: ``--train.max_rollouts``; None if the passes over the data end the run.
         latest: the most steps that a group may be late, in async training; None if training waits for generation.
+        first: rollouts of the first stage of a group; None: a group has one stage.
         draws: whether the strategy chooses the prompts, and the sizes of their groups.
         resumed: more flags of the resume.
     """
@@ -88,6 +89,7 @@ class Case:
     budget: int | None = None
     latest: int | None = None
     draws: bool = False
+    first: int | None = None
     resumed: tuple[str, ...] = ()
 
     @property
@@ -108,6 +110,7 @@ CASES = {
         ["--method", "two_stage", *DBB, "--two_stage.first", "3", "--rollout.n_samples_per_prompt", str(SAMPLES)],
         filters=True,
         budget=WHOLE,
+        first=3,
     ),
     "posterior-dbb": Case(
         [*DBB, "--rollout.strategy", "posterior", "--algo.advantage.estimator", "rloo"], draws=True
@@ -148,7 +151,7 @@ def check_all(folder, case):
     if case.draws:
         check_draws(folder)
     else:
-        check_passes(folder)
+        check_passes(folder, case.first)
     check_checkpoint(folder)
     ((least, most),) = query(folder, "SELECT min(lag), max(lag) FROM posterior_history")
     assert 0 <= least <= most <= (case.latest or 0)
@@ -192,12 +195,12 @@ def check_usage(folder, case):
     assert seen == query(folder, "SELECT step, generated, groups FROM steps ORDER BY step")
 
 
-def check_passes(folder):
+def check_passes(folder, first):
     """Up to every step each prompt was drawn once a pass, generated for or skipped, whatever was killed and redone."""
     drawn = Counter()
     groups = defaultdict(Counter)
     for step, prompt, rollouts in query(folder, "SELECT step, prompt_id, rollouts FROM posterior_history"):
-        groups[step][prompt] += _groups_in(rollouts)
+        groups[step][prompt] += _groups_in(rollouts, first)
     total = skipped = 0
     for step, skips in query(folder, "SELECT step, skipped FROM steps ORDER BY step"):
         drawn.update(groups[step])
@@ -208,10 +211,15 @@ def check_passes(folder):
             assert min(drawn[prompt] for prompt in range(1, PROMPTS + 1)) >= total // PROMPTS, step
 
 
-def _groups_in(rollouts):
-    """How many groups of 4, or of 3 in a first stage, these rollouts of a prompt are; a step has few of a prompt."""
-    [groups] = {whole + first for whole in range(3) for first in range(3) if 4 * whole + 3 * first == rollouts}
-    return groups
+def _groups_in(rollouts, first):
+    """How many groups of 4, or of ``first`` in a first stage, these rollouts of a prompt are in a step."""
+    if first is None:
+        assert rollouts % SAMPLES == 0
+        return rollouts // SAMPLES
+    numbers = range(rollouts // first + 1)
+    return min(
+        whole + stopped for whole in numbers for stopped in numbers if SAMPLES * whole + first * stopped == rollouts
+    )
 
 
 def check_draws(folder):
