@@ -246,6 +246,7 @@ def check_checkpoint(folder):
     """The model, and what goes with it, are those of the stored step: of the same rollouts and optimizer steps."""
     import torch
 
+    from openrlhf_dbb.saved import generation as saved_generation
     from openrlhf_dbb.saved.checkpoints import newest_whole
 
     checkpoints = folder / "runs/killed/checkpoints"
@@ -253,7 +254,7 @@ def check_checkpoint(folder):
     path = checkpoints / "_actor" / found / "mp_rank_00_model_states.pt"
     states = torch.load(path, map_location="cpu", weights_only=False)
     assert states["global_steps"] == 2 * states["global_step"]
-    generated = states["openrlhf_dbb"]["generation"]["generated"]
+    generated = saved_generation.load(path.parent, states["openrlhf_dbb"])["generated"]
     assert query(folder, f"SELECT generated_total FROM steps WHERE step = {states['global_step']}") == [(generated,)]
 
 
