@@ -46,7 +46,11 @@ SOURCE = "data_source"
 
 
 def read(config: DictConfig) -> Settings:
-    """Return our settings, ``algorithm.posterior``."""
+    """Return our settings, ``algorithm.posterior``.
+
+    Raises:
+        ValueError: settings are out of range, or do not go together with verl's.
+    """
     given: Any = config.algorithm.get(NAME) or {}
     settings = Settings(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
     trains = not config.trainer.get("val_only", False)
