@@ -60,6 +60,7 @@ class Progress:
     has_end_token: bool = True  # of the model
 
     def enter(self, phase: str, size: int = 0) -> None:
+        """Begin a phase of ``size`` rollouts; the clock of the phase that is on runs on."""
         self.size = size
         if phase != self.phase:
             self.phase = phase
