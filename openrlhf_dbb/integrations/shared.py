@@ -1,4 +1,4 @@
-"""Serves both integrations: allowed releases, prompts as text, runs and their checkpoints, draws by a strategy."""
+"""Serves both integrations: allowed releases, settings, runs and their checkpoints, draws."""
 
 import dataclasses
 import importlib.metadata

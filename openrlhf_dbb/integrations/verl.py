@@ -1,4 +1,4 @@
-"""verl's trainers with advantages from stored posteriors.
+"""verl's trainers with advantages and draws from stored posteriors.
 
 verl imports this module in each of its processes. The module registers the advantage estimator ``posterior`` and
 replaces verl's three trainers by subclasses, which with another estimator do what verl's trainers do. The trainer runs
