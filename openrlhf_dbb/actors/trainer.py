@@ -155,7 +155,9 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         )
 
     def fit(self, global_step: int = 0) -> None:
-        """Train from a step on, after a trial of the longest micro-batch; evaluate the last step.
+        """Train from ``global_step`` on, and evaluate the last step.
+
+        With CUDA the longest micro-batch is tried first.
 
         Raises:
             RunError: the rollouts did not fill one batch, or the trial has failed.
