@@ -152,6 +152,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
     shared_fields = tuple(_SHARED_SIZES)
 
     def initial_state(self, num_prompts: int) -> State:
+        """Return no visits, alpha = beta = 1, and the prior a = b = 1 of weight 1; discount 0.5."""
         state = {name: np.zeros(size) for name, size in _SHARED_SIZES.items()}
         for name in VISIT_FIELDS:
             state[name] = np.zeros(num_prompts)
@@ -163,6 +164,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         return state
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
+        """Return the state after the groups: prior, weight and discount fitted, then the counts."""
         successes, rollouts = counts(rewards_P_G)
         size = len(successes)
         after = state | {"clock": state["clock"] + [1, size]}
@@ -238,6 +240,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         return scores_W_X.ravel()
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
+        """Return the forecast with the best log score so far, (P,) each, in rollouts."""
         alpha_C_P, beta_C_P = _forecasts(state, state["clock"][0] + 1)
         scores_C = state["forecasts"][: len(alpha_C_P)].copy()
         scores_C[0] += _HEAD_START
@@ -245,6 +248,7 @@ class SelfTuningBetaBernoulli(BetaPosterior):
         return alpha_C_P[best], beta_C_P[best]
 
     def learn(self, state: State) -> State:
+        """Return text weights fitted to the latest visits; none without features or visits."""
         if "features" not in state:
             return {}
         seen = np.flatnonzero(state["rollouts_1"])

@@ -372,9 +372,11 @@ class BetaPosterior(RewardEstimator):
     support = "binary"
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        """Return mean and variance by the Beta posterior, (P,) each, of a reward of 0 or 1."""
         return Estimate.bernoulli(state["alpha"], state["beta"])
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        """Return the share of the group's rollouts in alpha + beta, (P,)."""
         _, rollouts = counts(rewards_P_G)
         return rollouts / (state["alpha"] + state["beta"])
 

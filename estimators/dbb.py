@@ -50,19 +50,23 @@ class DiscountedBetaBernoulli(BetaPosterior):
 
     @property
     def support(self) -> Support:  # type: ignore[override]
+        """The rewards accepted: "unit" with ``partial_credit``, else "binary"."""
         return "unit" if self.partial_credit else "binary"
 
     def initial_state(self, num_prompts: int) -> State:
+        """Return alpha and beta of the prior, (P,) each, in rollouts."""
         return {
             "alpha": np.full(num_prompts, float(self.prior_alpha)),
             "beta": np.full(num_prompts, float(self.prior_beta)),
         }
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
+        """Return the discounted counts plus the group's successes and failures, (P,) each."""
         successes, rollouts = counts(rewards_P_G)
         return faded(state, self.discount, successes, rollouts)
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
+        """Return the counts as the next visit discounts them, (P,) each, in rollouts."""
         before = faded(state, self.discount)
         return before["alpha"], before["beta"]
 

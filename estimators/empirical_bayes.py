@@ -50,19 +50,23 @@ class EmpiricalBayes(RewardEstimator):
     shared_fields = ("moments", "prior")
 
     def initial_state(self, num_prompts: int) -> State:
+        """Return the moments of no group, (4,), and the prior a = b = 1, (2,)."""
         return {"moments": np.zeros(4), "prior": np.ones(2)}
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
+        """Return the moments with the groups added, (4,), and the prior fitted to them, (2,)."""
         successes, rollouts = counts(rewards_P_G)
         moments = state["moments"] + group_moments(successes, rollouts)
         return {"moments": moments, "prior": fit_beta(moments)}
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        """Return mean and variance by the prior and the group, (P,) each."""
         successes, rollouts = counts(rewards_P_G)
         alpha, beta = state["prior"]
         return Estimate.bernoulli(alpha + successes, beta + rollouts - successes)
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        """Return N / (N + a + b), (P,)."""
         _, rollouts = counts(rewards_P_G)
         return rollouts / (rollouts + state["prior"].sum())
 

@@ -82,6 +82,7 @@ class GroupNorm(Form):
     formula = "(X - p) / sqrt(variance)"
 
     def scale(self, estimate: Estimate) -> Floats:
+        """Return the standard deviation of one reward, (P,), in reward units."""
         return np.sqrt(estimate.variance)
 
 
@@ -108,6 +109,7 @@ class BatchCentered(Form):
     sums_to_zero = True
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        """Return ``X - p`` minus its mean over the step, (P, G); 0 for a missing rollout (NaN)."""
         advantages_P_G = super().advantages(rewards_P_G, estimate)
         seen_P_G = ~np.isnan(rewards_P_G)
         mean = advantages_P_G[seen_P_G].mean() if seen_P_G.any() else 0.0
@@ -129,6 +131,7 @@ class BatchMean(BatchCentered):
     formula = "X - mean of the step's rewards"
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        """Return ``X`` minus its mean over the step, (P, G); 0 for a missing rollout (NaN)."""
         without_mean = Estimate(np.zeros(len(rewards_P_G)), estimate.variance)
         return super().advantages(rewards_P_G, without_mean)
 
@@ -150,6 +153,11 @@ class Rloo(Form):
     leave_one_out = True
 
     def advantages(self, rewards_P_G: Floats, estimate: Estimate) -> Floats:
+        """Return ``X - p_without``, (P, G); 0 for a missing rollout (NaN).
+
+        Raises:
+            ValueError: the estimate lacks ``without_each``.
+        """
         if estimate.without_each is None:  # the mean as baseline would be dr_grpo, in silence
             problem = "form 'rloo' needs the mean without each rollout"
             raise ValueError(f"{problem}; observe with leave_one_out=True")
@@ -183,4 +191,5 @@ class MaxRl(Form):
     formula = "(X - p) / p"
 
     def scale(self, estimate: Estimate) -> Floats:
+        """Return the estimated mean, (P,), in reward units."""
         return estimate.mean

@@ -51,6 +51,7 @@ class DiscountedGaussian(RewardEstimator):
     state_fields = ("weight", "mean", "spread")
 
     def initial_state(self, num_prompts: int) -> State:
+        """Return weight, mean and spread of the prior, (P,) each."""
         spread = self.prior_weight * self.prior_variance
         return {
             "weight": np.full(num_prompts, float(self.prior_weight)),
@@ -59,6 +60,7 @@ class DiscountedGaussian(RewardEstimator):
         }
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
+        """Return the discounted state plus the group; the spread stays above rounding errors."""
         total, rollouts = counts(rewards_P_G)
         group_mean = total / rollouts
         squares = np.nansum((rewards_P_G - group_mean[:, None]) ** 2, axis=1)
@@ -73,8 +75,10 @@ class DiscountedGaussian(RewardEstimator):
         return {"weight": weight, "mean": mean, "spread": np.maximum(spread, weight * floor)}
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        """Return mean and spread / weight, (P,) each, in (squared) reward units."""
         return Estimate(state["mean"], state["spread"] / state["weight"])
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        """Return the share of the group's rollouts in the weight, (P,)."""
         _, rollouts = counts(rewards_P_G)
         return rollouts / state["weight"]

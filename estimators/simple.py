@@ -31,9 +31,11 @@ class GroupAlone(RewardEstimator):
 
     @property
     def belief(self) -> RewardEstimator:
+        """The estimator that ``memory`` names, with its default parameters."""
         return ESTIMATORS.build(self.memory)
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
+        """Return an empty state: nothing is kept between visits."""
         return {}
 
 
@@ -52,6 +54,7 @@ class PointEstimator(GroupAlone):
     min_rollouts = 2
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        """Return the group's mean and N-1 variance, (P,) each, in (squared) reward units."""
         total, rollouts = counts(rewards_P_G)
         mean = total / rollouts
         squares = np.nansum((rewards_P_G - mean[:, None]) ** 2, axis=1)
@@ -63,6 +66,7 @@ class PointEstimator(GroupAlone):
         return Estimate(mean, np.where(least == most, 0.0, variance))
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        """Return 1 for each prompt, (P,): the mean is the group's."""
         return np.ones(len(rewards_P_G))
 
 
@@ -89,11 +93,13 @@ class LaplaceSmoothing(GroupAlone):
     support = "unit"
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        """Return mean and variance of the group with the pseudo-counts, (P,) each."""
         successes, rollouts = counts(rewards_P_G)
         failures = rollouts - successes
         return Estimate.bernoulli(successes + self.smoothing, failures + self.smoothing)
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        """Return N / (N + 2 smoothing), (P,)."""
         _, rollouts = counts(rewards_P_G)
         return rollouts / (rollouts + 2 * self.smoothing)
 
@@ -125,6 +131,7 @@ class MovingAverage(RewardEstimator):
     state_fields = ("mean", "visits")
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
+        """Return each prompt's average with the group's mean in it, and one visit more."""
         successes, rollouts = counts(rewards_P_G)
         visits = state["visits"] + 1
         weight = self.group_weight({"visits": visits}, rewards_P_G)
@@ -133,9 +140,11 @@ class MovingAverage(RewardEstimator):
         return {"mean": mean, "visits": visits}
 
     def estimate(self, state: State, rewards_P_G: Floats) -> Estimate:
+        """Return the average and mean * (1 - mean), (P,) each."""
         return Estimate(state["mean"], state["mean"] * (1 - state["mean"]))
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        """Return 1 on a first visit, 1 - discount on later ones, (P,)."""
         return np.where(state["visits"] == 1, 1.0, 1 - self.discount)
 
     def mean_without_each(self, state: State, rewards_P_G: Floats, estimate: Estimate) -> None:

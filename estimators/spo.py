@@ -44,14 +44,18 @@ class Spo(BetaPosterior):
     state_fields = ("alpha", "beta")
 
     def initial_state(self, num_prompts: int) -> State:
+        """Return alpha = beta = 0.5 for each prompt, (P,) each, in rollouts."""
         return {"alpha": np.full(num_prompts, 0.5), "beta": np.full(num_prompts, 0.5)}
 
     def update(self, state: State, rewards_P_G: Floats) -> State:
+        """Return the counts discounted by rho plus those of the group, (P,) each."""
         successes, rollouts = counts(rewards_P_G)
         return faded(state, self.rho, successes, rollouts)
 
     def predictive(self, state: State) -> tuple[Floats, Floats]:
+        """Return the counts undiscounted, (P,) each, since a group is scored before the update."""
         return state["alpha"], state["beta"]
 
     def group_weight(self, state: State, rewards_P_G: Floats) -> Floats:
+        """Return 0 for each prompt, (P,): the mean is read before the group."""
         return np.zeros(len(rewards_P_G))

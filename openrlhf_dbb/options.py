@@ -23,6 +23,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**(options | {"description": sentence, "allow_abbrev": False}))
 
     def error(self, message: str) -> NoReturn:
+        """Raise UsageError with the message and the command whose ``--help`` tells more."""
         raise UsageError(f"{message.removeprefix('argument ')} ({self.prog} --help)")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -46,7 +47,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind: type, least: float, most: float | None = None, *, above: bool = False) -> Callable[[str], Any]:
-    """Return an argparse type: a number from ``least`` (not itself if ``above``) to ``most``."""
+    """Return an argparse type: a number from ``least`` (not itself if ``above``) to ``most``.
+
+    The type raises ArgumentTypeError for another number, ValueError for what is no number.
+    """
     allowed = f"{least:g} or more" if most is None else f"in {'(' if above else '['}{least:g}, {most:g}]"
 
     def convert(text: str) -> Any:
@@ -61,7 +65,11 @@ def number(kind: type, least: float, most: float | None = None, *, above: bool =
 
 
 def template_arguments(text: str) -> str:
-    """Return a JSON object in one spelling; an argparse type, for the arguments of a chat template."""
+    """Return a JSON object in one spelling; an argparse type, for the arguments of a chat template.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no JSON, or no object.
+    """
     example = """give a JSON object, as in '{"enable_thinking": false}'"""
     try:
         arguments = json.loads(text)
@@ -83,11 +91,16 @@ def require_stack(command: str) -> None:
 
 
 def add_run(parser: argparse._ActionsContainer) -> None:
+    """Add the argument RUN, which may be left out."""
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
 
 
 def chosen(store: "PosteriorStore", ref: str | None) -> "RunRecord":
-    """Return the run that ``ref`` names; None: the latest with a step, else the latest."""
+    """Return the run that ``ref`` names; None: the latest with a step, else the latest.
+
+    Raises:
+        StoreError: there is no such run, or its row cannot be read.
+    """
     from openrlhf_dbb.storage import StoreError
 
     if ref is not None:
@@ -107,9 +120,11 @@ def add_store(parser: argparse._ActionsContainer) -> None:
 
 
 def add_trust(parser: argparse._ActionsContainer) -> None:
+    """Add ``--trust_remote_code``, which is off by default."""
     text = "run the code that a model brings along; without this flag such a model is refused"
     parser.add_argument("--trust_remote_code", action="store_true", help=text)
 
 
 def add_json(parser: argparse._ActionsContainer) -> None:
+    """Add ``--json``, which is off by default."""
     parser.add_argument("--json", action="store_true", help="print one JSON document; what is not known is null")

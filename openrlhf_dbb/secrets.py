@@ -254,6 +254,7 @@ def _mask_record(record: logging.LogRecord) -> bool:
 
 
 def masked_traceback(error: BaseException) -> str:
+    """Return the traceback of an error as text, with its secrets masked."""
     return without_passwords("".join(traceback.format_exception(error)).rstrip())
 
 

@@ -29,6 +29,7 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def is_spec(name: str) -> bool:
+    """Return whether a data set's name is a spec, ``reasoning_gym:...``."""
     return name.startswith(PREFIX)
 
 

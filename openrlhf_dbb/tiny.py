@@ -51,6 +51,7 @@ class TinyAssets:
 
 
 def default_folder() -> Path:
+    """Return the folder of the tiny preset's files, in the user's cache."""
     return presets.cache("tiny")
 
 

@@ -91,6 +91,9 @@ def finish_arguments(args: argparse.Namespace, *, group_baseline: bool = True) -
     """Nest the parsed arguments (``args.actor.adam.lr``) and apply OpenRLHF's own checks and derived values.
 
     ``group_baseline`` is False if our form replaces OpenRLHF's baseline of the current group.
+
+    Raises:
+        UsageError: OpenRLHF refuses the arguments.
     """
     flags = dict(vars(args))
     names: dict[str, Any] = {"args": args, "hierarchize": load("openrlhf.utils.config", "hierarchize")}
@@ -296,6 +299,7 @@ class InThisProcess:
         self.made: Any = None
 
     def remote(self, *args: Any, **kwargs: Any) -> "InThisProcess":
+        """Make the object from OpenRLHF's arguments and ours; return this stand-in, its actor."""
         self.made = self._cls(*args, **kwargs, **self._more)
         return self
 

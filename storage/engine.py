@@ -168,7 +168,11 @@ class Database:
         return str(listed) if self.is_sqlite else listed
 
     def use_wal(self) -> None:
-        """Let SQLite's readers and its writer work side by side; the setting stays in the file."""
+        """Let SQLite's readers and its writer work side by side; the setting stays in the file.
+
+        Raises:
+            StoreError: the database cannot be opened or changed.
+        """
         try:
             with self.engine.connect() as connection:
                 driver(connection).execute("PRAGMA journal_mode = WAL")

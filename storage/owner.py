@@ -17,6 +17,7 @@ class Owner:
 
     @classmethod
     def of_this_process(cls) -> "Owner":
+        """Return the owner that this process is."""
         return cls(socket.gethostname(), os.getpid(), _start_of(os.getpid()))
 
     @classmethod

@@ -211,7 +211,11 @@ def prompt_texts(store: PosteriorStore, prompt_ids: Integers, *, length: int) ->
 
 
 def whole_prompts(store: PosteriorStore, prompt_ids: Integers) -> list[tuple[str, str]]:
-    """Return text and label of each prompt."""
+    """Return text and label of each prompt.
+
+    Raises:
+        StoreError: the store lacks a prompt's row.
+    """
     found = {row[0]: row[1:3] for row in prompt_texts(store, prompt_ids, length=2**31 - 1)}
     for prompt_id in prompt_ids.tolist():
         if prompt_id not in found:

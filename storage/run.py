@@ -138,6 +138,9 @@ class Run:
 
         Repeating the call is harmless. Numbers are stored with 7 significant digits, NULL where not
         finite. Other values are left out.
+
+        Raises:
+            StoreError: the step is not recorded, or the run is finished or another process's.
         """
         update = text("UPDATE dbb_step SET metrics = :metrics WHERE run_id = :run AND step = :step")
         short = {}
@@ -300,6 +303,10 @@ class Run:
 
         Repeating the call is harmless. ``unused_rollouts`` were generated after the last step and
         belong to no step (an incomplete last batch).
+
+        Raises:
+            StoreError: recorded steps are missing, the file is damaged, or the run is another
+                process's.
         """
         unused = {"unused_rollouts": unused_rollouts} if unused_rollouts else {}
         key = {"run": self.record.run_id}

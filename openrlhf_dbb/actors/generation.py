@@ -25,6 +25,8 @@ BudgetSpent = filling.BudgetSpent
 
 
 class Prompt(NamedTuple):
+    """A row of the data, as OpenRLHF's data loader gives it."""
+
     text: str
     label: Any
     image: Any = None
@@ -97,17 +99,21 @@ class LoaderPrompts:
         return self._rows
 
     def rest_of_pass(self) -> Iterator[tuple[int, Prompt]]:
+        """Yield id and prompt of the rows that the data loader still gives in this pass."""
         for _, texts, labels, images in self._dataloader:  # lists of one
             for prompt in map(Prompt, texts, labels, images):
                 yield self._prompt_ids[prompt.key], prompt
 
     def place(self) -> dict[str, Any]:
+        """Return the data loader's state."""
         return dict(self._dataloader.state_dict())
 
     def after_pass(self) -> dict[str, Any]:
+        """Return no place: the data loader begins the next pass by itself."""
         return {}
 
     def go_to(self, place: dict[str, Any]) -> None:
+        """Load a state of the data loader."""
         self._dataloader.load_state_dict(place)
 
 
@@ -153,6 +159,7 @@ class RolloutGenerator(SamplesGenerator):
 
     @property
     def sampler(self) -> Sampler:
+        """The strategy's sampler."""
         return self._filler.sampler
 
     @property
@@ -167,6 +174,7 @@ class RolloutGenerator(SamplesGenerator):
 
     @version.setter
     def version(self, steps: int) -> None:
+        """Set the number of steps that the engines' policy has seen."""
         self._filler.version = steps
 
     @torch.no_grad()
@@ -242,10 +250,15 @@ class RolloutGenerator(SamplesGenerator):
         return len(self.prompts_dataloader)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return no state: OpenRLHF's checkpoint asks its data loader for one."""
         return {}  # the place in the data is in each batch's snapshot
 
     def score_more(self, prompts: Sequence[Prompt], samples: int, **generate_kwargs: Any) -> Floats:
-        """Return scores (Q, M) of M further responses to Q prompts; NaN where missing."""
+        """Return scores (Q, M) of M further responses to Q prompts; NaN where missing.
+
+        Raises:
+            ValueError: a response has no score that is known at generation.
+        """
         options = generate_kwargs | {"n_samples_per_prompt": samples}
         scores_R = scores(self._sample_groups(prompts, **options))
         if scores_R is None:

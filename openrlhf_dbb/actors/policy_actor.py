@@ -35,7 +35,10 @@ _OF_ROWS = ("sequences", "action_mask", "attention_mask")  # what ``forward`` ta
 
 
 class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
+    """OpenRLHF's policy actor with our training pass, transfer of weights and saved files."""
+
     def init_model_from_pretrained(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        """Load the model with our model and trainer classes in place of upstream's."""
         upstream.replace(ppo_actor, "Actor", ResponseActor)
         upstream.replace(ppo_actor, "ActorPPOTrainer", PolicyTrainer)
         super().init_model_from_pretrained(strategy, *args, **kwargs)
@@ -217,6 +220,7 @@ class PolicyActor(upstream.plain_class(PolicyModelActor)):  # type: ignore[misc]
         self.trainer.extra_rows += experience
 
     def checkpoint_files(self, tag: str) -> dict[str, int]:
+        """Return size in bytes by path of a checkpoint's files, as this rank's host sees them."""
         return checkpoints.sizes(checkpoints.actor_folder(Path(self.strategy.args.ckpt.path), tag))
 
 

@@ -60,6 +60,7 @@ class Progress:
     has_end_token: bool = True  # of the model
 
     def enter(self, phase: str, size: int = 0) -> None:
+        """Begin a phase of ``size`` rollouts; the present phase again keeps its start."""
         self.size = size
         if phase != self.phase:
             self.phase = phase

@@ -155,6 +155,13 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         )
 
     def fit(self, global_step: int = 0) -> None:
+        """Train from ``global_step`` on, and evaluate the last step.
+
+        With CUDA the longest micro-batch is tried first.
+
+        Raises:
+            RunError: the rollouts did not fill one batch, or the trial has failed.
+        """
         if not cpu.active():  # before an evaluation takes an hour
             self.progress.enter("trying the longest micro-batch")
             ray.get(self.actor_model_group.async_run_method(method_name="try_longest_micro_batch"))
@@ -283,10 +290,12 @@ class PosteriorTrainer(upstream.plain_class(PPOTrainer)):  # type: ignore[misc]
         progress.enter(GENERATING, self._a_step)
 
     def ppo_train(self, global_steps: int) -> dict[str, Any]:
+        """Train on the step's rollouts; the progress shows it."""
         self.progress.enter(TRAINING)
         return dict(super().ppo_train(global_steps))
 
     def broadcast_to_vllm(self) -> None:
+        """Send the weights to the engines; generation ahead pauses, and the progress shows it."""
         self.progress.enter("sending weights")
         updating = contextlib.nullcontext() if self._ahead is None else self._ahead.updating()
         with updating:

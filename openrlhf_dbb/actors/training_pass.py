@@ -202,6 +202,7 @@ class StepLoss(torch.nn.Module):
         self.differences: list[torch.Tensor] = []  # of the policy's log-probs and vLLM's, where there are both
 
     def forward(self, log_probs: torch.Tensor, old_log_probs: torch.Tensor | None, *args: Any, **info: Any) -> Any:
+        """Return upstream's loss of log-probs (B, T); note how far they are from vLLM's."""
         # Upstream divides the sum over tokens by batch_num_tokens. global_batch_size counts the rows of the optimizer
         # step that have an action, divided by its number of micro-batches, which DeepSpeed divides the loss by.
         if self.length is not None:
@@ -275,6 +276,7 @@ class PolicyTrainer(ActorPPOTrainer):
         return status
 
     def training_step(self, experience: Experience, *args: Any, **kwargs: Any) -> Any:
+        """Train on the rows with an advantage alone, unless another loss term needs every row."""
         # Entropy, KL and the balance of experts are terms of every row beside the policy loss.
         actor = self.args.actor
         kl_loss = self.args.algo.kl.use_loss

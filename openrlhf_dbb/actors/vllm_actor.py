@@ -58,10 +58,12 @@ class StrictRolloutActor(PlatformRolloutActor):
         self._tokenizer: Any = None
 
     def use_tokenizer(self, tokenizer: Any) -> None:
+        """Keep the tokenizer of the run for all of its prompts."""
         # OpenRLHF sends the tokenizer with every prompt. Unpickling it takes longer than the prompt.
         self._tokenizer = tokenizer
 
     async def receive_weights(self, bucket: list[Parameter], handles: Any = None) -> None:
+        """Let vLLM's workers receive a bucket of weights: by broadcast, or from CUDA handles."""
         await self.llm.collective_rpc("receive_weights", args=(bucket, handles))
 
     async def sample(self, requests: Sequence[Request], sampling: dict[str, Any]) -> list[Finished]:

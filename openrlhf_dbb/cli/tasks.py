@@ -17,6 +17,7 @@ _PROBLEMS = 16  # of each task
 
 
 def add_commands(add: Any) -> None:
+    """Declare the command tasks by ``cli.main``'s function."""
     parser = add("tasks", command, opens_store=False)
     text = f"try this model on {_PROBLEMS} problems of each: a folder, one on the hub, or {_SMOLLM2}"
     parser.add_argument("--model", help=text)
@@ -27,6 +28,7 @@ def add_commands(add: Any) -> None:
 
 
 def command(arguments: argparse.Namespace) -> None:
+    """Print an example of each task; with a model, evaluate it on some problems of each."""
     if arguments.model is None:
         rows = tasks.examples(arguments.tasks and arguments.tasks.split(","))
         print_table(("task", "answer", "question"), [(name, shown(a, 20), shown(q)) for name, a, q in rows])

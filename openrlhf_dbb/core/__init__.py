@@ -1,12 +1,14 @@
-"""One training step without torch, Ray and OpenRLHF.
+"""A training with stored posteriors, for any trainer: without torch, Ray and OpenRLHF.
 
 posteriors   rewards of a step go in, advantages come out, everything is stored
 beginnings   what the posteriors of a run begin with: another run's, or pass rates
+texts        the one text of a prompt and of a label
 memory       the refusal of scores that a run's memory does not take
 step         the rollouts of a step, and their advantages
 arrays       what comes with a step, checked
 groups       all rollouts of a prompt
 step_metrics what is counted and logged of a step
+scale        whether a run's scores are right and wrong, or other numbers
 kept         the rollouts that are stored with their texts
 probes       extra rollouts that measure the estimates
 strategies/  which prompts are generated for, and which groups are trained on
@@ -15,7 +17,7 @@ prompt_columns  what columns of a data set tell: pass rates that were measured b
 rules        what does not go together, whatever the trainer; the command, TRL and verl ask them
 host         the seam to a trainer: what its integration can do, as data
 filling      fills a step with groups, as a strategy decides, for a host that generates more
-advantages   what becomes of them between the store and the trainer: thinned, whitened
+advantages   what becomes of the advantages between the store and the trainer: thinned, whitened
 replay       earlier rollouts of a prompt that are trained on again (RePO), for a host that trains on further rows
 loop         one's own training loop as a host
 """

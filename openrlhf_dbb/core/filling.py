@@ -159,9 +159,11 @@ class AtOnce(Generic[PromptT, RolloutT]):
         self._begun: list[Request[PromptT]] = []
 
     def begin(self, requests: Sequence[Request[PromptT]]) -> None:
+        """Keep the requests for :meth:`finished`."""
         self._begun.extend(requests)
 
     def finished(self) -> list[tuple[int, Answer[RolloutT]]]:
+        """Generate for all requests that were begun; return each ticket with its answer."""
         requests = self._begun
         self._begun = []
         answers = self._generate(requests)
@@ -206,6 +208,7 @@ class ShuffledPrompts:
         return len(self._prompt_ids)
 
     def rest_of_pass(self) -> Iterator[tuple[int, int]]:
+        """Yield id and row of the rest of a pass, in the order that seed and pass determine."""
         order = np.random.default_rng([self._seed, self._pass]).permutation(len(self)).tolist()
         while self._drawn < len(order):
             row = order[self._drawn]
@@ -215,12 +218,15 @@ class ShuffledPrompts:
         self._drawn = 0
 
     def place(self) -> dict[str, Any]:
+        """Return the pass, from 0, and the number of its rows that were drawn."""
         return {"pass": self._pass, "place": self._drawn}
 
     def after_pass(self) -> dict[str, Any]:
+        """Return the present place: at the end of a pass it is the start of the next one."""
         return self.place()
 
     def go_to(self, place: dict[str, Any]) -> None:
+        """Continue from a place that :meth:`place` returned."""
         self._pass = int(place["pass"])
         self._drawn = int(place["place"])
 

@@ -1,4 +1,6 @@
-"""One's own training loop as a host: every strategy, replay, exact resume, with a generation function alone.
+"""One's own training loop as a host, which needs a generation function alone.
+
+It gets every strategy, replay, probes and exact resume.
 
     with Posteriors.create("sqlite:///runs.db", "my-run", prompts, labels) as posteriors:
         loop = Loop(posteriors, prompts, labels, generate, groups=64, rollouts=8, strategy="two_stage")

@@ -306,7 +306,13 @@ class Posteriors(AbstractContextManager["Posteriors"]):
         return dataclasses.replace(scored, metrics=metrics)
 
     def predictive(self) -> Predictive:
-        """Return what the estimator expects of every prompt's next visit. Another thread may call this method."""
+        """Return what the estimator expects of every prompt's next visit.
+
+        Another thread may call this method.
+
+        Raises:
+            ValueError: the estimator makes no forecast.
+        """
         with self._state_lock:
             expected = self._belief.predictive(self._state)
             unverified = _set_aside(self._unverified)
@@ -617,7 +623,12 @@ def dataset_digest(prompts: Sequence[str], labels: Sequence[str]) -> str:
 
 
 def as_estimator(estimator: str | RewardEstimator, parameters: Mapping[str, Any] | None) -> RewardEstimator:
-    """Return an estimator that is given by name and parameters, or as an object."""
+    """Return an estimator that is given by name and parameters, or as an object.
+
+    Raises:
+        ValueError: the name or a parameter is unknown, a parameter is out of range, the object is
+            no estimator, or parameters come with an object.
+    """
     if isinstance(estimator, str):
         return estimators.build(estimator, **(parameters or {}))
     if not isinstance(estimator, RewardEstimator):

@@ -43,7 +43,8 @@ class Asking(Protocol):
     """A part of a training that asks something of the trainer."""
 
     @property
-    def needs(self) -> frozenset[Capability]: ...
+    def needs(self) -> frozenset[Capability]:
+        """What the part asks of a host."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,12 @@ class Plan:
 
     @property
     def shown_estimator(self) -> str:
+        """The estimator as the trainer's user writes it."""
         return self.shown("estimator", self.estimator_name or self.estimator.name)
 
     @property
     def shown_strategy(self) -> str:
+        """The strategy as the trainer's user writes it."""
         return self.shown("strategy", self.strategy_name or self.strategy.name)
 
 

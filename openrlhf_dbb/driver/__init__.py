@@ -10,6 +10,7 @@ rules/         the reasons to refuse, one function each
 ray_session    starts Ray or joins a cluster, while the checks go on
 resume         the run that a training continues, and its checkpoint
 prepare        data, model files, reward, benchmarks; completes the settings; the run in the store
+hub            fetches the models before the processes of the run start
 printed        the plan before the training
 launch         runs OpenRLHF with our classes
 watching       shows the progress; names an actor that has died

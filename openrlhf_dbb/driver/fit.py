@@ -423,6 +423,7 @@ def _available() -> int:
 
 
 def rank_count(args: SimpleNamespace) -> int:
+    """Return the number of ranks of the policy, one a GPU."""
     return int(args.actor.num_nodes * args.actor.num_gpus_per_node)
 
 

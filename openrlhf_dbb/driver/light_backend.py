@@ -26,9 +26,11 @@ class LightBackend:
         return self._made_by
 
     def print(self, *msg: Any) -> None:
+        """Print with secrets masked."""
         print(*map(without_secrets, msg))  # OpenRLHF prints all its arguments
 
     def is_rank_0(self) -> bool:
+        """Return True: there is one driver."""
         return True
 
     def setup_dataloader(

@@ -129,7 +129,11 @@ def prepare(settings: Settings, resumed: storage.RunRecord | None) -> Prepared:
 
 
 def read_data(settings: Settings) -> dict[str, Any]:
-    """Make what is missing of the preset's files; return the data sets by their flags."""
+    """Make what is missing of the preset's files; return the data sets by their flags.
+
+    Raises:
+        UsageError: a data set cannot be loaded, or a preset's file cannot be made.
+    """
     from datasets import disable_progress_bars
     from datasets.exceptions import DatasetsError
 
@@ -325,6 +329,9 @@ def read_benchmarks(settings: Settings, tokenizer: Any) -> dict[str, BenchmarkPr
     """Return the prompts of ``--eval.benchmarks`` by name, as the command ``evaluate`` makes them.
 
     A response may be as long as in training, without that limit as long as its benchmark's longest prompt leaves.
+
+    Raises:
+        UsageError: a benchmark is unknown, or cannot be used.
     """
     args = settings.args
     by_name: dict[str, BenchmarkPrompts] = {}

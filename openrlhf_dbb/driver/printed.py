@@ -1,4 +1,4 @@
-"""What the training command prints before the training, and where it ends too early."""
+"""What the training command prints before the training, and when it ends too early."""
 
 import sys
 import traceback

@@ -1,4 +1,4 @@
-"""Watch a training from its driver: the line of its progress, actors that have died."""
+"""Watches a training from its driver: the line of its progress, actors that have died."""
 
 import _thread
 import contextlib

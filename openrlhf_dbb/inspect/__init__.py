@@ -1,4 +1,4 @@
-"""Commands that read a store and print text or JSON; they need no torch.
+"""Commands that read a store and print text or JSON, and one that makes a run; none needs torch.
 
 show          runs, show: all runs, one run
 explain       history, explain: the visits of one prompt, the advantages of one group
@@ -8,5 +8,5 @@ prompts       prompts: which rows of the data look wrong, or teach nothing
   numbers       a run in numbers
   status        whether a run goes on, its age, its method
 
-log_files, log_rollouts, log_run  import: a run of another trainer's log
+log_files, log_rollouts, log_run  import: makes a run of another trainer's log
 """

@@ -1,4 +1,4 @@
-"""Serves both integrations: allowed releases, prompts as text, runs and their checkpoints, draws by a strategy."""
+"""Serves both integrations: allowed releases, settings, runs and their checkpoints, draws."""
 
 import dataclasses
 import importlib.metadata
@@ -398,7 +398,12 @@ class Steps:
         return saved
 
     def go_back(self, checkpoint: Path | None, folder: Path) -> None:
-        """Go back to a checkpoint, bit for bit; without one start over, unless there are some outside ``folder``."""
+        """Go back to a checkpoint, bit for bit; without one start over.
+
+        Raises:
+            ValueError: the checkpoint does not fit the run; or there is none, and the run has
+                recorded some that are not whole in ``folder``.
+        """
         record = self.posteriors.run.record
         recorded = self.posteriors.store.checkpoints(record)
         if checkpoint is None and len(recorded) > 1:  # a kill may have cut the only one short

@@ -234,15 +234,22 @@ class Memory:
 
     @property
     def steps(self) -> shared.Steps:
+        """The steps of the open run, on the first process.
+
+        Raises:
+            RuntimeError: this is another process, or the memory has ended.
+        """
         if self._opened is None:  # not the first process, or the memory has ended
             raise RuntimeError("no run is open in this process")
         return self._opened
 
     @property
     def run(self) -> Posteriors:
+        """The posteriors of the open run, on the first process; raises as :attr:`steps`."""
         return self.steps.posteriors
 
     def say(self, line: str) -> None:
+        """Log a warning, on the first process."""
         if self.trainer.accelerator.is_main_process:
             _log.warning("%s", line)
 
@@ -273,7 +280,11 @@ class Memory:
             self.run.settle()
 
     def just_scored(self) -> tuple[Floats, list[Any], list[Any]]:
-        """Return what TRL has just scored: rewards (R, F), ids and texts of B responses."""
+        """Return what TRL has just scored: rewards (R, F), ids and texts of B responses.
+
+        Raises:
+            ValueError: the trainer scores by a method of its own.
+        """
         if self.scored is None:
             raise ValueError("this trainer does not score completions by TRL's _calculate_rewards")
         rewards_R_F, ids_B, completions_B = self.scored

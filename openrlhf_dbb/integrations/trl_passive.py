@@ -33,6 +33,7 @@ class PassiveMemory(Memory):
             self._end(what, error)
 
     def record_log(self, logs: dict[str, float]) -> None:
+        """Store numbers; a failure ends the memory, and the training goes on."""
         try:
             super().record_log(logs)
         except Exception as error:  # as above; the other processes learn of it with the next batch

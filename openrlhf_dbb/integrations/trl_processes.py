@@ -8,7 +8,11 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 
 def on_first(work: Callable[[], Any]) -> Any:
-    """Run ``work`` on the first process and return its result on all; if it fails there, all fail."""
+    """Run ``work`` on the first process and return its result on all; if it fails there, all fail.
+
+    Raises:
+        RuntimeError: ``work`` has failed; on the first process its own error is raised.
+    """
     result = None
     error: Exception | None = None
     if PartialState().is_main_process:
@@ -26,7 +30,11 @@ def on_first(work: Callable[[], Any]) -> Any:
 
 
 def gathered(work: Callable[[], list[Any]]) -> list[Any]:
-    """Return what ``work`` returns on all processes, joined; if it fails on one, all fail."""
+    """Return what ``work`` returns on all processes, joined; if it fails on one, all fail.
+
+    Raises:
+        RuntimeError: ``work`` has failed on another process; on that one its own error is raised.
+    """
     rows: list[Any] = []
     error: Exception | None = None
     try:

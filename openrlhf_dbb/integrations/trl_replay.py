@@ -27,6 +27,9 @@ def with_replay(
         output: TRL's batch of B rows, with the advantages to train on.
         lengths_B: tokens of each completion.
         memory: of the step, on the first process.
+
+    Raises:
+        RuntimeError: the first process gave no memory, or another process has failed.
     """
     add_old_log_probs(trainer, output)
     rows_B = cut(output, lengths_B)

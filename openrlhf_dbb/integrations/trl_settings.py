@@ -72,6 +72,7 @@ def check_strategy(settings: Settings, args: Any) -> None:
 
 
 def check_replay(beta: float) -> None:
+    """Raise ValueError if TRL's ``beta`` asks for log-probs of a reference model."""
     if beta != 0:
         problem = "replay keeps no log-probs of the reference model"
         raise ValueError(f"{problem}; use beta=0, not {beta:g}")
@@ -85,7 +86,14 @@ def check_column(name: str | None, dataset: Any) -> None:
 
 
 def verifier_of(name: str | None, estimator: RewardEstimator, names: list[str], weights: list[float]) -> int | None:
-    """Return the index of the reward function whose score the estimator sees; None for the weighted sum."""
+    """Return the index of the reward function whose score the estimator sees.
+
+    None stands for the weighted sum.
+
+    Raises:
+        ValueError: the name is unknown or not unique, a score of 0 or 1 needs a name, or its weight
+            is not above 0.
+    """
     if name is not None:
         _check_verifier(name, names)
     if estimator.support == "real" and (name is None or estimator.belief is estimator):

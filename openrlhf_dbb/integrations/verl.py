@@ -1,4 +1,4 @@
-"""verl's trainers with advantages from stored posteriors.
+"""verl's trainers with advantages and draws from stored posteriors.
 
 verl imports this module in each of its processes. The module registers the advantage estimator ``posterior`` and
 replaces verl's three trainers by subclasses, which with another estimator do what verl's trainers do. The trainer runs
@@ -49,7 +49,11 @@ SOURCE = "data_source"
 
 
 def read(config: DictConfig) -> Settings:
-    """Return our settings, ``algorithm.posterior``."""
+    """Return our settings, ``algorithm.posterior``.
+
+    Raises:
+        ValueError: settings are out of range, or do not go together with verl's.
+    """
     given: Any = config.algorithm.get(NAME) or {}
     settings = Settings(**(OmegaConf.to_container(given, resolve=True) if isinstance(given, DictConfig) else given))
     trains = not config.trainer.get("val_only", False)

@@ -20,6 +20,7 @@ CONSTANT_LENGTH = "seq-mean-token-sum-norm"
 
 
 def names() -> list[str]:
+    """Return the names of all methods, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != _COMMON)
 
 

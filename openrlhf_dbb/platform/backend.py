@@ -30,11 +30,13 @@ class MergedModel:
         self.dtype = self.base.dtype
 
     def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the merged weights by name; none on ranks other than 0."""
         return dict(self._weights)
 
     _consolidated_16bit_state_dict = state_dict  # what ``save_model`` asks instead under ZeRO 3
 
     def save_pretrained(self, folder: str, **options: Any) -> None:
+        """Write the base model; ``save_model`` gives the merged weights among the options."""
         self.base.save_pretrained(folder, **options)
 
 
@@ -42,6 +44,7 @@ class Backend(DeepspeedStrategy):
     """OpenRLHF's strategy with torch's Adam, and with dynamic batches that train on all of their micro-batches."""
 
     def setup_distributed(self, *args: Any, **kwargs: Any) -> None:
+        """Set up the ranks as upstream does; turn cuDNN's attention off."""
         # On Hopper torch prefers cuDNN's attention, whose gradients are NaN at some lengths (pytorch issue 196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
         super().setup_distributed(*args, **kwargs)
@@ -109,6 +112,7 @@ class Backend(DeepspeedStrategy):
     def get_ds_train_config(
         self, optim_dict: dict[str, Any] | None = None, *, max_norm: float | None = None
     ) -> dict[str, Any]:
+        """Return upstream's configuration with torch's Adam and whole dynamic batches."""
         config = super().get_ds_train_config(optim_dict, max_norm=max_norm)
         if optim_dict is not None and optim_dict["type"] == "AdamW" and not self.adam_offload:
             # DeepSpeed's own Adam is compiled at the start: that takes a minute or more, and nvcc.
@@ -159,6 +163,7 @@ class CpuBackend(Backend):
     """The backend without CUDA: over gloo, in float32, without extensions that are compiled at the start."""
 
     def setup_distributed(self, timeout: timedelta = timedelta(minutes=60)) -> None:
+        """Set up the ranks without CUDA: Gloo stands in for NCCL."""
         import deepspeed
         from openrlhf.trainer.ray import ppo_actor
         from openrlhf.utils import utils

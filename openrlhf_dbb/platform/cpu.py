@@ -73,6 +73,7 @@ def without_unused(process: str) -> Iterator[None]:
 
 
 def refusals(args: SimpleNamespace) -> Iterator[str]:
+    """Yield a line for each flag whose value needs CUDA."""
     for flag in ("ds.attn_implementation", *_ONLY):
         value = attrgetter(flag)(args)
         if value != _ONLY.get(flag, value) or "flash_attention" in str(value):

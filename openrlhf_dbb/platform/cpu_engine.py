@@ -84,6 +84,7 @@ class InProcessEngine:
         return bool(await self._call(self._engine.reset_prefix_cache))
 
     async def is_sleeping(self) -> bool:
+        """Ask vLLM's engine whether it sleeps, between two generation steps."""
         return bool(await self._call(self._engine.is_sleeping))
 
     async def pause_generation(self, *, mode: str) -> None:
@@ -92,6 +93,7 @@ class InProcessEngine:
         await self._call(self._pause)
 
     async def resume_generation(self) -> None:
+        """Make generation steps again, after :meth:`pause_generation`."""
         await self._call(self._resume)
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

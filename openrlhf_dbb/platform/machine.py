@@ -42,6 +42,7 @@ class Machine:
     driver_cuda: tuple[int, int] | None = None  # newest CUDA that the driver runs; None without a driver
 
     def describe(self) -> str:
+        """Return the GPUs in words, such as "8 x NVIDIA H200 (140 GiB)"; "" without one."""
         counts = Counter((gpu.name, gpu.memory) for gpu in self.gpus)
         return ", ".join(f"{count} x {name} ({memory / GIB:.0f} GiB)" for (name, memory), count in counts.items())
 

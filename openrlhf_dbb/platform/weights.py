@@ -84,6 +84,7 @@ class Parameter(NamedTuple):
 
     @property
     def space(self) -> int:
+        """Its size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -34,6 +34,7 @@ class Preset:
 
 
 def names() -> list[str]:
+    """Return the names of all presets, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != _PAPER)
 
 
@@ -106,6 +107,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def cache(name: str) -> Path:
+    """Return the folder ``name`` in this package's part of the user's cache."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "openrlhf_dbb" / name
 

@@ -23,11 +23,18 @@ _PROMPT = "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{sum} 
 
 
 def default_folder() -> Path:
+    """Return the folder of the preset's files, in the user's cache."""
     return cache("smollm2")
 
 
 def prepare(folder: Path) -> None:
-    """Make ``model/``, ``train.jsonl`` and ``heldout.jsonl`` unless they exist, in about half a minute."""
+    """Make ``model/``, ``train.jsonl`` and ``heldout.jsonl`` unless they exist.
+
+    It takes about half a minute.
+
+    Raises:
+        UsageError: a package that brings the files is not installed.
+    """
     try:
         versions = {name: version(name) for name in _PACKAGES}
     except PackageNotFoundError as error:

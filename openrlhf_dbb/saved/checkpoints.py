@@ -33,6 +33,7 @@ def actor_folder(folder: Path, tag: str = "") -> Path:
 
 
 def step_of(tag: str) -> int:
+    """Return the step in a checkpoint's tag: 8 for ``global_step8``."""
     return int(tag.removeprefix("global_step"))
 
 

@@ -1,6 +1,6 @@
 """The state of the generation in a checkpoint: draws, and prompts to ask for again. JSON, never pickle.
 
-Checkpoints of before have it in DeepSpeed's client states, and still resume.
+Checkpoints of earlier releases have it in DeepSpeed's client states, and still resume.
 """
 
 from collections.abc import Mapping

@@ -54,6 +54,8 @@ class NoSuchAnswer(StoreError):
 
 
 class Listed(NamedTuple):
+    """A run as the list of runs shows it."""
+
     run_id: int
     uuid: str
     name: str

@@ -38,6 +38,7 @@ _log = logging.getLogger(__package__)
 
 
 def add_commands(add: Any) -> None:
+    """Declare the command serve by ``cli.main``'s function."""
     parser = add("serve", serve, opens_store=False)
     add_store(parser)
     text = "address to listen at; whoever reaches it can read all runs (default: 127.0.0.1, this machine alone)"
@@ -65,6 +66,12 @@ def allowed_host(text: str) -> str:
 
 
 def serve(arguments: argparse.Namespace) -> None:
+    """Serve the page of a store until Ctrl-C.
+
+    Raises:
+        UsageError: nothing can listen at host and port.
+        StoreError: the store cannot be read.
+    """
     from openrlhf_dbb.watch.api import Api
 
     with open_store(arguments.store_url, create=False, read_only=True) as store:

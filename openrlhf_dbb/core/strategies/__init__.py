@@ -183,6 +183,7 @@ class Plain(RolloutStrategy):
     name: ClassVar[str] = "plain"
 
     def describe(self) -> str:
+        """Return that every prompt and every group is used."""
         return "all prompts, all groups"
 
 

@@ -26,17 +26,23 @@ class DynamicSampling(RolloutStrategy):
 
     @property
     def min_rollouts(self) -> int:
+        """Two: the scores of a group must be able to differ."""
         return 2
 
     def describe(self) -> str:
+        """Return the name of the method, and that a group replaces a group."""
         return "dynamic sampling, one for one"
 
     def sampler(self, facts: RunFacts) -> Sampler:
+        """Return a sampler that replaces groups."""
         return DynamicSampler(facts)
 
 
 class DynamicSampler(Sampler):
+    """Replaces each group without variance, or with a mean score outside the range."""
+
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
+        """Return TRAIN for a group whose scores differ with a mean in the range, else REPLACE."""
         low, high = self.facts.score_range or (-np.inf, np.inf)
         if varies(scores_N) and low < np.nanmean(scores_N) < high:
             return Decision.TRAIN

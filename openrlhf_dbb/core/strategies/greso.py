@@ -36,16 +36,21 @@ class Greso(RolloutStrategy):
 
     @property
     def min_rollouts(self) -> int:
+        """Two: the scores of a group must be able to differ."""
         return 2
 
     def describe(self) -> str:
+        """Return the name of the published method."""
         return "GRESO's pre-rollout filtering"
 
     def sampler(self, facts: RunFacts) -> "GresoSampler":
+        """Return a sampler that skips prompts by their last groups."""
         return GresoSampler(self, facts)
 
 
 class GresoSampler(Sampler):
+    """Skips prompts at random, by how many of their groups in a row had zero variance."""
+
     kept: ClassVar[tuple[str, ...]] = ("p_easy", "p_hard", "_streak", "_unverified", "_passes", "_random")
 
     def __init__(self, strategy: Greso, facts: RunFacts) -> None:
@@ -75,9 +80,11 @@ class GresoSampler(Sampler):
         return max(float(base ** abs(streak)), self._floor)
 
     def skips(self, prompt_id: int) -> bool:
+        """Return True with probability 1 - :meth:`probability`."""
         return self._random.random() >= self.probability(prompt_id)
 
     def round_size(self, missing: int) -> int:
+        """Return 1.25 times what the last round's share of mixed groups asks for, within limits."""
         # A round of skipped prompts tells nothing.
         rounds = [counts for counts in self._rounds if counts]
         self._rounds.append(Counter())
@@ -92,6 +99,7 @@ class GresoSampler(Sampler):
         return int(max(min(needed, self._most), self._fewest))
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
+        """Return TRAIN for a group whose scores differ, else DISCARD; count the prompt's streak."""
         self._idle_passes = 0
         if np.isnan(scores_N).all():
             self._unverified[prompt_id] = self._unverified.get(prompt_id, 0) + 1
@@ -112,6 +120,7 @@ class GresoSampler(Sampler):
         return Decision.DISCARD
 
     def end_step(self) -> None:
+        """Move p_easy and p_hard towards their targets, from the second pass on."""
         counts = sum(self._rounds, Counter[str]())
         self._shares = (counts["easy"] / counts["groups"], counts["hard"] / counts["groups"])
         if self._passes:  # in the first pass no prompt has a history
@@ -120,6 +129,11 @@ class GresoSampler(Sampler):
         self._rounds = [Counter()]
 
     def end_pass(self) -> None:
+        """Count the pass.
+
+        Raises:
+            RunError: too many passes in a row have skipped every prompt.
+        """
         self._passes += 1
         self._idle_passes += 1
         if self._idle_passes > MOST_IDLE_PASSES:
@@ -129,6 +143,7 @@ class GresoSampler(Sampler):
             )
 
     def metrics(self) -> dict[str, float]:
+        """Return p_easy and p_hard, and the last step's shares of easy and hard groups."""
         easy, hard = self._shares
         return {
             "greso/p_easy": self.p_easy,

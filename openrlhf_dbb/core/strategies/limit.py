@@ -43,14 +43,17 @@ class Limit(RolloutStrategy):
 
     @property
     def draws(self) -> bool:
+        """True: the forecast tells which prompts rest."""
         return True
 
     def describe(self) -> str:
+        """Return the limits, and after how many passes a prompt comes back."""
         return (
             f"prompts with a posterior mean outside [{self.low:g}, {self.high:g}] rest, back every {self.every} passes"
         )
 
     def sampler(self, facts: RunFacts) -> "LimitSampler":
+        """Return a sampler that lets prompts outside the limits rest."""
         return LimitSampler(self, facts)
 
 
@@ -68,6 +71,7 @@ class LimitSampler(Sampler):
         self._resting = 0  # prompts of this pass
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
+        """Return the next prompt of the pass; begin a pass when none is left."""
         if not self._order:
             self._order = self._begin(predictive())
         return Drawn(self._order.pop(0), inclusion=1.0, weight=1.0)
@@ -98,4 +102,5 @@ class LimitSampler(Sampler):
         self._rested = rested
 
     def metrics(self) -> dict[str, float]:
+        """Return the number of prompts that rest in this pass."""
         return {"limit/resting": float(self._resting)}

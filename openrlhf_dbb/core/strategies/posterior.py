@@ -39,13 +39,16 @@ class PosteriorSampling(RolloutStrategy):
 
     @property
     def draws(self) -> bool:
+        """True: the forecast gives the probability of each prompt."""
         return True
 
     def describe(self) -> str:
+        """Return what the draws are in proportion to, the floor and the weights."""
         drawn = f"prompts drawn by E[p (1 - p)]^{self.power:g}, floor {self.floor:g}"
         return f"{drawn}, importance weights to the power {self.weight_power:g}"
 
     def sampler(self, facts: RunFacts) -> "PosteriorSampler":
+        """Return a sampler that draws batches by the forecast."""
         return PosteriorSampler(self, facts)
 
 
@@ -67,6 +70,7 @@ class PosteriorSampler(Sampler):
         self._of_step: list[tuple[float, float, float]] = []  # likewise; empty between steps
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
+        """Return the next prompt of the batch; draw a batch when none is left."""
         if not self._batch:
             self._batch = self._draw(predictive())
         return Drawn(*self._batch.pop(0))  # a list after a resume from JSON
@@ -106,11 +110,13 @@ class PosteriorSampler(Sampler):
         return [Drawn(*row) for row in rows]
 
     def observe(self, drawn: Drawn, mixed: bool) -> None:
+        """Note whether the group was mixed, and its weights for even draws and the forecast's."""
         outcome = (float(mixed), mixed * drawn.as_even, mixed * drawn.as_forecast)
         self._outcomes.append(outcome)
         self._of_step.append(outcome)
 
     def end_step(self) -> None:
+        """Compute the step's share of mixed groups, and what even draws would have had."""
         if self._of_step:  # a reward model's scores come later and are not observed
             mixed, mixed_even, _ = np.mean(self._of_step, axis=0).tolist()
             self._metrics["posterior/mixed"] = mixed
@@ -118,6 +124,7 @@ class PosteriorSampler(Sampler):
             self._of_step = []
 
     def end_pass(self) -> None:
+        """Let the next pass draw by the forecast if that paid in this pass, else evenly."""
         lift = effective_lift(self._outcomes, self._strategy.weight_power)
         self._outcomes = []
         self._passes += 1
@@ -131,6 +138,7 @@ class PosteriorSampler(Sampler):
         )
 
     def metrics(self) -> dict[str, float]:
+        """Return the numbers of the last draw, and the last step's shares of mixed groups."""
         return dict(self._metrics)
 
 

@@ -39,15 +39,18 @@ class Target(RolloutStrategy):
 
     @property
     def draws(self) -> bool:
+        """True: the forecast tells a prompt's distance from the target."""
         return True
 
     def describe(self) -> str:
+        """Return how the target moves, and the floor."""
         return (
             f"prompts drawn near a pass rate that moves from {self.start:g} to {self.end:g} "
             f"in {self.steps} steps, floor {self.floor:g}"
         )
 
     def sampler(self, facts: RunFacts) -> "TargetSampler":
+        """Return a sampler that draws prompts near the target."""
         return TargetSampler(self, facts)
 
 
@@ -71,6 +74,7 @@ class TargetSampler(Sampler):
         return strategy.start + moved * (strategy.end - strategy.start)
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
+        """Return the next prompt of the batch; draw a batch when none is left."""
         if not self._batch:
             self._batch = self._draw(predictive())
         return self._batch.pop(0)
@@ -93,7 +97,9 @@ class TargetSampler(Sampler):
         ]
 
     def end_step(self) -> None:
+        """Count the step, by which the target moves."""
         self._step += 1
 
     def metrics(self) -> dict[str, float]:
+        """Return the target pass rate of the present step."""
         return {"target/pass_rate": self.target}

@@ -54,17 +54,21 @@ class TwoStage(RolloutStrategy):
 
     @property
     def draws(self) -> bool:
+        """Whether the posterior draws the prompts."""
         return self.draw == POSTERIOR
 
     @property
     def min_rollouts(self) -> int:
+        """One rollout more than the first stage takes."""
         return self.first + 1  # else nothing is left for the second stage
 
     def describe(self) -> str:
+        """Return the size of the first stage, and how prompts are drawn unless evenly."""
         drawn = f", {PosteriorSampling().describe()}" if self.draws else ""
         return f"{self.first} rollouts first, the rest of a group where these differ{drawn}"
 
     def sampler(self, facts: RunFacts) -> "TwoStageSampler":
+        """Return a sampler that judges each group in two stages."""
         return TwoStageSampler(self, facts)
 
 
@@ -81,9 +85,11 @@ class TwoStageSampler(Sampler):
         self._idle_passes = 0  # in a row in which none passed
 
     def first_rollouts(self, prompt_id: int) -> int:
+        """Return the size of the first stage, for every prompt."""
         return self._first
 
     def judge(self, prompt_id: int, scores_N: NDArray[np.float64]) -> Decision:
+        """Return MORE for first rollouts whose scores differ, else REPLACE; TRAIN a whole group."""
         if len(scores_N) > self._first:
             return Decision.TRAIN
         self._screened += 1
@@ -94,18 +100,26 @@ class TwoStageSampler(Sampler):
         return Decision.MORE
 
     def next_prompt(self, predictive: Callable[[], Predictive]) -> Drawn:
+        """Return the prompt that the posterior's sampler draws."""
         return self._prompts.next_prompt(predictive)
 
     def observe(self, drawn: Drawn, mixed: bool) -> None:
+        """Tell the sampler that draws the prompts."""
         self._prompts.observe(drawn, mixed)
 
     def end_step(self) -> None:
+        """Compute the step's share of prompts that passed; tell the sampler of the prompts."""
         self._share = self._passed / max(self._screened, 1)
         self._screened = 0
         self._passed = 0
         self._prompts.end_step()
 
     def end_pass(self) -> None:
+        """Count the pass; tell the sampler of the prompts.
+
+        Raises:
+            RunError: in too many passes in a row no prompt's first rollouts differed.
+        """
         self._prompts.end_pass()
         self.note = self._prompts.note
         self._idle_passes += 1
@@ -116,12 +130,15 @@ class TwoStageSampler(Sampler):
             )
 
     def metrics(self) -> dict[str, float]:
+        """Return the share of prompts that passed, beside the numbers of the prompts' sampler."""
         return self._prompts.metrics() | {"two_stage/passed": self._share}
 
     def state(self) -> dict[str, Any]:
+        """Return the state of the prompts' sampler, the idle passes and the last share."""
         return {"prompts": self._prompts.state(), "idle_passes": self._idle_passes, "share": self._share}
 
     def load(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state`, with the sampler of the prompts."""
         self._prompts.load(state["prompts"])
         self._idle_passes = state["idle_passes"]
         self._share = state["share"]
