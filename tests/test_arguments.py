@@ -22,10 +22,17 @@ MODEL = ["--actor.model_name_or_path", "some/model", "--reward.remote_url", "mat
 
 
 # The time of day; loss aggregation, advantage forms, 32 bits without CUDA; our texts of the most used flags.
-CHANGED = {("logger.wandb.run_name", "default"), ("actor.loss_agg_mode", "choices"), ("actor.loss_agg_mode", "help")}
-CHANGED |= {("algo.advantage.estimator", "choices"), *((flag, "help") for flag in flags.MOST_USED)}
+CHANGED = {
+    ("logger.wandb.run_name", "default"),
+    ("actor.loss_agg_mode", "choices"),
+    ("actor.loss_agg_mode", "help"),
+    ("algo.advantage.estimator", "choices"),
+}
+for flag in flags.MOST_USED:
+    CHANGED.add((flag, "help"))
 if ON_CPU:
-    CHANGED |= {("ds.param_dtype", "choices"), ("ds.param_dtype", "help")}
+    CHANGED.add(("ds.param_dtype", "choices"))
+    CHANGED.add(("ds.param_dtype", "help"))
 
 
 def parse(*argv, **options):
@@ -54,15 +61,18 @@ def openrlhf_parser():
 
 def test_every_openrlhf_flag_keeps_its_name_default_and_meaning(openrlhf_parser):
     ours = {tuple(action.option_strings): action for action in arguments.build_parser([arguments.HELP_ALL])._actions}
-    compared = 0
+    assert len(openrlhf_parser._actions) > 150
     for theirs in openrlhf_parser._actions:
         mine = ours[tuple(theirs.option_strings)]
         for attribute in ("dest", "default", "type", "nargs", "choices", "help", "const", "required"):
             if (theirs.dest, attribute) not in CHANGED:
                 assert getattr(mine, attribute) == getattr(theirs, attribute), (theirs.dest, attribute)
         assert type(mine) is type(theirs)
-        compared += 1
-    assert compared > 150
+
+
+def differing(names, one, other):
+    """The flags whose values differ between two trees of arguments."""
+    return {name for name in names if attrgetter(name)(one) != attrgetter(name)(other)}
 
 
 def test_without_a_preset_everything_is_as_openrlhf_has_it(openrlhf_parser):
@@ -70,15 +80,17 @@ def test_without_a_preset_everything_is_as_openrlhf_has_it(openrlhf_parser):
     mine = settings.openrlhf_args()
     theirs = openrlhf_parser.parse_args([w.replace("math_answer", mine.reward.remote_url[0]) for w in MODEL])
     flags_of_theirs = list(vars(theirs))
+    assert len(flags_of_theirs) > 150
     theirs = upstream.finish_arguments(theirs)
-    changed = {flag for flag in flags_of_theirs if attrgetter(flag)(mine) != attrgetter(flag)(theirs)}
-    assert changed == {flag for flag in flags_of_theirs if attrgetter(flag)(settings.args) != attrgetter(flag)(theirs)}
+    changed = differing(flags_of_theirs, mine, theirs)
+    assert changed == differing(flags_of_theirs, settings.args, theirs)
     for flag in arguments.OUTPUTS:  # the same folders, wherever an actor runs
         folder = attrgetter(flag)(theirs)
         assert attrgetter(flag)(mine) == (folder and os.path.abspath(folder))
-    changed -= {"logger.wandb.run_name", *arguments.OUTPUTS}
-    assert changed <= (set(cpu.FLAG_DEFAULTS) if ON_CPU else set())
-    assert len(flags_of_theirs) > 150
+    allowed = {"logger.wandb.run_name", *arguments.OUTPUTS}
+    if ON_CPU:
+        allowed.update(cpu.FLAG_DEFAULTS)
+    assert changed <= allowed
 
 
 def test_prompts_are_shared_in_generation_but_for_rollouts_that_outlive_their_weights():
@@ -89,7 +101,7 @@ def test_prompts_are_shared_in_generation_but_for_rollouts_that_outlive_their_we
     assert (caches(), caches(*partial), caches(*partial, "--vllm.enable_prefix_caching")) == (True, False, True)
 
 
-def test_what_a_command_line_leaves_open():
+def test_preset_method_estimator_and_form_are_chosen_where_a_command_line_leaves_them_open():
     def chosen(*argv):
         settings = parse(*argv)
         return settings.preset, settings.method, settings.estimator, settings.args.algo.advantage.estimator
@@ -108,27 +120,26 @@ def test_what_a_command_line_leaves_open():
 
 
 @pytest.mark.parametrize(
-    ("argv", "line"),
+    ("argv", "problem"),
     [
-        (["--estimater", "dbb"], r"unknown flag --estimater, did you mean --estimator\?"),
+        (["--estimater", "dbb"], r"--estimater\b.*--estimator\b"),
         (["--preset", "tiny", "--dbb.discount", "1.5"], r"--dbb.discount.* 1.5 .*\(0, 1\]"),
-        (["--preset", "tiny", "--reward.remote_url", "matth"], r"'matth' is neither a URL, a .py file nor"),
-        (["--preset", "tinny"], r"unknown --preset 'tinny', did you mean tiny\?; known: default, "),
-        (["--estimator", "dbbb"], r"unknown estimator 'dbbb'; known: .*, did you mean dbb\?"),
+        (["--preset", "tiny", "--reward.remote_url", "matth"], r"'matth' .*URL.*\.py file"),
+        (["--preset", "tinny"], r"--preset 'tinny'.*\btiny\b.*: default, "),
+        (["--estimator", "dbbb"], r"estimator 'dbbb'.*\bdbb\b"),
         (["--preset", "tiny", "--rollout.strategy", "math:sqrt"], "^--rollout.strategy: .*math:sqrt.* not a subclass"),
         (
             ["--estimator", "none", "--actor.model_name_or_path", "m", "--data.prompt_dataset", "d"],
-            r"OpenRLHF cannot work with --critic.model_name_or_path None.*: AttributeError: .*, at: .*args.reward",
+            r"--critic.model_name_or_path None.*: AttributeError: .*args.reward",
         ),
         (
             ["--preset", "tiny", "--rollout.micro_batch_size", "999"],
-            r"--rollout.n_samples_per_prompt 8, --rollout.batch_size 64, --rollout.micro_batch_size 999, .*: The "
-            r"number of sample batches must be greater than .* actor processes.; change one of them",
+            r"--rollout.n_samples_per_prompt 8, --rollout.batch_size 64, --rollout.micro_batch_size 999, .*; change",
         ),
     ],
 )
-def test_a_mistyped_command_line_gets_one_line_that_helps(argv, line):
-    with pytest.raises(UsageError, match=line) as caught:
+def test_a_mistyped_command_line_gets_one_line_that_helps(argv, problem):
+    with pytest.raises(UsageError, match=problem) as caught:
         parse(*argv)
     assert "\n" not in str(caught.value)
 
@@ -209,7 +220,7 @@ def test_the_launchers_rank_arguments_are_harmless():
 
 def test_another_openrlhf_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(upstream, "CHECKED_VERSIONS", ("0.0.1",))
-    with pytest.raises(UsageError, match=r"openrlhf 0.11.2 is installed, but openrlhf_dbb was checked on 0.0.1 only"):
+    with pytest.raises(UsageError, match=r"openrlhf 0.11.2 .* 0.0.1\b"):
         parse()
 
 
@@ -241,24 +252,25 @@ def test_a_preset_of_ones_own_is_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "problem"),
     [
-        ("[flags]\nactor.adam.lr = ", r"cannot be read: Invalid value \(at "),
-        ("[flag]\nactor.adam.lr = 1e-6", r"has 'flag'; allowed: description, extends, needs_cuda, flags, "),
-        ("[flags]\nactor.adm.lr = 1e-6", r"sets --actor.adm.lr to 1e-06: .*, did you mean --actor.adam.lr\?"),
-        ("[flags]\nactor.optim = 'adm'", r"sets --actor.optim to 'adm': .* invalid choice: 'adm' \(choose from"),
+        ("[flags]\nactor.adam.lr = ", "cannot be read: "),
+        ("[flag]\nactor.adam.lr = 1e-6", r"'flag'.*\bflags\b"),
+        ("[flags]\nactor.adm.lr = 1e-6", "--actor.adm.lr to 1e-06: .*--actor.adam.lr"),
+        ("[flags]\nactor.optim = 'adm'", "--actor.optim to 'adm': .*choose from"),
     ],
 )
-def test_a_faulty_preset_file_gets_one_clear_line(tmp_path, text, line):
+def test_a_faulty_preset_file_gets_one_clear_line(tmp_path, text, problem):
     (tmp_path / "mine.toml").write_text(text)
-    with pytest.raises(UsageError, match=line) as caught:
+    with pytest.raises(UsageError, match=problem) as caught:
         parse("--preset", f"{tmp_path}/mine.toml", *MODEL[:4])
     assert f"{tmp_path}/mine.toml" in str(caught.value) and "\n" not in str(caught.value)
 
 
 DATA = ["--data.prompt_dataset", "some/data", "--data.label_key", "label", "--rollout.n_samples_per_prompt", "8"]
 OWN = ["--preset", "none", "--actor.model_name_or_path", "m", "--vllm.num_engines", "1", *DATA]
-FORM, GROUP = "--algo.advantage.estimator", "--rollout.n_samples_per_prompt"
+FORM = "--algo.advantage.estimator"
+GROUP = "--rollout.n_samples_per_prompt"
 
 
 @dataclass(frozen=True)
@@ -273,40 +285,68 @@ MEDIAN = f"{__name__}:Median"
 
 
 @pytest.mark.parametrize(
-    ("argv", "line"),
+    ("argv", "problem"),
     [
-        (["--preset", "none"], "--actor.model_name_or_path: missing"),
-        pytest.param(["--preset", "qwen3-1.7b"], "--preset qwen3-1.7b needs CUDA, and there is none here; use --preset",
-                     marks=pytest.mark.skipif(not cpu.active(), reason="with CUDA it can be trained")),
-        *(([f"--run_name={name}"], ": it names folders; use") for name in ("a/b", "..", "-x", "a" * 201)),
-        (["--resume", "--warm_start", "x"], "--resume with --warm_start x: one continues a run"),
-        (["--vllm.num_engines", "2"], "--vllm.num_engines 2 with --vllm.tensor_parallel_size 1: the policy and vLLM"),
-        (["--estimator", "none", "--probe.fraction", "0.1"], "--probe.fraction 0.1 with --estimator none: OpenRLHF"),
-        (["--estimator", MEDIAN, FORM, "rloo"], f"{FORM} rloo with --estimator {MEDIAN}: the form scores a rollout by"),
-        (["--estimator", "point", GROUP, "1", "--train.batch_size", "8"], f"point with {GROUP} 1: it needs 2 or more"),
-        (["--rollout.strategy", "posterior", "--estimator", "point", "--point.memory", "gaussian"],
-         "posterior: it draws prompts by a forecast, and gaussian makes none; use --estimator point with"),
-        ([*OWN, "--reward.model_name_or_path", "m"], "--reward.model_name_or_path m with --estimator dbb: a model"),
-        ([*OWN, "--reward.model_name_or_path", "m", "--estimator", "point"],
-         "--reward.model_name_or_path m with --estimator point: a model"),
-        (["--eval.steps", "0"], "--eval.steps 0: too low; give 1 or more, or -1 for never"),
-        (["--train.max_rollouts", "511"], f"--train.max_rollouts 511 with --rollout.batch_size 64 with {GROUP} 8: l"),
-        (["--replay.samples", "17"], "--replay.samples = 17 is more than the 16 rollouts that replay.cache keeps"),
-        (["--replay.samples", "-1"], "--replay.samples = -1 is not in [0, inf)"),
-        (["--replay.cache", "8"], "--replay.cache 8 with --replay.samples 0: nothing is replayed; give"),
-        (["--estimator", "none", "--replay.samples", "8"], "--replay.samples 8 with --estimator none: OpenRLHF"),
-        (["--method", "repo", FORM, "reinforce_baseline"], f"--replay.samples 8 with {FORM} reinforce_baseline: rep"),
-        *((["--method", "repo", *flags], f"--replay.samples 8 with {flags[0]}") for flags in (
-            ["--train.dynamic_batch_enable"], ["--algo.kl.use_loss"], ["--data.max_images_per_prompt", "1"],
-            ["--algo.advantage.is_correction_level", "token"],
-        )),
-        (["--train.batch_size", "24"], f"{GROUP} 8 with --train.batch_size 24: a step's rollouts are no multiple"),
+        (["--preset", "none"], "^--actor.model_name_or_path: missing"),
+        pytest.param(
+            ["--preset", "qwen3-1.7b"],
+            "^--preset qwen3-1.7b needs CUDA.*; use --preset",
+            marks=pytest.mark.skipif(not cpu.active(), reason="with CUDA it can be trained"),
+        ),
+        (["--run_name=a/b"], "--run_name.*: it names folders; use"),
+        (["--run_name=.."], "--run_name.*: it names folders; use"),
+        (["--run_name=-x"], "--run_name.*: it names folders; use"),
+        ([f"--run_name={'a' * 201}"], "--run_name.*: it names folders; use"),
+        (["--resume", "--warm_start", "x"], "^--resume with --warm_start x: "),
+        (["--vllm.num_engines", "2"], "--vllm.num_engines 2 with --vllm.tensor_parallel_size 1: "),
+        (["--estimator", "none", "--probe.fraction", "0.1"], "^--probe.fraction 0.1 with --estimator none: "),
+        (["--estimator", MEDIAN, FORM, "rloo"], f"{FORM} rloo with --estimator {MEDIAN}: "),
+        (
+            ["--estimator", "point", GROUP, "1", "--train.batch_size", "8"],
+            f"--estimator point with {GROUP} 1: .* 2 or more",
+        ),
+        (
+            ["--rollout.strategy", "posterior", "--estimator", "point", "--point.memory", "gaussian"],
+            "--rollout.strategy posterior: .*gaussian.*; use --estimator point with",
+        ),
+        (
+            [*OWN, "--reward.model_name_or_path", "m"],
+            "^--reward.model_name_or_path m with --estimator dbb: ",
+        ),
+        (
+            [*OWN, "--reward.model_name_or_path", "m", "--estimator", "point"],
+            "^--reward.model_name_or_path m with --estimator point: ",
+        ),
+        (["--eval.steps", "0"], "^--eval.steps 0: .*1 or more, or -1"),
+        (
+            ["--train.max_rollouts", "511"],
+            f"^--train.max_rollouts 511 with --rollout.batch_size 64 with {GROUP} 8: ",
+        ),
+        (["--replay.samples", "17"], "--replay.samples = 17 is more than .*16 .*replay.cache"),
+        (["--replay.samples", "-1"], r"--replay.samples = -1 .*\[0, inf\)"),
+        (["--replay.cache", "8"], "^--replay.cache 8 with --replay.samples 0: .*; give"),
+        (["--estimator", "none", "--replay.samples", "8"], "^--replay.samples 8 with --estimator none: "),
+        (
+            ["--method", "repo", FORM, "reinforce_baseline"],
+            f"^--replay.samples 8 with {FORM} reinforce_baseline: ",
+        ),
+        (["--method", "repo", "--train.dynamic_batch_enable"], "^--replay.samples 8 with --train.dynamic_batch_enable"),
+        (["--method", "repo", "--algo.kl.use_loss"], "^--replay.samples 8 with --algo.kl.use_loss"),
+        (
+            ["--method", "repo", "--data.max_images_per_prompt", "1"],
+            "^--replay.samples 8 with --data.max_images_per_prompt",
+        ),
+        (
+            ["--method", "repo", "--algo.advantage.is_correction_level", "token"],
+            "^--replay.samples 8 with --algo.advantage.is_correction_level",
+        ),
+        (["--train.batch_size", "24"], f"{GROUP} 8 with --train.batch_size 24: .*no multiple"),
     ],
-)  # fmt: skip
-def test_what_would_train_wrongly_or_fail_late_is_refused_in_one_line(argv, line):
-    with pytest.raises(UsageError) as refused:
+)
+def test_what_would_train_wrongly_or_fail_late_is_refused_in_one_line(argv, problem):
+    with pytest.raises(UsageError, match=problem) as refused:
         checks.check(arguments.parse(["--preset", "tiny", "--estimator", "dbb", *argv]))
-    assert line in str(refused.value) and "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_an_estimator_that_cannot_leave_a_rollout_out_takes_other_forms():

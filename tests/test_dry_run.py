@@ -51,7 +51,7 @@ def own(tmp_path):
 
 @pytest.fixture
 def dry_run(tmp_path, capsys):
-    """Function: what a dry run prints, line by line; no file may appear or change."""
+    """Function: what a dry run prints, line by line, or its refusal; no file may appear or change."""
 
     def files():
         return {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -65,10 +65,15 @@ def dry_run(tmp_path, capsys):
         if code:
             return shown.err.splitlines()
         lines = shown.out.splitlines()
-        assert lines[-1] == "dry run: all checks passed, nothing was started or stored"
+        assert "all checks passed" in lines[-1]
         return lines
 
     return run
+
+
+def has(lines, pattern):
+    """Whether some line matches a regular expression."""
+    return any(re.search(pattern, line) for line in lines)
 
 
 def begun(*argv):
@@ -79,51 +84,50 @@ def begun(*argv):
 
 def test_a_dry_run_prints_what_a_run_would_and_leaves_nothing(dry_run, tmp_path):
     lines = dry_run("--preset", "tiny", "--run_name", "mine")
-    assert "   --rollout.n_samples_per_prompt 8  [preset tiny]" in lines
-    version, model, machine, method, *rest, _ = lines[-10:]
-    assert "- preset tiny: a small transformer that adds" in version
-    assert [line.split()[0] for line in (model, machine, method)] == ["model", "machine", "method"]
-    assert rest == [
-        f"data       512 of 512 prompts ({tiny.default_folder()}/train.jsonl)",
-        "budget     16384 rollouts: 512 prompts x 8 samples x 4 episodes",
-        f"held-out   128 prompts ({tiny.default_folder()}/heldout.jsonl): 8 samples a prompt, every 16 steps",
-        f"run        mine (is new) in {tmp_path}/openrlhf_dbb.db",
-        "look       openrlhf-dbb serve; --dry_run shows every value",
-    ]
+    assert has(lines, r"--rollout.n_samples_per_prompt 8 .*preset tiny")
+    plan = {line.split()[0]: line for line in lines[-10:]}
+    folder = re.escape(str(tiny.default_folder()))
+    for name in ("model", "machine", "method", "look"):
+        assert name in plan
+    assert has(lines, "- preset tiny: ")
+    assert re.search(rf"\b512 of 512 prompts .*{folder}/train.jsonl", plan["data"])
+    assert re.search(r"\b16384 rollouts: 512 prompts x 8 samples x 4 episodes", plan["budget"])
+    assert re.search(rf"\b128 prompts .*{folder}/heldout.jsonl.*\b8 samples.*\b16 steps", plan["held-out"])
+    assert re.search(rf"\bmine .*new.* {re.escape(str(tmp_path))}/openrlhf_dbb.db", plan["run"])
 
 
 @pytest.mark.parametrize(
-    ("argv", "line"),
+    ("argv", "problem"),
     [
-        (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: there is no such folder"),
-        (["--dbb.discount", "0.9"], "--dbb.discount is not read by this run's plain and point; leave it out"),
-        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be read: "),
-        (["--data.apply_chat_template"], "--data.apply_chat_template: the tokenizer of --actor.model_name_or_path"),
-        (["--reward.remote_url", "none.py"],
-         'reward_func of none.py returned None; return {"rewards": [one number or None for each response]}'),
-        (["--preset", "own.toml"], "--data.input_template 'Q: ': it has no {} where the prompt goes; put it in"),
-        (["--data.input_template", "{{}}"], "--data.input_template '{{}}': it has no {} where the prompt goes"),
-        (["--data.input_template", "{} {x}"], "--data.input_template '{} {x}': KeyError('x'); only {} may stand in it"),
-        (["--data.input_template", "{}", "--data.apply_chat_template"], "a prompt gets one of them; leave one out"),
-        (["--resume", "nobody"], "--resume nobody: there is no database FOLDER/openrlhf_dbb.db; name the run's with"),
-        (["--resume"], "--resume: there is no database FOLDER/openrlhf_dbb.db"),
-        (["--resume", "nobody", "--store.url", "runs.db"], "there is no run 'nobody' in FOLDER/runs.db"),
-        (["--resume", "done", "--store.url", "runs.db"],
-         "--resume done: that run finished at step 0; start a new run, with --warm_start done"),
-        (["--warm_start", "x", "--warm_start_url", "runs.db"], "there is no run 'x'"),
-        (["--store.url", "runs.db"], "--run_name mine: there is such a run in FOLDER/runs.db; give another name"),
+        (["--actor.model_name_or_path", "./none"], "--actor.model_name_or_path ./none: .*no such folder"),
+        (["--dbb.discount", "0.9"], "--dbb.discount is not read .*plain and point; leave it out"),
+        (["--data.prompt_dataset", "/no/such.jsonl"], "--data.prompt_dataset /no/such.jsonl cannot be read"),
+        (["--data.apply_chat_template"], "--data.apply_chat_template: .*--actor.model_name_or_path"),
+        (["--reward.remote_url", "none.py"], 'none.py returned None; return .*"rewards"'),
+        (["--preset", "own.toml"], "--data.input_template 'Q: ': .*no {}"),
+        (["--data.input_template", "{{}}"], "--data.input_template '{{}}': .*no {}"),
+        (["--data.input_template", "{} {x}"], "--data.input_template '{} {x}': .*'x'.*only {}"),
+        (["--data.input_template", "{}", "--data.apply_chat_template"], "leave one out"),
+        (["--resume", "nobody"], "--resume nobody: .*no database FOLDER/openrlhf_dbb.db"),
+        (["--resume"], "--resume: .*no database FOLDER/openrlhf_dbb.db"),
+        (["--resume", "nobody", "--store.url", "runs.db"], "no run 'nobody' in FOLDER/runs.db"),
+        (["--resume", "done", "--store.url", "runs.db"], "--resume done: .*finished at step 0; .*--warm_start done"),
+        (["--warm_start", "x", "--warm_start_url", "runs.db"], "no run 'x'"),
+        (["--store.url", "runs.db"], "--run_name mine: .*FOLDER/runs.db; give another name"),
         (["--store.url", "postgresql://u:hunter2@127.0.0.1:1/x"], "postgresql://127.0.0.1:1/x"),
     ],
-)  # fmt: skip
-def test_a_start_is_refused_in_one_line(dry_run, own, tmp_path, argv, line):
+)
+def test_a_start_is_refused_in_one_line(dry_run, own, tmp_path, argv, problem):
     (tmp_path / "own.toml").write_text('[flags]\ndata.input_template = "Q: "')
     (tmp_path / "none.py").write_text("def reward_func(queries, prompts, labels): ...\n")
     Posteriors.create("runs.db", "mine", ["1+1="], ["2"]).close()
     with Posteriors.create("runs.db", "done", ["1+1="], ["2"]) as done:
         done.finish()
-    [said] = dry_run(*own, *argv)
+    [line] = dry_run(*own, *argv)
     assert not Path("openrlhf_dbb.db").exists()
-    assert said.startswith("error: ") and line.replace("FOLDER", str(tmp_path)) in said and "hunter2" not in said
+    assert line.startswith("error: ")
+    assert re.search(problem.replace("FOLDER", re.escape(str(tmp_path))), line), line
+    assert "hunter2" not in line
 
 
 @pytest.mark.parametrize(
@@ -136,15 +140,17 @@ def test_a_start_is_refused_in_one_line(dry_run, own, tmp_path, argv, line):
     ],
 )
 def test_the_code_that_a_model_brings_along_runs_only_where_that_is_asked_for(dry_run, own, tmp_path, file, values):
-    path = (model := tmp_path / "model") / file
+    model = tmp_path / "model"
+    path = model / file
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | values))
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(settings | values))
     (model / "brought.py").write_text("raise RuntimeError('code has run')")
     if file == "base/config.json":
         (model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(path.parent)}))
-    refused = f"{model} brings code along, named in {path}, which loading would run; read the code and give --trust"
+    refused = f"{re.escape(str(model))} .*{re.escape(str(path))}.*--trust"
     [line] = dry_run(*own)
-    assert line.startswith(f"error: --actor.model_name_or_path {refused}")
+    assert re.search(f"^error: --actor.model_name_or_path {refused}", line), line
     with pytest.raises(UsageError, match=f"^--model {refused}"):
         evaluated_model.find_model(str(model))
     if "AutoConfig" in values.get("auto_map", ()):
@@ -157,11 +163,11 @@ def test_the_code_that_a_model_brings_along_runs_only_where_that_is_asked_for(dr
 def test_a_model_of_ones_own_gets_the_papers_passes_ten_checkpoints_and_half_batches(dry_run, own):
     lines = dry_run(*own)
     # 64 prompts, 16 a step, 4 times: 16 steps of 16 x 8 rollouts, on which two gradient steps are made
-    assert "budget     2048 rollouts: 64 prompts x 8 samples x 4 episodes" in lines
-    assert " * --train.batch_size 64  [half of a step's rollouts, as in the paper]  paper: 512" in lines
-    why = "[a tenth of the run; checkpoints at least 10 steps apart]"
-    assert {f"   --ckpt.save_steps 10  {why}", f"   --eval.steps 1  {why}"} <= set(lines)
-    assert f"   --ckpt.save_steps 40  {why}" in dry_run(*own, "--train.num_episodes", "100")
+    assert has(lines, "^budget +2048 rollouts: 64 prompts x 8 samples x 4 episodes")
+    assert has(lines, r"^ \* --train.batch_size 64 .*half.* paper: 512")
+    assert has(lines, "--ckpt.save_steps 10 .*a tenth of the run.* 10 steps")
+    assert has(lines, "--eval.steps 1 .*a tenth of the run")
+    assert has(dry_run(*own, "--train.num_episodes", "100"), "--ckpt.save_steps 40 .*a tenth of the run")
 
 
 def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_path):
@@ -171,29 +177,28 @@ def test_a_dry_run_of_a_resume_leaves_the_run_to_its_owner(dry_run, own, tmp_pat
         with store.database.transaction(write=True) as connection:  # of another host
             connection.execute(text("UPDATE dbb_run SET owner_host = 'elsewhere'"))
     [line] = dry_run(*own, "--resume", "mine")
-    assert line.startswith("error: run 'mine' is owned by process ") and "on elsewhere" in line
-    assert line.endswith("take the run over with --store.take_over")
-    line = f"run        mine (continues after step 0 at most) in {tmp_path}/openrlhf_dbb.db"
-    assert line in dry_run(*own, "--resume", "mine", "--store.take_over")
+    assert re.search("^error: run 'mine' is owned by process .* on elsewhere.*--store.take_over", line), line
+    lines = dry_run(*own, "--resume", "mine", "--store.take_over")
+    assert has(lines, rf"^run +mine .*after step 0\b.* {re.escape(str(tmp_path))}/openrlhf_dbb.db")
     with storage.open_store("openrlhf_dbb.db") as store:
         assert store.find_run("mine").owner.host == "elsewhere"
 
 
 def test_a_plan_that_measures_no_held_out_accuracy_is_warned_about(dry_run, own):
-    said = "warning: held-out accuracy is not measured, so that no run can be compared: give --eval.dataset"
-    assert not [line for line in dry_run(*own) if line.startswith("warning: ")]
-    assert f"{said} and --eval.steps" in dry_run(*own, "--eval.steps", "-1")
+    assert not has(dry_run(*own), "^warning: ")
+    lines = dry_run(*own, "--eval.steps", "-1")
+    assert has(lines, "^warning: held-out accuracy is not measured.*--eval.dataset and --eval.steps")
 
 
 def test_the_models_chat_template_is_applied_unless_told_otherwise(dry_run, own, tmp_path):
-    line = "   --data.apply_chat_template True  [the model has a chat template]"
-    assert line not in dry_run(*own)
+    applied = "--data.apply_chat_template True"
+    assert not has(dry_run(*own), applied)
     template = "{% for message in messages %}{{ message.content }}={% endfor %}"
     (tmp_path / "model/chat_template.jinja").write_text(template)
-    assert line in dry_run(*own)
+    assert has(dry_run(*own), f"{applied} .*the model has a chat template")
+    sizes = ["--rollout.n_samples_per_prompt", "8", "--estimator", "dbb"]
     for more in (["--no-data.apply_chat_template"], ["--data.input_template", "{}="], ["--preset", "none"]):
-        sizes = ["--rollout.n_samples_per_prompt", "8", "--estimator", "dbb"]
-        assert not [shown for shown in dry_run(*own, *sizes, *more) if "apply_chat_template True" in shown]
+        assert not has(dry_run(*own, *sizes, *more), applied)
 
 
 THINKS = (
@@ -230,7 +235,7 @@ def test_arguments_of_the_chat_template_reach_every_prompt(dry_run, thinking, mo
     chat = [{"role": "user", "content": "1"}]
     for used in (prepared.tokenizer, tokenizer):  # held-out prompts are OpenRLHF's to make, by this tokenizer
         assert used.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) == "1=0"
-    assert any('--data.chat_template_kwargs {"enable_thinking": false}' in line for line in dry_run(*thinking, *flag))
+    assert has(dry_run(*thinking, *flag), '--data.chat_template_kwargs {"enable_thinking": false}')
 
 
 def test_a_resume_with_other_arguments_of_the_chat_template_is_refused(dry_run, thinking):
@@ -240,8 +245,7 @@ def test_a_resume_with_other_arguments_of_the_chat_template_is_refused(dry_run, 
         [line] = dry_run(*thinking, *other, "--resume", "mine")
         assert line.startswith("error: --resume mine: ")
         assert "chat_template_kwargs" in line
-    same = dry_run(*thinking, *no_thoughts('{ "enable_thinking":false}'), "--resume", "mine")
-    assert "dry run: all checks passed" in same[-1]
+    dry_run(*thinking, *no_thoughts('{ "enable_thinking":false}'), "--resume", "mine")
 
 
 @pytest.mark.parametrize(
@@ -275,22 +279,28 @@ def test_arguments_without_a_chat_template_are_refused(dry_run, own):
 
 
 def test_a_model_without_an_end_token_is_warned_about(dry_run, own, tmp_path):
-    assert not [line for line in dry_run(*own) if "no end token" in line]
+    assert not has(dry_run(*own), "no end token")
     for path in (tmp_path / "model").glob("*config.json"):
         values = json.loads(path.read_text())
-        kept = {name: value for name, value in values.items() if not name.startswith("eos_token")}
-        path.write_text(json.dumps(kept))
-    [line] = [line for line in dry_run(*own) if "no end token" in line]
-    assert line.startswith("warning: ") and "eos_token_id in its config.json" in line
+        for name in [name for name in values if name.startswith("eos_token")]:
+            del values[name]
+        path.write_text(json.dumps(values))
+    assert has(dry_run(*own), "^warning: .*no end token.*eos_token_id in its config.json")
 
 
-def test_a_data_set_or_benchmark_whose_name_holds_a_secret_is_refused_in_one_masked_line(dry_run, own):
-    for flag in ("--data.prompt_dataset", "--eval.dataset", "--data.leave_out"):
-        for url in ("https://u:hunter2@127.0.0.1:1/x.jsonl", "hf://datasets/a/b?token=hunter2"):
-            [line] = dry_run(*own, flag, url)
-            assert line.startswith("error: ") and "hunter2" not in line and flag in line
+@pytest.mark.parametrize("flag", ["--data.prompt_dataset", "--eval.dataset", "--data.leave_out"])
+@pytest.mark.parametrize("url", ["https://u:hunter2@127.0.0.1:1/x.jsonl", "hf://datasets/a/b?token=hunter2"])
+def test_a_data_set_whose_name_holds_a_secret_is_refused_in_one_masked_line(dry_run, own, flag, url):
+    [line] = dry_run(*own, flag, url)
+    assert line.startswith("error: ")
+    assert flag in line
+    assert "hunter2" not in line
+
+
+def test_a_benchmark_whose_name_holds_a_secret_is_refused_in_one_masked_line(dry_run, own):
     [line] = dry_run(*own, "--eval.steps", "1", "--eval.benchmarks", "https://h/x?token=hunter2")
-    assert line.startswith("error: --eval.benchmarks") and "hunter2" not in line
+    assert line.startswith("error: --eval.benchmarks")
+    assert "hunter2" not in line
 
 
 def test_a_folder_that_datasets_cannot_read_says_why(dry_run, own, tmp_path):
@@ -315,19 +325,20 @@ def test_a_warm_start_is_tried_out(dry_run, own, tmp_path):
     with Posteriors.create("openrlhf_dbb.db", "before", texts, labels) as posteriors:
         posteriors.observe(1, texts * 2, labels * 2, [1, 0, 1, 1, 1, 0])
     lines = dry_run(*own, "--estimator", "dbb", "--warm_start", "before")
-    assert "warm start 3 prompts from before, weight 1; 61 start from the prior" in lines
+    assert has(lines, r"^warm start +3 prompts from before, weight 1\b.*\b61 start from the prior")
 
 
 def test_a_name_is_free_again_if_its_run_ended_before_the_first_step(dry_run, own):
     begun(*own)
-    assert dry_run(*own)[-1].startswith("dry run: all checks passed")
+    dry_run(*own)
     with storage.open_store("openrlhf_dbb.db") as store:
         store.claim_run(1)
-    assert dry_run(*own)[0].startswith("error: --run_name mine: there is such a run in ")
+    [line] = dry_run(*own)
+    assert line.startswith("error: --run_name mine: ")
 
 
 @pytest.mark.parametrize(
-    ("argv", "line"),
+    ("argv", "difference"),
     [
         (["--dbb.discount", "0.75"], "--dbb.discount 0.5, not 0.75"),
         (["--estimator", "auto"], "--estimator 'dbb', not 'auto'"),
@@ -336,14 +347,14 @@ def test_a_name_is_free_again_if_its_run_ended_before_the_first_step(dry_run, ow
         (["--actor.num_nodes", "2", "--vllm.num_engines", "2"], "--actor.num_nodes x --actor.num_gpus_per_node 1, not"),
     ],
 )
-def test_a_run_is_resumed_only_with_what_it_was_trained_with(dry_run, own, argv, line):
+def test_a_run_is_resumed_only_with_what_it_was_trained_with(dry_run, own, argv, difference):
     begun(*own, "--estimator", "dbb")
-    [said] = dry_run(*own, "--estimator", "dbb", "--resume", "mine", *argv)
-    assert said.startswith("error: --resume mine: ")
-    assert line in said
-    assert said.endswith("start a new run, with --warm_start mine from its posteriors")
+    [line] = dry_run(*own, "--estimator", "dbb", "--resume", "mine", *argv)
+    assert line.startswith("error: --resume mine: ")
+    assert difference in line
+    assert "--warm_start mine" in line
     if "--data.max_samples" not in argv:
-        assert "repeat its command with --resume mine (openrlhf-dbb train " in said
+        assert re.search("--resume mine .*openrlhf-dbb train ", line), line
 
 
 @pytest.mark.parametrize("checkpoint", [None, "global_step1"])
@@ -352,9 +363,8 @@ def test_flags_that_a_resume_may_change_are_said(dry_run, own, monkeypatch, chec
     monkeypatch.setattr("openrlhf_dbb.saved.checkpoints.newest_whole", lambda *_: (checkpoint, []))
     lines = dry_run(*own, "--resume", "mine", "--actor.adam.lr", "0.5", "--train.seed", "7")
     [note] = [line for line in lines if line.startswith("note: ")]
-    changes, _, effect = note.partition("; ")
-    assert changes == "note: changed since the run began: --train.seed 42 -> 7, --actor.adam.lr 1e-06 -> 0.5"
-    assert ("--actor.adam.lr has no effect" in effect) == (checkpoint is not None)
+    assert "--train.seed 42 -> 7, --actor.adam.lr 1e-06 -> 0.5" in note
+    assert ("--actor.adam.lr has no effect" in note) == (checkpoint is not None)
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkpoint_is_passed_over(
@@ -367,22 +377,23 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_but_no_lost_checkp
         states = np.empty((2, 0, len(run.record.state_fields)))
         run.record_step(1, storage.StepRows(nobody, nobody, *np.empty((3, 0)), *states, nobody))
         run.release()
-        note = "note: no checkpoint of the 1 steps was finished; the run starts over from step 0"
-        assert note in dry_run(*own, "--resume", "mine")
+        lines = dry_run(*own, "--resume", "mine")
+        assert has(lines, "^note: no checkpoint of the 1 steps .*starts over from step 0")
         run = store.claim_run(1)
         run.record_checkpoint(1, "global_step1")
         run.release()
     [line] = dry_run(*own, "--resume", "mine")
-    assert f"there is no checkpoint in {tmp_path}/runs/mine/checkpoints; the run has recorded global_step1" in line
+    folder = f"{tmp_path}/runs/mine/checkpoints"
+    assert re.search(f"no checkpoint in {re.escape(folder)}; .*recorded global_step1", line), line
 
 
 def test_greso_gets_the_rollouts_that_its_episodes_would_cost(dry_run, own):
     greso = [*own, "--method", "greso", "--train.num_episodes", "3"]
     # 64 prompts x 8 samples x 3 episodes
-    assert "budget     1536 rollouts at most, as many as 3 passes over the prompts" in dry_run(*greso)
+    assert has(dry_run(*greso), "^budget +1536 rollouts at most, .* 3 passes")
     begun(*greso)
     more = dry_run(*greso, "--resume", "mine", "--train.max_rollouts", "640")
-    assert "budget     640 rollouts at most, as many as 1.25 passes over the prompts" in more
+    assert has(more, r"^budget +640 rollouts at most, .* 1\.25 passes")
 
 
 def test_a_training_that_gives_up_ends_in_one_line(own, monkeypatch, capsys):
@@ -394,7 +405,7 @@ def test_a_training_that_gives_up_ends_in_one_line(own, monkeypatch, capsys):
     monkeypatch.setattr("openrlhf_dbb.driver.launch.launch", give_up)
     assert train_grpo.main([*own, "--run_name", "mine"]) == 1
     *_, way_on, error = capsys.readouterr().err.splitlines()
-    assert way_on == "run mine has not finished, it has no checkpoint; start it over with --resume mine"
+    assert re.search("run mine .*no checkpoint; .*--resume mine", way_on)
     assert error == "error: no batch"
 
 
@@ -406,12 +417,15 @@ def test_what_is_refused_while_ray_starts_leaves_one_line_no_process_and_no_run(
     processes = {}
     while started.poll() is None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            processes |= {each: each.name() for each in psutil.Process(started.pid).children(recursive=True)}
+            for process in psutil.Process(started.pid).children(recursive=True):
+                processes[process] = process.name()
         time.sleep(0.05)
     output, errors = started.communicate()
     refused = [line for line in errors.splitlines() if not line.startswith("reading data")]  # on a busy machine
-    assert (started.returncode, output, len(refused)) == (2, "", 1)
-    assert "leaves 8 of 8 prompts: below --rollout.batch_size 16" in errors
+    assert started.returncode == 2
+    assert output == ""
+    assert len(refused) == 1
+    assert re.search(r"\b8 of 8 prompts: .*--rollout.batch_size 16", errors)
     assert {"gcs_server", "raylet"} <= set(processes.values())
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert alive == []
@@ -445,7 +459,7 @@ def test_a_start_has_the_prompts_of_the_command_evaluate_and_says_what_they_cost
     assert [prompts.benchmark.verifier for prompts in made.values()] == ["math", "exact"]
     assert [prompts.max_new_tokens for prompts in made.values()] == [10, 10]  # as in training, not the benchmark's 3
     plan = printed.plan(start)
-    assert "3 prompts of mine, 3 prompts of sorts: 8 samples a prompt, every 4 steps\n" in plan
+    assert re.search(r"\b3 prompts of mine, 3 prompts of sorts: 8 samples.*\b4 steps", plan)
     assert plan.partition("\n")[0].endswith(" - preset tiny")  # its description is of another model
 
 

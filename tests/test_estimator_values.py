@@ -95,74 +95,103 @@ def test_empirical_bayes_shrinks_most_where_all_prompts_are_alike_and_knows_no_w
     assert estimate.mean == pytest.approx([1.5 / 3, 0.5 / 3, 0.5 / 3, 0.5 / 3])
 
 
-AUTO_FIRST, AUTO_SECOND = (0, 1, 3, 4), (1, 1, 4, 2)  # successes of 4 prompts, N = 4, on two visits
-# for each weight the discounts of ages in visits, then in time: the same where prompts come back at regular times
-AUTO_DISCOUNTS = [0.02, 0.05, *(i / 20 for i in range(2, 21))]
-AUTO_GRID = [(w, d) for w in (0.05, 0.25, 0.5, 1.0, 2.0) for d in AUTO_DISCOUNTS * 2]
+AUTO_FIRST = (0, 1, 3, 4)  # successes of 4 prompts, N = 4, on their first visit
+AUTO_SECOND = (1, 1, 4, 2)  # and on their second
+# Where auto's scores of pairs have those of a prior weight, a way to count ages, and a discount.
+AUTO_SHAPE = (5, 2, 21)
+WEIGHTS = {0.05: 0, 0.25: 1, 0.5: 2, 1.0: 3, 2.0: 4}
+IN_VISITS = 0
+IN_TIME = 1
+DISCOUNTS = {0.02: 0, 0.25: 5, 0.5: 10, 1.0: 20}
 
 
-def auto_after_two_visits():
-    auto = build("auto")
-    state, _ = auto.observe(auto.initial_state(4), np.array([group(s, size=4) for s in AUTO_FIRST]))
-    return auto.observe(state, np.array([group(s, size=4) for s in AUTO_SECOND]))
-
-
-def auto_counts(prior, weight, discount):
-    """(alpha, beta, S) of each prompt before its second visit."""
-    a, b = prior
-    for before, now in zip(AUTO_FIRST, AUTO_SECOND, strict=True):
-        yield weight * a + discount * before, weight * b + discount * (4 - before), now
+def of_four(successes):
+    return np.array([group(count, size=4) for count in successes])
 
 
 def test_auto_forgets_old_groups_in_the_prior_and_scores_first_visits_with_all_of_it():
     auto = build("auto")
-    first, estimate = auto.observe(auto.initial_state(4), np.array([group(s, size=4) for s in AUTO_FIRST]))
+    first, estimate = auto.observe(auto.initial_state(4), of_four(AUTO_FIRST))
     assert first["prior"] == pytest.approx([1 / 7, 1 / 7])  # as in empirical_bayes
-    assert estimate.mean == pytest.approx([(1 / 7 + s) / (4 + 2 / 7) for s in AUTO_FIRST])
-    state, _ = auto_after_two_visits()
+    # (1/7 + S) / (2/7 + 4)
+    assert estimate.mean == pytest.approx([1 / 30, 8 / 30, 22 / 30, 29 / 30])
+    state, _ = auto.observe(first, of_four(AUTO_SECOND))
     kept = 0.5 ** (1 / 0.15)  # one pass over the 4 prompts
     assert state["moments"] == pytest.approx(kept * first["moments"] + [4, 2, 2 * 0.0625 + 1 + 0.25, 1])
     assert state["prompts"].tolist() == [4.0]
-    assert (state["successes_1"].tolist(), state["successes_2"].tolist()) == ([1, 1, 4, 2], [0, 1, 3, 4])
+    assert state["successes_1"].tolist() == [1, 1, 4, 2]
+    assert state["successes_2"].tolist() == [0, 1, 3, 4]
 
 
-def test_auto_chooses_the_pair_of_least_estimated_risk():
-    state, estimate = auto_after_two_visits()
+def auto_with_prior_1_1(num_prompts):
+    """A state of ``auto`` whose prior is Beta(1, 1), whatever it observes."""
+    state = build("auto").initial_state(num_prompts)
+    # Of so many groups of 4 that no other counts: the mean is 1/2, the variance (1/4 + 3/4 * 1/3) * 1/4 = 1/8.
+    state["moments"] = 1e14 * np.array([1, 1 / 2, 1 / 4 + 1 / 8, 1 / 4])
+    return state
 
-    def risk(weight, discount):
-        total = 0.0
-        for alpha, beta, now in auto_counts(state["prior"], weight, discount):
-            mean, share = (alpha + now) / (alpha + beta + 4), 4 / (alpha + beta + 4)
-            total += (mean - now / 4) ** 2 - (1 - 2 * share) * now * (4 - now) / (16 * 3)
-        return total
 
-    assert state["evidence"] == pytest.approx([-risk(*pair) for pair in AUTO_GRID], rel=1e-9)
-    weight, discount = min(AUTO_GRID, key=lambda pair: risk(*pair))
-    assert (state["weight"][0], state["discount"][0]) == (weight, discount)
-    means = [(a + now) / (a + b + 4) for a, b, now in auto_counts(state["prior"], weight, discount)]
-    assert estimate.mean == pytest.approx(means)
+@pytest.mark.parametrize(
+    ("successes", "weight", "discount"),
+    [
+        # All right twice: the risk is (weight / (2 weight + 4 discount + 4))^2.
+        ((4, 4), 0.05, 1.0),
+        # All right, then all wrong: ((weight + 4 discount) / (2 weight + 4 discount + 4))^2.
+        ((4, 0), 0.05, 0.02),
+        # All right, then half: with weight 2 and t = discount / (discount + 2) the risk is t^2 / 4 - t / 12, the least
+        # at t = 1/6.
+        ((4, 2), 2.0, 0.4),
+    ],
+)
+def test_auto_chooses_the_pair_of_least_estimated_risk(successes, weight, discount):
+    auto = build("auto")
+    state = auto_with_prior_1_1(1)
+    for count in successes:
+        state, _ = auto.observe(state, of_four([count]))
+    assert state["weight"] == pytest.approx([weight])
+    assert state["discount"] == pytest.approx([discount])
+
+
+def test_auto_scores_a_pair_by_minus_the_estimated_squared_error_of_its_mean():
+    auto = build("auto")
+    state, _ = auto.observe(auto_with_prior_1_1(1), of_four([4]))
+    state, estimate = auto.observe(state, of_four([1]))
+    scores = state["evidence"].reshape(AUTO_SHAPE)
+    # Weight 1, discount 1/2: alpha 1 + 2 + 1, of 8: the mean is 1/4 above the share 1/4, whose noise is
+    # 1/4 * 3/4 / 3 = 1/16; 1 - 2 * 4/8 of it is taken off, which is nothing.
+    assert scores[WEIGHTS[1.0], IN_VISITS, DISCOUNTS[0.5]] == pytest.approx(-1 / 16)
+    # Weight 1/2, discount 1/4: 5/2 of 6 is 1/6 above; 1 - 2 * 4/6 = -1/3: 1/36 + 1/48
+    assert scores[WEIGHTS[0.5], IN_VISITS, DISCOUNTS[0.25]] == pytest.approx(-7 / 144)
+    # Weight 2, discount 1: 7 of 12 is 1/3 above; 1 - 2 * 4/12 = 1/3: 1/9 - 1/48
+    assert scores[WEIGHTS[2.0], IN_VISITS, DISCOUNTS[1.0]] == pytest.approx(-13 / 144)
+    # One prompt in each update: a pass is one visit.
+    assert scores[:, IN_TIME] == pytest.approx(scores[:, IN_VISITS])
+    # The best is weight 2, discount 0.02: 3.08 of 8.08.
+    assert estimate.mean == pytest.approx([3.08 / 8.08])
+
+
+def test_auto_adds_up_the_scores_of_the_prompts_of_an_update():
+    auto = build("auto")
+    state, _ = auto.observe(auto_with_prior_1_1(2), of_four([4, 4]))
+    state, _ = auto.observe(state, of_four([1, 4]))
+    # As above, and 7 of 8 where all are right: 1/8 below the share, which has no noise.
+    score = state["evidence"].reshape(AUTO_SHAPE)[WEIGHTS[1.0], IN_VISITS, DISCOUNTS[0.5]]
+    assert score == pytest.approx(-1 / 16 - 1 / 64)
 
 
 def test_auto_with_one_rollout_judges_the_last_estimate_too_from_the_third_visit():
-    auto, rewards = build("auto"), [(1.0, 0.0), (1.0, 1.0), (0.0, 1.0)]
-    state = auto.initial_state(2)
-    for of_visit in rewards:
-        earlier, (state, _) = state, auto.observe(state, [[x] for x in of_visit])
-    a, b = state["prior"]
-    assert state["evidence"] == pytest.approx(
-        [
-            0.5 ** (1 / 0.7) * before  # one pass
-            - sum(
-                # of the forecast from both visits, then of what was said at the second
-                ((weight * a + discount * second + discount**2 * first) / (total + discount + discount**2) - x) ** 2
-                + ((weight * a + second + discount * first) / (total + 1 + discount) - x) ** 2
-                for first, second, x in zip(*rewards, strict=True)
-            )
-            for before, (weight, discount) in zip(earlier["evidence"], AUTO_GRID, strict=True)
-            for total in [weight * (a + b)]
-        ],
-        rel=1e-9,
-    )
+    auto = build("auto")
+    state = auto_with_prior_1_1(1)
+    scores = []
+    for reward in (1.0, 1.0, 0.0):
+        state, _ = auto.observe(state, [[reward]])
+        scores.append(state["evidence"].reshape(AUTO_SHAPE)[WEIGHTS[1.0], IN_VISITS, DISCOUNTS[0.5]])
+    # Weight 1, discount 1/2. The second reward, 1, was forecast as (1 + 1/2) / (2 + 1/2).
+    second = -((1 - 3 / 5) ** 2)
+    # The third, 0, as (1 + 1/2 + 1/4) / (2 + 1/2 + 1/4); the second visit's mean was (1 + 1 + 1/2) / (2 + 1 + 1/2).
+    third = -((7 / 11) ** 2) - (5 / 7) ** 2
+    one_pass = 0.5 ** (1 / 0.7)
+    assert scores == pytest.approx([0, second, one_pass * second + third])
 
 
 def test_auto_with_one_rollout_learns_the_prior_s_weight_from_successive_rewards():
@@ -180,42 +209,37 @@ def test_auto_with_one_rollout_learns_the_prior_s_weight_from_successive_rewards
     assert state["prior"] == pytest.approx([mean * weight, (1 - mean) * weight])
 
 
-def auto_at(weight, discount, *, timed):
-    """``auto`` for which this pair is always the best."""
-
-    class Settled(estimators.get("auto")):
-        def _judged(self, past, seen_at, successes_V, rollouts_V):
-            at = AUTO_DISCOUNTS.index(discount) + (len(AUTO_DISCOUNTS) if timed else 0)
-            return np.eye(len(AUTO_GRID))[AUTO_GRID.index((weight, discount)) // 42 * 42 + at]
-
-    return Settled()
-
-
-def in_steps(auto, steps):
-    """The state of three prompts after steps of {prompt: successes of 8}."""
-    state = auto.initial_state(3)
+def in_steps(state, steps):
+    """Let ``auto`` observe steps of {prompt: successes of 8}, in place."""
     for groups in steps:
-        auto.observe_at(state, np.array(list(groups)), np.array([group(successes) for successes in groups.values()]))
-    return state
+        rewards_P_G = np.array([group(successes) for successes in groups.values()])
+        build("auto").observe_at(state, np.array(list(groups)), rewards_P_G)
 
 
 IRREGULAR = [{0: 8, 1: 2}, {0: 4, 2: 1}, {2: 3, 1: 6}, {0: 1, 2: 7}]  # prompt 0 in updates 1, 2 and 4
 
 
 def test_auto_forgets_by_time_where_ages_are_in_time():
-    state = in_steps(auto_at(0.5, 0.25, timed=True), IRREGULAR)
+    state = auto_with_prior_1_1(3)
+    settled = np.zeros(AUTO_SHAPE)
+    settled[WEIGHTS[0.5], IN_TIME, DISCOUNTS[0.25]] = 1e9  # the best pair, whatever is observed
+    state["evidence"] = settled.ravel()
+    in_steps(state, IRREGULAR)
     # 3 prompts, 8 groups in 4 updates: a pass is 3/2 updates. Ages of prompt 0: update 2 is 4/3 passes ago, update 1
     # 1/2 pass more, which it was discounted by at update 4, when it was no longer one of the two latest
-    a, b = state["prior"]
-    old, latest = 0.25 ** (4 / 3 + 2 / 3), 0.25 ** (4 / 3)
-    assert state["alpha"][0] == pytest.approx(0.5 * a + 1 + latest * 4 + old * 8)
-    assert state["beta"][0] == pytest.approx(0.5 * b + 7 + latest * 4)
-    assert (state["seen_1"].tolist(), state["seen_2"].tolist()) == ([4, 3, 4], [2, 1, 3])
-    assert (state["timed"].tolist(), state["clock"].tolist(), state["prompts"].tolist()) == ([1], [4, 8], [3])
+    old = 0.25 ** (4 / 3 + 2 / 3)
+    latest = 0.25 ** (4 / 3)
+    assert state["alpha"][0] == pytest.approx(0.5 + 1 + latest * 4 + old * 8)
+    assert state["beta"][0] == pytest.approx(0.5 + 7 + latest * 4)
+    assert state["seen_1"].tolist() == [4, 3, 4]
+    assert state["seen_2"].tolist() == [2, 1, 3]
+    assert state["timed"].tolist() == [1]
+    assert state["clock"].tolist() == [4, 8]
+    assert state["prompts"].tolist() == [3]
     # forecasts of update 5: prompt 1 was last seen 2 updates before, 4/3 passes, and first 4, 8/3 passes
-    alpha, beta = auto_at(0.5, 0.25, timed=True).predictive(state)
-    assert alpha[1] == pytest.approx(0.5 * a + 0.25 ** (4 / 3) * 6 + 0.25 ** (8 / 3) * 2)
-    assert beta[1] == pytest.approx(0.5 * b + 0.25 ** (4 / 3) * 2 + 0.25 ** (8 / 3) * 6)
+    alpha, beta = build("auto").predictive(state)
+    assert alpha[1] == pytest.approx(0.5 + 0.25 ** (4 / 3) * 6 + 0.25 ** (8 / 3) * 2)
+    assert beta[1] == pytest.approx(0.5 + 0.25 ** (4 / 3) * 2 + 0.25 ** (8 / 3) * 6)
 
 
 def test_auto_counts_ages_in_time_where_that_predicts_better():
@@ -232,15 +256,28 @@ def test_auto_counts_ages_in_time_where_that_predicts_better():
 
 
 def test_auto_s_prior_counts_a_group_as_the_passes_since_the_prompt_s_last_visit():
-    auto = build("auto")
-    state = in_steps(auto, [{0: 8, 1: 0, 2: 4}, {0: 8}, {0: 8}, {0: 8, 1: 2}])
-    # update 2: 3 prompts, 4 groups: a pass is 3/2, the gap 2/3. Update 3: 5 groups, 9/5, gap 5/9. Update 4: 7 groups,
-    # 12/7: gaps 7/12 and 7/4. First visits of the first update count 1
-    moments = np.array([3, 1.5, 1.25, 3 / 8])
-    for visits, groups in ((1, [(2 / 3, 1.0)]), (1, [(5 / 9, 1.0)]), (2, [(7 / 12, 1.0), (7 / 4, 0.25)])):
-        moments = 0.5 ** (visits / 3 / 0.15) * moments
-        moments = moments + sum(gap * np.array([1, share, share**2, 1 / 8]) for gap, share in groups)
-    assert state["moments"] == pytest.approx(moments)
+    state = build("auto").initial_state(2)
+    # First visits count 1 each: shares 1 and 0, 1/N = 1/8.
+    in_steps(state, [{0: 8, 1: 0}])
+    assert state["moments"] == pytest.approx([2, 1, 1, 1 / 4])
+    # 2 prompts, 3 groups in 2 updates: a pass is 4/3 updates, so that prompt 0 was last seen 3/4 passes ago. Before,
+    # half of the prompts seen fade the sums.
+    in_steps(state, [{0: 8}])
+    faded = 0.5 ** (1 / 2 / 0.15)
+    second = [2 * faded + 3 / 4, faded + 3 / 4, faded + 3 / 4, faded / 4 + 3 / 4 / 8]
+    assert state["moments"] == pytest.approx(second)
+    # 5 groups in 3 updates: a pass is 6/5 updates; prompt 0 was last seen 5/6 passes ago, prompt 1 two updates, 5/3
+    # passes. Shares 1 and 1/4; all prompts fade the sums.
+    in_steps(state, [{0: 8, 1: 2}])
+    faded = 0.5 ** (1 / 0.15)
+    assert state["moments"] == pytest.approx(
+        [
+            second[0] * faded + 5 / 6 + 5 / 3,
+            second[1] * faded + 5 / 6 + 5 / 3 / 4,
+            second[2] * faded + 5 / 6 + 5 / 3 / 16,
+            second[3] * faded + (5 / 6 + 5 / 3) / 8,
+        ]
+    )
 
 
 def test_gaussian_follows_the_normal_inverse_gamma_update_over_two_visits():

@@ -1,13 +1,15 @@
 """Warnings about a run that learns nothing or gets worse."""
 
-from types import SimpleNamespace
+import re
 
 import pytest
 
 pytest.importorskip("ray")
 
-from openrlhf_dbb import estimators, upstream
+from openrlhf_dbb import Posteriors, upstream
 from openrlhf_dbb.actors.progress import Progress, StepOutcome
+from openrlhf_dbb.driver import arguments, prepare
+from openrlhf_dbb.driver.light_backend import LightBackend
 from openrlhf_dbb.platform import machine
 
 
@@ -38,26 +40,57 @@ def warned(samples=512, **progress):
     return Progress(**progress).troubles(held_out_samples=samples, max_new_tokens=24, punishes_failures=True)
 
 
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    """Function: OpenRLHF's trainer of a new run with these flags, before its first step; it has no actors."""
+    monkeypatch.chdir(tmp_path)
+    machine.add_shims()
+    with upstream.imports_for_driver():
+        from openrlhf_dbb.actors.trainer import PosteriorTrainer
+    words = ["--preset", "tiny", "--data.max_samples", "64", "--run_name", "mine", "--logger.tensorboard_dir", ""]
+
+    def begin(*flags, progress):
+        prepared = prepare.begin(prepare.prepare(arguments.parse([*words, *flags]), None))
+        args = prepared.settings.openrlhf_args()
+        before_training(prepared)
+        return PosteriorTrainer(
+            args.actor.model_name_or_path,
+            LightBackend(args),
+            *[None] * 5,
+            store_url=prepared.store_url,
+            run_uuid=prepared.run.uuid,
+            checkpoint=None,
+            rows=prepared.prompts.rows,
+            sources=None,
+            benchmarks={},
+            progress=progress,
+        )
+
+    return begin
+
+
+def before_training(prepared):
+    """Three visits to one prompt yield no score."""
+    texts = prepared.prompts.texts
+    labels = prepared.prompts.labels
+    with Posteriors.resume(prepared.store_url, prepared.run.uuid, texts, labels) as posteriors:
+        for step in (1, 2, 3):
+            posteriors.observe(step, [texts[0]] * 2, [labels[0]] * 2, [None, None])
+
+
 @pytest.mark.parametrize(
     ("estimator", "form", "advised"),
     [("dbb", "group_norm", True), ("point", "group_norm", False), ("dbb", "batch_centered", False)],
 )
-def test_another_method_is_advised_where_the_advantages_of_a_step_do_not_sum_to_0(estimator, form, advised):
-    machine.add_shims()
-    with upstream.imports_for_driver():
-        from openrlhf_dbb.actors.trainer import PosteriorTrainer
-    args = {"algo": SimpleNamespace(advantage=SimpleNamespace(estimator=form)),
-            "eval": SimpleNamespace(n_samples_per_prompt=1), "rollout": SimpleNamespace(max_new_tokens=24)}  # fmt: skip
-    run = SimpleNamespace(
-        _posteriors=SimpleNamespace(estimator=estimators.build(estimator), unverified=[("what?", "1")]),
-        _held_out=None,
-        args=SimpleNamespace(**args),
-        progress=Progress(outcomes=[StepOutcome(512, 0, 0)]),
-        _sampler=SimpleNamespace(note="drawn evenly"),
-    )
-    said = PosteriorTrainer.warnings(run)
-    assert "1 prompts yielded no score, such as 'what?'" in said["unverified"]
-    assert ("--method centered" in said["rare"], "drawn evenly" in said.values()) == (advised, True)
+def test_another_method_is_advised_where_the_advantages_of_a_step_do_not_sum_to_0(trainer, estimator, form, advised):
+    flags = ["--estimator", estimator, "--algo.advantage.estimator", form]
+    lines = trainer(*flags, progress=Progress(outcomes=[StepOutcome(512, 0, 0)])).warnings()
+    assert ("--method centered" in lines["rare"]) == advised
+
+
+def test_a_prompt_that_no_visit_could_score_is_named_with_the_command_that_lists_all(trainer):
+    lines = trainer(progress=Progress()).warnings()
+    assert re.search(r"\b1 prompts .* such as '[^']+'; the command prompts", lines["unverified"])
 
 
 def test_held_out_accuracy_falls_if_it_is_lower_by_two_standard_errors():
