@@ -348,7 +348,7 @@ EXPLAINED = (  # an explanation behind the box that takes nothing back
     r"\boxed{5}. Thus our solution works.",
     r"\boxed{5}. Note that the conditions hold when $(a,b,c,d)=(1,3,3,9)$.", r"$$\boxed{5}$$" "\n\nfeet.",
     r"\boxed{5}. Will this always happen?",
-    r"$\boxed{5}$ (or else $J$ would have more factors).", r"\boxed{5}. We see that it works, so it is not an extraneous solution.",
+    r"$\boxed{5}$ (or else $J$ would have more factors).", r"\boxed{5}. It works, so it is not an extraneous solution.",
 )  # fmt: skip
 
 

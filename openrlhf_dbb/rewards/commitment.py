@@ -200,8 +200,7 @@ def is_denied(text: str, start: int, end: int) -> bool:
     is_box = text.startswith("\\", start)
     if is_box and (_DOUBT.search(text, start, end) or not _stands_alone(text, start, end)):
         return True
-    above = _line_above(text, start)
-    if _GOVERNED.search(above) or is_doubted(above) or not is_read(before, text[start:end], behind):
+    if _is_denied_above(text, start) or not is_read(before, text[start:end], behind):
         return True
     words_before = _last_clause(without_open_formula(text[max(0, start - WINDOW) : start]))
     if not is_plain_statement(_MARKUP.sub("", words_before)):
@@ -225,13 +224,15 @@ def _sentence_behind(text: str, end: int) -> tuple[str, str]:
     return (behind, "") if stop is None else (behind[: stop.start()], behind[stop.start() :])
 
 
-def _line_above(text: str, start: int) -> str:
-    """Return the line above that of an answer if it governs it: a heading, or one with a colon at its end."""
+def _is_denied_above(text: str, start: int) -> bool:
+    """Return whether a heading above the line of an answer denies it, or a line with a colon at its end."""
     lines = text[max(0, start - WINDOW) : start].split("\n")
     above = [line for line in lines[:-1] if line.strip()]
     line = above[-1].strip() if above else ""
     is_heading = line.startswith(("#", "**")) or line.endswith(":")
-    return line if is_heading and len(line) <= LONGEST_HEADING else ""
+    if not is_heading or len(line) > LONGEST_HEADING:
+        return False
+    return _GOVERNED.search(line) is not None or is_doubted(line)
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:

@@ -22,7 +22,7 @@ class Language:
     """What is known of a language.
 
     Attributes:
-        letters: those that it alone has, as a range of a regular expression; "" for Latin ones.
+        letters: an expression for those that it alone has; one that matches nothing for Latin ones.
         common: its commonest words; empty if it has letters.
         doubt: words that deny or doubt, with a space where a word has to begin or end.
     """
@@ -35,7 +35,9 @@ class Language:
 def _language(table: dict[str, str]) -> Language:
     doubt = " ".join(table["doubt"].split()).split(", ")
     marked = [f" {word} ".replace("* ", "").replace(" *", "") for word in doubt]
-    return Language(table.get("letters", ""), frozenset(table.get("common", "").split()), marked)
+    return Language(
+        f"[{table['letters']}]" if "letters" in table else "(?!)", frozenset(table.get("common", "").split()), marked
+    )
 
 
 _LANGUAGES = [_language(table) for table in TABLES["languages"].values()]
@@ -57,15 +59,13 @@ def languages(text: str) -> list[Language]:
     """Return the languages that a text without formulas is likelier in than in English; none for Chinese."""
     words = _words(text.lower())
     english = count_english(words)
-    for language in _LANGUAGES:
-        if language.letters and re.search(f"[{language.letters}]", text):
-            return [] if english else [language]
+    written = [language for language in _LANGUAGES if re.search(language.letters, text)]
+    if written:
+        return [] if english else written
     counts = [len(language.common.intersection(words)) for language in _LANGUAGES]
-    most = max(counts)
     without_names = [word for word in _words(text) if word[0].islower()]
-    if most <= english or most < _FEWEST_COMMON * len(without_names):
-        return []
-    return [language for language, count in zip(_LANGUAGES, counts, strict=True) if count == most]
+    fewest = max(english + 1, _FEWEST_COMMON * len(without_names))
+    return [language for language, count in zip(_LANGUAGES, counts, strict=True) if count >= max(fewest, *counts)]
 
 
 def is_doubted(text: str) -> bool:

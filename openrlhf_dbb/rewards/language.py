@@ -109,21 +109,29 @@ def is_read(before: str, answer: str, behind: str) -> bool:
     sentence = without_formulas(f"{before} {behind}")
     if _is_denied(sentence):
         return False
-    if languages(sentence):
+    if languages(sentence) or (_is_english(sentence) and not _OTHER_SCRIPT.search(sentence)):
         return True
+    return _stands_alone(before, answer, behind)
+
+
+def _stands_alone(before: str, answer: str, behind: str) -> bool:
+    """Return whether only a name stands before an answer, as "Vastaus:" or "x =", and only its unit behind it."""
     is_named = _NAMED.search(before) is not None and len(before.split()) <= _MOST_NAMES
-    if _OTHER_SCRIPT.search(sentence):
+    is_named = is_named or _FORMULA_SIGN.search(before) is not None
+    if _OTHER_SCRIPT.search(before + behind):
         return is_named and _LETTER.search(behind) is None
-    if _is_english(sentence):
-        return True
+    return (is_named or _may_stand_alone(before) or "=" in answer) and _are_units(behind)
+
+
+def _are_units(behind: str) -> bool:
     units = re.sub(rf"{IDEOGRAPH}|{_PICTURE.pattern}", "", behind)
-    if not units.isascii() or len(_words(units)) > _MOST_UNITS:
-        return False
-    return is_named or _may_stand_alone(before) or "=" in answer or _FORMULA_SIGN.search(before) is not None
+    return units.isascii() and len(_words(units)) <= _MOST_UNITS
 
 
 def _is_remark(sentence: str) -> bool:
-    """Return whether a sentence without numbers is too short, or speaks to somebody, as "Let us start over"."""
+    """Return whether a sentence has no numbers and is too short, or speaks to somebody, as "Let us start over"."""
+    if re.search(r"[\d$\\]", sentence):
+        return False
     words = len(sentence.split())
     return words < _FEWEST_WORDS or (words < _FEWEST_SPOKEN and _SPOKEN.search(sentence) is not None)
 
@@ -131,15 +139,19 @@ def _is_remark(sentence: str) -> bool:
 def is_read_later(sentence: str) -> bool:
     """Return whether a sentence behind that of the answer is understood, and says nothing odd."""
     prose = without_formulas(sentence)
-    is_remark = re.search(r"[\d$\\]", sentence) is None and _is_remark(sentence)
+    is_remark = _is_remark(sentence)
     if _is_denied(prose):
         return False
     if languages(prose):
         return not is_remark and ("=" in sentence or re.search(r"\d", sentence) is None)
-    if len(re.findall(IDEOGRAPH, sentence)) > _MOST_IDEOGRAPHS or is_chinese_doubt(sentence):
-        return False
-    if _OTHER_SCRIPT.search(prose) or is_strange_deed(sentence):
+    if _OTHER_SCRIPT.search(prose) or _is_odd(sentence):
         return False
     if _may_stand_alone(sentence) or sentence.strip() == "OR":  # another way follows
         return True
     return _is_english(sentence) and not is_remark
+
+
+def _is_odd(sentence: str) -> bool:
+    if is_strange_deed(sentence) or is_chinese_doubt(sentence):
+        return True
+    return len(re.findall(IDEOGRAPH, sentence)) > _MOST_IDEOGRAPHS
