@@ -118,7 +118,11 @@ _CLOSING = _any(
     r"(?:\A|(?<=[.!?\n]))\s*(?:please\s+)?(?:let\s+me\s+know|feel\s+free|i\s+hope|hope|would\s+you|do\s+you"
     r"|if\s+you|this\s+(?:completes|concludes))\b[^.!?\n]*(?:[.!?\n]|\Z)"
 )
-_DISPLAY = re.compile(r"\s*(?:\$\$.*?\$\$|\\\[.*?\\\]|\\begin\{(?P<kind>\w+\*?)\}.*?\\end\{(?P=kind)\})", re.DOTALL)
+_ANY = ".{0,2000}?"
+_DISPLAY = re.compile(
+    rf"\s{{0,8}}(?:\$\${_ANY}\$\$|\\\[{_ANY}\\\]|\\begin\{{(?P<kind>\w+\*?)\}}{_ANY}\\end\{{(?P=kind)\}})",
+    re.DOTALL,
+)
 _UNFINISHED = _any(
     r"\b(?:plus|minus|and|or|the|an?|to|of|then|we|because|so|but|which|that|if|by|with|for|from|is|are"
     r"|since)[\s$]*\Z",
