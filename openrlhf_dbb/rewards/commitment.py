@@ -107,7 +107,7 @@ _NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^,.!?\n]{0
 _RESPONSE = r"\b(?:i|me|my|you|please|(?<!to )answer|grade|guess|believe)\b"
 _LATER = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report')}",
-    rf"(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
+    rf"(?:\A|[.!?\n])\s{{0,8}}(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
     rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^,.!?\n]{{0,80}}{_NEGATION}",
     r"\b(?:fails|failed|contradicts?|disagrees?|suspicious|aborted)\b",
     _CALLED_WRONG,
@@ -115,7 +115,7 @@ _LATER = _any(
 _WRONG = _any(_words("wrong"))
 _GOVERNED = _any(_words("denial", "wrong", "doubt", "report", "exception"))
 _CLOSING = _any(
-    r"(?:\A|(?<=[.!?\n]))\s*(?:please\s+)?(?:let\s+me\s+know|feel\s+free|i\s+hope|hope|would\s+you|do\s+you"
+    r"(?:\A|(?<=[.!?\n]))\s{0,8}(?:please\s+)?(?:let\s+me\s+know|feel\s+free|i\s+hope|hope|would\s+you|do\s+you"
     r"|if\s+you|this\s+(?:completes|concludes))\b[^.!?\n]*(?:[.!?\n]|\Z)"
 )
 _ANY = ".{0,2000}?"
