@@ -69,7 +69,7 @@ _VERB = (
 )
 STATEMENT = re.compile(
     rf"\b(?:answers?|(?:correct|right|best|my)\s+(?:option|choice)){_VERB}|####|<answer>"
-    rf"|(?:{ANSWER_NOUNS})(?:\s*[^\s\d$\\:=(-]{{1,12}}){{0,3}}\s*[:\uff1a=]?\s*(?=[-$\\\d*(]|(?-i:[A-J]\b))"
+    rf"|(?:{ANSWER_NOUNS})[^\d$\\:=(*\n.?!-]{{0,30}}[:\uff1a=]?\s{{0,3}}(?=[-$\\\d*(]|(?-i:[A-J]\b))"
     r"|答案\s*[是为:\uff1a]|选\s*[:\uff1a]?(?=\s*\(?[A-Z])",
     re.IGNORECASE,
 )

@@ -107,7 +107,7 @@ _NEGATION = r"(?:\b(?:not|never|cannot|nobody|unable)|n't)\b(?!\W*\d)[^,.!?\n]{0
 _RESPONSE = r"\b(?:i|me|my|you|please|(?<!to )answer|grade|guess|believe)\b"
 _LATER = _any(
     rf"{_NO_DOUBT}{_words('doubt', 'correction', 'report')}",
-    rf"(?:\A|[.!?\n])\s*(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
+    rf"(?:\A|[.!?\n])\s{{0,8}}(?:no|{_words('wrong')})\b(?=[.!,]|\s*\Z)",
     rf"{_NEGATION}{_RESPONSE}|{_RESPONSE}[^,.!?\n]{{0,80}}{_NEGATION}",
     r"\b(?:fails|failed|contradicts?|disagrees?|suspicious|aborted)\b",
     _CALLED_WRONG,
@@ -115,10 +115,14 @@ _LATER = _any(
 _WRONG = _any(_words("wrong"))
 _GOVERNED = _any(_words("denial", "wrong", "doubt", "report", "exception"))
 _CLOSING = _any(
-    r"(?:\A|(?<=[.!?\n]))\s*(?:please\s+)?(?:let\s+me\s+know|feel\s+free|i\s+hope|hope|would\s+you|do\s+you"
+    r"(?:\A|(?<=[.!?\n]))\s{0,8}(?:please\s+)?(?:let\s+me\s+know|feel\s+free|i\s+hope|hope|would\s+you|do\s+you"
     r"|if\s+you|this\s+(?:completes|concludes))\b[^.!?\n]*(?:[.!?\n]|\Z)"
 )
-_DISPLAY = re.compile(r"\s*(?:\$\$.*?\$\$|\\\[.*?\\\]|\\begin\{(?P<kind>\w+\*?)\}.*?\\end\{(?P=kind)\})", re.DOTALL)
+_ANY = ".{0,2000}?"
+_DISPLAY = re.compile(
+    rf"\s{{0,8}}(?:\$\${_ANY}\$\$|\\\[{_ANY}\\\]|\\begin\{{(?P<kind>\w+\*?)\}}{_ANY}\\end\{{(?P=kind)\}})",
+    re.DOTALL,
+)
 _UNFINISHED = _any(
     r"\b(?:plus|minus|and|or|the|an?|to|of|then|we|because|so|but|which|that|if|by|with|for|from|is|are"
     r"|since)[\s$]*\Z",
