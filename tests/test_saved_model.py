@@ -156,5 +156,6 @@ def test_a_reward_model_is_prepared_with_the_mean_and_deviation_of_its_configura
     )
     reward.mean.fill_(float("nan"))  # what a model holds that was made without memory
     monkeypatch.setattr(DeepspeedStrategy, "prepare", lambda self, *models: models)
-    [prepared] = object.__new__(Backend).prepare(reward)
+    backend = Backend(zero_stage=2, args=arguments.parse(["--preset", "tiny"]).openrlhf_args())
+    [prepared] = backend.prepare(reward)
     assert (prepared.mean.item(), prepared.std.item()) == expected
