@@ -215,7 +215,7 @@ def test_a_file_counts_once(imported, tmp_path):
 # ---- rewards
 
 
-def test_rewards_that_are_missing_partial_or_of_any_size(imported, tmp_path):
+def test_missing_partial_and_large_rewards_are_imported_with_a_memory_that_takes_them(imported, tmp_path):
     for name, rewards, memory in (("partial", [0.5, 1, None], "gaussian"), ("any", [-3, 7, float("nan")], "gaussian"),
                                   ("right", [1, 0, None], "auto")):  # fmt: skip
         file = written(tmp_path / f"{name}.jsonl", [row(1, "p", reward) for reward in rewards])

@@ -2,7 +2,6 @@
 
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -46,13 +45,10 @@ def save(tmp_path, monkeypatch):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
 
     def call(model, original, folder, tokenizer, *, save_adapter=False):
-        strategy = Backend.__new__(Backend)
-        strategy.stage, strategy.ds_tensor_parallel_size = 2, 1
-        strategy.args = SimpleNamespace(
-            actor=SimpleNamespace(model_name_or_path=str(original)),
-            ds=SimpleNamespace(zero_stage=2, tensor_parallel_size=1),
-            ckpt=SimpleNamespace(save_adapter=save_adapter),
-        )
+        flags = ["--preset", "tiny", "--actor.model_name_or_path", str(original)]
+        if save_adapter:
+            flags.append("--ckpt.save_adapter")
+        strategy = Backend(zero_stage=2, args=arguments.parse(flags).openrlhf_args())
         strategy.save_model(model, tokenizer, folder)
 
     yield call

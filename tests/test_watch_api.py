@@ -88,7 +88,7 @@ def test_one_rollout_a_prompt_and_steps_whose_usage_is_not_known(store, fill):
     assert found["totals"]["single"] and curves["zero_variance"] == curves["given_advantage"] == [None, None]
 
 
-def test_held_out_accuracy(store, fill):
+def test_the_series_and_the_list_have_held_out_accuracy_once_it_is_measured(store, fill):
     run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
     fill.train(run, ids, range(1, 4))
     asked = asking(store, run.record)
@@ -103,7 +103,7 @@ def test_held_out_accuracy(store, fill):
     assert asked("series")["held_out"]["accuracy"][-1] == 0.666667
 
 
-def test_the_list_of_runs(store, fill):
+def test_the_list_of_runs_has_each_run_s_state_progress_and_reward_of_the_last_steps(store, fill):
     old, ids = fill.run(store, "old"), fill.prompts(store, 1)
     old.finish()
     new = fill.run(store, "new", model="http://ann:geheim@host/model")
@@ -205,7 +205,7 @@ def test_the_table_of_prompts_and_the_posteriors(trained):
     assert [row == [0, 0] for row in cells(pool)] == [True, False, False, False]
 
 
-def test_one_prompt(trained):
+def test_a_prompt_s_answer_has_each_visit_with_its_posterior_and_interval(trained):
     store, run, ids = trained
     asked = asking(store, run.record)
     found = asked(f"prompts/{ids[0]}")
@@ -221,7 +221,7 @@ def test_one_prompt(trained):
         asked("prompts/999")
 
 
-def test_an_estimator_without_alpha_and_beta(store, fill):
+def test_an_estimator_without_alpha_and_beta_shows_group_means_with_their_error(store, fill):
     run, ids = fill.run(store, "point", fields=()), fill.prompts(store, 1)
     asked = asking(store, run.record)
     assert asked("pool")["states"] == asked("prompts")["columns"]["id"] == []
@@ -451,7 +451,7 @@ def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store,
     asked("series")
 
 
-def test_a_run_whose_own_row_is_damaged(store, fill, monkeypatch, tmp_path):
+def test_a_run_whose_own_row_is_damaged_hides_no_other_run(store, fill, monkeypatch, tmp_path):
     for name in ("good", "bad"):
         run, ids = fill.run(store, name), fill.prompts(store, 1)
         fill.step(run, 1, ids, [1])
@@ -471,7 +471,7 @@ def test_a_run_whose_own_row_is_damaged(store, fill, monkeypatch, tmp_path):
     assert "good" in reported(store, tmp_path, "good")
 
 
-def test_a_clock_that_goes_back(store, fill):
+def test_hours_stand_still_where_the_clock_goes_back(store, fill):
     run, ids = fill.run(store), fill.prompts(store, 1)
     fill.train(run, ids, (1, 2, 3))
     for step, at in ((1, "08:00"), (2, "07:00"), (3, "09:00")):
@@ -480,7 +480,7 @@ def test_a_clock_that_goes_back(store, fill):
     assert asking(store, run.record)("series")["curves"]["hours"] == [0, 0, 1]
 
 
-def test_a_run_that_is_deleted_while_it_is_read(store, fill, monkeypatch):
+def test_a_run_that_is_deleted_while_it_is_read_is_said_to_be_gone(store, fill, monkeypatch):
     run, ids = fill.run(store), fill.prompts(store, 1)
     fill.step(run, 1, ids, [1])
     run.finish()
