@@ -36,11 +36,17 @@ _numbers = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
-    if not os.environ.get("OPENRLHF_DBB_LONG"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="a longer test: set OPENRLHF_DBB_LONG=1"))
+    items.sort(key=place_in_the_queue)
+    if os.environ.get("OPENRLHF_DBB_LONG"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="a longer test: set OPENRLHF_DBB_LONG=1"))
+
+
+def place_in_the_queue(item):
+    name = item.path.name
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +105,10 @@ def postgres():
     """URL of the server's first database."""
     with postgres_server() as server:
         # No test cuts the power, and a flush of every file of every test's database takes a minute.
-        fast = [f"ALTER SYSTEM SET {setting}" for setting in ("fsync = off", "max_wal_size = '128MB'")]
-        execute(server.get_uri(), *fast, "SELECT pg_reload_conf()")
-        yield server.get_uri()
+        url = server.get_uri()
+        execute(url, "ALTER SYSTEM SET fsync = off", "ALTER SYSTEM SET max_wal_size = '128MB'")
+        execute(url, "SELECT pg_reload_conf()")
+        yield url
 
 
 @pytest.fixture
@@ -121,7 +128,8 @@ def template(request, tmp_path_factory):
             made = tmp_path_factory.mktemp("template") / "store.db"
             url = f"sqlite:///{made}"
         else:
-            made, server = "dbb_template", request.getfixturevalue("postgres")
+            made = "dbb_template"
+            server = request.getfixturevalue("postgres")
             execute(server, f"CREATE DATABASE {made}")
             url = server.replace("/postgres?", f"/{made}?")
         open_store(url).close()
@@ -145,13 +153,16 @@ def new_url(request, tmp_path, template):
                 shutil.copy(template(kind), tmp_path / f"{name}.db")
             return f"sqlite:///{tmp_path}/{name}.db"
         server = request.getfixturevalue("postgres")
-        execute(server, f"CREATE DATABASE {name}" + f" TEMPLATE {template(kind)} STRATEGY file_copy" * tables)
+        statement = f"CREATE DATABASE {name}"
+        if tables:
+            statement += f" TEMPLATE {template(kind)} STRATEGY file_copy"
+        execute(server, statement)
         made.append(name)
         return server.replace("/postgres?", f"/{name}?")
 
     yield make
-    if made:
-        execute(request.getfixturevalue("postgres"), *(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)" for name in made))
+    for name in made:
+        execute(request.getfixturevalue("postgres"), f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
 
 @pytest.fixture

@@ -74,12 +74,12 @@ _DBB = """
     SELECT run_id, step, prompt_id, alpha, beta FROM dbb_history WHERE run_id = :run AND NOT (
         alpha = GREATER(:discount * coalesce(prev_alpha, :prior_alpha) + successes, :tiniest)
         AND beta = GREATER(:discount * coalesce(prev_beta, :prior_beta) + (rollouts - successes), :tiniest))"""
-_DBB_PARAMETERS = "discount", "prior_alpha", "prior_beta"
+_DBB_PARAMETERS = ("discount", "prior_alpha", "prior_beta")
 
 
 def run(store, name="run", fields=("alpha", "beta"), dataset="sums", **values):
     """A new run; any argument of ``create_run`` may be given."""
-    arguments = {
+    defaults = {
         "estimator": "dbb" if fields == ("alpha", "beta") else "other",
         "estimator_version": 1,
         "parameters": {"discount": 0.5, "prior_alpha": 1.0, "prior_beta": 1.0},
@@ -90,7 +90,7 @@ def run(store, name="run", fields=("alpha", "beta"), dataset="sums", **values):
         "reward": "exact",
         "config": {"seed": 7},
     }
-    return store.create_run(name, **(arguments | values))
+    return store.create_run(name, **(defaults | values))
 
 
 def prompts(store, count):
@@ -100,7 +100,10 @@ def prompts(store, count):
 
 def rows(run, ids, successes, rollouts=4, **more):
     """DBB with discount 0.5 and prior Beta(1, 1), from what the run has stored; with :func:`usage` unless given."""
-    ids, successes = np.asarray(ids), np.asarray(successes, dtype=float)
+    ids = np.asarray(ids)
+    successes = np.asarray(successes, dtype=float)
+    if "usage" not in more:
+        more["usage"] = usage(ids, successes, rollouts)
     before = run.load(ids)
     prior = np.where(np.isnan(before.state), 1.0, before.state)
     state = DISCOUNT * prior + np.stack([successes, rollouts - successes], axis=1)
@@ -114,7 +117,7 @@ def rows(run, ids, successes, rollouts=4, **more):
         state=state,
         previous_state=before.state,
         previous_step=before.step,
-        **({"usage": usage(ids, successes, rollouts)} | more),
+        **more,
     )
 
 
@@ -122,11 +125,19 @@ def usage(ids, successes, rollouts=4, **counts):
     """All rollouts of 10 tokens trained on and informative, zero-variance groups rescued, and each prompt
     skipped once; or as given in ``counts``."""
     successes = np.asarray(successes).astype(int)
-    generated, zero_variance = rollouts * len(ids), rollouts * int(np.isin(successes, (0, rollouts)).sum())
-    columns = {"generated": generated, "generated_tokens": 10 * generated, "trained": generated,
-               "informative": generated, "zero_variance": zero_variance, "rescued": zero_variance,
-               "skipped": len(ids), "groups": len(ids)}  # fmt: skip
-    return Usage(**(columns | counts))
+    generated = rollouts * len(ids)
+    zero_variance = rollouts * int(np.isin(successes, (0, rollouts)).sum())
+    defaults = {
+        "generated": generated,
+        "generated_tokens": 10 * generated,
+        "trained": generated,
+        "informative": generated,
+        "zero_variance": zero_variance,
+        "rescued": zero_variance,
+        "skipped": len(ids),
+        "groups": len(ids),
+    }
+    return Usage(**(defaults | counts))
 
 
 def probes(ids, samples, successes, squares=None):
@@ -188,15 +199,15 @@ def successes(step, count):
 
 def train(run, ids, steps):
     """Record these steps, each of all prompts."""
-    for each in steps:
-        step(run, each, ids, successes(each, len(ids)))
+    for number in steps:
+        step(run, number, ids, successes(number, len(ids)))
 
 
 def check_trained(store, run, ids, steps):
     """The posteriors are those of steps 1 to ``steps`` undisturbed, and no row is missing or there twice."""
     state = np.ones((len(ids), 2))
-    for each in range(1, steps + 1):
-        right = successes(each, len(ids))
+    for number in range(1, steps + 1):
+        right = successes(number, len(ids))
         state = DISCOUNT * state + np.stack([right, 4 - right], axis=1)
     np.testing.assert_array_equal(run.load(ids).state, state)
     counts = "SELECT count(*), count(DISTINCT step) FROM posterior_history WHERE run_id = :run"
@@ -209,27 +220,32 @@ def check_trained(store, run, ids, steps):
 
 def dump(store):
     """All rows of all tables, to compare before and after; of the runs only their progress."""
+    progress = text("SELECT run_id, status, last_step, parent_uuid, shared_start FROM dbb_run ORDER BY run_id")
+    contents = {}
     with store.database.transaction() as connection:
-        runs = text("SELECT run_id, status, last_step, parent_uuid, shared_start FROM dbb_run ORDER BY run_id")
-        selects = {
-            table.name: runs if table is schema.run else table.select().order_by(*table.primary_key)
-            for table in schema.metadata.sorted_tables
-        }
-        return {name: [tuple(row) for row in connection.execute(select)] for name, select in selects.items()}
+        for table in schema.metadata.sorted_tables:
+            select = table.select().order_by(*table.primary_key)
+            if table is schema.run:
+                select = progress
+            contents[table.name] = [tuple(row) for row in connection.execute(select)]
+    return contents
 
 
 def check(store):
     """Return each broken rule between the tables with its row, as (sentence, row); empty if all is well."""
+    broken = []
     with store.database.transaction() as connection:
-        wrong = [(what, tuple(row)) for what, sql in _CHECKS.items() for row in _rows(connection, sql)]
+        for rule, sql in _CHECKS.items():
+            for row in _rows(connection, sql):
+                broken.append((rule, tuple(row)))
         dbb = text("SELECT run_id, parameters FROM dbb_run WHERE estimator = 'dbb'")
-        for run_id, parameters in connection.execute(dbb).all():
-            given = json.loads(parameters)
-            if {*_DBB_PARAMETERS} <= {*given}:
-                numbers = {name: float(given[name]) for name in _DBB_PARAMETERS}
-                rows = _rows(connection, _DBB, run=run_id, tiniest=2.2250738585072014e-308, **numbers)
-                wrong += [("alpha and beta are those of DBB", tuple(row)) for row in rows]
-    return wrong
+        for run_id, stored in connection.execute(dbb).all():
+            parameters = json.loads(stored)
+            if parameters.keys() >= set(_DBB_PARAMETERS):
+                numbers = {name: float(parameters[name]) for name in _DBB_PARAMETERS}
+                for row in _rows(connection, _DBB, run=run_id, tiniest=2.2250738585072014e-308, **numbers):
+                    broken.append(("alpha and beta are those of DBB", tuple(row)))
+    return broken
 
 
 def _rows(connection, sql, **parameters):

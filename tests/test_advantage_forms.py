@@ -63,7 +63,7 @@ C = (0.625 - 2 * 0.375 + 4 * 0.1) / 7  # the mean of the 7 advantages of "dr_grp
         ("max_rl", "dbb", [[5 / 3, -1, 0, -1], [1 / 9] * 4]),
     ],
 )
-def test_by_hand(form, estimator, expected):
+def test_the_advantages_of_each_form_by_hand(form, estimator, expected):
     np.testing.assert_allclose(scored(form, ESTIMATORS[estimator], GROUPS), expected, rtol=1e-12)
 
 
@@ -73,7 +73,7 @@ def test_max_rl_gives_an_all_wrong_group_0_by_its_own_mean_and_minus_1_by_any_po
     assert scored("max_rl", ESTIMATORS["dbb"], wrong, state) == pytest.approx(-np.ones((2, 3)))
 
 
-def test_rloo_of_a_single_rollout():
+def test_rloo_compares_a_single_rollout_with_the_prior_and_by_a_point_estimate_with_nothing():
     # alpha, beta = 1.5, 0.5 with it, 0.5, 0.5 without; a point estimate has nothing to compare it with
     assert scored("rloo", ESTIMATORS["dbb"], [[1.0]]).tolist() == [[0.5]]
     assert scored("rloo", ESTIMATORS["point"], [[1.0], [0.0]]).tolist() == [[0.0], [0.0]]
@@ -100,7 +100,7 @@ def test_rloo_leaves_out_the_score_that_the_posterior_has_seen_on_any_visit(open
         ("batch_centered", [-0.7 / 36, 0.7 / 36], [1 - 1 / 3 - 1 / 12, 1 - 1 / 3.6 - 1.6 / 3.6 / 4]),
     ],
 )
-def test_the_expected_sum_and_gradient_over_all_rewards(form, sums, factors):
+def test_the_expected_sum_and_gradient_over_all_rewards_are_those_of_the_formulas(form, sums, factors):
     q, state = np.array([[0.2], [0.6]]), {"alpha": np.array([1, 2.5]), "beta": np.array([1, 0.7])}
     sum_P, gradient_P = np.zeros(2), np.zeros(2)
     for rewards in itertools.product((0.0, 1.0), repeat=4):
@@ -119,7 +119,7 @@ REWARDS = np.array([[1.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, NAN, NAN], [1.0, 
 
 
 @every_pair
-def test_laws_of_every_form_with_every_estimator(form, estimator):
+def test_better_rollouts_have_greater_advantages_and_missing_ones_change_none(form, estimator):
     before = REWARDS.copy()
     found, order = scored(form, ESTIMATORS[estimator], REWARDS), [4, 2, 0, 3, 1]
     np.testing.assert_array_equal(REWARDS, before)
@@ -164,7 +164,7 @@ def test_the_store_alone_tells_every_advantage(open_new, form, estimator):
         assert row.weight == pytest.approx(weights[place] if row.step == 2 else 1)
 
 
-def test_the_form_in_contributing_works(monkeypatch):
+def test_the_form_in_contributing_gives_the_signs_of_the_advantages(monkeypatch):
     sources = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), flags=re.DOTALL)
     [source] = [source for source in sources if "(Form)" in source]
     monkeypatch.setattr(FORMS, "_classes", dict(FORMS._classes))

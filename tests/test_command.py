@@ -55,7 +55,7 @@ def test_the_value_of_an_unknown_flag_is_not_taken_for_the_command(capsys):
 
 
 @pytest.mark.parametrize("command", [*sorted(COMMANDS.keys() - {"train"}), "lab replay", "evaluate compare"])
-def test_help_of_every_command(capsys, command):
+def test_every_command_prints_its_help(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])
     assert ended.value.code == 0
@@ -148,7 +148,7 @@ def test_runs_and_show_give_held_out_accuracy(two, fill, capsys):
         assert held_out == f"12.5 % (start) at step 0 -> {then}; 6 prompts x 4 samples"
 
 
-def test_show(filled, capsys):
+def test_show_prints_a_run_s_facts_and_its_hardest_and_easiest_prompts(filled, capsys):
     store, (a, _, c) = filled
     out, lines = printed(capsys, store, "show", "new")
     assert printed(capsys, store, "show")[1][0] == lines[0]  # the latest run
@@ -214,7 +214,7 @@ def test_times_have_a_zone_and_a_run_that_is_deleted_meanwhile_is_named(store, f
 
 
 @pytest.mark.parametrize("ref", ["{}", "PROMPT 2"])
-def test_history(filled, capsys, ref):
+def test_history_prints_the_visits_of_a_prompt_and_says_where_there_are_none(filled, capsys, ref):
     store, (a, _, c) = filled
     lines = printed(capsys, store, "history", ref.format(c))[1]
     assert lines[:3] == ["run:    new", f"prompt: {c}: prompt 2", "label:  2"]
@@ -230,7 +230,7 @@ def test_history(filled, capsys, ref):
 # ---- compare
 
 
-def test_what_groups_cost(store, fill, capsys):
+def test_runs_have_the_rollouts_and_tokens_that_a_mixed_group_costs(store, fill, capsys):
     """Runs of two methods, without usage, and of single rollouts."""
     ids = fill.prompts(store, 2)
     fill.step(fill.run(store, "c"), 1, ids, [4, 2])

@@ -245,7 +245,7 @@ def test_long_prompts_and_those_without_a_token_are_dropped(choose):
         choose(row("\u200b"), row("\u200b\u200b"))
 
 
-def test_the_schema_of_dapo_math_17k(choose):
+def test_dapo_math_17k_is_read_by_its_schema(choose):
     rows = [
         {"data_source": "math_dapo", "prompt": [said("user", f"What is {i}+{i}?")], "ability": "MATH",
          "reward_model": {"ground_truth": str(2 * i), "style": "rule"}, "extra_info": {"index": f"id{i}"}}

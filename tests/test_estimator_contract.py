@@ -85,7 +85,7 @@ def of_prompts(estimator, replayed, prompts):
 @every_case
 @given(data=st.data(), seed=st.integers(0, 99))
 @some_examples
-def test_laws_of_state_and_estimates(case, data, seed):
+def test_means_lie_within_the_rewards_variances_are_positive_and_no_order_matters(case, data, seed):
     estimator, random = CASES[case], np.random.default_rng(seed)
     visits_T_P_G = draw_visits(data, estimator)
     scale = scale_of(visits_T_P_G)
@@ -112,7 +112,7 @@ def test_laws_of_state_and_estimates(case, data, seed):
 
 
 @pytest.mark.parametrize("case", [*POSITIVE, "ema", "point"])
-def test_whether_a_zero_variance_group_gives_an_advantage(case):
+def test_a_zero_variance_group_gives_an_advantage_by_a_prior_or_a_past_alone(case):
     estimator, rewards_P_G = CASES[case], np.array([[1.0] * 8, [0.0] * 8])
     _, estimate = estimator.observe(begin(estimator, 2), rewards_P_G)
     advantages_P_G = estimators.standardized(rewards_P_G, estimate)

@@ -31,7 +31,7 @@ def begun(features_P_D):
     return auto, auto.initial_state(len(features_P_D)) | {"features": padded(features_P_D)}
 
 
-def test_two_visits_by_hand():
+def test_forecasts_and_regressions_after_a_visit_by_hand():
     auto, state = begun(np.zeros((2, 1)))  # two prompts that read alike
     state, _ = auto.observe(state, [[1.0, 1.0, 1.0, 0.0], [1.0, 1.0, np.nan, 1.0]])
     # By Beta(1, 1) three of four, in one order, have probability 1/20, three of three 1/4; by Beta(3, 3) 5/84 and 5/28.
@@ -142,7 +142,7 @@ def test_the_weights_are_the_maximum_of_the_penalised_likelihood():
     ],
     ids=["separable", "constant", "large"],
 )
-def test_it_stays_finite_and_clipped(features_P_D, monkeypatch):
+def test_the_predicted_mean_stays_between_0_005_and_0_995(features_P_D, monkeypatch):
     monkeypatch.setattr(text_prior, "RIDGE", 1e-6)
     features_P_D = padded(features_P_D)
     for success_P in (np.arange(40) >= 20, np.zeros(40), np.ones(40)):

@@ -90,7 +90,9 @@ OLYMPIAD = {"id": 16, "question": ASKED, "final_answer": ["$1$,$-1$"], "unit": N
         ("olympiad", ["OE_TO_maths_en_COMP/1.parquet"], OLYMPIAD, "16", "$1$,$-1$"),
     ],
 )
-def test_a_benchmark_of_the_hub(hub_folder, name, files, row, id_, label):
+def test_a_benchmark_of_the_hub_has_its_ids_texts_and_labels_and_its_labels_earn_themselves(
+    hub_folder, name, files, row, id_, label
+):
     loaded = loading.load(hub_folder(name, {file: [row] for file in files}))
     assert (loaded.ids[0], loaded.texts[0], loaded.labels[0]) == (id_, ASKED + BOXED, label)
     assert len(loaded.ids) == len(files) and loaded.notes == []

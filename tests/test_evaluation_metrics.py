@@ -53,11 +53,11 @@ def test_pass_at_k_of_many_samples_neither_overflows_nor_cancels():
         ([0, 0, 0, 1], [None, None, None, "7"], 1),
     ],
 )
-def test_majority(scores, answers, expected):
+def test_the_majority_is_right_where_the_most_frequent_answer_is(scores, answers, expected):
     assert metrics.majority(np.array([scores], float), np.array([answers], object)) == pytest.approx([expected])
 
 
-def test_majority_of_groups_without_votes():
+def test_a_group_without_votes_has_no_majority():
     scores = np.array([[0.0, 0.0], [NAN, NAN], [1.0, 0.0]])
     answers = np.array([[None, None], ["7", "7"], ["7", None]], dtype=object)
     np.testing.assert_array_equal(metrics.majority(scores, answers), [0, NAN, 1])
@@ -94,7 +94,7 @@ def test_differences_without_variance_and_one_prompt_test_nothing():
     np.testing.assert_array_equal(metrics.stratified_t([np.array([0.5])]), [0.5, NAN, NAN, NAN])
 
 
-def test_average_by_hand():
+def test_the_average_difference_of_two_benchmarks_and_its_interval_by_hand():
     # Means 0.2 and 0.6; variances of the means 0.04 / 2 = 0.02 and 0.12 / 3 = 0.04.
     # Error sqrt(0.06) / 2; degrees 0.06^2 / (0.02^2 / 1 + 0.04^2 / 2) = 0.0036 / 0.0012 = 3.
     first, second = np.array([0.2 - np.sqrt(0.02), 0.2 + np.sqrt(0.02)]), 0.6 + np.sqrt(0.12) * np.array([-1, 0, 1])
@@ -103,7 +103,7 @@ def test_average_by_hand():
     assert test == pytest.approx((0.4, 0.4 - half, 0.4 + half, stats.t.sf(0.8 / np.sqrt(0.06), 3)), rel=1e-5)
 
 
-def test_holm_by_hand():
+def test_p_values_corrected_by_holm_by_hand():
     # 0.01 x 4, 0.02 x 3, then 0.03 x 2 = 0.06 is not below the one before; 0.5 x 1
     assert metrics.holm([0.5, 0.02, 0.01, 0.03]) == pytest.approx([0.5, 0.06, 0.04, 0.06])
     assert metrics.holm([0.6, 0.7]) == pytest.approx([1, 1])
@@ -155,7 +155,7 @@ def printed(capsys):
     return run
 
 
-def test_all_numbers_of_a_comparison(write, printed):
+def test_a_comparison_has_accuracies_differences_intervals_and_tests_by_hand(write, printed):
     write("first", {"sums": FIRST})
     write("second", {"sums": SECOND})
     [found] = json.loads(printed("first", "second", "--json"))["differences"]

@@ -1,11 +1,12 @@
 """Evaluation during a real training: each prompt's results stored as the verifier gave them, logged, and chosen by."""
 
-import functools
+import itertools
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import trainings
@@ -26,82 +27,141 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def test_the_stores_numbers_are_those_that_the_verifier_gave(lane, tmp_path):
+@dataclass
+class Trained:
+    """A finished training and what went in."""
+
+    folder: Path
+    output: str
+    held_out: list  # rows
+    benchmark: list  # rows of the other eight
+    noted: list  # (prompt, score) of each response that the verifier saw after the start's own trial
+
+    @property
+    def run(self):
+        return self.folder / "runs/run"
+
+    def query(self, sql):
+        return trainings.rows(self.folder, sql)
+
+    def held_out_prompts(self):
+        return {row["input"] for row in self.held_out}
+
+    def means(self):
+        """The mean over the sets of prompts, by step."""
+        accuracy = {}
+        for step, value in self.query("SELECT step, avg(accuracy) FROM evaluations GROUP BY step"):
+            accuracy[step] = value
+        return accuracy
+
+
+@pytest.fixture(scope="module")
+def trained(lane, tmp_path_factory):
     """Four evaluations in a training of 6 steps, before it and after steps 2, 4 and 6: 24 held-out prompts, and a
     benchmark of 8 others, which the reward function never sees."""
     from openrlhf_dbb import tiny
 
-    heldout = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:32]
-    (tmp_path / "benchmark.jsonl").write_text("\n".join(heldout[24:]))
-    asked = [json.loads(line) for line in heldout[24:]]
-    rows = [json.loads(line) for line in heldout[:24]]
-    rows = [row | {"datasource": "sorting" if row["input"].startswith("s") else "sums"} for row in rows]
-    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "noting.py").write_text(NOTING)
+    folder = tmp_path_factory.mktemp("trained")
+    lines = tiny.prepare(tiny.default_folder()).heldout.read_text().splitlines()[:32]
+    (folder / "benchmark.jsonl").write_text("\n".join(lines[24:]))
+    held_out = [json.loads(line) for line in lines[:24]]
+    for row in held_out:
+        row["datasource"] = "sorting" if row["input"].startswith("s") else "sums"
+    (folder / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    (folder / "noting.py").write_text(NOTING)
     result = lane.train(
-        tmp_path, *trainings.SMALL, "--estimator", "dbb", "--run_name", "run", "--train.num_episodes", "3",
+        folder, *trainings.SMALL, "--estimator", "dbb", "--run_name", "run", "--train.num_episodes", "3",
         "--ckpt.save_steps", "-1",
-        "--reward.remote_url", str(tmp_path / "noting.py"), "--eval.dataset", str(tmp_path / "eval.jsonl"),
+        "--reward.remote_url", str(folder / "noting.py"), "--eval.dataset", str(folder / "eval.jsonl"),
         "--eval.steps", "2", "--eval.n_samples_per_prompt", "4", "--ckpt.best_metric_key", "eval_sums_mean@4",
-        "--eval.benchmarks", f"mine={tmp_path}/benchmark.jsonl", "--eval.top_p", "0.95",
+        "--eval.benchmarks", f"mine={folder}/benchmark.jsonl", "--eval.top_p", "0.95",
         "--logger.wandb.key", "0123" * 10,
     )  # fmt: skip
     assert result.error is None, result.output[-4000:]
-    noted = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    tried, noted = noted[:48], noted[48:]  # the start scores three responses to each of 16 prompts
+    noted = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    tried = noted[:48]  # the start scores three responses to each of 16 prompts
     assert len({prompt for prompt, _ in tried}) == 16
-    of_evaluation = {row["input"] for row in rows}
-    query = functools.partial(trainings.rows, tmp_path)
-    by_prompt = query("""SELECT prompt, count(*), sum(samples), sum(verified), sum(successes) FROM evaluation_results
-        JOIN prompts USING (prompt_id) WHERE name = 'training' AND benchmark <> 'mine' GROUP BY prompt""")
-    of_benchmark = query("""SELECT step, prompt, label, samples FROM evaluation_results
+    benchmark = [json.loads(line) for line in lines[24:]]
+    return Trained(folder, result.output, held_out, benchmark, noted[48:])
+
+
+def test_the_store_has_the_held_out_scores_that_the_verifier_gave(trained):
+    by_prompt = trained.query("""SELECT prompt, count(*), sum(samples), sum(verified), sum(successes)
+        FROM evaluation_results JOIN prompts USING (prompt_id)
+        WHERE name = 'training' AND benchmark <> 'mine' GROUP BY prompt""")
+    scores = defaultdict(list)
+    for prompt, score in trained.noted:
+        scores[prompt].append(score)
+    assert {prompt for prompt, *_ in by_prompt} == trained.held_out_prompts()
+    all_verified = 0
+    for prompt, evaluations, samples, verified, successes in by_prompt:
+        # four times in each of four evaluations
+        assert (evaluations, samples, len(scores[prompt])) == (4, 16, 16)
+        given = [score for score in scores[prompt] if score is not None]
+        assert verified == len(given)
+        assert successes == sum(given)
+        all_verified += len(given)
+    assert 0 < all_verified < 24 * 16
+
+
+def test_a_benchmarks_prompts_are_asked_as_they_are_and_never_shown_to_the_reward_function(trained):
+    stored = trained.query("""SELECT step, prompt, label, samples FROM evaluation_results
         JOIN prompts USING (prompt_id) WHERE benchmark = 'mine' ORDER BY step, place""")
-    columns = "step, benchmark, prompts, accuracy, best, missing, majority, generated_total"
-    measures = query(f"SELECT {columns} FROM evaluations")
-    steps = query("SELECT step, generated_total FROM steps")
-    [model_rewards] = query("SELECT sum(rollouts), sum(successes) FROM steps")
+    expected = []
+    for step in (0, 2, 4, 6):
+        for row in trained.benchmark:
+            expected.append((step, row["input"], row["label"], 4))
+    assert stored == expected
+    shown = {prompt for prompt, _ in trained.noted}
+    assert shown.isdisjoint(row["input"] for row in trained.benchmark)
 
-    # The verifier's notes: every evaluation prompt four times in each of four evaluations, and what it said of them.
-    given, right, verified = Counter(), Counter(), Counter()
-    for prompt, score in noted:
-        given[prompt] += 1
-        verified[prompt] += score is not None
-        right[prompt] += score or 0
-    assert {prompt for prompt, *_ in by_prompt} == of_evaluation
-    for prompt, evaluations, samples, checked, successes in by_prompt:
-        assert (evaluations, samples) == (4, 16) and given[prompt] == 16
-        assert (checked, successes) == (verified[prompt], right[prompt])
-    assert 0 < sum(verified[prompt] for prompt in of_evaluation) < 24 * 16
 
-    # The benchmark's prompts were asked as they are, and never shown to the reward function.
-    assert of_benchmark == [(step, row["input"], row["label"], 4) for step in (0, 2, 4, 6) for row in asked]
-    assert given.keys().isdisjoint(row["input"] for row in asked)
+def test_steps_count_the_rollouts_of_the_training_alone(trained):
+    held_out = trained.held_out_prompts()
+    scores = [score for prompt, score in trained.noted if prompt not in held_out]
+    assert len(scores) == 768
+    steps = trained.query("SELECT step, generated_total FROM steps")
+    assert steps == [(1, 128), (2, 256), (3, 384), (4, 512), (5, 640), (6, 768)]
+    verified = [score for score in scores if score is not None]
+    assert trained.query("SELECT sum(rollouts), sum(successes) FROM steps") == [(len(verified), sum(verified))]
+    assert re.search("rollouts +768 generated, 768 trained on", trained.output)
 
-    # Training has generated, and been counted for, all the others.
-    trained_on = [score for prompt, score in noted if prompt not in of_evaluation]
-    assert steps == [(step, 128 * step) for step in range(1, 7)] and len(trained_on) == 768
-    assert model_rewards == (sum(score is not None for score in trained_on), sum(score or 0 for score in trained_on))
 
-    # What was logged, and the best checkpoint chosen by it.
-    assert [(row[0], row[1]) for row in measures] == [(s, b) for s in (0, 2, 4, 6) for b in ("mine", "sorting", "sums")]
-    logged = trainings.logged(tmp_path / "runs/run/tensorboard/run")
+def test_evaluations_are_logged_as_they_are_stored(trained):
+    measures = trained.query(
+        "SELECT step, benchmark, prompts, accuracy, best, missing, majority, generated_total FROM evaluations"
+    )
+    sizes = Counter(row["datasource"] for row in trained.held_out)
+    sizes["mine"] = 8
+    logged = trainings.logged(trained.run / "tensorboard/run")
+    stored = []
     for step, source, prompts, accuracy, best, missing, majority, generated in measures:
-        assert prompts == (8 if source == "mine" else sum(row["datasource"] == source for row in rows))
-        names = (f"eval/eval_{source}_{name}" for name in ("mean@4", "best@4", "missing"))
-        assert [logged[name][step] for name in names] == pytest.approx([accuracy, best, missing], rel=1e-6)
-        assert (majority is None) == (source != "mine") and generated == 128 * step
-    assert set(logged["train/entropy_loss"]) == set(range(1, 7))
-    means = {step: accuracy for step, source, _, accuracy, *_ in measures if source == "sums" and step}
+        stored.append((step, source))
+        assert prompts == sizes[source]
+        assert generated == 128 * step
+        assert logged[f"eval/eval_{source}_mean@4"][step] == pytest.approx(accuracy, rel=1e-6)
+        assert logged[f"eval/eval_{source}_best@4"][step] == pytest.approx(best, rel=1e-6)
+        assert logged[f"eval/eval_{source}_missing"][step] == pytest.approx(missing, rel=1e-6)
+        assert (majority is None) == (source != "mine")
+    assert stored == list(itertools.product((0, 2, 4, 6), ("mine", "sorting", "sums")))
+    assert set(logged["train/entropy_loss"]) == {1, 2, 3, 4, 5, 6}
+    assert logged["eval/eval_mean@4"] == pytest.approx(trained.means(), rel=1e-6)
+
+
+def test_the_best_model_is_that_of_the_measure_that_was_asked_for(trained):
+    means = dict(trained.query("SELECT step, accuracy FROM evaluations WHERE benchmark = 'sums' AND step > 0"))
     best_step = max(means, key=means.get)
-    mean = {step: np.mean([row[3] for row in measures if row[0] == step]) for step in (0, 2, 4, 6)}
-    assert logged["eval/eval_mean@4"] == pytest.approx(mean, rel=1e-6)
-    assert "  rollouts     768 generated, 768 trained on" in result.output
-    check_best(tmp_path / "runs/run", best_step, means[best_step], result.output)
-    check_card(tmp_path, "best", best_step)
-    check_card(tmp_path, "model", 6)
-    check_tables(lane.folder / "wandb/latest-run/files/media/table/train", tmp_path)
-    shown = re.search(r"accuracy +([\d.]+)% before, ([\d.]+)% after", result.output)
-    assert [float(percent) / 100 for percent in shown.groups()] == pytest.approx([mean[0], mean[6]], abs=0.0006)
+    check_best(trained.run, best_step, means[best_step], trained.output)
+    check_card(trained.folder, "best", best_step)
+    check_card(trained.folder, "model", 6)
+
+
+def test_the_summary_and_the_tables_show_the_accuracy_before_and_after(trained, lane):
+    check_tables(lane.folder / "wandb/latest-run/files/media/table/train", trained.folder)
+    before, after = re.search(r"accuracy +([\d.]+)% before, ([\d.]+)% after", trained.output).groups()
+    means = trained.means()
+    assert float(before) / 100 == pytest.approx(means[0], abs=0.0006)
+    assert float(after) / 100 == pytest.approx(means[6], abs=0.0006)
 
 
 def check_best(folder, step, value, output):

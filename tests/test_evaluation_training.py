@@ -119,7 +119,7 @@ def read_card(*args):
     return ModelCard(model_card(*args), ignore_metadata_errors=False)
 
 
-def test_a_card_by_hand(open_new, fill):
+def test_the_model_card_has_the_run_s_facts_by_hand(open_new, fill):
     store = open_new("sqlite")
     url = "http://me:hunter2@host/train.jsonl"
     run = fill.run(store, "mine", model="Qwen/Qwen3-0.6B", dataset=url, method="centered", config=CONFIG)

@@ -103,7 +103,7 @@ def test_grpo_dbb_trains_for_two_steps_without_a_training_framework(tmp_path):
     assert not {"ray", "openrlhf", "vllm", "deepspeed"} & set(imports)
 
 
-def test_the_pandas_example(store, fill, tmp_path, monkeypatch, capsys):
+def test_the_pandas_example_runs_on_a_run_worked_out_by_hand(store, fill, tmp_path, monkeypatch, capsys):
     pytest.importorskip("pandas", reason="the example needs pandas")
     run, ids = fill.run(store), fill.prompts(store, 2)
     fill.step(run, 1, ids, [4, 1])  # (4.5, 0.5), (1.5, 3.5)
@@ -128,7 +128,7 @@ def test_the_pandas_example(store, fill, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.e2e
-def test_the_commands_of_the_tutorial(tmp_path, monkeypatch):
+def test_the_commands_of_the_tutorial_run_in_their_order(tmp_path, monkeypatch):
     """With 4 questions of each file: one step instead of 32."""
     monkeypatch.delenv("OPENRLHF_DBB_STORE_URL", raising=False)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -19,7 +19,7 @@ from openrlhf_dbb.lab.replay import CRITERIA, Outcome, error_from_log, evaluate,
 from openrlhf_dbb.storage.read import StepLog
 
 
-def test_estimators_as_text():
+def test_an_estimator_of_the_lab_is_written_as_text_and_as_flags():
     partial = parse("dbb:discount=0.4,prior_alpha=2,partial_credit=true")
     others = " prior_alpha=2 partial_credit=True"
     assert (label(partial), family(partial)) == ("dbb 0.4" + others, "dbb" + others)
@@ -57,7 +57,7 @@ def hand_made():
     return visits(np.array([1, 1, 2]), np.array([7, 9, 9]), np.array([1.0, 3.0, 4.0]), np.array([2, 4, 4]))
 
 
-def test_rerun():
+def test_a_rerun_gives_the_means_and_group_weights_of_another_estimator():
     mean, weight = rerun(parse("dbb:discount=0.5"), hand_made())
     # Prompt 7: Beta(0.5 + 1, 0.5 + 1). Prompt 9: Beta(0.5 + 3, 0.5 + 1), then Beta(1.75 + 4, 0.75).
     np.testing.assert_allclose(mean, [0.5, 3.5 / 5, 5.75 / 6.5])
@@ -102,7 +102,7 @@ def test_the_noise_of_a_probe_is_taken_out_of_squared_errors():
     assert np.isnan(squared_errors(*np.ones((4, 1)))).all()
 
 
-def test_ranking_by_hand():
+def test_candidates_are_ranked_by_their_losses_by_hand():
     """Two prompts of two visits: a draw is (1, 1), (1, 2), (2, 1) or (2, 2)."""
     of_two = visits(np.array([1, 1, 2, 2]), np.array([0, 1, 0, 1]), np.zeros(4), np.ones(4, dtype=int))
     losses = {"dbb:discount=0.3": [0.0, 4.0, 0.0, 4.0], "dbb:discount=0.6": [3.0] * 4, "point": [5.0] * 4}
@@ -143,7 +143,7 @@ def candidates(store, capsys, *arguments):
     return answer["recommendation"], {row["estimator"]: row for row in answer["candidates"]}
 
 
-def test_command(open_new, fill, capsys):
+def test_lab_replay_prints_the_candidates_errors_and_what_to_use_next(open_new, fill, capsys):
     """16 prompts in 3 steps, N = 8, every fourth prompt probed."""
     store, rng = open_new("sqlite"), np.random.default_rng(5)
     run, ids = fill.run(store, "walk"), np.sort(fill.prompts(store, 16))
@@ -179,7 +179,7 @@ def test_the_texts_of_the_database_are_printed_escaped(open_new, fill, capsys):
     assert "\x1b" not in out and "\x07" not in out and r"run a\x1b[31m\x07: 2 visits" in out
 
 
-def test_errors_are_one_line(store, fill, capsys):
+def test_a_run_that_cannot_be_replayed_is_refused_in_one_line(store, fill, capsys):
     ids = fill.prompts(store, 2)
     fill.step(fill.run(store, "single"), 1, ids, [1, 0], rollouts=1)
     fill.step(fill.run(store, "partial"), 1, ids[:1], [1.5], usage=None)

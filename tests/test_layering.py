@@ -119,15 +119,27 @@ def test_the_table_of_parts_for_contributors_is_this_one():
         ("", ("tests", "benchmarks", "estimators", "storage")),
     ],
 )
-def test_no_file_of_a_package_imports(package, absent):
+def test_no_file_of_a_package_imports_what_the_package_does_not_know(package, absent):
+    imports = imports_of(package)
+    assert imports
+    assert [(module, name) for module, name in imports if name.split(".")[0] in absent] == []
+
+
+@pytest.mark.parametrize("package", ["estimators", "storage"])
+def test_estimators_and_storage_import_nothing_else_of_ours(package):
+    own = f"openrlhf_dbb.{package}."
+    ours = {name for _, name in imports_of(package) if name.startswith("openrlhf_dbb")}
+    assert [name for name in ours if not f"{name}.".startswith(own)] == []
+
+
+def imports_of(package):
+    """Pairs of a module of the package and a name that it imports."""
     own = f"openrlhf_dbb.{package}".rstrip(".")
-    inside = [module for module in IMPORTS if f"{module}.".startswith(f"{own}.")]
-    found = {(module, name) for module in inside for name in IMPORTS[module]}
-    assert found
-    assert [(module, name) for module, name in found if name.split(".")[0] in absent] == []
-    if package in ("estimators", "storage"):  # these know nothing of the rest
-        ours = {name for _, name in found if name.startswith("openrlhf_dbb")}
-        assert [name for name in ours if not f"{name}.".startswith(f"{own}.")] == []
+    pairs = set()
+    for module, names in IMPORTS.items():
+        if f"{module}.".startswith(f"{own}."):
+            pairs.update((module, name) for name in names)
+    return pairs
 
 
 BUILD = "from openrlhf_dbb.cli.main import build; build"

@@ -80,7 +80,7 @@ def test_the_wheel_has_no_other_top_level_name_and_the_sdist_what_sets_up_the_tr
         ("verl.lock", ["verl"]),
     ],
 )
-def test_lock_answers_its_extras(metadata, lock, extras, python):
+def test_each_lock_pins_every_package_that_its_extras_ask_for(metadata, lock, extras, python):
     def asked(lines, extra=""):
         environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": extra}
         return [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(environment)]

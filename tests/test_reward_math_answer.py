@@ -386,7 +386,7 @@ def test_a_thought_that_the_prompt_opens_is_unfinished_until_it_is_closed(module
 
 
 @pytest.mark.parametrize(("question", "label", "response", "right"), TABLE)
-def test_verdict_is_a_persons(reward, question, label, response, right):
+def test_the_verdict_is_that_of_a_person(reward, question, label, response, right):
     assert reward(response, label, question) == float(right)
 
 

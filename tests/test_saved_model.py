@@ -2,7 +2,6 @@
 
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -46,13 +45,10 @@ def save(tmp_path, monkeypatch):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
 
     def call(model, original, folder, tokenizer, *, save_adapter=False):
-        strategy = Backend.__new__(Backend)
-        strategy.stage, strategy.ds_tensor_parallel_size = 2, 1
-        strategy.args = SimpleNamespace(
-            actor=SimpleNamespace(model_name_or_path=str(original)),
-            ds=SimpleNamespace(zero_stage=2, tensor_parallel_size=1),
-            ckpt=SimpleNamespace(save_adapter=save_adapter),
-        )
+        flags = ["--preset", "tiny", "--actor.model_name_or_path", str(original)]
+        if save_adapter:
+            flags.append("--ckpt.save_adapter")
+        strategy = Backend(zero_stage=2, args=arguments.parse(flags).openrlhf_args())
         strategy.save_model(model, tokenizer, folder)
 
     yield call
@@ -87,38 +83,59 @@ def test_a_model_trained_in_float32_is_saved_as_it_came(tmp_path, save, dtype, t
     assert torch.equal(loaded.lm_head.weight, expected if tied else trained.lm_head.weight.to(loaded.dtype))
 
 
-def test_a_model_with_adapters_is_saved_merged_as_a_plain_model_or_as_its_adapters(tmp_path, save):
+@pytest.fixture
+def adapted(tmp_path):
+    """A model with adapters that change its weights; the base is in the folder ``base``."""
     tiny.build_model(0).save_pretrained(tmp_path / "base")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     policy = get_peft_model(base, LoraConfig(r=2, lora_alpha=6, target_modules="all-linear"))
     for name, weight in policy.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.2)
-    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
-    save(policy, tmp_path / "base", tmp_path / "saved", Tokenizer())
-    files = [safetensors.torch.load_file(tmp_path / each / "model.safetensors") for each in ("base", "saved")]
-    assert files[0].keys() == files[1].keys()
-    value = "model.layers.1.self_attn.v_proj"
-    layer = policy.get_submodule(f"base_model.model.{value}")
+    return policy
+
+
+def weights_of(folder, file="model.safetensors"):
+    return safetensors.torch.load_file(Path(folder) / file)
+
+
+def test_a_model_with_adapters_is_saved_merged_as_a_plain_model(tmp_path, save, adapted):
+    before = {name: weight.clone() for name, weight in adapted.state_dict().items()}
+    save(adapted, tmp_path / "base", tmp_path / "saved", Tokenizer())
+    base = weights_of(tmp_path / "base")
+    saved = weights_of(tmp_path / "saved")
+    assert base.keys() == saved.keys()
+    name = "model.layers.1.self_attn.v_proj"
+    layer = adapted.get_submodule(f"base_model.model.{name}")
     low_rank = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    torch.testing.assert_close(files[1][f"{value}.weight"], files[0][f"{value}.weight"] + 6 / 2 * low_rank)
+    torch.testing.assert_close(saved[f"{name}.weight"], base[f"{name}.weight"] + 6 / 2 * low_rank)
     tokens = torch.arange(8)[None]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")(tokens).logits
-    torch.testing.assert_close(merged, policy(tokens).logits, rtol=1e-4, atol=1e-4)
-    assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
+    torch.testing.assert_close(merged, adapted(tokens).logits, rtol=1e-4, atol=1e-4)
+    for name, weight in adapted.state_dict().items():  # the training goes on with the adapters
+        assert torch.equal(weight, before[name])
 
+
+def test_adapters_are_saved_alone_on_request_and_merged_for_an_evaluation(tmp_path, save, adapted):
+    save(adapted, tmp_path / "base", tmp_path / "saved", Tokenizer())
     tokenizer = AutoTokenizer.from_pretrained(tiny.default_folder() / "model")
-    save(policy, tmp_path / "base", tmp_path / "adapter", tokenizer, save_adapter=True)
-    adapter = safetensors.torch.load_file(tmp_path / "adapter/adapter_model.safetensors")
-    assert {name: weight.tolist() for name, weight in adapter.items()} == {
-        name.replace(".default", ""): weight.tolist() for name, weight in before.items() if ".lora_" in name
-    }
+    save(adapted, tmp_path / "base", tmp_path / "adapter", tokenizer, save_adapter=True)
+    adapters = {}
+    for name, weight in adapted.state_dict().items():
+        if ".lora_" in name:
+            adapters[name.replace(".default", "")] = weight
+    saved = weights_of(tmp_path / "adapter", "adapter_model.safetensors")
+    assert saved.keys() == adapters.keys()
+    for name, weight in saved.items():
+        assert torch.equal(weight, adapters[name])
     with evaluated_model.merged(str(tmp_path / "adapter"), tmp_path) as folder:
-        served = safetensors.torch.load_file(Path(folder) / "model.safetensors")
+        served = weights_of(folder)
         assert {"config.json", "tokenizer.json"} <= {path.name for path in Path(folder).iterdir()}
-    assert not Path(folder).exists() and served.keys() == files[1].keys()
+    assert not Path(folder).exists()
+    plain = weights_of(tmp_path / "saved")
+    assert served.keys() == plain.keys()
     for name, weight in served.items():
-        torch.testing.assert_close(weight, files[1][name])
+        torch.testing.assert_close(weight, plain[name])
     with evaluated_model.merged(str(tmp_path / "saved"), tmp_path) as folder:
         assert folder == str(tmp_path / "saved")
 
@@ -135,5 +152,6 @@ def test_a_reward_model_is_prepared_with_the_mean_and_deviation_of_its_configura
     )
     reward.mean.fill_(float("nan"))  # what a model holds that was made without memory
     monkeypatch.setattr(DeepspeedStrategy, "prepare", lambda self, *models: models)
-    [prepared] = object.__new__(Backend).prepare(reward)
+    backend = Backend(zero_stage=2, args=arguments.parse(["--preset", "tiny"]).openrlhf_args())
+    [prepared] = backend.prepare(reward)
     assert (prepared.mean.item(), prepared.std.item()) == expected

@@ -187,35 +187,64 @@ def train_on_everything(run, ids, fill):
         yield step
 
 
-def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(store, run, ids, fill):
-    def progressed():
-        return {table: rows for table, rows in fill.dump(store).items() if table != "dbb_event"}
+def without_events(store, fill):
+    """All rows of all tables but those of the log of events."""
+    tables = fill.dump(store)
+    del tables["dbb_event"]
+    return tables
 
+
+@pytest.fixture
+def states(store, run, ids, fill):
+    """The tables before and after each of four steps with all that a step may have, beside another run."""
     other = fill.run(store, "other")
     fill.step(other, 1, ids, [1, 2, 3], kept=fill.rollouts(ids, [1, 2, 3]), probes=fill.probes(ids[:1], [8], [1]))
     store.record_evaluation("of no step", [fill.evaluation(ids, [1, 2, 3])], model="tiny", config={}, run=run.record)
-    states = [progressed(), *(progressed() for _ in train_on_everything(run, ids, fill))]
+    tables = [without_events(store, fill)]
+    for _ in train_on_everything(run, ids, fill):
+        tables.append(without_events(store, fill))
+    return tables
+
+
+def test_roll_back_restores_each_step_exactly_with_all_that_belongs_to_it(store, run, ids, fill, states):
     assert run.roll_back(2) == 5  # 2 rows of step 3, 3 of step 4
-    assert progressed() == states[2] and run.record.last_step == 2
-    (event,) = store.query("SELECT kind, from_step, to_step, detail FROM dbb_event")
-    assert event[:3] == ("roll_back", 4, 2) and json.loads(event.detail)["dbb_rollout"] == 10
+    assert without_events(store, fill) == states[2]
+    assert run.record.last_step == 2
     assert store.checkpoints(run.record) == [(1, "step1"), (2, "step2")]
     assert run.roll_back(2) == 0
     assert run.roll_back(1) == 2
-    assert progressed() == states[1]
+    assert without_events(store, fill) == states[1]
     np.testing.assert_array_equal(run.load(ids).state, [[4.5, 0.5], [1.5, 3.5], [NAN, NAN]])
     assert run.load_shared()["clock"].tolist() == [1.0]
-    for beyond in (3, -1):
-        with pytest.raises(StoreError, match=rf"is at step 1 and cannot go back to step {beyond};"):
-            run.roll_back(beyond)
-    with pytest.raises(StoreError, match="run 'run' is at step 1 and cannot record checkpoint 'last' of step 2"):
-        run.record_checkpoint(2, "last")
     assert run.roll_back(0) == 2
-    assert progressed() == states[0] and run.load_shared() == {} and check(store) == []
-    for _ in train_on_everything(run, ids, fill):  # and the steps can be taken again
+    assert without_events(store, fill) == states[0]
+    assert run.load_shared() == {}
+    assert check(store) == []
+
+
+def test_a_roll_back_is_an_event_with_what_it_deleted(store, run, states):
+    run.roll_back(2)
+    [event] = store.query("SELECT kind, from_step, to_step, detail FROM dbb_event")
+    assert event[:3] == ("roll_back", 4, 2)
+    assert json.loads(event.detail)["dbb_rollout"] == 10
+
+
+def test_a_run_is_not_rolled_back_to_a_step_that_it_does_not_have(run, states):
+    run.roll_back(1)
+    for step in (3, -1):
+        with pytest.raises(StoreError, match=rf"is at step 1 .* step {step}\b"):
+            run.roll_back(step)
+    with pytest.raises(StoreError, match=r"run 'run' is at step 1 .*checkpoint 'last' of step 2"):
+        run.record_checkpoint(2, "last")
+
+
+def test_steps_that_were_rolled_back_can_be_taken_again(store, run, ids, fill, states):
+    run.roll_back(0)
+    for _ in train_on_everything(run, ids, fill):
         pass
+    again = without_events(store, fill)
     for table in ("dbb_posterior", "dbb_history", "dbb_probe", "dbb_rollout"):
-        assert progressed()[table] == states[4][table]
+        assert again[table] == states[4][table]
     assert check(store) == []
 
 

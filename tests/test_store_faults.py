@@ -36,7 +36,7 @@ def test_a_reader_sees_no_half_step(store, fill):
         assert seen[-1] == ([(6.25, 2)], 2)
 
 
-def test_postgresql_stopped_and_started_in_mid_training(own_postgres, fill, caplog):
+def test_a_training_goes_on_after_postgresql_was_stopped_and_started(own_postgres, fill, caplog):
     with open_store(own_postgres.get_uri()) as store:
         run, ids = fill.run(store), fill.prompts(store, 20)
         fill.train(run, ids, [1, 2])
@@ -71,7 +71,7 @@ def test_a_server_that_stays_away_ends_in_one_line_and_resumes_exactly(own_postg
         fill.check_trained(store, run, ids, 5)
 
 
-def test_the_connection_killed_before_each_statement_of_a_step(open_new, fill):
+def test_a_step_is_stored_once_though_the_connection_is_killed_before_any_of_its_statements(open_new, fill):
     import psycopg
 
     store = open_new("postgresql")
@@ -237,7 +237,7 @@ def test_other_writers_of_a_sqlite_file_are_no_damage(tmp_path, fill):
             fill.check_trained(store, run, ids, 59)
 
 
-def test_a_sqlite_file_locked_for_a_while_by_another_writer(open_new, fill, caplog, monkeypatch):
+def test_a_training_waits_for_another_writer_of_its_sqlite_file(open_new, fill, caplog, monkeypatch):
     monkeypatch.setattr("openrlhf_dbb.storage.engine.BUSY_TIMEOUT_S", 0.05)
     store = open_new("sqlite")
     run, ids = fill.run(store), fill.prompts(store, 3)

@@ -112,7 +112,7 @@ def test_a_network_file_system_is_refused_unless_allowed(tmp_path, monkeypatch):
     open_store(url).close()
 
 
-def test_no_driver_for_postgresql(monkeypatch):
+def test_a_missing_driver_for_postgresql_is_named_with_its_installation(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(StoreError) as refusal:
         open_store("postgresql://u:hidden@h/db")

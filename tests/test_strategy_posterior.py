@@ -40,7 +40,9 @@ def drawn_by(strategy, expected, facts=FACTS, batches=1):
         ([0, 5, 5, 5], 2, 0.2, [0.1, 19 / 30, 19 / 30, 19 / 30]),
     ],
 )
-def test_inclusion_probabilities(value, batch, floor, expected):
+def test_inclusion_probabilities_are_in_proportion_to_the_values_above_the_floor_and_sum_to_the_batch(
+    value, batch, floor, expected
+):
     found = inclusion(np.array(value, dtype=float), batch, floor)
     np.testing.assert_allclose(found, expected, atol=1e-9)
     assert found.sum() == pytest.approx(batch)
@@ -190,6 +192,6 @@ def test_posteriors_weigh_advantages_and_store_the_probabilities(form, expected,
     assert stored == {posteriors.prompt_ids["a", "1"]: 0.25, posteriors.prompt_ids["b", "2"]: 1.0}
 
 
-def test_more_prompts_a_batch_than_there_are():
+def test_a_batch_of_more_prompts_than_there_are_is_refused():
     with pytest.raises(RunError, match="batch of 2 prompts, but only 1 prompts differ; lower"):
         drawn_by(PosteriorSampling(), predictive((1, 1)))

@@ -244,30 +244,43 @@ def test_remember_changes_the_store_alone(model, tmp_path):
     assert warm.posteriors.warm_start.matched > 4
 
 
-def test_what_was_written_and_logged_is_stored_with_each_step(model, tmp_path):
-    reward = Reward()
+@pytest.fixture
+def logging(model, tmp_path):
+    """Four optimizer steps on two generation batches of 16, with tables of completions; ten rollouts are kept."""
     made = trainer(
-        model, tmp_path, reward, max_steps=4, per_device_train_batch_size=2 * ROLLOUTS, steps_per_generation=2,
+        model, tmp_path, Reward(), max_steps=4, per_device_train_batch_size=2 * ROLLOUTS, steps_per_generation=2,
         logging_strategy="steps", logging_steps=1, log_completions=True, ours={"keep_rollouts": 10},
     )  # fmt: skip
     made.train()
+    return made
+
+
+def test_what_was_written_is_stored_with_each_step(logging, tmp_path):
+    [reward] = logging.reward_funcs
     kept = rows(tmp_path, "SELECT step, text, score, truncated, length FROM rollouts ORDER BY step, prompt_id, sample")
-    assert [step for step, *_ in kept] == [1] * 10 + [2] * 10  # two generation batches of 16
+    assert [step for step, *_ in kept] == [1] * 10 + [2] * 10
     for _, text, score, truncated, length in kept:
         assert score == reward.of(text)
-        assert truncated in (0, 1) and (not truncated or length == 6)
-    tables = [pandas.read_parquet(tmp_path / f"out/completions/completions_{step:05d}.parquet") for step in (2, 4)]
-    means = [dict(zip(table["prompt"], table["posterior_mean"], strict=True)) for table in tables]
-    query = "SELECT step, prompt, mean FROM posterior_history JOIN prompts USING (prompt_id)"
-    stored = rows(tmp_path, query)
-    assert means == [{prompt: mean for at, prompt, mean in stored if at == step} for step in (1, 2)]
-    logged = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
-    history = [entry for entry in made.state.log_history if "loss" in entry]
+        assert truncated == 0 or (truncated == 1 and length == 6)
+
+
+def test_trl_s_tables_of_completions_have_the_posterior_s_mean(logging, tmp_path):
+    query = "SELECT prompt, mean FROM posterior_history JOIN prompts USING (prompt_id) WHERE step = {}"
+    for step, table in ((1, "completions_00002"), (2, "completions_00004")):
+        completions = pandas.read_parquet(tmp_path / f"out/completions/{table}.parquet")
+        means = dict(zip(completions["prompt"], completions["posterior_mean"], strict=True))
+        assert means == dict(rows(tmp_path, query.format(step)))
+
+
+def test_what_trl_logged_is_stored_with_each_step(logging, tmp_path):
+    stored = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
+    history = [entry for entry in logging.state.log_history if "loss" in entry]
     assert history[0].keys() >= {"estimator/mean", "estimator/zero_variance", "estimator/rescued", "estimator/missing"}
     # Of the two optimizer steps on a batch, the second one's; the summary at the end is beside it.
-    assert [found["loss"] for found in logged] == pytest.approx([history[1]["loss"], history[3]["loss"]], abs=1e-6)
-    assert {found["plan/steps"] for found in logged} == {2}
-    assert logged[1]["train_runtime"] > 0
+    losses = [metrics["loss"] for metrics in stored]
+    assert losses == pytest.approx([history[1]["loss"], history[3]["loss"]], abs=1e-6)
+    assert [metrics["plan/steps"] for metrics in stored] == [2, 2]
+    assert stored[1]["train_runtime"] > 0
 
 
 def test_an_evaluation_changes_no_posterior_and_is_stored(model, tmp_path):

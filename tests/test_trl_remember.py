@@ -137,7 +137,7 @@ def runs(folder):
     return rows(folder, "SELECT name, status, last_step FROM dbb_run ORDER BY run_id")
 
 
-def test_it_changes_no_number_and_no_random_state(model, tmp_path, alone, warnings):
+def test_remember_changes_no_number_and_no_random_state(model, tmp_path, alone, warnings):
     made = remembered(trainer(model, tmp_path), tmp_path)
     made.train()
     assert_same(numbers(made), alone())

@@ -3,7 +3,7 @@
 # ruff: noqa: E402
 import json
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pandas
@@ -115,39 +115,59 @@ def texts(made, output):
     return found
 
 
-@pytest.mark.parametrize("strategy", JUDGING)
-def test_only_groups_of_mixed_rewards_are_trained_on_and_all_are_observed(model, tmp_path, strategy):
-    made = trainer(model, tmp_path, strategy)
+@pytest.fixture(scope="module", params=JUDGING)
+def judged(request, model, tmp_path_factory):
+    """A training of three steps with a strategy that needs scores, and its folder."""
+    folder = tmp_path_factory.mktemp("judged")
+    made = trainer(model, folder, request.param)
     made.train()
     assert len(made.batches) == 3
-    history = rows(
-        tmp_path, "SELECT step, prompt, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)"
+    return made, folder
+
+
+def steps_of(made):
+    """Of each step the triples of prompt, completion and reward, and the batch."""
+    for calls, (_, output) in zip(generated(made), made.batches, strict=True):
+        yield [triple for call in calls for triple in call], output
+
+
+def test_all_groups_that_were_generated_are_observed(judged):
+    made, folder = judged
+    observed = rows(
+        folder, "SELECT step, prompt, rollouts, successes FROM posterior_history JOIN prompts USING (prompt_id)"
     )
-    usage = rows(tmp_path, "SELECT step, generated, trained FROM steps ORDER BY step")
-    for step, (calls, (_, output)) in enumerate(zip(generated(made), made.batches, strict=True), start=1):
-        triples = [triple for call in calls for triple in call]
-        of_prompt = Counter(prompt for prompt, *_ in triples)
-        right = Counter()
+    usage = rows(folder, "SELECT step, generated, trained FROM steps ORDER BY step")
+    for step, (triples, _) in enumerate(steps_of(made), start=1):
+        rewards = defaultdict(list)
         for prompt, _, reward in triples:
-            right[prompt] += int(reward)
-        observed = {prompt: (rollouts, successes) for at, prompt, rollouts, successes in history if at == step}
-        assert observed == {prompt: (count, right[prompt]) for prompt, count in of_prompt.items()}
+            rewards[prompt].append(reward)
+        expected = {(step, prompt, len(given), sum(given)) for prompt, given in rewards.items()}
+        assert {row for row in observed if row[0] == step} == expected
         assert usage[step - 1] == (step, len(triples), GROUPS * ROLLOUTS)
-        # The batch: two groups, whose rows are what the reward function has seen.
+
+
+def test_only_groups_of_mixed_rewards_are_trained_on(judged):
+    made, _ = judged
+    for triples, output in steps_of(made):
         reward_of = {(prompt, completion): reward for prompt, completion, reward in triples}
-        in_batch = texts(made, output)
-        rewards = np.array([reward_of[pair] for pair in in_batch]).reshape(GROUPS, ROLLOUTS)
-        for group in range(GROUPS):
-            assert len({prompt for prompt, _ in in_batch[group * ROLLOUTS : (group + 1) * ROLLOUTS]}) == 1
+        pairs = texts(made, output)
+        rewards = np.array([reward_of[pair] for pair in pairs]).reshape(GROUPS, ROLLOUTS)
         assert (rewards.min(axis=1) < rewards.max(axis=1)).all()
-        # All rollouts of a prompt in a step are one group, also those of a group that was filtered.
-        expected = []
-        for prompt, completion in in_batch:
-            of_group = [reward for other, _, reward in triples if other == prompt]
-            expected.append((reward_of[prompt, completion] - np.mean(of_group)) / np.std(of_group, ddof=1))
-        np.testing.assert_allclose(output["advantages"].numpy(), expected, rtol=1e-5)
+        prompts = np.array([prompt for prompt, _ in pairs]).reshape(GROUPS, ROLLOUTS)
+        assert (prompts == prompts[:, :1]).all()
         assert output["num_items_in_batch"] == output["completion_mask"].sum()
-        assert torch.isfinite(made.own_log_probs[step - 1]).all()
+    assert all(torch.isfinite(values).all() for values in made.own_log_probs)
+
+
+def test_all_rollouts_of_a_prompt_in_a_step_are_one_group_also_those_that_were_filtered(judged):
+    made, _ = judged
+    for triples, output in steps_of(made):
+        reward_of = {(prompt, completion): reward for prompt, completion, reward in triples}
+        expected = []
+        for prompt, completion in texts(made, output):
+            group = [reward for other, _, reward in triples if other == prompt]
+            expected.append((reward_of[prompt, completion] - np.mean(group)) / np.std(group, ddof=1))
+        np.testing.assert_allclose(output["advantages"].numpy(), expected, rtol=1e-5)
 
 
 def test_two_stages_generate_two_of_each_prompt_and_the_other_two_where_they_differ(model, tmp_path):
@@ -353,40 +373,55 @@ def replaying(model, folder, strategy="plain", samples=2, cache=4, **changed):
     return trainer(model, folder, strategy, kinds=KINDS[:4], ours=ours, **changed)
 
 
-def test_replayed_rows_are_the_best_of_a_prompts_last_rollouts_with_their_own_log_probs(model, tmp_path):
-    made = replaying(model, tmp_path, max_steps=4, logging_strategy="steps", logging_steps=1)
+@pytest.fixture(scope="module")
+def replayed(model, tmp_path_factory):
+    """A training of four steps with replay, and its folder."""
+    folder = tmp_path_factory.mktemp("replayed")
+    made = replaying(model, folder, max_steps=4, logging_strategy="steps", logging_steps=1)
     made.train()
-    before = {}  # by prompt its last rollouts: text, reward, old log-probs
-    for calls, (_, output) in zip(generated(made), made.batches, strict=True):
+    return made, folder
+
+
+OWN = GROUPS * ROLLOUTS  # rows of a batch that are not replayed
+
+
+def test_a_prompt_s_rows_are_replayed_from_its_second_visit_on(replayed):
+    made, folder = replayed
+    assert [len(output["advantages"]) for _, output in made.batches] == [8, 8, 12, 12]
+    stored = [json.loads(metrics) for (metrics,) in rows(folder, "SELECT metrics FROM steps ORDER BY step")]
+    assert [metrics["replay/cached"] for metrics in stored] == [8, 16, 16, 16]
+    assert rows(folder, "SELECT sum(rollouts) FROM posterior_history") == [(4 * OWN,)]
+    for _, output in made.batches:
+        assert output["num_items_in_batch"] == output["completion_mask"].sum()
+
+
+def best_two(rollouts):
+    """The two rollouts of the highest rewards, the older of equal ones, oldest first."""
+    places = np.argsort([-reward for _, _, reward, _ in rollouts], kind="stable")[:2]
+    return [rollouts[place] for place in sorted(places)]
+
+
+def test_replayed_rows_are_the_best_of_a_prompts_last_rollouts_with_their_own_log_probs(replayed):
+    made, _ = replayed
+    last = {}  # by prompt its last rollouts: prompt, text, reward, old log-probs
+    for [call], (_, output) in zip(generated(made), made.batches, strict=True):
         pairs = texts(made, output)
-        own = GROUPS * ROLLOUTS
-        prompts = list(dict.fromkeys(prompt for prompt, _ in pairs[:own]))
         expected = []
-        for prompt in prompts:
-            kept = before.get(prompt, [])
-            places = sorted(np.argsort([-reward for _, reward, _ in kept], kind="stable")[:2])
-            expected += [(prompt, *kept[place]) for place in places]
-        assert len(pairs) == own + len(expected)
+        for prompt in dict.fromkeys(prompt for prompt, _ in pairs[:OWN]):
+            expected += best_two(last.get(prompt, []))
+            last[prompt] = []
         mask = output["completion_mask"].bool()
         log_probs = [values[of_row] for values, of_row in zip(output["old_per_token_logps"], mask, strict=True)]
-        for place, (prompt, text, _, theirs) in enumerate(expected, start=own):
-            assert pairs[place] == (prompt, text)
-            torch.testing.assert_close(log_probs[place], theirs, rtol=0, atol=0)
-        advantages = output["advantages"].tolist()
-        for start in range(own, len(pairs), 2):  # two rollouts a prompt: both the same, or one right
-            rewards = [reward for _, _, reward, _ in expected[start - own : start - own + 2]]
-            half = 0.5**0.5 * (rewards[0] - rewards[1])
-            assert advantages[start : start + 2] == pytest.approx([half, -half], abs=1e-5)
-        assert output["num_items_in_batch"] == output["completion_mask"].sum()
-        [call] = calls
-        for prompt in prompts:
-            before[prompt] = []
-        for (prompt, text, reward), values in zip(call, log_probs[:own], strict=True):
-            before[prompt].append((text, reward, values))
-    assert [len(output["advantages"]) for _, output in made.batches] == [8, 8, 12, 12]
-    stored = [json.loads(metrics) for (metrics,) in rows(tmp_path, "SELECT metrics FROM steps ORDER BY step")]
-    assert [found["replay/cached"] for found in stored] == [8, 16, 16, 16]
-    assert rows(tmp_path, "SELECT sum(rollouts) FROM posterior_history") == [(4 * GROUPS * ROLLOUTS,)]
+        assert pairs[OWN:] == [(prompt, text) for prompt, text, _, _ in expected]
+        for values, (*_, theirs) in zip(log_probs[OWN:], expected, strict=True):
+            torch.testing.assert_close(values, theirs, rtol=0, atol=0)
+        rewards = [reward for _, _, reward, _ in expected]
+        advantages = output["advantages"][OWN:].tolist()
+        for place in range(0, len(rewards), 2):  # two rollouts a prompt: both the same, or one right
+            half = 0.5**0.5 * (rewards[place] - rewards[place + 1])
+            assert advantages[place : place + 2] == pytest.approx([half, -half], abs=1e-5)
+        for rollout, values in zip(call, log_probs[:OWN], strict=True):
+            last[rollout[0]].append((*rollout, values))
 
 
 def test_rows_fill_the_chunks_that_trl_trains_on(model, tmp_path):

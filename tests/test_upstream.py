@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import pickle
+import re
 import runpy
 import subprocess
 import sys
@@ -37,11 +38,16 @@ TABLE = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts/openrlhf_changes.py
 
 def imported(tree):
     """What each name means that a file imports from OpenRLHF, without the first part."""
-    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-    named = {(a.asname or a.name): f"{node.module}.{a.name}" for node in froms for a in node.names}
-    plain = [a for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names if a.asname]
-    named |= {a.asname: a.name for a in plain}
-    return {name: path.removeprefix("openrlhf.") for name, path in named.items() if path.startswith("openrlhf.")}
+    paths = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                paths[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.asname:
+                    paths[alias.asname] = alias.name
+    return {name: path.removeprefix("openrlhf.") for name, path in paths.items() if path.startswith("openrlhf.")}
 
 
 def test_the_sources_that_the_table_relies_on_are_those_that_it_was_checked_with():
@@ -50,32 +56,66 @@ def test_the_sources_that_the_table_relies_on_are_those_that_it_was_checked_with
     assert TABLE.digest("utils.config:no_such_name") == "gone"
 
 
-def test_the_table_has_all_that_is_replaced_subclassed_or_read_privately():
-    rows = TABLE.table()
-    replaced = {row.name.replace(":", ".") for row in rows if row.how == "replaced"}
-    subclassed = {row.name.rpartition(":")[2] for row in rows if row.how == "subclassed"}
-    read = {row.name.rpartition(".")[2] for row in rows if row.how == "read"}
-    theirs = [node for path in THEIRS.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
-    private = {n.name for n in theirs if isinstance(n, ast.FunctionDef) and n.name.startswith("_") and n.name[1] != "_"}
-    found = set()
+def of_table(how, separator):
+    """The last parts of the names that the table has under this word."""
+    return {row.name.rpartition(separator)[2] for row in TABLE.table() if row.how == how}
+
+
+def nodes(kind):
+    """Each node of this kind in our files: its path and tree, and the node."""
     for path, tree in TREES.items():
-        names = imported(tree)
-        own = {getattr(node, "name", None) for node in ast.walk(tree)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                plain = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
-                bases = {name.id for base in plain for name in ast.walk(base) if isinstance(name, ast.Name)}
-                assert {names[base].rpartition(".")[2] for base in bases & names.keys()} <= subclassed, path
-                found |= bases & names.keys()
-            elif isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "replace" and len(node.args) == 3:
-                module, name = node.args[:2]
-                if isinstance(module, ast.Name) and module.id in names:
-                    assert f"{names[module.id]}.{name.value}" in replaced, path
-                    found.add(name.value)
-            elif isinstance(node, ast.Attribute) and node.attr in private - own:
-                assert node.attr in read, (path, node.attr)
-                found.add(node.attr)
-    assert {"PPOTrainer", "DeepspeedStrategy", "ActorPPOTrainer", "blending_datasets", "_unwrap_model"} <= found
+            if isinstance(node, kind):
+                yield path, tree, node
+
+
+def test_the_table_has_every_class_of_openrlhf_that_is_subclassed():
+    listed = of_table("subclassed", ":")
+    subclassed = set()
+    for path, tree, node in nodes(ast.ClassDef):
+        theirs = imported(tree)
+        for base in node.bases:
+            inside = base.value if isinstance(base, ast.Subscript) else base
+            names = {part.id for part in ast.walk(inside) if isinstance(part, ast.Name)}
+            for name in names & theirs.keys():
+                assert theirs[name].rpartition(".")[2] in listed, path
+                subclassed.add(name)
+    assert {"PPOTrainer", "DeepspeedStrategy", "ActorPPOTrainer"} <= subclassed
+
+
+def test_the_table_has_every_name_of_openrlhf_that_is_replaced():
+    listed = {row.name.replace(":", ".") for row in TABLE.table() if row.how == "replaced"}
+    replaced = set()
+    for path, tree, node in nodes(ast.Call):
+        if getattr(node.func, "attr", None) != "replace" or len(node.args) != 3:
+            continue
+        theirs = imported(tree)
+        module, name = node.args[:2]
+        if isinstance(module, ast.Name) and module.id in theirs:
+            assert f"{theirs[module.id]}.{name.value}" in listed, path
+            replaced.add(name.value)
+    assert "blending_datasets" in replaced
+
+
+def private_functions_of_openrlhf():
+    names = set()
+    for path in THEIRS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and re.match("_[^_]", node.name):
+                names.add(node.name)
+    return names
+
+
+def test_the_table_has_every_private_function_of_openrlhf_that_is_read():
+    listed = of_table("read", ".")
+    private = private_functions_of_openrlhf()
+    own = {path: {getattr(node, "name", None) for node in ast.walk(tree)} for path, tree in TREES.items()}
+    read = set()
+    for path, _, node in nodes(ast.Attribute):
+        if node.attr in private - own[path]:
+            assert node.attr in listed, (path, node.attr)
+            read.add(node.attr)
+    assert "_unwrap_model" in read
 
 
 def test_a_resume_logs_no_step_twice_to_tensorboard(tmp_path):

@@ -322,7 +322,7 @@ def test_kl_in_reward_is_optimized_and_the_posterior_sees_the_verifier(queue, tm
     assert query(tmp_path, "SELECT rollouts, successes, alpha, beta FROM posterior_history") == [(2, 2.0, 2.5, 0.5)]
 
 
-def test_missing_and_masked_rollouts(queue, tmp_path):
+def test_missing_and_masked_rollouts_get_no_advantage_and_are_not_successes(queue, tmp_path):
     """The second rollout's reward is missing; the fourth has no token that is trained on."""
     metrics = {}
     batch = batch_of([(TEXTS[0], LABELS[0], [1.0, float("nan"), 0.0, 0.5])], masked=[3])
@@ -355,7 +355,7 @@ def test_what_the_verifier_read_is_stored(queue, tmp_path):
     assert metrics["rollout/unreadable"] == pytest.approx(1 / 3)
 
 
-def test_what_our_verifiers_return_to_verl():
+def test_our_verifiers_return_to_verl_a_score_and_what_they_read_and_nan_if_missing():
     assert for_verl.math_answer("x", "7", "7", {"question": "3+4="}) == {"score": 1.0, "acc": 1.0, "read": "7"}
     unread = lambda *_: {"rewards": [None], "scores": [None], "read": [None]}  # noqa: E731
     found = for_verl._scored(unread, "7", "7", None)

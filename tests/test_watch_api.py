@@ -88,7 +88,7 @@ def test_one_rollout_a_prompt_and_steps_whose_usage_is_not_known(store, fill):
     assert found["totals"]["single"] and curves["zero_variance"] == curves["given_advantage"] == [None, None]
 
 
-def test_held_out_accuracy(store, fill):
+def test_the_series_and_the_list_have_held_out_accuracy_once_it_is_measured(store, fill):
     run, ids = fill.run(store), np.sort(fill.prompts(store, 3))
     fill.train(run, ids, range(1, 4))
     asked = asking(store, run.record)
@@ -103,7 +103,7 @@ def test_held_out_accuracy(store, fill):
     assert asked("series")["held_out"]["accuracy"][-1] == 0.666667
 
 
-def test_the_list_of_runs(store, fill):
+def test_the_list_of_runs_has_each_run_s_state_progress_and_reward_of_the_last_steps(store, fill):
     old, ids = fill.run(store, "old"), fill.prompts(store, 1)
     old.finish()
     new = fill.run(store, "new", model="http://ann:geheim@host/model")
@@ -132,28 +132,45 @@ def cells(picture):
     return np.frombuffer(found, np.uint8).reshape(len(picture["id"]), -1).tolist()
 
 
-def test_states_and_a_picture_of_them(monkeypatch):
-    visits = summed(np.array([7, 8, 9]), np.zeros(3), ROW_VALUES, unit=True)
-    assert visits.prompt_id.tolist() == [7, 8, 9] and visits.visits.tolist() == [2, 3, 3]
-    assert visits.state.tolist() == [MASTERED, LEARNING, LEARNING] and visits.last == 3
-    assert visits.mean.tolist() == [0.95, 0.1, 0.41] and visits.first.tolist() == [0.9, 0.1, 0.7]
-    found = picture(visits, ROW_VALUES)
-    assert found["id"].tolist() == [7, 9, 8] and found["state"].tolist() == [MASTERED, LEARNING, LEARNING]
+@pytest.fixture
+def visits():
+    return summed(np.array([7, 8, 9]), np.zeros(3), ROW_VALUES, unit=True)
+
+
+def test_a_prompt_s_visits_are_summed_up_in_its_state(visits):
+    assert visits.prompt_id.tolist() == [7, 8, 9]
+    assert visits.visits.tolist() == [2, 3, 3]
+    assert visits.state.tolist() == [MASTERED, LEARNING, LEARNING]
+    assert visits.last == 3
+    assert visits.first.tolist() == [0.9, 0.1, 0.7]
+    assert visits.mean.tolist() == [0.95, 0.1, 0.41]
+
+
+def test_the_picture_has_a_row_a_prompt_and_a_column_a_step(visits):
+    shown = picture(visits, ROW_VALUES)
+    assert shown["id"].tolist() == [7, 9, 8]
+    assert shown["state"].tolist() == [MASTERED, LEARNING, LEARNING]
     # 1 + 126 times the mean, rounded; 128 more where the prompt was drawn
-    assert cells(found) == [[242, 249, 121], [217, 178, 181], [142, 135, 142]]
-    assert np.array(found["states"]).tolist() == [[1, 1, 0, 1], [1, 0, 1, 1], [1, 2, 0, 0]]
+    assert cells(shown) == [[242, 249, 121], [217, 178, 181], [142, 135, 142]]
+    assert np.array(shown["states"]).tolist() == [[1, 1, 0, 1], [1, 0, 1, 1], [1, 2, 0, 0]]
     # at step 3, before which 8 and 9 had 0.05 and 0.39, and 7 had 0.95
-    assert np.array(found["beliefs"])[:, :, 2].tolist() == [[0.5, 0.5, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]]
+    assert np.array(shown["beliefs"])[:, :, 2].tolist() == [[0.5, 0.5, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]]
+
+
+def test_a_picture_of_more_steps_than_columns_shows_the_last_of_each_column(visits, monkeypatch):
     monkeypatch.setattr(history, "MOST_COLUMNS", 2)
-    found = picture(visits, ROW_VALUES)
-    assert found["width"] == 2 and cells(found) == [[249, 121], [178, 181], [135, 142]]
-    # rewards outside 0 and 1, and a prompt that comes later
+    shown = picture(visits, ROW_VALUES)
+    assert shown["width"] == 2
+    assert cells(shown) == [[249, 121], [178, 181], [135, 142]]
+
+
+def test_a_picture_of_rewards_outside_0_and_1_has_their_range_and_a_later_prompt_begins_empty():
     rows = np.array([(1, 1, 20, 5.0), (2, 1, 12, 4.0), (2, 2, -4, -1.0)])
     visits = summed(np.array([1, 2]), np.zeros(2), rows, unit=False)
     assert visits.state.tolist() == [LEARNING, LEARNING]
-    found = picture(visits, rows)
-    assert (found["low"], found["high"]) == (-1, 5)
-    assert cells(found) == [[128 + 127, 128 + 106], [0, 128 + 1]]
+    shown = picture(visits, rows)
+    assert (shown["low"], shown["high"]) == (-1, 5)
+    assert cells(shown) == [[128 + 127, 128 + 106], [0, 128 + 1]]
 
 
 @pytest.fixture
@@ -188,7 +205,7 @@ def test_the_table_of_prompts_and_the_posteriors(trained):
     assert [row == [0, 0] for row in cells(pool)] == [True, False, False, False]
 
 
-def test_one_prompt(trained):
+def test_a_prompt_s_answer_has_each_visit_with_its_posterior_and_interval(trained):
     store, run, ids = trained
     asked = asking(store, run.record)
     found = asked(f"prompts/{ids[0]}")
@@ -204,7 +221,7 @@ def test_one_prompt(trained):
         asked("prompts/999")
 
 
-def test_an_estimator_without_alpha_and_beta(store, fill):
+def test_an_estimator_without_alpha_and_beta_shows_group_means_with_their_error(store, fill):
     run, ids = fill.run(store, "point", fields=()), fill.prompts(store, 1)
     asked = asking(store, run.record)
     assert asked("pool")["states"] == asked("prompts")["columns"]["id"] == []
@@ -223,34 +240,57 @@ def keep(fill, ids, texts):
     return replace(rows, text=texts, read=["\x07", None] * len(ids))
 
 
-def test_kept_rollouts(store, fill):
-    run, ids = fill.run(store), np.sort(fill.prompts(store, 2))
-    asked = asking(store, run.record)
+@pytest.fixture
+def keeping(store, fill):
+    """A run whose first two of three steps keep two rollouts of each of two prompts."""
+    run = fill.run(store)
+    ids = np.sort(fill.prompts(store, 2))
+    for step in (1, 2):
+        fill.step(run, step, ids, [1, 1], kept=keep(fill, ids, [f"{step} a", "b\x1b", "c", "d"]))
+    fill.step(run, 3, ids, [1, 1])
+    return asking(store, run.record), ids
+
+
+def test_a_run_without_kept_rollouts_has_none_to_show(store, fill):
+    asked = asking(store, fill.run(store).record)
     assert asked("rollouts/latest") == {"step": None, "rollouts": [], "prompts": {}}
-    for step in (1, 2, 3):
-        texts = [f"{step} a", "b\x1b", "c", "d"]
-        fill.step(run, step, ids, [1, 1], **({} if step == 3 else {"kept": keep(fill, ids, texts)}))
-    found = asked("rollouts/latest")
-    assert (found["step"], list(found["prompts"])) == (2, [str(each) for each in ids])
-    assert found["rollouts"][0] == {
+
+
+def test_the_latest_kept_rollouts_come_with_all_their_values(keeping):
+    asked, ids = keeping
+    latest = asked("rollouts/latest")
+    assert latest["step"] == 2
+    assert list(latest["prompts"]) == [str(prompt_id) for prompt_id in ids]
+    right, missing = latest["rollouts"][:2]
+    assert right == {
         "prompt_id": ids[0], "sample": 0, "reward": 1, "score": 1, "advantage": 0.5, "length": 10, "truncated": 0,
         "missing": 0, "log_prob": -1.5, "lag": 0, "read": "\\x07", "text": "2 a", "cut_from": None,
         "baseline": 0.5, "scale": 1, "weight": 1,
     }  # fmt: skip
-    assert found["rollouts"][1] == found["rollouts"][0] | {
+    assert missing == right | {
         "sample": 1, "reward": None, "score": None, "advantage": -0.5, "missing": 1, "log_prob": None, "read": "",
         "text": "b\\x1b",
     }  # fmt: skip
+    counts = {"kept": 4, "generated": 8, "filtered": 0, "skipped": 2, "form": None}
+    assert {name: latest[name] for name in counts} == counts
+
+
+def test_a_group_comes_with_its_posterior_before_and_after(keeping):
+    asked, ids = keeping
     # Four rollouts, one right: 0.5 * 1 + 1 of 0.5 * 2 + 4 in step 1, then 0.5 * 1.5 + 1 of 0.5 * 5 + 4.
-    group = found["prompts"][str(ids[0])]["group"]
+    group = asked("rollouts/latest")["prompts"][str(ids[0])]["group"]
     low, high = beta_distribution.ppf([0.05, 0.95], 1.75, 4.75)
     expected = {"rollouts": 4, "successes": 1, "before": 0.3, "mean": 1.75 / 6.5, "low": low, "high": high}
     assert group == pytest.approx(expected, rel=1e-5)
-    counts = {"kept": 4, "generated": 8, "filtered": 0, "skipped": 2, "form": None}
-    assert {name: found[name] for name in counts} == counts
-    one = asked(f"rollouts/1/{ids[1]}")
-    assert [each["text"] for each in one["rollouts"]] == ["c", "d"] and one["step"] == 1
-    assert asked("rollouts/3")["rollouts"] == [] and asked("state")["runs"][0]["keeps_rollouts"]
+
+
+def test_rollouts_are_asked_for_by_step_and_prompt(keeping):
+    asked, ids = keeping
+    of_prompt = asked(f"rollouts/1/{ids[1]}")
+    assert of_prompt["step"] == 1
+    assert [rollout["text"] for rollout in of_prompt["rollouts"]] == ["c", "d"]
+    assert asked("rollouts/3")["rollouts"] == []
+    assert asked("state")["runs"][0]["keeps_rollouts"]
     assert asked(f"prompts/{ids[0]}")["visits"]["kept"] == [2, 2, 0]
 
 
@@ -344,32 +384,54 @@ DAMAGE += [  # SQLite takes a text for a number
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("statement", DAMAGE)
-def test_a_damaged_value_of_a_run_hides_no_other_run(open_new, fill, tmp_path, capsys, statement):
+@pytest.fixture
+def damaged(open_new, fill):
+    """Function: a store with the runs "good" and "bad", the second one damaged by a statement, and their prompts."""
     store = open_new("sqlite")
-    runs = {}
     ids = {"bad": store.register_prompts(["gone"], [""]), "good": fill.prompts(store, 1)}
+    numbers = {}
     for name in ("bad", "good"):
-        runs[name] = fill.run(store, name)
-        fill.step(runs[name], 1, ids[name], [1], kept=fill.rollouts(ids[name], [1]))
-        runs[name].record_metrics(1, {"loss": 1.0})
-        runs[name].finish()
-    values = {"bad": runs["bad"].record.run_id, "prompt": int(ids["bad"][0])}
-    changed(store, statement, **{name: value for name, value in values.items() if f":{name}" in statement})
+        run = fill.run(store, name)
+        fill.step(run, 1, ids[name], [1], kept=fill.rollouts(ids[name], [1]))
+        run.record_metrics(1, {"loss": 1.0})
+        run.finish()
+        numbers[name] = run.record.run_id
+
+    def damage(statement):
+        values = {"bad": numbers["bad"], "prompt": int(ids["bad"][0])}
+        changed(store, statement, **{name: value for name, value in values.items() if f":{name}" in statement})
+        return store, numbers, ids
+
+    return damage
+
+
+def paths_of(number, prompt_id):
+    """The addresses of all answers about a run."""
+    names = ("series", "pool", "prompts", "about", "rollouts/latest", "rollouts/1", f"prompts/{prompt_id}")
+    return [f"runs/{number}/{name}" for name in names]
+
+
+@pytest.mark.parametrize("statement", DAMAGE)
+def test_a_damaged_value_of_a_run_hides_no_other_run(damaged, tmp_path, statement):
+    store, numbers, ids = damaged(statement)
     api = Api(store)
-    names = ("series", "pool", "prompts", "about", "rollouts/latest", "rollouts/1")
     assert [run["name"] for run in json.loads(api.ask("state"))["runs"]] == ["good", "bad"]
-    for name, run in runs.items():
-        for path in (*names, f"prompts/{ids[name][0]}"):
-            try:
-                api.ask(f"runs/{run.record.run_id}/{path}")
-            except StoreError as error:
-                assert name == "bad" and "\n" not in str(error)
-                assert "bad" in str(error) or "prompt" in str(error) or "no longer" in str(error)
+    for path in paths_of(numbers["good"], ids["good"][0]):
+        api.ask(path)
+    for path in paths_of(numbers["bad"], ids["bad"][0]):
+        try:
+            api.ask(path)
+        except StoreError as error:
+            assert re.fullmatch(".*(bad|prompt|no longer).*", str(error))
     assert "good" in reported(store, tmp_path, "good")
-    # The report of the damaged run is written, or refused in one line.
+
+
+@pytest.mark.parametrize("statement", DAMAGE)
+def test_the_report_of_a_damaged_run_is_written_or_refused_in_one_line(damaged, tmp_path, capsys, statement):
+    store, _, _ = damaged(statement)
     code = main(["report", "bad", "-o", str(tmp_path / "bad.html"), "--store.url", store.url])
-    assert code in (0, 2) and capsys.readouterr().err.count("\n") == (1 if code else 0)
+    assert code in (0, 2)
+    assert capsys.readouterr().err.count("\n") == (1 if code else 0)
 
 
 def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store, fill):
@@ -389,7 +451,7 @@ def test_a_damaged_run_is_listed_with_what_is_wrong_until_it_is_corrected(store,
     asked("series")
 
 
-def test_a_run_whose_own_row_is_damaged(store, fill, monkeypatch, tmp_path):
+def test_a_run_whose_own_row_is_damaged_hides_no_other_run(store, fill, monkeypatch, tmp_path):
     for name in ("good", "bad"):
         run, ids = fill.run(store, name), fill.prompts(store, 1)
         fill.step(run, 1, ids, [1])
@@ -409,7 +471,7 @@ def test_a_run_whose_own_row_is_damaged(store, fill, monkeypatch, tmp_path):
     assert "good" in reported(store, tmp_path, "good")
 
 
-def test_a_clock_that_goes_back(store, fill):
+def test_hours_stand_still_where_the_clock_goes_back(store, fill):
     run, ids = fill.run(store), fill.prompts(store, 1)
     fill.train(run, ids, (1, 2, 3))
     for step, at in ((1, "08:00"), (2, "07:00"), (3, "09:00")):
@@ -418,7 +480,7 @@ def test_a_clock_that_goes_back(store, fill):
     assert asking(store, run.record)("series")["curves"]["hours"] == [0, 0, 1]
 
 
-def test_a_run_that_is_deleted_while_it_is_read(store, fill, monkeypatch):
+def test_a_run_that_is_deleted_while_it_is_read_is_said_to_be_gone(store, fill, monkeypatch):
     run, ids = fill.run(store), fill.prompts(store, 1)
     fill.step(run, 1, ids, [1])
     run.finish()

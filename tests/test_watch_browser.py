@@ -164,7 +164,7 @@ def test_numbers_and_rows_choose_the_prompts_of_the_picture(browser, sixty, writ
     assert browser("location.hash").endswith("rows=15-45") and not browser("document.querySelector('dialog').open")
 
 
-def test_what_changed_since_the_last_visit(browser, store, fill, drawn, written):
+def test_the_page_says_what_changed_since_the_last_visit(browser, store, fill, drawn, written):
     run, ids = drawn
     browser.open(written(store))
     assert text(browser, "#states a[href*='state=0'] span:not(.note)") == "33.3 %" and text(browser, "#pool-note") == ""
@@ -250,7 +250,7 @@ def test_a_prompt_its_band_and_what_was_written_then(browser, sixty, written):
     browser.until("!document.querySelector('dialog#prompt').open")
 
 
-def test_where_the_rollouts_went(browser, sixty, written):
+def test_the_page_says_where_the_rollouts_went(browser, sixty, written):
     browser.open(f"{written(sixty)}#view=usage")
     # S = i * step modulo 5 is 0 or 4 for 24 of 60 prompts in each of 3 steps
     assert texts(browser, "#usage-numbers dd") == [

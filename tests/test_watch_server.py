@@ -144,7 +144,7 @@ def test_a_head_has_the_headers_of_the_answer(store, running, serve, path):
     ("host", "reached", "refused"),
     [("::1", ["::1"], ["127.0.0.1"]), ("[::1]", ["::1"], []), ("::", ["::1", "127.0.0.1"], [])],
 )
-def test_addresses_of_ipv6(store, running, serve, host, reached, refused):
+def test_a_server_answers_at_the_addresses_of_ipv6_that_its_host_covers(store, running, serve, host, reached, refused):
     server = serve(store.url, "--host", host)
     assert (f"http://[::1]:{server.port}/" in server.said) == (host != "::")
     for address in reached:
@@ -177,7 +177,7 @@ def answering():
         yield start
 
 
-def test_a_name_that_has_an_address_of_ipv6_alone(answering, monkeypatch):
+def test_a_name_that_has_an_address_of_ipv6_alone_is_served_there(answering, monkeypatch):
     entry = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [entry])
     assert answering("localhost").server_address[0] == "::1"

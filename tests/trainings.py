@@ -18,8 +18,12 @@ from openrlhf_dbb import Posteriors, estimators
 from openrlhf_dbb.storage import open_store
 
 FORMS = estimators.FORMS
-EACH = [(name, "group_norm") for name in estimators.available()] + [("dbb", form) for form in FORMS.available()]
+EACH = []
 """Every estimator, and every advantage form, once."""
+for _estimator in estimators.available():
+    EACH.append((_estimator, "group_norm"))
+for _form in FORMS.available():
+    EACH.append(("dbb", _form))
 
 
 # 32 prompts, 16 a step: 2 steps an epoch; 8 rollouts a prompt, 2 optimizer steps a step.
@@ -61,17 +65,18 @@ def rows(folder, sql, database="openrlhf_dbb.db"):
 def last_step(folder, database="openrlhf_dbb.db"):
     """The last step that is stored; 0 where the database or its tables are still being made."""
     try:
-        return max((step for (step,) in rows(folder, "SELECT last_step FROM dbb_run", database)), default=0)
+        [(step,)] = rows(folder, "SELECT max(last_step) FROM dbb_run", database)
     except sqlite3.OperationalError:
         return 0
+    return step or 0
 
 
 def wait_for_step(folder, step, process, database="openrlhf_dbb.db", wait_s=600):
     """Wait until a run has stored a step. Its process, which writes into the folder's ``log``, must not end before."""
     deadline = time.monotonic() + wait_s
     while last_step(folder, database) < step:
-        late = time.monotonic() > deadline
-        assert process.poll() is None and not late, f"no step {step}: {(folder / 'log').read_text()[-4000:]}"
+        if process.poll() is not None or time.monotonic() > deadline:
+            pytest.fail(f"no step {step}: {(folder / 'log').read_text()[-4000:]}")
         time.sleep(0.02)
 
 
@@ -93,7 +98,10 @@ def logged(folder):
 
     events = EventAccumulator(str(folder))
     events.Reload()
-    return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    values = {}
+    for tag in events.Tags()["scalars"]:
+        values[tag] = {event.step: event.value for event in events.Scalars(tag)}
+    return values
 
 
 def check_store(folder):
@@ -116,40 +124,54 @@ class Lane:
     """
 
     def __init__(self, log):
-        self.folder, self._log, self._process = log.parent, log, None
+        self.folder = log.parent
+        self._log = log
+        self._process = None
 
     def train(self, folder, *argv, timeout=400):
         """Train as the command would in this folder; ``error`` in one line or None, and ``output``, all printed."""
         if self._process is None:
             self._start()
         runs = f"{folder}/runs/{{run}}"
-        places = {
-            "store.url": f"sqlite:///{folder}/openrlhf_dbb.db",
-            "ckpt.path": f"{runs}/checkpoints",
-            "ckpt.output_dir": f"{runs}/model",
-            "logger.tensorboard_dir": f"{runs}/tensorboard",
-        }
-        line = [word for flag, value in places.items() for word in (f"--{flag}", value)] + list(argv)
+        places = [
+            f"--store.url=sqlite:///{folder}/openrlhf_dbb.db",
+            f"--ckpt.path={runs}/checkpoints",
+            f"--ckpt.output_dir={runs}/model",
+            f"--logger.tensorboard_dir={runs}/tensorboard",
+        ]
         printed = self._log.stat().st_size
-        alarm = threading.Timer(timeout, self._process.kill)
-        alarm.start()
-        self._process.stdin.write(json.dumps(line) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        alarm.cancel()
+        answer = self._answer([*places, *argv], timeout)
         output = self._log.read_bytes()[printed:].decode()
         if not answer:
-            status, self._process = self._process.wait(), None
+            status = self._process.wait()
+            self._process = None
             pytest.fail(f"the lane ended with exit status {status}: {output[-4000:]}")
         return SimpleNamespace(error=json.loads(answer)["error"], output=output)
 
+    def _answer(self, command_line, timeout):
+        """The lane's line about a command line; empty if it ended or was killed after ``timeout`` seconds."""
+        alarm = threading.Timer(timeout, self._process.kill)
+        alarm.start()
+        self._process.stdin.write(json.dumps(command_line) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        alarm.cancel()
+        return answer
+
     def _start(self):
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+        environment["WANDB_MODE"] = "offline"
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "study", "lane"],
-                env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "WANDB_MODE": "offline"},
-                cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+                env=environment,
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def close(self):
         """End the process, which stops the actors."""
@@ -176,12 +198,20 @@ def check_questions(folder, capsys, run, prompt, advantages, database="openrlhf_
     url = f"sqlite:///{folder}/{database}"
     capsys.readouterr()
     assert main(["explain", run, "1", prompt, "--json", "--store.url", url]) == 0
-    told = json.loads(capsys.readouterr().out)
-    again = [row["weight"] * (row["reward"] - row["baseline"]) / row["scale"] for row in told["rollouts"]]
+    explained = json.loads(capsys.readouterr().out)
+    again = [row["weight"] * (row["reward"] - row["baseline"]) / row["scale"] for row in explained["rollouts"]]
     assert again == pytest.approx(list(advantages), abs=1e-6)
     page = folder / "page.html"
     assert main(["report", run, "-o", str(page), "--store.url", url]) == 0
-    held = page.read_text(encoding="utf-8").split('<script id="data" type="application/json">')[1]
-    answers = json.loads(held.split("</script>")[0])["answers"]
-    [shown] = [answer for address, answer in answers.items() if address.endswith(f"prompts/{told['prompt_id']}")]
-    assert (shown["text"], shown["label"], len(shown["visits"]["step"])) == (told["prompt"], told["label"], 1)
+    answers = page_data(page)["answers"]
+    address = f"prompts/{explained['prompt_id']}"
+    [shown] = [answer for path, answer in answers.items() if path.endswith(address)]
+    assert shown["text"] == explained["prompt"]
+    assert shown["label"] == explained["label"]
+    assert len(shown["visits"]["step"]) == 1
+
+
+def page_data(page):
+    """What the file of a report holds for its script."""
+    after = page.read_text(encoding="utf-8").split('<script id="data" type="application/json">')[1]
+    return json.loads(after.split("</script>")[0])
