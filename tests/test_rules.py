@@ -106,16 +106,18 @@ def test_a_state_that_json_cannot_hold_is_refused_before_the_first_checkpoint():
 
 
 def test_a_trainer_is_asked_for_what_a_strategy_needs():
-    host, names = TRAINERS["verl"]
+    names = hosts.VERL_NAMES
     dbb = estimators.build("dbb")
+    poor = Host("a trainer", {Capability.GENERATE_MORE: "its batches are fixed"}, {})
     assert Resting().needs == {Capability.GENERATE_MORE}
-    line = rules.refusal(Plan(dbb, strategy=Resting(), host=host, names=names))
-    assert re.search(r"strategy='?resting'? needs .*verl does not.* use \S*strategy=", line)
-    for other in (hosts.OPENRLHF, hosts.TRL, hosts.OWN_LOOP):
+    line = rules.refusal(Plan(dbb, strategy=Resting(), host=poor, names=names))
+    assert re.search(r"strategy='?resting'? needs .*a trainer does not: its batches are fixed; use \S*strategy=", line)
+    for other in hosts.HOSTS:
         assert rules.refusal(Plan(dbb, strategy=Resting(), host=other)) is None
     for name in ("dynamic", "greso"):
-        assert "generates further rollouts" in of_integration("verl", {"estimator": "dbb", "strategy": name}, 8)
-    Settings(estimator="dbb", strategy="posterior").check(host, names, 8)
+        with pytest.raises(ValueError, match="generates further rollouts"):
+            Settings(estimator="dbb", strategy=name).check(poor, names, 8)
+    Settings(estimator="dbb", strategy="posterior").check(poor, names, 8)
 
 
 def test_what_is_replayed_is_asked_of_the_trainer():

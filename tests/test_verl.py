@@ -92,7 +92,7 @@ def trainer(config, *, cls=TRAINERS["sync"]):
     made.tokenizer = build_tokenizer()
     if cls is not PPOTrainerSync:
         made.posteriors, made._settings, made._dropped, made._validated = None, read(config), [], []
-        made._probes = None
+        made._probes, made._fills, made._skipped = None, False, 0
         made.posteriors = made._open(made._settings)
     return made
 
@@ -497,6 +497,62 @@ def test_a_validation_is_stored_by_prompt(queue, tmp_path):
     assert query(tmp_path, "SELECT count(*) FROM posterior_history") == [(3,)]
 
 
+SCORES = {TEXTS[0]: [1.0, 0.0, 1.0, 0.0], TEXTS[1]: [1.0] * 4, TEXTS[2]: [0.0, 1.0, 1.0, 1.0]}
+
+
+class BySession:
+    """An agent loop that answers each prompt at once, by its number of rollouts so far."""
+
+    def __init__(self):
+        self.asked, self.begun = [], dict.fromkeys(TEXTS, 0)
+
+    def generate_sequences(self, batch):
+        columns = [integration._objects(batch, name)
+                   for name in ("uid", "raw_prompt", "reward_model", "__rollout_n__")]  # fmt: skip
+        for uid, shown, rewarding, rollouts in zip(*columns, strict=True):
+            text = shown[0]["content"]
+            begun = self.begun[text] % 4
+            self.begun[text] += rollouts
+            self.asked.append((text, rollouts))
+            batch_of([(text, rewarding["ground_truth"], SCORES[text][begun : begun + rollouts])], uid=uid)
+            tq.kv_batch_put(keys=[uid], partition_id="train", fields=None, tags=[{"status": "finished"}])
+
+
+@pytest.mark.parametrize("strategy", ["dynamic", "greso", "two_stage"])
+def test_a_strategy_fills_the_batches(queue, tmp_path, strategy):
+    """Two of three prompts a step; all rollouts of one are right."""
+    overrides = [f"+algorithm.posterior.strategy={strategy}", "data.train_batch_size=2"]
+    ours = trainer(posterior_config(tmp_path, *overrides, estimator="dbb"))
+    ours.trainer_mode = "sync"
+    ours.replay_buffer = ours._build_replay_buffer()
+    ours.replay_buffer.poll_interval = 0
+    ours.agent_loop_manager = BySession()
+    before = set((tq.kv_list() or {}).get("train", {}))
+    order = []
+    with ours.posteriors:
+        for number in range(5):
+            if number == 3:  # back to the checkpoint, which undoes two steps
+                ours._steps.go_back(tmp_path / "global_step_1", tmp_path)
+                ours.agent_loop_manager = BySession()
+            assert ours.prepare_step() == {}
+            batch, _ = ours.replay_buffer.sample(global_steps=0, partition_id="train", batch_size=2)
+            trained = integration.Batch.read(batch)
+            order.append(trained.keys_S)
+            assert len(trained.keys_S) == 8 and {text for text, _ in trained.keys_S} == {TEXTS[0], TEXTS[2]}
+            advantages = firsts(ours._compute_advantage(batch, {}))
+            assert np.isfinite(advantages).all() and len(advantages) == 8
+            tq.kv_clear(keys=batch.keys, partition_id="train")
+            if number == 0:
+                ours._steps.save(tmp_path / "global_step_1")
+    assert order[1:3] == order[3:]
+    asked = ours.agent_loop_manager.asked
+    if strategy == "two_stage":
+        assert {rollouts for _, rollouts in asked} == {2} and (TEXTS[1], 2) in asked
+    observed = query(tmp_path, "SELECT sum(generated), sum(trained) FROM steps")
+    assert observed[0][0] >= sum(rollouts for _, rollouts in asked) and observed[0][1] == 24
+    assert set((tq.kv_list() or {}).get("train", {})) == before  # what the strategy has set aside is gone too
+
+
 def test_chosen_prompts_are_probed_and_probes_train_nothing(queue, tmp_path):
     probing = ["+algorithm.posterior.probe_fraction=0.5", "+algorithm.posterior.probe_samples=2"]
     config = posterior_config(tmp_path, *probing, "data.train_batch_size=3", estimator="dbb")
@@ -522,6 +578,15 @@ def test_chosen_prompts_are_probed_and_probes_train_nothing(queue, tmp_path):
     assert query(tmp_path, "SELECT sum(rollouts) FROM posterior_history") == [(9,)]
     probes = ours.agent_loop_manager.uids[3:]
     assert not [key for key in tq.kv_list()["train"] if key.split("_")[0] in probes]
+
+
+def test_a_strategy_that_judges_fills_whole_batches_alone():
+    two_stage = ["algorithm.adv_estimator=posterior", "actor_rollout_ref.rollout.n=4",
+                 "+algorithm.posterior.strategy=two_stage"]  # fmt: skip
+    assert read(compose_config(*two_stage)).strategy == "two_stage"
+    for other in ("trainer.v1.trainer_mode=colocate_async", "algorithm.filter_groups.enable=True"):
+        with pytest.raises(ValueError, match=r"'two_stage' fills whole batches .*trainer_mode=sync without"):
+            read(compose_config(*two_stage, other))
 
 
 def test_probes_of_batches_that_verl_changes_are_refused():

@@ -64,14 +64,15 @@ _OF_VERL = "test_verl.py::test_every_estimator_and_form_gives_what_it_gives_in_o
 VERL = Host(
     name="verl",
     lacks={
-        Capability.GENERATE_MORE: "its own sampler fills each batch, and its algorithm.filter_groups replaces groups; "
-        "a second stage by __rollout_n__, which its agent loops take in mode sync, is not built",
         Capability.EXTRA_ROWS: "its _compute_old_log_prob replaces the log-probs of every row of a batch",
     },
     tested={
         "every estimator": _OF_VERL,
         "every advantage form": _OF_VERL,
         "strategy posterior": "test_verl.py::test_the_strategy_draws_what_verl_generates_for",
+        "strategy dynamic": "test_verl.py::test_a_strategy_fills_the_batches",
+        "strategy greso": "test_verl.py::test_a_strategy_fills_the_batches",
+        "strategy two_stage": "test_verl.py::test_a_strategy_fills_the_batches",
         "thinning": "test_verl.py::test_thinned_advantages_are_trained_on_and_those_of_the_form_are_stored",
         "probes": "test_verl.py::test_chosen_prompts_are_probed_and_probes_train_nothing",
         "warm start": "test_verl.py::test_a_warm_start_begins_with_another_run_s_posteriors",

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 
 from openrlhf_dbb.core.arrays import Floats, Key, Positions
+from openrlhf_dbb.core.filling import Answer, Group, Request
+from openrlhf_dbb.core.host import Capability
 from openrlhf_dbb.core.posteriors import Posteriors
 from openrlhf_dbb.core.probes import probed_prompts
 from openrlhf_dbb.core.step import Probes, Responses, StepExtras
@@ -73,6 +75,12 @@ def read(config: DictConfig) -> Settings:
         raise ValueError(
             "probe_fraction needs whole batches whose rewards come with them: use trainer.v1.trainer_mode=sync without "
             "algorithm.filter_groups, sync_refill_failed_groups and a reward model in the trainer's own resource pool"
+        )
+    if Capability.GENERATE_MORE in strategy.needs and (replaces or (model.enable and not model.enable_resource_pool)):
+        raise ValueError(
+            f"strategy {settings.strategy!r} fills whole batches and judges their rewards: use "
+            "trainer.v1.trainer_mode=sync without algorithm.filter_groups, sync_refill_failed_groups and a reward "
+            "model in the trainer's own resource pool"
         )
     custom = sampler.get("custom_sampler")
     if filters and custom is not None and custom.get("path"):
@@ -164,6 +172,16 @@ def held_out_samples(
     return samples
 
 
+Row = tuple[str, dict[str, Any]]
+"""Key and tag of a row in TransferQueue."""
+
+
+def _joined(groups: Sequence[Group[int, list[Row]]]) -> KVBatchMeta:
+    """Return the rows of groups as a batch of verl."""
+    rows = [row for group in groups for rollout in group.rollouts for row in rollout]
+    return KVBatchMeta(partition_id="train", keys=[key for key, _ in rows], tags=[tag for _, tag in rows])
+
+
 # verl calls the advantage estimator as a plain function, so the trainer leaves its method here during a step.
 _ANSWER: ContextVar[Callable[[torch.Tensor, torch.Tensor], Floats]] = ContextVar("answer")
 
@@ -200,6 +218,8 @@ class WithPosteriors(PPOTrainer):
         self._validated: list[Batch] = []  # of the validation that is going on
         self._probed: dict[Key, int] = {}  # the prompts that are probed, with their rows
         self._probes: Probes | None = None  # of the step
+        self._fills = False  # whether the strategy fills the batches
+        self._skipped = 0  # prompts that it has drawn for the step without generating for them
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Any:
@@ -210,13 +230,17 @@ class WithPosteriors(PPOTrainer):
         sample = buffer.sample
 
         def sample_and_keep(*args: Any, **options: Any) -> Any:
-            batch, metrics = sample(*args, **options)
+            if self._fills and options["partition_id"] == "train":
+                batch, metrics = self._filled(), {}
+            else:
+                batch, metrics = sample(*args, **options)
             if batch.partition_id == "val" and self.posteriors is not None:
                 self._validated.append(Batch.read(batch, scored=False))  # a reward model may score it later
             elif self._probed:
-                self._probes = self._probe(batch, sample)
+                self._probes = self._probe(batch)
             return batch, metrics
 
+        self._sample = sample
         buffer.sample = sample_and_keep
         if getattr(buffer, "filter_groups_metric", None) is None:
             return buffer
@@ -232,20 +256,57 @@ class WithPosteriors(PPOTrainer):
         buffer._clear_groups = keep_and_clear
         return buffer
 
-    def _probe(self, batch: KVBatchMeta, sample: Callable[..., Any]) -> Probes | None:
-        """Generate further rollouts of the chosen prompts of a batch, by ``sample``; they leave no trace in verl."""
+    def prepare_step(self) -> dict[str, Any]:
+        """Ask for the rollouts of a step as verl does, unless the strategy does so."""
+        return {} if self._fills else super().prepare_step()
+
+    def _filled(self) -> KVBatchMeta:
+        """Return a batch that the strategy has filled; what it has set aside is observed with the step."""
+        batch = self._steps.fill()
+        self._skipped = batch.skipped
+        aside = _joined(batch.filtered)
+        if aside.keys:
+            self._dropped.append(Batch.read(aside))
+            tq.kv_clear(keys=aside.keys, partition_id=aside.partition_id)
+        return _joined(batch.trained)
+
+    def _generated(self, prompts: Sequence[tuple[int, int]]) -> tuple[list[str], KVBatchMeta]:
+        """Generate for rows of the data set, each with a number of rollouts; return verl's ids, and all rows."""
+        rows = [{**self.train_dataset[row], "__rollout_n__": rollouts} for row, rollouts in prompts]
+        uids = [str(uuid.uuid4()) for _ in rows]
+        for row, uid in zip(rows, uids, strict=True):
+            row["uid"] = uid
+        request = tu.get_tensordict(collate_fn(rows))
+        tu.assign_non_tensor_data(request, "global_steps", self.global_steps)
+        self._submit_batch_to_rollout(request)
+        generated, _ = self._sample(global_steps=self.global_steps, partition_id="train", batch_size=len(rows))
+        return uids, generated
+
+    def _answers(self, requests: Sequence[Request[int]]) -> list[Answer[list[Row]]]:
+        """Answer the strategy. A rollout is its rows in verl; one that has failed has none, and no score."""
+        uids, generated = self._generated([(request.prompt, request.rollouts) for request in requests])
+        read = Batch.read(generated)
+        rows_S: list[list[Row]] = [[] for _ in read.uids_S]
+        for row, rollout in enumerate(read.rollout_R.tolist()):
+            if rollout >= 0:
+                rows_S[rollout].append((generated.keys[row], generated.tags[row]))
+        answers = []
+        for request, uid in zip(requests, uids, strict=True):
+            mine = [place for place, of in enumerate(read.uids_S) if of == uid]
+            failed = request.rollouts - len(mine)
+            rollouts = [rows_S[place] for place in mine] + [[] for _ in range(failed)]
+            scores = np.append(read.scores_S[mine], np.full(failed, np.nan))
+            answers.append(Answer(rollouts, scores))
+        return answers
+
+    def _probe(self, batch: KVBatchMeta) -> Probes | None:
+        """Generate further rollouts of the chosen prompts of a batch; they leave no trace in verl."""
         asked = [key for key in dict.fromkeys(Batch.read(batch, scored=False).keys_S) if key in self._probed]
         if not asked:
             return None
         assert self._settings is not None
         samples = self._settings.probe_samples
-        rows = [{**self.train_dataset[self._probed[key]], "__rollout_n__": samples} for key in asked]
-        for row in rows:
-            row["uid"] = str(uuid.uuid4())
-        request = tu.get_tensordict(collate_fn(rows))
-        tu.assign_non_tensor_data(request, "global_steps", self.global_steps)
-        self._submit_batch_to_rollout(request)
-        generated, _ = sample(global_steps=self.global_steps, partition_id="train", batch_size=len(rows))
+        _, generated = self._generated([(self._probed[key], samples) for key in asked])
         read = Batch.read(generated)
         scores_Q_M = np.full((len(asked), samples), np.nan)
         for place, key in enumerate(asked):
@@ -359,12 +420,15 @@ class WithPosteriors(PPOTrainer):
         prompts = [prompt for prompt, _ in keys]
         labels = [label for _, label in keys]
         repeats = len(contradictions(prompts, labels)) > 0
+        _, strategy = settings.built
+        self._fills = Capability.GENERATE_MORE in strategy.needs
         self._steps = shared.Steps(
             with_sources(settings, self.train_dataset),
             name,
             resumes,
             keys,
             RunFacts(data.train_batch_size, rollouts, data.get("seed") or 0),
+            generate=self._answers if self._fills else None,
             rows=rows_of(self.train_dataset),
             model=str(self.config.actor_rollout_ref.model.path),
             dataset=", ".join(Path(file).name for file in ([files] if isinstance(files, str) else files)),
@@ -374,8 +438,7 @@ class WithPosteriors(PPOTrainer):
         )
         chosen = probed_prompts(dict.fromkeys(keys), settings.probe_fraction, data.get("seed") or 0)
         self._probed = {key: keys.index(key) for key in chosen}
-        _, strategy = settings.built
-        if strategy.draws:  # in place of verl's data loader, when verl asks for the next batch
+        if strategy.draws and not self._fills:  # in place of verl's data loader, when verl asks for the next batch
             rows, batches = self.train_dataset, iter(self._steps.draw, None)
             self.train_dataloader_it = (collate_fn([rows[row] for row in drawn]) for drawn in batches)
         if resumes:
