@@ -330,21 +330,29 @@ print(json.dumps({"steps": found, "weights": weights}))
 )
 
 
+def check_mixed_groups(one, other):
+    """The fresh rows of a step on two ranks are whole groups of different rewards."""
+    assert one["items"] == other["items"] == one["mine"] + other["mine"]
+    prompts = np.reshape(one["prompts"][:6] + other["prompts"][:6], (3, 4))
+    assert (prompts == prompts[:, :1]).all()
+    assert "0+0=" not in prompts
+    advantages = np.reshape(one["ours"][:6] + other["ours"][:6], (3, 4))
+    assert (advantages.max(axis=1) > 0).all()
+    assert (advantages.min(axis=1) < 0).all()
+
+
 def test_two_ranks_generate_together_what_a_strategy_asks_for(tmp_path):
     """Three groups of four on two ranks with six rollouts each; first stages of three, second stages of one."""
     build_model(0).save_pretrained(tmp_path / "model")
     build_tokenizer().save_pretrained(tmp_path / "model")
     first, second = two_ranks(JUDGING, str(tmp_path), str(tmp_path / "model"))
-    assert first["weights"] == second["weights"] and len(first["steps"]) == 4
-    sizes = [[len(step["prompts"]) for step in steps] for steps in (first["steps"], second["steps"])]
-    assert sizes[0] == sizes[1] and sizes[0][0] == 6 < sizes[0][3]  # replayed rows on both
+    assert first["weights"] == second["weights"]
+    assert len(first["steps"]) == 4
     for one, other in zip(first["steps"], second["steps"], strict=True):
-        assert one["items"] == other["items"] == one["mine"] + other["mine"]
-        prompts = one["prompts"][:6] + other["prompts"][:6]
-        groups = np.reshape(prompts, (3, 4))
-        assert (groups == groups[:, :1]).all() and "0+0=" not in prompts
-        advantages = np.reshape(one["ours"][:6] + other["ours"][:6], (3, 4))
-        assert (advantages.max(axis=1) > 0).all() and (advantages.min(axis=1) < 0).all()
+        assert len(one["prompts"]) == len(other["prompts"])
+        check_mixed_groups(one, other)
+    assert len(first["steps"][0]["prompts"]) == 6
+    assert len(first["steps"][3]["prompts"]) > 6  # replayed rows on both
     found = functools.partial(rows, tmp_path, database="runs.db")
     stored = found("SELECT step, generated, trained FROM steps ORDER BY step")
     observed = found("SELECT step, sum(rollouts) FROM posterior_history GROUP BY step ORDER BY 1")
