@@ -67,13 +67,14 @@ def test_every_command_prints_its_help(capsys, command):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("rnus", "COMMAND: invalid choice: 'rnus' (choose from "),
-        ("runs --stor.url x", "unknown flag --stor.url, did you mean --store.url? (openrlhf-dbb runs --help)"),
-        ("evaluate", "evaluate needs --model and --benchmarks, or the command compare"),
+        ("rnus", r"COMMAND: .*'rnus'.*\bruns\b"),
+        ("runs --stor.url x", "--stor.url.*--store.url.*openrlhf-dbb runs --help"),
+        ("evaluate", "evaluate needs --model and --benchmarks.* compare"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_was_meant(capsys, argv, message):
-    assert refused(capsys, *argv.split()).startswith(f"error: {message}")
+    line = refused(capsys, *argv.split())
+    assert re.search(f"^error: .*{message}", line), line
 
 
 def test_the_store_is_named_before_the_command_or_after_it(store, fill, capsys):

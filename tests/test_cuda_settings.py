@@ -97,7 +97,7 @@ def test_a_preset_of_ones_own_can_train_asynchronously(parse, tmp_path):
 
 
 def test_more_gpus_than_the_machine_has_are_refused_before_ray_starts(parse, monkeypatch):
-    with pytest.raises(UsageError, match=r"^these flags need 2 GPUs, there are 1;"):
+    with pytest.raises(UsageError, match=r"need 2 GPUs.* 1;"):
         parse("--preset", "qwen3-8b", *ALONE_ASYNC, gpus=1)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     parse("--preset", "qwen3-8b", *ALONE_ASYNC, gpus=1)  # the other GPUs are on other hosts
@@ -117,26 +117,26 @@ RING = ["--ds.packing_samples", "--ds.attn_implementation", "sdpa", "--ds.ring_a
 
 
 @pytest.mark.parametrize(
-    ("flags", "line"),
+    ("flags", "problem"),
     [
-        (RING, "--ds.ring_attn_size 2: it needs flash_attention_2 and ring_flash_attn"),
-        (["--ds.param_dtype", "fp16"], "--ds.param_dtype fp16: vLLM generates in bfloat16; use bf16"),
-        (["--ds.zero_stage", "0"], "--ds.zero_stage 0: --ds.enable_sleep cannot move its states; use 2, or --no-ds"),
-        (FLASH, "--ds.attn_implementation .* no compiled flash-attn is insta"),
-        (["--ds.adam_offload"], "--ds.adam_offload: DeepSpeed compiles this with nvcc, which is missing"),
-        (["--ds.deepcompile"], "--ds.deepcompile: DeepSpeed compiles this with nvcc, which is missing"),
-        (["--actor.optim", "muon"], "--actor.optim muon: DeepSpeed compiles this with nvcc, which is missing"),
-        (["--ds.use_liger_kernel"], "--ds.use_liger_kernel: liger_kernel is not installed; install it, or leave it"),
-        (["--ds.load_in_4bit"], "--ds.load_in_4bit: 4-bit weights cannot be trained, nor sent to vLLM; leave it out"),
+        (RING, "--ds.ring_attn_size 2: .*flash_attention_2 and ring_flash_attn"),
+        (["--ds.param_dtype", "fp16"], "--ds.param_dtype fp16: .*; use bf16"),
+        (["--ds.zero_stage", "0"], "--ds.zero_stage 0: --ds.enable_sleep .*; use 2, or --no-ds"),
+        (FLASH, "--ds.attn_implementation .*flash-attn"),
+        (["--ds.adam_offload"], "--ds.adam_offload: .*nvcc"),
+        (["--ds.deepcompile"], "--ds.deepcompile: .*nvcc"),
+        (["--actor.optim", "muon"], "--actor.optim muon: .*nvcc"),
+        (["--ds.use_liger_kernel"], "--ds.use_liger_kernel: liger_kernel .*; install it, or leave it"),
+        (["--ds.load_in_4bit"], "--ds.load_in_4bit: .*; leave it out"),
     ],
 )
-def test_what_would_fail_late_or_train_wrongly_is_refused(parse, flags, line):
-    with pytest.raises(UsageError, match=f"^{line}"):
+def test_what_would_fail_late_or_train_wrongly_is_refused(parse, flags, problem):
+    with pytest.raises(UsageError, match=f"^{problem}"):
         parse("--preset", "qwen3-1.7b", *flags, gpus=2)
 
 
 def test_gpus_without_bfloat16_are_refused(parse):
-    with pytest.raises(UsageError, match=r"^GPU: vLLM's bfloat16 needs compute capability 8\.0; hide it with CUDA_VIS"):
+    with pytest.raises(UsageError, match=r"^GPU: .*bfloat16.* 8\.0; .*CUDA_VISIBLE_DEVICES"):
         parse(*MODEL, capability=(7, 5))
     parse(*MODEL, capability=(8, 0))
 

@@ -83,32 +83,56 @@ def of_prompts(estimator, replayed, prompts):
 
 
 @every_case
-@given(data=st.data(), seed=st.integers(0, 99))
+@given(data=st.data())
 @some_examples
-def test_means_lie_within_the_rewards_variances_are_positive_and_no_order_matters(case, data, seed):
-    estimator, random = CASES[case], np.random.default_rng(seed)
+def test_means_lie_within_the_rewards_and_variances_are_positive(case, data):
+    estimator = CASES[case]
     visits_T_P_G = draw_visits(data, estimator)
-    scale = scale_of(visits_T_P_G)
-    state, estimates = found = replay(estimator, visits_T_P_G)
-    # The mean is within the rewards (priors lie in [0, 1]), and the variance is positive.
-    low, high = min(0.0, visits_T_P_G.min()), max(1.0, visits_T_P_G.max())
-    slack = 1e-12 * scale if estimator.support == "real" else 0.0
+    _, estimates = replay(estimator, visits_T_P_G)
+    # Priors lie in [0, 1].
+    slack = 1e-12 * scale_of(visits_T_P_G) if estimator.support == "real" else 0.0
+    low = min(0.0, visits_T_P_G.min()) - slack
+    high = max(1.0, visits_T_P_G.max()) + slack
     for estimate in estimates:
         assert estimate.mean.shape == estimate.variance.shape == (visits_T_P_G.shape[1],)
-        assert np.all((estimate.mean >= low - slack) & (estimate.mean <= high + slack))
-        assert np.all(estimate.variance > 0 if case in POSITIVE else estimate.variance >= 0)
-    # The state is finite float64: a vector over the prompts for each state field, one for the run for the others.
+        assert np.all((estimate.mean >= low) & (estimate.mean <= high))
+        assert np.all(estimate.variance >= 0)
+        if case in POSITIVE:
+            assert np.all(estimate.variance > 0)
+
+
+@every_case
+@given(data=st.data())
+@some_examples
+def test_a_state_is_finite_doubles_by_prompt_and_for_the_run(case, data):
+    estimator = CASES[case]
+    visits_T_P_G = draw_visits(data, estimator)
+    state, _ = replay(estimator, visits_T_P_G)
     assert set(state) - {"features"} == {*estimator.state_fields, *estimator.shared_fields}
-    assert all(values.dtype == np.float64 and np.isfinite(values).all() for values in state.values())
-    assert all(state[field].shape == (visits_T_P_G.shape[1],) for field in estimator.state_fields)
-    assert all(state[field].ndim == 1 for field in estimator.shared_fields)
-    # Neither the order of rollouts nor that of prompts matters, and a missing rollout is none.
+    for values in state.values():
+        assert values.dtype == np.float64
+        assert np.isfinite(values).all()
+    for field in estimator.state_fields:
+        assert state[field].shape == (visits_T_P_G.shape[1],)
+    for field in estimator.shared_fields:
+        assert state[field].ndim == 1
+
+
+@every_case
+@given(data=st.data(), seed=st.integers(0, 99))
+@some_examples
+def test_neither_the_order_of_rollouts_nor_that_of_prompts_matters_and_a_missing_rollout_is_none(case, data, seed):
+    estimator = CASES[case]
+    random = np.random.default_rng(seed)
+    visits_T_P_G = draw_visits(data, estimator)
+    scale = scale_of(visits_T_P_G)
+    replayed = replay(estimator, visits_T_P_G)
     shuffled = visits_T_P_G[:, :, random.permutation(visits_T_P_G.shape[2])]
-    assert_close(found, replay(estimator, shuffled), scale)
+    assert_close(replayed, replay(estimator, shuffled), scale)
     padded = np.concatenate([visits_T_P_G, np.full_like(visits_T_P_G, np.nan)], axis=2)
-    assert_close(found, replay(estimator, padded), scale)
+    assert_close(replayed, replay(estimator, padded), scale)
     order = random.permutation(visits_T_P_G.shape[1])
-    assert_close(of_prompts(estimator, found, order), replay(estimator, visits_T_P_G[:, order], order), scale)
+    assert_close(of_prompts(estimator, replayed, order), replay(estimator, visits_T_P_G[:, order], order), scale)
 
 
 @pytest.mark.parametrize("case", [*POSITIVE, "ema", "point"])

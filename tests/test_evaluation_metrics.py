@@ -1,6 +1,7 @@
 """Measures of sampled answers, paired tests, and ``evaluate compare``: by hand, by enumeration, against scipy."""
 
 import json
+import re
 from contextlib import closing
 from itertools import combinations
 from pathlib import Path
@@ -217,13 +218,14 @@ def test_what_cannot_be_compared_is_refused_in_one_line(write, capsys):
     write("other", {"sums": SECOND}, labels="092")
     write("unfinished", {"sums": SECOND}, runs=3)
     for second, message in {
-        "nosuch": "there is no evaluation 'nosuch'; evaluations/ has first, lost, other, sorts, unfinished",
-        "sorts": "no benchmark is in every evaluation: first has sums; sorts has sorts",
-        "lost": "sums: no prompt has a verified sample of every model",
-        "other": "sums: first and other have different prompts; evaluate both on the same data",
-        "unfinished": "unfinished is not finished, it has 6 of 9 rows of sums; repeat the evaluate command",
+        "nosuch": "'nosuch'; .* first, lost, other, sorts, unfinished",
+        "sorts": "first has sums; sorts has sorts",
+        "lost": "sums: no prompt .*verified",
+        "other": "sums: first and other .*different prompts; evaluate both",
+        "unfinished": "unfinished .* 6 of 9 rows of sums; repeat",
     }.items():
         assert main(["evaluate", "compare", "first", second]) == 2
         out, error = capsys.readouterr()
         [line] = error.splitlines()
-        assert out == "" and message in line
+        assert out == ""
+        assert re.search(message, line), line

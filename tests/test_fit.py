@@ -32,7 +32,7 @@ def machine(monkeypatch):
     def change(*, cores=2, bf16=True, free=20.0):
         monkeypatch.setattr(fit.os, "sched_getaffinity", lambda _: range(cores))
         monkeypatch.setattr(cpu, "has_bf16", lambda: bf16)
-        monkeypatch.setattr(fit, "_available", lambda: int(free * GIB))
+        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=int(free * GIB)))
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     change()

@@ -70,14 +70,14 @@ def test_a_store_and_its_url_name_the_same_file_whatever_its_path(tmp_path, monk
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("sqlite:////tmp/what?/a.db", "holds a [?]: write %3F for one in a file's path"),
-        ("runs", "the store URL cannot be parsed; it is not shown, .*; write the name of a file"),
+        ("sqlite:////tmp/what?/a.db", "[?]: write %3F"),
+        ("runs", "store URL cannot be parsed; .*not shown.*name of a file"),
         ("mysql://u:secret@h/db", "'mysql' is not a supported database"),
         ("sqlite:///:memory:", "a SQLite store is one file"),
-        ("sqlite:////nowhere/at/all.db", "/nowhere/at/all.db: the file cannot be opened; check that its folder exists"),
-        ("/tmp", "/tmp: this is a folder; name a file"),
+        ("sqlite:////nowhere/at/all.db", "/nowhere/at/all.db: .*cannot be opened; .*folder"),
+        ("/tmp", "/tmp: .*folder; name a file"),
         ("\ud800.db", r"not '\\ud800.db'; memory"),
-        ("notes.db", "notes.db: this file is not a SQLite database"),
+        ("notes.db", "notes.db: .*not a SQLite database"),
     ],
 )  # fmt: skip
 def test_addresses_that_cannot_work_are_refused_in_one_line(url, message, tmp_path, monkeypatch):

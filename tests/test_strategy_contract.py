@@ -80,30 +80,37 @@ def steps(strategy, sampler, first, count):
     predictive = Predictive(np.arange(PROMPTS), 0.1 + 2 * share, 2.1 - 2 * share)
     for step in range(first, first + count):
         assert sampler.round_size(FACTS.groups) >= 1
-        trained = 0
+        decisions = []
         for place in range(PROMPTS):
             drawn = sampler.next_prompt(lambda: predictive) if strategy.draws else None
             prompt_id = drawn.prompt_id if drawn else place
-            decision = None
-            if sampler.skips(prompt_id):
-                assert strategy.needs_budget
-            else:
-                scores = np.random.default_rng([prompt_id, step]).random(FACTS.rollouts) < prompt_id % 5 / 4
-                judged = scores[: sampler.first_rollouts(prompt_id)]
-                decision = sampler.judge(prompt_id, judged.astype(float))
-                if decision is Decision.MORE:
-                    assert len(judged) < FACTS.rollouts
-                    decision = sampler.judge(prompt_id, scores.astype(float))
-                assert decision is Decision.TRAIN or (strategy.needs_scores and len(set(judged)) == 1)
-                if drawn:
-                    sampler.observe(drawn, len(set(scores)) > 1)
-            trained += decision is Decision.TRAIN
+            decision = decided(strategy, sampler, prompt_id, step, drawn)
+            decisions.append(decision)
             yield prompt_id, decision
-        assert trained
+        assert Decision.TRAIN in decisions
         sampler.end_step()
         sampler.end_pass()
         assert all(math.isfinite(value) for value in sampler.metrics().values())
         yield sampler.metrics()
+
+
+def decided(strategy, sampler, prompt_id, step, drawn):
+    """What becomes of a prompt's group; None if it is skipped."""
+    if sampler.skips(prompt_id):
+        assert strategy.needs_budget
+        return None
+    scores = np.random.default_rng([prompt_id, step]).random(FACTS.rollouts) < prompt_id % 5 / 4
+    judged = scores[: sampler.first_rollouts(prompt_id)]
+    decision = sampler.judge(prompt_id, judged.astype(float))
+    if decision is Decision.MORE:
+        assert len(judged) < FACTS.rollouts
+        decision = sampler.judge(prompt_id, scores.astype(float))
+    if decision is not Decision.TRAIN:
+        assert strategy.needs_scores
+        assert len(set(judged)) == 1
+    if drawn:
+        sampler.observe(drawn, len(set(scores)) > 1)
+    return decision
 
 
 @every_strategy

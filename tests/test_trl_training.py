@@ -146,40 +146,72 @@ def two_ranks(program, *arguments):
     return [json.loads(stdout.splitlines()[-1]) for stdout, _ in outputs]
 
 
-def test_two_ranks_share_one_run(tmp_path):
-    """Three groups of four on two ranks with six rollouts each: the second group lies on both."""
-    build_model(0).save_pretrained(tmp_path / "model")
-    build_tokenizer().save_pretrained(tmp_path / "model")
-    first, second = two_ranks(ON_A_RANK, str(tmp_path), str(tmp_path / "model"))
+@pytest.fixture(scope="module")
+def two_trained(tmp_path_factory):
+    """Three groups of four on two ranks with six rollouts each, the second group on both: the folder of the store, and
+    what each rank has seen."""
+    folder = tmp_path_factory.mktemp("two_ranks")
+    build_model(0).save_pretrained(folder / "model")
+    build_tokenizer().save_pretrained(folder / "model")
+    first, second = two_ranks(ON_A_RANK, str(folder), str(folder / "model"))
+    return functools.partial(rows, folder, database="runs.db"), first, second
+
+
+def groups_of(prompts):
+    """The places of each prompt."""
+    places = {}
+    for place, prompt in enumerate(prompts):
+        places.setdefault(prompt, []).append(place)
+    return places
+
+
+def test_two_ranks_share_one_run_and_its_posteriors(two_trained):
+    stored, first, second = two_trained
     posterior = {}
     for one, other in zip(first["dbb"], second["dbb"], strict=True):
         assert one["prompts"][4] == one["prompts"][5] == other["prompts"][0] == other["prompts"][1]
-        prompts, rewards, ours = (one[name] + other[name] for name in ("prompts", "rewards", "ours"))
-        residuals = np.array(rewards)
-        for prompt in dict.fromkeys(prompts):
-            at = [place for place, text in enumerate(prompts) if text == prompt]
-            assert len(at) == 4
-            right = sum(rewards[place] for place in at)
+        rewards = np.array(one["rewards"] + other["rewards"])
+        residuals = rewards.copy()
+        for prompt, places in groups_of(one["prompts"] + other["prompts"]).items():
+            assert len(places) == 4
+            right = rewards[places].sum()
             alpha, beta = posterior.get(prompt, (1.0, 1.0))
-            posterior[prompt] = alpha, beta = alpha / 2 + right, beta / 2 + 4 - right
-            residuals[at] -= alpha / (alpha + beta)
-        np.testing.assert_allclose(ours, residuals - residuals.mean(), atol=1e-6)  # over both ranks
-    found = functools.partial(rows, tmp_path, database="runs.db")
-    stored = found("SELECT prompt, alpha, beta FROM posteriors JOIN prompts USING (prompt_id) WHERE run_id = 1")
-    writers = found("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')")
-    written = found("SELECT run_id, step, score, text FROM rollouts WHERE run_id = 1")
-    sql = "SELECT step, prompt_id, rollouts, alpha, inclusion FROM posterior_history WHERE run_id = {} ORDER BY 1, 2"
-    drawn = [found(sql.format(run)) for run in (2, 3)]
-    assert {text: (alpha, beta) for text, alpha, beta in stored} == posterior
-    # Of both steps all twelve rollouts, each decoded by the rank that has it.
-    assert Counter((run, step) for run, step, *_ in written) == {(1, step): 12 for step in (1, 2)}
-    assert all(score == (ord(text[0]) % 2 if text else 0) for *_, score, text in written)
-    assert writers == [(1,)]  # the resume
-    assert drawn[0] == drawn[1]
-    assert Counter((step, rollouts) for step, _, rollouts, *_ in drawn[1]) == {(step, 4): 3 for step in range(1, 5)}
+            alpha = alpha / 2 + right
+            beta = beta / 2 + 4 - right
+            posterior[prompt] = (alpha, beta)
+            residuals[places] -= alpha / (alpha + beta)
+        # over both ranks
+        np.testing.assert_allclose(one["ours"] + other["ours"], residuals - residuals.mean(), atol=1e-6)
+    after = stored("SELECT prompt, alpha, beta FROM posteriors JOIN prompts USING (prompt_id) WHERE run_id = 1")
+    assert {prompt: (alpha, beta) for prompt, alpha, beta in after} == posterior
     assert first["weights"] == second["weights"]
-    assert first["error"].startswith("StoreError: there is a run named 'dbb'")
-    assert second["error"] == f"RuntimeError: the first process cannot go on: {first['error'].split(': ', 1)[1]}"
+
+
+def test_of_two_ranks_each_decodes_its_own_rollouts_and_all_are_stored(two_trained):
+    stored, _, _ = two_trained
+    kept = stored("SELECT step, score, text FROM rollouts WHERE run_id = 1")
+    assert Counter(step for step, _, _ in kept) == {1: 12, 2: 12}
+    for _, score, text in kept:
+        assert score == (ord(text[0]) % 2 if text else 0)
+
+
+def test_two_ranks_resume_with_the_draws_of_the_unbroken_run(two_trained):
+    stored, _, _ = two_trained
+    sql = "SELECT step, prompt_id, rollouts, alpha, inclusion FROM posterior_history WHERE run_id = {} ORDER BY 1, 2"
+    whole = stored(sql.format(2))
+    resumed = stored(sql.format(3))
+    assert resumed == whole
+    assert Counter((step, rollouts) for step, _, rollouts, *_ in resumed) == {(step, 4): 3 for step in (1, 2, 3, 4)}
+    claims = stored("SELECT count(*) FROM dbb_event WHERE kind IN ('claim', 'take_over')")
+    assert claims == [(1,)]  # the resume
+
+
+def test_a_taken_name_is_refused_on_both_ranks(two_trained):
+    _, first, second = two_trained
+    reason = first["error"].removeprefix("StoreError: ")
+    assert "there is a run named 'dbb'" in reason
+    assert second["error"].startswith("RuntimeError: ")
+    assert second["error"].endswith(reason)
 
 
 REMEMBERING = (
@@ -298,21 +330,29 @@ print(json.dumps({"steps": found, "weights": weights}))
 )
 
 
+def check_mixed_groups(one, other):
+    """The fresh rows of a step on two ranks are whole groups of different rewards."""
+    assert one["items"] == other["items"] == one["mine"] + other["mine"]
+    prompts = np.reshape(one["prompts"][:6] + other["prompts"][:6], (3, 4))
+    assert (prompts == prompts[:, :1]).all()
+    assert "0+0=" not in prompts
+    advantages = np.reshape(one["ours"][:6] + other["ours"][:6], (3, 4))
+    assert (advantages.max(axis=1) > 0).all()
+    assert (advantages.min(axis=1) < 0).all()
+
+
 def test_two_ranks_generate_together_what_a_strategy_asks_for(tmp_path):
     """Three groups of four on two ranks with six rollouts each; first stages of three, second stages of one."""
     build_model(0).save_pretrained(tmp_path / "model")
     build_tokenizer().save_pretrained(tmp_path / "model")
     first, second = two_ranks(JUDGING, str(tmp_path), str(tmp_path / "model"))
-    assert first["weights"] == second["weights"] and len(first["steps"]) == 4
-    sizes = [[len(step["prompts"]) for step in steps] for steps in (first["steps"], second["steps"])]
-    assert sizes[0] == sizes[1] and sizes[0][0] == 6 < sizes[0][3]  # replayed rows on both
+    assert first["weights"] == second["weights"]
+    assert len(first["steps"]) == 4
     for one, other in zip(first["steps"], second["steps"], strict=True):
-        assert one["items"] == other["items"] == one["mine"] + other["mine"]
-        prompts = one["prompts"][:6] + other["prompts"][:6]
-        groups = np.reshape(prompts, (3, 4))
-        assert (groups == groups[:, :1]).all() and "0+0=" not in prompts
-        advantages = np.reshape(one["ours"][:6] + other["ours"][:6], (3, 4))
-        assert (advantages.max(axis=1) > 0).all() and (advantages.min(axis=1) < 0).all()
+        assert len(one["prompts"]) == len(other["prompts"])
+        check_mixed_groups(one, other)
+    assert len(first["steps"][0]["prompts"]) == 6
+    assert len(first["steps"][3]["prompts"]) > 6  # replayed rows on both
     found = functools.partial(rows, tmp_path, database="runs.db")
     stored = found("SELECT step, generated, trained FROM steps ORDER BY step")
     observed = found("SELECT step, sum(rollouts) FROM posterior_history GROUP BY step ORDER BY 1")

@@ -31,27 +31,45 @@ def running(store, fill):
     return run, ids
 
 
-def test_the_page_its_answers_and_a_quick_and_quiet_end(store, running, serve):
-    (run, ids), server = running, serve(store.url)
-    assert server.said == f"{store.location} is shown at http://127.0.0.1:{server.port}/ (Ctrl-C ends it)\n"
-    status, headers, page = server.get("")
-    assert status == 200 and '<script id="data" type="application/json">{"live":true}</script>' in page
-    assert """content="default-src 'none'; style-src 'sha256-""" in page and "connect-src 'self'" in page
+def test_a_server_says_its_address_and_ends_quickly_and_quietly(store, running, serve):
+    server = serve(store.url)
+    assert f"{store.location} " in server.said
+    assert f" http://127.0.0.1:{server.port}/ " in server.said
+    with socket.create_connection(("127.0.0.1", server.port)):  # a client that asks nothing
+        code, errors, took = server.end()
+    assert (code, errors) == (0, "")
+    assert took < 2
+
+
+def test_the_page_may_load_nothing_from_elsewhere(store, running, serve):
+    status, headers, page = serve(store.url).get("")
+    assert status == 200
+    assert '<script id="data" type="application/json">{"live":true}</script>' in page
+    assert """content="default-src 'none'; style-src 'sha256-""" in page
+    assert "connect-src 'self'" in page
     assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
-    number = run.record.run_id
+
+
+def test_answers_change_nothing_and_leave_no_reader_behind(store, running, serve):
+    run, ids = running
+    server = serve(store.url)
     with sqlite3.connect(store.location) as other:
         before = list(other.iterdump())
         for name in ("series", "pool", "prompts", "about", "rollouts/latest", f"prompts/{ids[0]}"):
-            server.ask(f"runs/{number}/{name}")
+            server.ask(f"runs/{run.record.run_id}/{name}")
         assert list(other.iterdump()) == before
         # no reader is left behind: the log of changes can be emptied
         assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+
+
+def test_what_is_not_there_is_answered_by_404_and_an_error(store, running, serve):
+    run, _ = running
+    server = serve(store.url)
+    number = run.record.run_id
     for path in ("nothing", "api/runs/99/series", f"api/runs/{number}/prompts/99", f"api/runs/{number}/prompts/x"):
         status, _, body = server.get(path)
-        assert status == 404 and "error" in json.loads(body)
-    with socket.create_connection(("127.0.0.1", server.port)):  # a client that asks nothing
-        code, errors, took = server.end()
-    assert (code, errors) == (0, "") and took < 2
+        assert status == 404
+        assert "error" in json.loads(body)
 
 
 # A tunnel may change the port.
